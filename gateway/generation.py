@@ -1,0 +1,156 @@
+"""What a generation is, between the two front ends (HTTP, gRPC) and the decode loop. Plain values, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.params import SamplingParams
+
+
+class TokenKind(Enum):
+    """Why a token is in the answer. Values match the proto."""
+
+    ACCEPTED = pb.TOKEN_KIND_ACCEPTED
+    RECOVERED = pb.TOKEN_KIND_RECOVERED
+    BONUS = pb.TOKEN_KIND_BONUS
+    PLAIN = pb.TOKEN_KIND_PLAIN
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class DraftLogprobs(Enum):
+    """How `rejection` proposals travel. Values match the proto."""
+
+    AUTO = pb.DRAFT_LOGPROBS_AUTO
+    FULL = pb.DRAFT_LOGPROBS_FULL
+    TOPK = pb.DRAFT_LOGPROBS_TOPK
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """A request's wishes; None = the server's default."""
+
+    enabled: bool = True
+    num_draft_tokens: int | None = None
+    draft_logprobs: DraftLogprobs | None = None
+    draft_topk: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One answer to one prompt (n answers are n of these with params.choice 0..n-1)."""
+
+    request_id: str
+    model: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    stop: tuple[str, ...] = ()
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of one committed token under the target's unmodified distribution, nats."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """(id, log-prob), most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    id: int
+    kind: TokenKind
+    text: str
+    """The token's own text; parts of a UTF-8 character show as U+FFFD. Empty for stop ids."""
+    text_offset: int
+    """Characters of output text before this token."""
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimings:
+    """Seconds. The parts sum to total."""
+
+    total_s: float = 0.0
+    propose_s: float = 0.0
+    deliver_s: float = 0.0
+    verify_s: float = 0.0
+    overhead_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Usage:
+    """Running totals of one answer."""
+
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_plain_steps: int = 0
+    num_wasted_tokens: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutput:
+    """What one round added to an answer. The last one has finish_reason set."""
+
+    tokens: tuple[Token, ...]
+    text_delta: str
+    """Text that became certain: never half a character, never the start of a stop string."""
+    num_drafted: int
+    num_accepted: int
+    timings: RoundTimings
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string, or the stop id, that ended it (None for the model's own end of sequence)."""
+    usage: Usage | None = None
+    """Set with finish_reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the front ends may know of a served pair."""
+
+    id: str
+    context_limit: int
+    vocab_size: int
+    created: int
+    """Unix seconds."""
+    draft_id: str | None
+    """None when no draft is connected now."""
+
+
+class Generator(Protocol):
+    """The seam between front ends and the decode loop. Implemented by `gateway.coordinator.Coordinator`."""
+
+    def models(self) -> tuple[ModelFacts, ...]: ...
+
+    def ready(self) -> str | None:
+        """None when a request would be served now, else the reason why not."""
+
+    def admit(self, requests: tuple[GenerationRequest, ...]) -> AdmittedGenerations:
+        """Check against the model's limits and take places in the queue, all or none.
+
+        Raises InvalidRequest, ModelNotFound, Overloaded or Unavailable before anything is started.
+        """
+
+
+class AdmittedGenerations(Protocol):
+    """Answers in progress. Use as `async with`; leaving the block cancels what still runs and frees every place."""
+
+    async def __aenter__(self) -> AdmittedGenerations: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
+        """(index into requests, output) as rounds end, interleaved over the requests."""

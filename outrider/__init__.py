@@ -1,0 +1,3 @@
+"""Outrider: disaggregated speculative decoding. See docs/architecture.md."""
+
+__version__ = "0.1.0"

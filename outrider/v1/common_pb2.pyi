@@ -1,0 +1,277 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TokenKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOKEN_KIND_UNSPECIFIED: _ClassVar[TokenKind]
+    TOKEN_KIND_ACCEPTED: _ClassVar[TokenKind]
+    TOKEN_KIND_RECOVERED: _ClassVar[TokenKind]
+    TOKEN_KIND_BONUS: _ClassVar[TokenKind]
+    TOKEN_KIND_PLAIN: _ClassVar[TokenKind]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class DraftLogprobs(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAFT_LOGPROBS_UNSPECIFIED: _ClassVar[DraftLogprobs]
+    DRAFT_LOGPROBS_AUTO: _ClassVar[DraftLogprobs]
+    DRAFT_LOGPROBS_FULL: _ClassVar[DraftLogprobs]
+    DRAFT_LOGPROBS_TOPK: _ClassVar[DraftLogprobs]
+
+class TensorDType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TENSOR_DTYPE_UNSPECIFIED: _ClassVar[TensorDType]
+    TENSOR_DTYPE_FLOAT32: _ClassVar[TensorDType]
+    TENSOR_DTYPE_INT32: _ClassVar[TensorDType]
+
+class TruncateReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRUNCATE_REASON_UNSPECIFIED: _ClassVar[TruncateReason]
+    TRUNCATE_REASON_REJECTED: _ClassVar[TruncateReason]
+    TRUNCATE_REASON_STOP: _ClassVar[TruncateReason]
+    TRUNCATE_REASON_WASTED: _ClassVar[TruncateReason]
+    TRUNCATE_REASON_CANCELLED: _ClassVar[TruncateReason]
+
+class WorkerErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_ERROR_CODE_UNSPECIFIED: _ClassVar[WorkerErrorCode]
+    WORKER_ERROR_CODE_UNKNOWN_SLOT: _ClassVar[WorkerErrorCode]
+    WORKER_ERROR_CODE_BEHIND: _ClassVar[WorkerErrorCode]
+    WORKER_ERROR_CODE_STALE_EPOCH: _ClassVar[WorkerErrorCode]
+    WORKER_ERROR_CODE_EXHAUSTED: _ClassVar[WorkerErrorCode]
+    WORKER_ERROR_CODE_INVALID: _ClassVar[WorkerErrorCode]
+    WORKER_ERROR_CODE_INTERNAL: _ClassVar[WorkerErrorCode]
+    WORKER_ERROR_CODE_CANCELLED: _ClassVar[WorkerErrorCode]
+TOKEN_KIND_UNSPECIFIED: TokenKind
+TOKEN_KIND_ACCEPTED: TokenKind
+TOKEN_KIND_RECOVERED: TokenKind
+TOKEN_KIND_BONUS: TokenKind
+TOKEN_KIND_PLAIN: TokenKind
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+DRAFT_LOGPROBS_UNSPECIFIED: DraftLogprobs
+DRAFT_LOGPROBS_AUTO: DraftLogprobs
+DRAFT_LOGPROBS_FULL: DraftLogprobs
+DRAFT_LOGPROBS_TOPK: DraftLogprobs
+TENSOR_DTYPE_UNSPECIFIED: TensorDType
+TENSOR_DTYPE_FLOAT32: TensorDType
+TENSOR_DTYPE_INT32: TensorDType
+TRUNCATE_REASON_UNSPECIFIED: TruncateReason
+TRUNCATE_REASON_REJECTED: TruncateReason
+TRUNCATE_REASON_STOP: TruncateReason
+TRUNCATE_REASON_WASTED: TruncateReason
+TRUNCATE_REASON_CANCELLED: TruncateReason
+WORKER_ERROR_CODE_UNSPECIFIED: WorkerErrorCode
+WORKER_ERROR_CODE_UNKNOWN_SLOT: WorkerErrorCode
+WORKER_ERROR_CODE_BEHIND: WorkerErrorCode
+WORKER_ERROR_CODE_STALE_EPOCH: WorkerErrorCode
+WORKER_ERROR_CODE_EXHAUSTED: WorkerErrorCode
+WORKER_ERROR_CODE_INVALID: WorkerErrorCode
+WORKER_ERROR_CODE_INTERNAL: WorkerErrorCode
+WORKER_ERROR_CODE_CANCELLED: WorkerErrorCode
+
+class SamplingParams(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "choice", "max_tokens", "stop_token_ids", "ignore_eos", "num_logprobs")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
+    bad_words: _containers.RepeatedCompositeFieldContainer[TokenSequence]
+    min_tokens: int
+    seed: int
+    choice: int
+    max_tokens: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ignore_eos: bool
+    num_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+
+class TokenSequence(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("dtype", "shape", "data")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    dtype: TensorDType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, dtype: _Optional[_Union[TensorDType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class TokenDistributions(_message.Message):
+    __slots__ = ("vocab_size", "dense", "sparse_ids", "sparse_log_probs", "row_sizes")
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_IDS_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    ROW_SIZES_FIELD_NUMBER: _ClassVar[int]
+    vocab_size: int
+    dense: Tensor
+    sparse_ids: Tensor
+    sparse_log_probs: Tensor
+    row_sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, vocab_size: _Optional[int] = ..., dense: _Optional[_Union[Tensor, _Mapping]] = ..., sparse_ids: _Optional[_Union[Tensor, _Mapping]] = ..., sparse_log_probs: _Optional[_Union[Tensor, _Mapping]] = ..., row_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TokenLogprobs(_message.Message):
+    __slots__ = ("logprob", "top_ids", "top_logprobs")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class GetInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("model_id", "vocab_size", "tokenizer_fingerprint", "context_limit", "dtype", "device", "epoch", "pid", "cpu_cores", "visible_devices", "num_slots", "num_slots_in_use", "num_kv_blocks", "num_kv_blocks_in_use", "kv_block_size", "attention_path", "metrics_address", "eos_token_ids", "num_tickets", "version", "num_parameters")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    CPU_CORES_FIELD_NUMBER: _ClassVar[int]
+    VISIBLE_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_BLOCKS_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_PATH_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TICKETS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    vocab_size: int
+    tokenizer_fingerprint: str
+    context_limit: int
+    dtype: str
+    device: str
+    epoch: int
+    pid: int
+    cpu_cores: _containers.RepeatedScalarFieldContainer[int]
+    visible_devices: str
+    num_slots: int
+    num_slots_in_use: int
+    num_kv_blocks: int
+    num_kv_blocks_in_use: int
+    kv_block_size: int
+    attention_path: str
+    metrics_address: str
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_tickets: int
+    version: str
+    num_parameters: int
+    def __init__(self, model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_limit: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., cpu_cores: _Optional[_Iterable[int]] = ..., visible_devices: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_slots_in_use: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_in_use: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., metrics_address: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tickets: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ...) -> None: ...
+
+class GetTokenizerRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TokenizerFiles(_message.Message):
+    __slots__ = ("tokenizer_json", "tokenizer_config_json", "chat_template")
+    TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    tokenizer_json: bytes
+    tokenizer_config_json: bytes
+    chat_template: bytes
+    def __init__(self, tokenizer_json: _Optional[bytes] = ..., tokenizer_config_json: _Optional[bytes] = ..., chat_template: _Optional[bytes] = ...) -> None: ...
+
+class OpenSlot(_message.Message):
+    __slots__ = ("slot", "committed_ids", "num_prompt_tokens", "params", "deliver_to", "target_epoch")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_TO_FIELD_NUMBER: _ClassVar[int]
+    TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    committed_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    deliver_to: str
+    target_epoch: int
+    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ...) -> None: ...
+
+class OpenReply(_message.Message):
+    __slots__ = ("committed_len",)
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    committed_len: int
+    def __init__(self, committed_len: _Optional[int] = ...) -> None: ...
+
+class Truncate(_message.Message):
+    __slots__ = ("slot", "committed_len", "reason")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    committed_len: int
+    reason: TruncateReason
+    def __init__(self, slot: _Optional[int] = ..., committed_len: _Optional[int] = ..., reason: _Optional[_Union[TruncateReason, str]] = ...) -> None: ...
+
+class CloseSlot(_message.Message):
+    __slots__ = ("slot",)
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    def __init__(self, slot: _Optional[int] = ...) -> None: ...
+
+class WorkerError(_message.Message):
+    __slots__ = ("code", "message", "known_len")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_LEN_FIELD_NUMBER: _ClassVar[int]
+    code: WorkerErrorCode
+    message: str
+    known_len: int
+    def __init__(self, code: _Optional[_Union[WorkerErrorCode, str]] = ..., message: _Optional[str] = ..., known_len: _Optional[int] = ...) -> None: ...

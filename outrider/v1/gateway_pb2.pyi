@@ -1,0 +1,150 @@
+from outrider.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("model", "prompt", "prompt_ids", "chat", "params", "has_seed", "num_choices", "stop", "speculation", "bad_words")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    HAS_SEED_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    prompt: str
+    prompt_ids: _common_pb2.TokenSequence
+    chat: ChatInput
+    params: _common_pb2.SamplingParams
+    has_seed: bool
+    num_choices: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    speculation: SpeculationOptions
+    bad_words: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[_common_pb2.TokenSequence, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., has_seed: _Optional[bool] = ..., num_choices: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., bad_words: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ChatInput(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
+class SpeculationOptions(_message.Message):
+    __slots__ = ("enabled", "num_draft_tokens", "draft_logprobs", "draft_topk")
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOPK_FIELD_NUMBER: _ClassVar[int]
+    enabled: bool
+    num_draft_tokens: int
+    draft_logprobs: _common_pb2.DraftLogprobs
+    draft_topk: int
+    def __init__(self, enabled: _Optional[bool] = ..., num_draft_tokens: _Optional[int] = ..., draft_logprobs: _Optional[_Union[_common_pb2.DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ...) -> None: ...
+
+class GeneratedToken(_message.Message):
+    __slots__ = ("id", "kind", "logprobs", "text")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    kind: _common_pb2.TokenKind
+    logprobs: _common_pb2.TokenLogprobs
+    text: str
+    def __init__(self, id: _Optional[int] = ..., kind: _Optional[_Union[_common_pb2.TokenKind, str]] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("request_id", "choice", "tokens", "text_delta", "finish_reason", "num_drafted", "num_accepted", "usage", "stop_reason", "timings")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_DELTA_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    choice: int
+    tokens: _containers.RepeatedCompositeFieldContainer[GeneratedToken]
+    text_delta: str
+    finish_reason: _common_pb2.FinishReason
+    num_drafted: int
+    num_accepted: int
+    usage: Usage
+    stop_reason: str
+    timings: RoundTimings
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., text_delta: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., stop_reason: _Optional[str] = ..., timings: _Optional[_Union[RoundTimings, _Mapping]] = ...) -> None: ...
+
+class RoundTimings(_message.Message):
+    __slots__ = ("total_us", "propose_us", "deliver_us", "verify_us", "overhead_us")
+    TOTAL_US_FIELD_NUMBER: _ClassVar[int]
+    PROPOSE_US_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_US_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_US_FIELD_NUMBER: _ClassVar[int]
+    OVERHEAD_US_FIELD_NUMBER: _ClassVar[int]
+    total_us: int
+    propose_us: int
+    deliver_us: int
+    verify_us: int
+    overhead_us: int
+    def __init__(self, total_us: _Optional[int] = ..., propose_us: _Optional[int] = ..., deliver_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., overhead_us: _Optional[int] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("num_prompt_tokens", "num_completion_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_plain_steps", "num_wasted_tokens", "seed")
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PLAIN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WASTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_rounds: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_plain_steps: int
+    num_wasted_tokens: int
+    seed: int
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_plain_steps: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class GetModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[Model]
+    def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
+
+class Model(_message.Message):
+    __slots__ = ("id", "context_limit", "vocab_size", "draft_id")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    context_limit: int
+    vocab_size: int
+    draft_id: str
+    def __init__(self, id: _Optional[str] = ..., context_limit: _Optional[int] = ..., vocab_size: _Optional[int] = ..., draft_id: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,138 @@
+from outrider.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FallbackReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FALLBACK_REASON_UNSPECIFIED: _ClassVar[FallbackReason]
+    FALLBACK_REASON_LATE: _ClassVar[FallbackReason]
+    FALLBACK_REASON_REFUSED: _ClassVar[FallbackReason]
+FALLBACK_REASON_UNSPECIFIED: FallbackReason
+FALLBACK_REASON_LATE: FallbackReason
+FALLBACK_REASON_REFUSED: FallbackReason
+
+class TargetRequestBatch(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[TargetRequest]
+    def __init__(self, items: _Optional[_Iterable[_Union[TargetRequest, _Mapping]]] = ...) -> None: ...
+
+class TargetRequest(_message.Message):
+    __slots__ = ("id", "epoch", "open", "verify", "truncate", "close")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    epoch: int
+    open: _common_pb2.OpenSlot
+    verify: Verify
+    truncate: _common_pb2.Truncate
+    close: _common_pb2.CloseSlot
+    def __init__(self, id: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenSlot, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., truncate: _Optional[_Union[_common_pb2.Truncate, _Mapping]] = ..., close: _Optional[_Union[_common_pb2.CloseSlot, _Mapping]] = ...) -> None: ...
+
+class Verify(_message.Message):
+    __slots__ = ("slot", "base_len", "committed_ids", "num_draft_tokens", "ticket", "wait_budget_us")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    WAIT_BUDGET_US_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    base_len: int
+    committed_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_draft_tokens: int
+    ticket: int
+    wait_budget_us: int
+    def __init__(self, slot: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., ticket: _Optional[int] = ..., wait_budget_us: _Optional[int] = ...) -> None: ...
+
+class TargetReplyBatch(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[TargetReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[TargetReply, _Mapping]]] = ...) -> None: ...
+
+class TargetReply(_message.Message):
+    __slots__ = ("id", "open", "verdict", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    open: _common_pb2.OpenReply
+    verdict: Verdict
+    error: _common_pb2.WorkerError
+    def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenReply, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.WorkerError, _Mapping]] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size")
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_US_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    committed_len: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    kinds: _containers.RepeatedScalarFieldContainer[_common_pb2.TokenKind]
+    num_drafted: int
+    num_accepted: int
+    finish_reason: _common_pb2.FinishReason
+    stop_token_id: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    fallback: FallbackReason
+    wait_us: int
+    queue_us: int
+    forward_us: int
+    accept_us: int
+    batch_size: int
+    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
+
+class DeliveryBatch(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Delivery]
+    def __init__(self, items: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
+
+class Delivery(_message.Message):
+    __slots__ = ("ticket", "target_epoch", "committed_len", "start", "draft_ids", "distributions", "num_draft_tokens")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    target_epoch: int
+    committed_len: int
+    start: int
+    draft_ids: _containers.RepeatedScalarFieldContainer[int]
+    distributions: _common_pb2.TokenDistributions
+    num_draft_tokens: int
+    def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., committed_len: _Optional[int] = ..., start: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Union[_common_pb2.TokenDistributions, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ...) -> None: ...
+
+class DeliverSummary(_message.Message):
+    __slots__ = ("num_deliveries", "num_refused")
+    NUM_DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    num_deliveries: int
+    num_refused: int
+    def __init__(self, num_deliveries: _Optional[int] = ..., num_refused: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""Shared code without torch: configuration, errors, parameters, codec, streams, metrics, logging."""

@@ -1,0 +1,101 @@
+"""The one error tree. Each class owns its gRPC code, its HTTP status and whether a retry can help.
+
+    OutriderError
+    |- InvalidRequest        the caller's fault; names the parameter
+    |  |- ModelNotFound
+    |  `- RequestTooLarge
+    |- Overloaded            refused at the door
+    |- Unavailable           a part of the system is not there
+    |  `- WorkerLost         a worker's stream ended
+    |- DeadlineExceeded
+    |- IncompatiblePair      draft and target do not fit; start refused
+    |- WorkerFault           a worker answered with an error that the gateway could not mend
+    `- ConfigError           bad settings; start refused
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import grpc
+
+
+class OutriderError(Exception):
+    """Base of every error that crosses a process boundary."""
+
+    grpc_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    openai_type: ClassVar[str] = "server_error"
+    openai_code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        """Name of the offending request field, as the caller spelt it."""
+        self.retry_after_s = retry_after_s
+        """Seconds after which a retry may succeed."""
+
+
+class InvalidRequest(OutriderError):
+    """The request cannot be served as it is; the message says what to change."""
+
+    grpc_code = grpc.StatusCode.INVALID_ARGUMENT
+    http_status = 400
+    openai_type = "invalid_request_error"
+
+
+class ModelNotFound(InvalidRequest):
+    grpc_code = grpc.StatusCode.NOT_FOUND
+    http_status = 404
+    openai_code = "model_not_found"
+
+
+class RequestTooLarge(InvalidRequest):
+    """The body is over the size limit."""
+
+    http_status = 413
+    openai_code = "request_too_large"
+
+
+class Overloaded(OutriderError):
+    """The queue is full; nothing was started."""
+
+    grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    http_status = 429
+    retryable = True
+    openai_type = "rate_limit_error"
+    openai_code = "overloaded"
+
+
+class Unavailable(OutriderError):
+    grpc_code = grpc.StatusCode.UNAVAILABLE
+    http_status = 503
+    retryable = True
+
+
+class WorkerLost(Unavailable):
+    """The stream to a worker ended with this request in flight."""
+
+
+class DeadlineExceeded(OutriderError):
+    grpc_code = grpc.StatusCode.DEADLINE_EXCEEDED
+    http_status = 504
+    openai_type = "timeout_error"
+
+
+class IncompatiblePair(OutriderError):
+    """Draft and target do not share a vocabulary."""
+
+    grpc_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class WorkerFault(OutriderError):
+    """A worker reported a fault of its own."""
+
+
+class ConfigError(OutriderError):
+    """Settings that cannot work; the message names the setting, its value and the remedy."""
+
+    grpc_code = grpc.StatusCode.FAILED_PRECONDITION

@@ -1,0 +1,148 @@
+"""Sampling parameters: the one validated form used by the gateway, the workers and the SDK."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.errors import InvalidRequest
+
+MAX_STOP_TOKEN_IDS = 64
+MAX_BAD_WORDS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_SEED = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. Semantics follow OpenAI and vLLM; the order of transforms is in `engine/sampling.py`.
+
+    Raises InvalidRequest, naming the field, from `check()`.
+    """
+
+    max_tokens: int = 16
+    """Largest number of output tokens."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0 = off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over prompt and output."""
+    presence_penalty: float = 0.0
+    """Over the output."""
+    frequency_penalty: float = 0.0
+    """Over the output."""
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that are never completed in the output."""
+    min_tokens: int = 0
+    """No end-of-sequence or stop id before this many output tokens."""
+    seed: int = 0
+    """Key of the counter-based generator, 64 bits."""
+    choice: int = 0
+    """Index among the n answers of a request."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    num_logprobs: int | None = None
+    """How many best ids to return log-probs for, besides the chosen one; None = no log-probs at all."""
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def check(self, vocab_size: int) -> None:
+        """Raise InvalidRequest naming the first field that is out of range."""
+        _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _in_range("temperature", self.temperature, 0.0, 100.0)
+        _in_range("top_k", self.top_k, 0, 2**31 - 1)
+        _in_range("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise InvalidRequest("top_p is 0, must be greater than 0; use temperature 0 for greedy", param="top_p")
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
+        if self.repetition_penalty == 0.0:
+            raise InvalidRequest("repetition_penalty is 0, must be greater than 0", param="repetition_penalty")
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
+        for token_id, bias in self.logit_bias.items():
+            _in_range("logit_bias", token_id, 0, vocab_size - 1)
+            _in_range("logit_bias", bias, -100.0, 100.0)
+        _at_most("bad_words", len(self.bad_words), MAX_BAD_WORDS)
+        for word in self.bad_words:
+            if not word:
+                raise InvalidRequest("bad_words holds an empty sequence", param="bad_words")
+            check_token_ids("bad_words", word, vocab_size)
+        _in_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _in_range("seed", self.seed, 0, MAX_SEED - 1)
+        _in_range("choice", self.choice, 0, 1023)
+        _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
+        check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        if self.num_logprobs is not None:
+            _in_range("logprobs", self.num_logprobs, 0, min(MAX_LOGPROBS, vocab_size))
+
+    def to_proto(self) -> pb.SamplingParams:
+        return pb.SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            bad_words=[pb.TokenSequence(ids=word) for word in self.bad_words],
+            min_tokens=self.min_tokens,
+            seed=self.seed,
+            choice=self.choice,
+            max_tokens=self.max_tokens,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            num_logprobs=self.num_logprobs,
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.SamplingParams) -> SamplingParams:
+        """Absent optional fields take their defaults. Not checked: call `check()`."""
+        return cls(
+            max_tokens=message.max_tokens,
+            temperature=message.temperature,
+            top_k=message.top_k,
+            top_p=message.top_p if message.HasField("top_p") else 1.0,
+            min_p=message.min_p,
+            repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+            presence_penalty=message.presence_penalty,
+            frequency_penalty=message.frequency_penalty,
+            logit_bias=dict(message.logit_bias),
+            bad_words=tuple(tuple(word.ids) for word in message.bad_words),
+            min_tokens=message.min_tokens,
+            seed=message.seed,
+            choice=message.choice,
+            stop_token_ids=tuple(message.stop_token_ids),
+            ignore_eos=message.ignore_eos,
+            num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        )
+
+
+def check_token_ids(name: str, ids: tuple[int, ...] | list[int], vocab_size: int) -> None:
+    """Raise InvalidRequest naming the first id outside [0, vocab_size)."""
+    for index, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"{name}[{index}] is {token_id}, must be a token id from 0 to {vocab_size - 1}", param=name
+            )
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if math.isnan(value) or not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}, must be from {low:g} to {high:g}", param=name)
+
+
+def _at_most(name: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise InvalidRequest(f"{name} has {count} entries, at most {limit} are allowed", param=name)
