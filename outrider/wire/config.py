@@ -1,0 +1,213 @@
+"""One frozen configuration per process, read once, in `load()`: command line over environment over defaults.
+
+Field `port` of the draft is `--port` on its command line and OUTRIDER_DRAFT_PORT in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from outrider.wire.errors import ConfigError
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+MIB = 1 << 20
+
+
+class _Settings(BaseSettings):
+    """Behaviour only: frozen, unknown keys refused, docstrings as help."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True, cli_implicit_flags=True
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)  # `load` reads the environment, in one place
+
+
+class DraftConfig(_Settings):
+    """Settings of `python -m draft_service`."""
+
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_DRAFT_")
+
+    model: str
+    """Model folder or hub id of the draft."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Port = 0
+    """gRPC port; 0 takes a free one and prints it."""
+    metrics_port: Port | None = None
+    """Port of the Prometheus endpoint; 0 takes a free one; absent = none."""
+    device: str = "auto"
+    """cpu, cuda, cuda:N or auto (a GPU when there is one)."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights and activations; auto = float32 on CPU, the checkpoint's own on a GPU."""
+    cpu_cores: str | None = None
+    """Cores to stay on, such as 0 or 0,2-3; absent = all that the process was given."""
+    max_slots: Positive = 64
+    """Requests held at once."""
+    kv_cache_tokens: Positive | None = None
+    """Tokens that the KV cache holds; absent = max_slots contexts, at most half of the free memory."""
+    context_limit: Positive | None = None
+    """Most tokens of prompt and output; absent = the model's own limit."""
+    max_prefill_tokens: Positive = 2048
+    """Prompt tokens fed in one step; longer prompts are split, so that running requests never wait long."""
+    full_logprobs_budget_bytes: Positive = 4 * MIB
+    """`auto` sends whole distributions while a step's payload over all its slots stays under this."""
+    max_message_bytes: Positive = 64 * MIB
+    """Largest gRPC message accepted."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("cpu_cores")
+    @classmethod
+    def _cores(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_cores(value)
+        return value
+
+
+class TargetConfig(_Settings):
+    """Settings of `python -m target_service`."""
+
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_TARGET_")
+
+    model: str
+    """Model folder or hub id of the target."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Port = 0
+    """gRPC port; 0 takes a free one and prints it."""
+    metrics_port: Port | None = None
+    """Port of the Prometheus endpoint; 0 takes a free one; absent = none."""
+    device: str = "auto"
+    """cpu, cuda, cuda:N or auto (a GPU when there is one)."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights and activations; auto = float32 on CPU, the checkpoint's own on a GPU."""
+    cpu_cores: str | None = None
+    """Cores to stay on, such as 0 or 0,2-3; absent = all that the process was given."""
+    max_slots: Positive = 64
+    """Requests held at once."""
+    kv_cache_tokens: Positive | None = None
+    """Tokens that the KV cache holds; absent = max_slots contexts, at most half of the free memory."""
+    context_limit: Positive | None = None
+    """Most tokens of prompt and output; absent = the model's own limit."""
+    max_prefill_tokens: Positive = 2048
+    """Prompt tokens fed in one step; longer prompts are split, so that running requests never wait long."""
+    max_parked_bytes: Positive = 256 * MIB
+    """Bytes of proposals that may wait for their verify."""
+    max_parked_tickets: Positive = 1024
+    """Proposals that may wait for their verify."""
+    parked_ttl_s: Seconds = 10.0
+    """A proposal that no verify asked for is dropped after this."""
+    max_message_bytes: Positive = 64 * MIB
+    """Largest gRPC message accepted."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("cpu_cores")
+    @classmethod
+    def _cores(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_cores(value)
+        return value
+
+
+class GatewayConfig(_Settings):
+    """Settings of `python -m gateway`."""
+
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_GATEWAY_")
+
+    target: str
+    """host:port of the target worker."""
+    draft: str | None = None
+    """host:port of the draft worker; absent = plain decoding."""
+    target_for_draft: str | None = None
+    """host:port at which the draft reaches the target; absent = the same as target."""
+    model_name: str | None = None
+    """Id under which the pair is served; absent = the target's model id."""
+    host: str = "127.0.0.1"
+    """Address to listen on, for HTTP and gRPC."""
+    port: Port = 8000
+    """HTTP port; 0 takes a free one and prints it."""
+    grpc_port: Port = 8001
+    """gRPC port; 0 takes a free one and prints it."""
+    num_draft_tokens: Annotated[int, Field(ge=0, le=64)] = 5
+    """K: tokens drafted a round unless the request says otherwise."""
+    draft_logprobs: Literal["auto", "full", "topk"] = "auto"
+    """How distributions travel from draft to target at temperature > 0."""
+    draft_topk: Positive = 128
+    """N of topk."""
+    max_running: Positive = 64
+    """Answers decoded at once; keep at or under the workers' max_slots."""
+    max_queue: Annotated[int, Field(ge=0)] = 256
+    """Answers that may wait for a place; beyond it requests are refused with 429."""
+    request_timeout_s: Seconds = 600.0
+    """Longest life of a request."""
+    start_timeout_s: Seconds = 120.0
+    """How long to wait for the workers at start."""
+    round_timeout_s: Seconds = 30.0
+    """A target that answers no round within this is treated as lost."""
+    wait_budget_min_ms: Annotated[float, Field(gt=0)] = 5.0
+    """Shortest time that the target waits for a proposal before it takes a plain step."""
+    wait_budget_max_ms: Annotated[float, Field(gt=0)] = 1000.0
+    """Longest such time; used until proposal times are known."""
+    max_body_bytes: Positive = 4 * MIB
+    """Largest HTTP body."""
+    max_message_bytes: Positive = 64 * MIB
+    """Largest gRPC message accepted."""
+    chat_template: str | None = None
+    """File with a Jinja chat template; absent = the tokenizer's own."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+Config = TypeVar("Config", DraftConfig, TargetConfig, GatewayConfig)
+
+
+def load(cls: type[Config], argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> Config:
+    """Read `cls` from `argv` (None: no command line) and `environ` (None: the process's own).
+
+    Raises ConfigError naming the setting, its value and what is allowed. `--help` prints and exits.
+    """
+    env = os.environ if environ is None else environ
+    prefix = str(cls.model_config["env_prefix"])
+    known = {f"{prefix}{name}".upper() for name in cls.model_fields}
+    for key in env:
+        if key.upper().startswith(prefix) and key.upper() not in known:
+            raise ConfigError(f"{key} is no setting of {cls.__name__}; known: {', '.join(sorted(known))}")
+    values: dict[str, Any] = {
+        name: env[key] for name in cls.model_fields if (key := f"{prefix}{name}".upper()) in env
+    }
+    try:
+        if argv is not None:
+            source: CliSettingsSource[Any] = CliSettingsSource(cls, cli_parse_args=list(argv))
+            values.update(source())
+        return cls(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{name} is {first.get('input')!r}: {first['msg']}", param=name) from None
+
+
+def parse_cores(text: str) -> frozenset[int]:
+    """'0,2-3' -> {0, 2, 3}. Raises ValueError naming the text."""
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.strip().isdigit() or (last and not last.strip().isdigit()):
+            raise ValueError(f"cpu cores are {text!r}, must look like 0 or 0,2-3")
+        cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores)
