@@ -1,0 +1,64 @@
+"""The SDK: call a gateway over gRPC. No torch, no server. See docs/sdk.md."""
+
+from outrider.client.aio import AsyncClient
+from outrider.client.request import GenerateOptions, Message
+from outrider.client.retry import RetryPolicy
+from outrider.client.stream import RoundStream
+from outrider.client.sync import Client, SyncRoundStream
+from outrider.client.transport import GrpcTransport, Transport
+from outrider.client.types import (
+    Choice,
+    Completion,
+    DraftLogprobs,
+    FinishReason,
+    Model,
+    Round,
+    RoundTimings,
+    Speculation,
+    Token,
+    TokenKind,
+    TokenLogprobs,
+    Usage,
+)
+from outrider.wire.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    OutriderError,
+    Overloaded,
+    RequestTooLarge,
+    Unavailable,
+)
+
+__all__ = [
+    "AsyncClient",
+    "Choice",
+    "Client",
+    "Completion",
+    "ConfigError",
+    "DeadlineExceeded",
+    "DraftLogprobs",
+    "FinishReason",
+    "GenerateOptions",
+    "GrpcTransport",
+    "InvalidRequest",
+    "Message",
+    "Model",
+    "ModelNotFound",
+    "OutriderError",
+    "Overloaded",
+    "RequestTooLarge",
+    "RetryPolicy",
+    "Round",
+    "RoundStream",
+    "RoundTimings",
+    "Speculation",
+    "SyncRoundStream",
+    "Token",
+    "TokenKind",
+    "TokenLogprobs",
+    "Transport",
+    "Unavailable",
+    "Usage",
+]

@@ -1,0 +1,67 @@
+"""From gRPC statuses to the error tree: the client's side of `wire.rpc.abort`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from outrider.wire.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    OutriderError,
+    Overloaded,
+    RequestTooLarge,
+    Unavailable,
+)
+
+_BY_CODE: dict[grpc.StatusCode, type[OutriderError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: ModelNotFound,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.CANCELLED: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+}
+
+
+def from_rpc_error(
+    error: grpc.aio.AioRpcError, address: str, *, connected: bool = True, timeout_s: float | None = None
+) -> OutriderError:
+    """The error that was meant. `connected`: the channel has a connection now; `timeout_s`: what the call was given."""
+    code, details = error.code(), error.details() or "no details"
+    if code is grpc.StatusCode.UNAVAILABLE and not connected:
+        return Unavailable(
+            f"no gateway answers at {address} ({details}); start one with `outrider up`, or give its gRPC address"
+        )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
+        return DeadlineExceeded(f"{address} had not finished after {timeout_s:.3g} s ({details}); raise timeout_s")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return OutriderError(
+            f"{address} does not offer outrider.v1.GenerationService ({details}); "
+            "is it a gateway's gRPC port, and of this version?"
+        )
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return RequestTooLarge(f"message over the size limit: {details}")  # gRPC's own refusal: waiting cannot help
+    trailers = _trailers(error)
+    return _BY_CODE.get(code, OutriderError)(
+        details, param=trailers.get("outrider-param"), retry_after_s=_seconds(trailers.get("retry-after"))
+    )
+
+
+def _trailers(error: grpc.aio.AioRpcError) -> dict[str, str]:
+    metadata: Any = error.trailing_metadata() or ()  # grpc's own type does not say that it iterates
+    return {key: value for key, value in metadata if isinstance(value, str)}
+
+
+def _seconds(text: str | None) -> float | None:
+    """Proxies may send dates or rubbish in `retry-after`: then our own back-off decides."""
+    try:
+        seconds = float(text) if text is not None else math.nan
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None

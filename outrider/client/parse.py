@@ -1,0 +1,80 @@
+"""From the gateway's messages to the SDK's values."""
+
+from __future__ import annotations
+
+from outrider.client.types import FinishReason, Model, Round, RoundTimings, Token, TokenKind, TokenLogprobs, Usage
+from outrider.v1 import common_pb2, gateway_pb2
+from outrider.wire.errors import OutriderError
+
+_KINDS = {
+    common_pb2.TOKEN_KIND_ACCEPTED: TokenKind.ACCEPTED,
+    common_pb2.TOKEN_KIND_RECOVERED: TokenKind.RECOVERED,
+    common_pb2.TOKEN_KIND_BONUS: TokenKind.BONUS,
+    common_pb2.TOKEN_KIND_PLAIN: TokenKind.PLAIN,
+}
+_FINISH_REASONS = {
+    common_pb2.FINISH_REASON_UNSPECIFIED: None,
+    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+_S_PER_US = 1e-6
+
+
+def parse_round(message: gateway_pb2.GenerateResponse) -> Round:
+    """Raises OutriderError when the gateway speaks a newer contract."""
+    if message.finish_reason not in _FINISH_REASONS:
+        raise OutriderError(f"unknown finish reason {message.finish_reason} from the gateway; upgrade this client")
+    return Round(
+        request_id=message.request_id,
+        choice=message.choice,
+        tokens=tuple(_token(token) for token in message.tokens),
+        text_delta=message.text_delta,
+        num_drafted=message.num_drafted,
+        num_accepted=message.num_accepted,
+        timings=_timings(message.timings),
+        finish_reason=_FINISH_REASONS[message.finish_reason],
+        stop_reason=message.stop_reason or None,
+        usage=_usage(message.usage) if message.HasField("usage") else None,
+    )
+
+
+def parse_model(message: gateway_pb2.Model) -> Model:
+    return Model(
+        id=message.id,
+        context_limit=message.context_limit,
+        vocab_size=message.vocab_size,
+        draft_id=message.draft_id if message.HasField("draft_id") else None,
+    )
+
+
+def _token(message: gateway_pb2.GeneratedToken) -> Token:
+    if message.kind not in _KINDS:
+        raise OutriderError(f"unknown token kind {message.kind} from the gateway; upgrade this client")
+    logprobs = None
+    if message.HasField("logprobs"):
+        top = zip(message.logprobs.top_ids, message.logprobs.top_logprobs, strict=True)
+        logprobs = TokenLogprobs(logprob=message.logprobs.logprob, top=tuple(top))
+    return Token(id=message.id, kind=_KINDS[message.kind], text=message.text, logprobs=logprobs)
+
+
+def _timings(message: gateway_pb2.RoundTimings) -> RoundTimings:
+    return RoundTimings(
+        total_s=message.total_us * _S_PER_US,
+        propose_s=message.propose_us * _S_PER_US,
+        deliver_s=message.deliver_us * _S_PER_US,
+        verify_s=message.verify_us * _S_PER_US,
+        overhead_s=message.overhead_us * _S_PER_US,
+    )
+
+
+def _usage(message: gateway_pb2.Usage) -> Usage:
+    return Usage(
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_completion_tokens=message.num_completion_tokens,
+        num_rounds=message.num_rounds,
+        num_draft_tokens=message.num_draft_tokens,
+        num_accepted_tokens=message.num_accepted_tokens,
+        num_plain_steps=message.num_plain_steps,
+        num_wasted_tokens=message.num_wasted_tokens,
+        seed=message.seed,
+    )

@@ -1,0 +1,177 @@
+"""From keyword arguments to `GenerateRequest`. What cannot be encoded is refused here; the gateway knows the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from numbers import Integral, Real
+from typing import Any, Literal, TypedDict, get_type_hints
+
+from outrider.client.types import DraftLogprobs, Speculation
+from outrider.v1 import common_pb2, gateway_pb2
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.params import MAX_CHOICES, SamplingParams
+
+_ANY_UINT32 = 1 << 32  # the vocabulary's size is known to the gateway only
+
+
+class Message(TypedDict):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of `generate` and `stream`. What is absent takes the default of `SamplingParams`."""
+
+    prompt_ids: Sequence[int]
+    """Token ids instead of text."""
+    messages: Sequence[Message]
+    """A chat instead of text; the gateway applies the model's chat template."""
+    model: str
+    """A served model's id; absent = the only one."""
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: dict[int, float]
+    bad_words: Sequence[str | Sequence[int]]
+    """Words, or token sequences, that must not appear."""
+    min_tokens: int
+    seed: int
+    """64 bits; absent = the gateway draws one and reports it in the usage."""
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    num_logprobs: int
+    """Log-probs of the chosen token and of this many best ones, 0 to 20; absent = none."""
+    n: int
+    """Answers to the same prompt, 1 to 128."""
+    stop: str | Sequence[str]
+    """Strings that end the output and are not part of it; at most 16."""
+    speculation: Speculation | bool
+    """False = plain decoding."""
+    timeout_s: float | None
+    """Deadline of this call, retries included; None = none; absent = the client's."""
+
+
+_KNOWN = frozenset(get_type_hints(GenerateOptions))
+_SAMPLING = frozenset(field.name for field in fields(SamplingParams)) & _KNOWN
+_COUNTS = frozenset({"max_tokens", "top_k", "min_tokens", "seed", "num_logprobs", "n"})
+_NUMBERS = frozenset(
+    {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "timeout_s"}
+)
+_DRAFT_LOGPROBS = {
+    DraftLogprobs.AUTO: common_pb2.DRAFT_LOGPROBS_AUTO,
+    DraftLogprobs.FULL: common_pb2.DRAFT_LOGPROBS_FULL,
+    DraftLogprobs.TOPK: common_pb2.DRAFT_LOGPROBS_TOPK,
+}
+
+
+def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.GenerateRequest:
+    """Raises InvalidRequest naming the parameter; TypeError for a keyword that does not exist."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _check_types(options.keys(), given)
+    words, word_ids = _split_bad_words(given.get("bad_words", ()))
+    request = gateway_pb2.GenerateRequest(
+        params=_sampling_params(given, word_ids).to_proto(),
+        has_seed="seed" in given,
+        num_choices=_num_choices(given.get("n", 1)),
+        speculation=_speculation(given.get("speculation", True)),
+    )
+    _set_input(request, prompt, given)
+    _encode("model", lambda: setattr(request, "model", given.get("model", "")))
+    stop = given.get("stop", ())
+    _encode("stop", lambda: request.stop.extend((stop,) if isinstance(stop, str) else stop))
+    _encode("bad_words", lambda: request.bad_words.extend(words))
+    return request
+
+
+def _check_types(names: Any, given: dict[str, Any]) -> None:
+    unknown = sorted(set(names) - _KNOWN)
+    if unknown:
+        raise TypeError(f"unknown parameter {unknown[0]!r}; known: {', '.join(sorted(_KNOWN))}")
+    for name, value in given.items():
+        kind = Integral if name in _COUNTS else Real if name in _NUMBERS else object
+        if not isinstance(value, kind) or (kind is not object and isinstance(value, bool)):
+            expected = "a whole number" if kind is Integral else "a number"
+            raise InvalidRequest(f"{name} is {value!r}, must be {expected}", param=name)
+    if not given.get("timeout_s", 1) > 0:
+        raise InvalidRequest(f"timeout_s is {given['timeout_s']}, must be greater than 0, or None", param="timeout_s")
+
+
+def _sampling_params(given: dict[str, Any], bad_words: tuple[tuple[int, ...], ...]) -> SamplingParams:
+    values = {name: value for name, value in given.items() if name in _SAMPLING}
+    values["bad_words"] = bad_words
+    stop_ids = given.get("stop_token_ids", ())
+    values["stop_token_ids"] = _encode("stop_token_ids", lambda: tuple(int(token_id) for token_id in stop_ids))
+    bias = given.get("logit_bias", {})
+    values["logit_bias"] = _encode("logit_bias", lambda: {int(key): float(value) for key, value in bias.items()})
+    params = SamplingParams(**values)
+    params.check(_ANY_UINT32)
+    return params
+
+
+def _split_bad_words(words: Sequence[str | Sequence[int]]) -> tuple[list[str], tuple[tuple[int, ...], ...]]:
+    if isinstance(words, str):
+        raise InvalidRequest(
+            f"bad_words is {words!r}, must be a list of words or of token sequences", param="bad_words"
+        )
+    texts = [word for word in words if isinstance(word, str)]
+    ids = _encode("bad_words", lambda: tuple(tuple(map(int, word)) for word in words if not isinstance(word, str)))
+    return texts, ids
+
+
+def _num_choices(n: int) -> int:
+    if not 1 <= n <= MAX_CHOICES:
+        raise InvalidRequest(f"n is {n}, must be from 1 to {MAX_CHOICES}", param="n")
+    return int(n)
+
+
+def _speculation(wish: Speculation | bool) -> gateway_pb2.SpeculationOptions:
+    if isinstance(wish, bool):
+        return gateway_pb2.SpeculationOptions(enabled=wish)
+    if wish.draft_topk is not None and wish.draft_topk < 1:  # 0 would mean "the server's default" on the wire
+        raise InvalidRequest(f"speculation.draft_topk is {wish.draft_topk}, must be at least 1", param="speculation")
+    message = gateway_pb2.SpeculationOptions(enabled=wish.enabled)
+    if wish.num_draft_tokens is not None:
+        _encode("speculation", lambda: setattr(message, "num_draft_tokens", wish.num_draft_tokens))
+    if wish.draft_logprobs is not None:
+        message.draft_logprobs = _DRAFT_LOGPROBS[wish.draft_logprobs]
+    if wish.draft_topk is not None:
+        _encode("speculation", lambda: setattr(message, "draft_topk", wish.draft_topk))
+    return message
+
+
+def _set_input(request: gateway_pb2.GenerateRequest, prompt: str | None, given: dict[str, Any]) -> None:
+    inputs = [name for name in ("prompt_ids", "messages") if name in given] + (["prompt"] if prompt is not None else [])
+    if len(inputs) != 1:
+        raise InvalidRequest(
+            f"give one of prompt, prompt_ids and messages; got {', '.join(inputs) or 'none'}", param="prompt"
+        )
+    if prompt is not None:
+        _encode("prompt", lambda: setattr(request, "prompt", prompt))
+    elif "prompt_ids" in given:
+        request.prompt_ids.SetInParent()
+        _encode("prompt_ids", lambda: request.prompt_ids.ids.extend(given["prompt_ids"]))
+    else:
+        request.chat.SetInParent()
+        _encode("messages", lambda: request.chat.messages.extend(_chat_message(item) for item in given["messages"]))
+
+
+def _chat_message(message: Message) -> gateway_pb2.ChatMessage:
+    if set(message) != {"role", "content"}:
+        raise InvalidRequest(
+            f"messages holds one with the keys {sorted(message)}, must be role and content", param="messages"
+        )
+    return gateway_pb2.ChatMessage(role=message["role"], content=message["content"])
+
+
+def _encode(param: str, put: Any) -> Any:
+    """Protobuf and `int` say what they refuse, but not for which parameter."""
+    try:
+        return put()
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InvalidRequest(f"{param} cannot be sent: {error}", param=param) from None

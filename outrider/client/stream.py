@@ -1,0 +1,86 @@
+"""An answer in progress: rounds as they come, and what they add up to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import TracebackType
+
+from outrider.client.parse import parse_round
+from outrider.client.types import Choice, Completion, Round
+from outrider.v1.gateway_pb2 import GenerateResponse
+from outrider.wire.errors import OutriderError
+
+
+class RoundStream(AsyncIterator[Round]):
+    """Rounds of all choices, interleaved. One reader. Leaving the `async with` block cancels what still runs."""
+
+    def __init__(self, responses: AsyncGenerator[GenerateResponse, None]) -> None:
+        self._responses = responses
+        self._read: asyncio.Task[GenerateResponse | None] | None = None
+        self._closed = asyncio.Event()
+
+    async def __aenter__(self) -> RoundStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def __anext__(self) -> Round:
+        """Raises the error tree; StopAsyncIteration at the end and after `aclose`."""
+        if self._closed.is_set():
+            raise StopAsyncIteration
+        # A task of its own: `aclose` from elsewhere must be able to end a read, which a generator alone refuses.
+        self._read = asyncio.ensure_future(self._next_response())
+        try:
+            response = await self._read
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed.is_set() and task is not None and not task.cancelling():
+                raise StopAsyncIteration from None
+            raise
+        if response is None:
+            raise StopAsyncIteration
+        return parse_round(response)
+
+    async def _next_response(self) -> GenerateResponse | None:
+        return await anext(self._responses, None)
+
+    async def aclose(self) -> None:
+        """Cancels the call, unless it has ended. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._read is not None:
+            self._read.cancel()
+            await asyncio.wait([self._read])
+        await self._responses.aclose()
+
+
+async def collect(stream: RoundStream) -> Completion:
+    """Reads the stream to its end. Raises OutriderError when it ends before every choice has finished."""
+    rounds: dict[int, list[Round]] = defaultdict(list)
+    async with stream:
+        async for round_ in stream:
+            rounds[round_.choice].append(round_)
+    if not rounds:
+        raise OutriderError("the gateway ended the call without an answer")
+    choices = tuple(_choice(index, rounds[index]) for index in sorted(rounds))
+    return Completion(request_id=rounds[choices[0].index][0].request_id, choices=choices)
+
+
+def _choice(index: int, rounds: list[Round]) -> Choice:
+    last = rounds[-1]
+    if last.finish_reason is None or last.usage is None:
+        raise OutriderError(f"the gateway ended the call before choice {index} had finished")
+    return Choice(
+        index=index,
+        text="".join(round_.text_delta for round_ in rounds),
+        tokens=tuple(token for round_ in rounds for token in round_.tokens),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        usage=last.usage,
+    )

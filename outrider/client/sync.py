@@ -1,0 +1,148 @@
+"""The blocking face of the SDK: `AsyncClient` on a loop thread of its own. No logic but the hand-over."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, TypeVar, Unpack
+
+import grpc
+
+from outrider.client.aio import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, AsyncClient
+from outrider.client.request import GenerateOptions
+from outrider.client.retry import RetryPolicy
+from outrider.client.stream import RoundStream
+from outrider.client.transport import Transport
+from outrider.client.types import Completion, Model, Round
+from outrider.wire.errors import OutriderError
+
+Result = TypeVar("Result")
+_JOIN_S = 5.0
+
+
+class _ClientClosed(OutriderError):
+    """Closing something of a closed client is no error."""
+
+
+class _LoopThread:
+    """Runs one AsyncClient's coroutines until `stop`. Knows nothing of the Client, so that one can be collected."""
+
+    def __init__(self, core: AsyncClient) -> None:
+        self._core = core
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="outrider-client", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._ready.set()
+        await self._wake.wait()
+        await self._core.aclose()
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Waits for the coroutine's result. An exception in the waiting thread (Ctrl-C) cancels it."""
+        with self._lock:
+            if self._stopped:
+                coroutine.close()
+                raise _ClientClosed("this client is closed; make a new one")
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise _ClientClosed("the client was closed while this call was in progress") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Idempotent. Called by any thread, even this one when the garbage collector happens to run there."""
+        with self._lock:
+            if not self._stopped:
+                self._stopped = True
+                self._loop.call_soon_threadsafe(self._wake.set)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_S)
+
+
+class Client:
+    """`AsyncClient` for code without an event loop. Use as `with`; threads may share one.
+
+    Arguments and errors are those of `AsyncClient`. A client that is dropped without `close` closes itself.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        retries: int | RetryPolicy = 2,
+        tls: bool | grpc.ChannelCredentials = False,
+        transport: Transport | None = None,
+    ) -> None:
+        self._core = AsyncClient(address, timeout_s=timeout_s, retries=retries, tls=tls, transport=transport)
+        self._thread = _LoopThread(self._core)
+        self._finalizer = weakref.finalize(self, self._thread.stop)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every call in progress. Idempotent."""
+        self._finalizer()
+
+    def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Completion:
+        """The whole answer. Give one of `prompt`, `prompt_ids` and `messages`."""
+        return self._thread.run(self._core.generate(prompt, **options))
+
+    def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> SyncRoundStream:
+        """The answer round by round. The call starts with the first read; bad arguments raise here."""
+        return SyncRoundStream(self, self._thread, self._core.stream(prompt, **options))
+
+    def models(self) -> tuple[Model, ...]:
+        """The pairs served now."""
+        return self._thread.run(self._core.models())
+
+
+class SyncRoundStream(Iterator[Round]):
+    """`RoundStream` for `with` and `for`. Leaving the block cancels what still runs."""
+
+    def __init__(self, client: Client, thread: _LoopThread, stream: RoundStream) -> None:
+        self._client = client  # kept alive: a collected client would end this stream
+        self._thread = thread
+        self._stream = stream
+
+    def __enter__(self) -> SyncRoundStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __next__(self) -> Round:
+        round_ = self._thread.run(self._next())
+        if round_ is None:
+            raise StopIteration
+        return round_
+
+    async def _next(self) -> Round | None:
+        return await anext(self._stream, None)
+
+    def close(self) -> None:
+        """Cancels the call, unless it has ended. Idempotent."""
+        with suppress(_ClientClosed):
+            self._thread.run(self._stream.aclose())

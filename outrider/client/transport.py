@@ -1,0 +1,103 @@
+"""The seam between the SDK and the network: a protocol of three methods, and gRPC behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, NoReturn, Protocol
+
+import grpc
+import grpc.aio
+
+from outrider.client.errors import from_rpc_error
+from outrider.v1.gateway_pb2 import GenerateRequest, GenerateResponse, GetModelsRequest, GetModelsResponse
+from outrider.v1.gateway_pb2_grpc import GenerationServiceStub
+from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.rpc import client_options
+
+_MAX_MESSAGE_BYTES = 64 << 20
+_Stub: Any = GenerationServiceStub  # generated without types
+
+
+class Transport(Protocol):
+    """Carries calls to a gateway. Raises the error tree only. `timeout_s` None = no deadline."""
+
+    def generate(self, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerateResponse, None]:
+        """Starts the call with the first read. Closing the generator cancels it."""
+
+    async def get_models(self, request: GetModelsRequest, timeout_s: float | None) -> GetModelsResponse: ...
+
+    async def close(self) -> None:
+        """Ends every call in progress. Idempotent."""
+
+
+class GrpcTransport:
+    """One channel to one gateway, made with the first call. Belongs to the event loop of that call.
+
+    `tls`: True for the system's roots, or credentials of your own. Raises ConfigError for an address gRPC cannot dial.
+    """
+
+    def __init__(self, address: str, *, tls: bool | grpc.ChannelCredentials = False) -> None:
+        if ":" not in address or address.startswith(("http://", "https://", "grpc://")):
+            raise ConfigError(f"address is {address!r}, must be host:port such as 127.0.0.1:8001", param="address")
+        self.address = address
+        self._credentials = grpc.ssl_channel_credentials() if tls is True else tls or None
+        self._channel: Any = None  # grpc's own types are partial
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def _stub(self) -> Any:
+        if self._closed:
+            raise OutriderError("this client is closed; make a new one")
+        loop = asyncio.get_running_loop()
+        if self._channel is None:
+            options = client_options(_MAX_MESSAGE_BYTES)
+            self._loop = loop
+            if self._credentials is None:
+                self._channel = grpc.aio.insecure_channel(self.address, options=options)
+            else:
+                self._channel = grpc.aio.secure_channel(self.address, self._credentials, options=options)
+        elif self._loop is not loop:
+            raise OutriderError("an AsyncClient belongs to the event loop of its first call; make one per loop")
+        return _Stub(self._channel)
+
+    async def generate(
+        self, request: GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        call = self._stub().Generate(request, timeout=timeout_s)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            self._raise(error, timeout_s)
+        except asyncio.CancelledError:
+            self._reraise_cancelled()
+        finally:
+            call.cancel()
+
+    async def get_models(self, request: GetModelsRequest, timeout_s: float | None) -> GetModelsResponse:
+        try:
+            response: GetModelsResponse = await self._stub().GetModels(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            self._raise(error, timeout_s)
+        except asyncio.CancelledError:
+            self._reraise_cancelled()
+        return response
+
+    def _raise(self, error: grpc.aio.AioRpcError, timeout_s: float | None) -> NoReturn:
+        up = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE)
+        connected = self._channel is not None and self._channel.get_state() in up
+        raise from_rpc_error(error, self.address, connected=connected, timeout_s=timeout_s) from None
+
+    def _reraise_cancelled(self) -> NoReturn:
+        """A closed channel cancels its calls: that must not look like a cancellation of the caller's task."""
+        task = asyncio.current_task()
+        if self._closed and task is not None and not task.cancelling():
+            raise OutriderError("the client was closed while this call was in progress") from None
+        raise asyncio.CancelledError
+
+    async def close(self) -> None:
+        self._closed = True
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()

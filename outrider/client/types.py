@@ -1,0 +1,188 @@
+"""What the SDK gives its users: plain frozen values, no protobuf."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class TokenKind(Enum):
+    """Why a token is in the answer."""
+
+    ACCEPTED = "accepted"
+    """Drafted and kept."""
+    RECOVERED = "recovered"
+    """Drawn by the target at the first rejection."""
+    BONUS = "bonus"
+    """The extra token after all drafts were kept."""
+    PLAIN = "plain"
+    """Made by a step without drafts."""
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    """An end-of-sequence id, a stop id or a stop string."""
+    LENGTH = "length"
+    """max_tokens or the context limit."""
+
+
+class DraftLogprobs(Enum):
+    """How distributions travel from draft to target at temperature > 0. None of them changes the output's law."""
+
+    AUTO = "auto"
+    FULL = "full"
+    TOPK = "topk"
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """A request's wishes; None = the server's default."""
+
+    enabled: bool = True
+    num_draft_tokens: int | None = None
+    """K, 0 to 64."""
+    draft_logprobs: DraftLogprobs | None = None
+    draft_topk: int | None = None
+    """N of TOPK, at least 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of one token under the target's unmodified distribution, nats."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """(id, log-prob), most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    id: int
+    kind: TokenKind
+    text: str
+    """The token's own text; parts of a UTF-8 character show as U+FFFD. Join `Round.text_delta` for the text."""
+    logprobs: TokenLogprobs | None = None
+    """None unless num_logprobs was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimings:
+    """Seconds, measured by the gateway."""
+
+    total_s: float
+    propose_s: float
+    deliver_s: float
+    verify_s: float
+    overhead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Totals of one answer, or of all answers of a call."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_rounds: int
+    """Verifies with at least one draft token."""
+    num_draft_tokens: int
+    """Draft tokens given to a verify."""
+    num_accepted_tokens: int
+    num_plain_steps: int
+    """Steps without drafts."""
+    num_wasted_tokens: int
+    """Drafted, but too late to be verified."""
+    seed: int
+    """The caller's seed, or the one that the gateway drew."""
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted, in [0, 1]; None when nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """1 + accepted over rounds, as vLLM counts it; None when nothing was drafted."""
+        return 1 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else None
+
+    @property
+    def tokens_per_target_pass(self) -> float | None:
+        """Output tokens over the target's forwards (rounds and plain steps); None before the first."""
+        passes = self.num_rounds + self.num_plain_steps
+        return self.num_completion_tokens / passes if passes else None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round added to one answer. A choice's last round has finish_reason and usage."""
+
+    request_id: str
+    choice: int
+    """Index of the answer, 0 to n - 1."""
+    tokens: tuple[Token, ...]
+    text_delta: str
+    """Text that became certain: never half a character, never the start of a stop string."""
+    num_drafted: int
+    num_accepted: int
+    timings: RoundTimings
+    finish_reason: FinishReason | None = None
+    stop_reason: str | None = None
+    """The stop string or stop id that ended the answer; None for the model's own end of sequence."""
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer."""
+
+    index: int
+    text: str
+    tokens: tuple[Token, ...]
+    finish_reason: FinishReason
+    stop_reason: str | None
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """All answers of a call."""
+
+    request_id: str
+    choices: tuple[Choice, ...]
+    """In the order of their index."""
+
+    @property
+    def text(self) -> str:
+        """Of the first answer."""
+        return self.choices[0].text
+
+    @property
+    def usage(self) -> Usage:
+        """Summed over the answers; the prompt counts once."""
+        return total_usage([choice.usage for choice in self.choices])
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A served pair."""
+
+    id: str
+    context_limit: int
+    """Most tokens of prompt and output together."""
+    vocab_size: int
+    draft_id: str | None
+    """None when no draft serves it now."""
+
+
+def total_usage(usages: Sequence[Usage]) -> Usage:
+    """Sum over the answers to one prompt: [num_choices >= 1] -> one. The prompt counts once; the seed is shared."""
+    return Usage(
+        num_prompt_tokens=usages[0].num_prompt_tokens,
+        num_completion_tokens=sum(usage.num_completion_tokens for usage in usages),
+        num_rounds=sum(usage.num_rounds for usage in usages),
+        num_draft_tokens=sum(usage.num_draft_tokens for usage in usages),
+        num_accepted_tokens=sum(usage.num_accepted_tokens for usage in usages),
+        num_plain_steps=sum(usage.num_plain_steps for usage in usages),
+        num_wasted_tokens=sum(usage.num_wasted_tokens for usage in usages),
+        seed=usages[0].seed,
+    )
