@@ -1,0 +1,102 @@
+"""What preparing, training and measuring the demo pair share: sizes, folders, token files and precision."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+CONTEXT_LIMIT = 2048
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_ID = 0
+SPECIAL_TOKENS = (END_OF_TEXT, "<|user|>", "<|assistant|>", "<|system|>")
+TOKENIZER_FOLDER = "tokenizer"
+
+# Both share one head size, so that one attention kernel serves both.
+SIZES: dict[str, dict[str, int]] = {
+    "target": {  # 11.0M parameters with a vocabulary of 4,096
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    },
+    "draft": {  # 0.9M
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+    },
+}
+
+
+def new_model(which: str, vocab_size: int) -> LlamaForCausalLM:
+    """An untrained `target` or `draft`, float32 on CPU."""
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        max_position_embeddings=CONTEXT_LIMIT,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        bos_token_id=END_OF_TEXT_ID,
+        eos_token_id=END_OF_TEXT_ID,
+        pad_token_id=END_OF_TEXT_ID,
+        **SIZES[which],
+    )
+    return LlamaForCausalLM(config)
+
+
+def load_model(folder: Path, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
+    """Raises FileNotFoundError naming the folder and the command that fills it."""
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"no model in {folder}: train it first with `python -m models.recipe.train`")
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
+    return model.to(device).eval()
+
+
+def read_ids(path: Path) -> npt.NDArray[np.uint16]:
+    """The token ids of a prepared part, mapped, not read: [num_tokens] uint16.
+
+    Raises FileNotFoundError naming the file and the command that writes it.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no {path}: write it first with `python -m models.recipe.prepare`")
+    return np.memmap(path, dtype=np.uint16, mode="r")
+
+
+def sample_windows(
+    ids: npt.NDArray[np.uint16], num_windows: int, length: int, rng: np.random.Generator
+) -> torch.Tensor:
+    """Windows at random places, across file borders: [num_windows, length] int64.
+
+    Raises ValueError when the part is shorter than one window.
+    """
+    if len(ids) <= length:
+        raise ValueError(f"the part has {len(ids)} tokens, a window needs more than {length}: add text or shorten it")
+    starts = rng.integers(0, len(ids) - length, num_windows)
+    return torch.from_numpy(np.stack([ids[start : start + length] for start in starts]).astype(np.int64))
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def has_bfloat16(device: str) -> bool:
+    """Whether bfloat16 products run at speed; emulated ones are slower than float32."""
+    if device.startswith("cuda"):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    abilities = torch.cpu.get_capabilities()
+    return bool(abilities.get("avx512_bf16") or abilities.get("amx_bf16") or abilities.get("bf16"))
+
+
+def mixed_precision(device: str) -> contextlib.AbstractContextManager[object]:
+    """Forwards under it run in bfloat16 where the device is good at it, else in the weights' own type."""
+    if not has_bfloat16(device):
+        return contextlib.nullcontext()
+    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)
