@@ -134,14 +134,16 @@ def _speculation(wish: Speculation | bool) -> gateway_pb2.SpeculationOptions:
     if isinstance(wish, bool):
         return gateway_pb2.SpeculationOptions(enabled=wish)
     if wish.draft_topk is not None and wish.draft_topk < 1:  # 0 would mean "the server's default" on the wire
-        raise InvalidRequest(f"speculation.draft_topk is {wish.draft_topk}, must be at least 1", param="speculation")
+        raise InvalidRequest(
+            f"speculation.draft_topk is {wish.draft_topk}, must be at least 1", param="speculation.draft_topk"
+        )
     message = gateway_pb2.SpeculationOptions(enabled=wish.enabled)
     if wish.num_draft_tokens is not None:
-        _encode("speculation", lambda: setattr(message, "num_draft_tokens", wish.num_draft_tokens))
+        _encode("speculation.num_draft_tokens", lambda: setattr(message, "num_draft_tokens", wish.num_draft_tokens))
     if wish.draft_logprobs is not None:
         message.draft_logprobs = _DRAFT_LOGPROBS[wish.draft_logprobs]
     if wish.draft_topk is not None:
-        _encode("speculation", lambda: setattr(message, "draft_topk", wish.draft_topk))
+        _encode("speculation.draft_topk", lambda: setattr(message, "draft_topk", wish.draft_topk))
     return message
 
 

@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 _JOIN_S = 5.0
 
 
-class _ClientClosed(OutriderError):
+class _ClosedClientError(OutriderError):
     """Closing something of a closed client is no error."""
 
 
@@ -53,12 +53,12 @@ class _LoopThread:
         with self._lock:
             if self._stopped:
                 coroutine.close()
-                raise _ClientClosed("this client is closed; make a new one")
+                raise _ClosedClientError("this client is closed; make a new one")
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
         except CancelledError:
-            raise _ClientClosed("the client was closed while this call was in progress") from None
+            raise _ClosedClientError("the client was closed while this call was in progress") from None
         except BaseException:
             future.cancel()
             raise
@@ -144,5 +144,5 @@ class SyncRoundStream(Iterator[Round]):
 
     def close(self) -> None:
         """Cancels the call, unless it has ended. Idempotent."""
-        with suppress(_ClientClosed):
+        with suppress(_ClosedClientError):
             self._thread.run(self._stream.aclose())

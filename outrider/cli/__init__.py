@@ -1,0 +1,1 @@
+"""The command line. `main` is its entry; each command has its own file."""

@@ -1,0 +1,127 @@
+"""`outrider chat`: a conversation in the terminal. The history lives here, not in the server."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+
+import typer
+
+from outrider.cli import options as opt
+from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console, print_error
+from outrider.cli.render import AnswerPrinter, figure, legend
+from outrider.client import Client, GenerateOptions, InvalidRequest, Message, OutriderError, Usage
+from outrider.client.aio import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
+
+
+def chat(
+    address: opt.Address = DEFAULT_ADDRESS,
+    system: str | None = typer.Option(None, help="A system message to begin with."),
+    max_tokens: opt.MaxTokens = 256,
+    temperature: opt.Temperature = 1.0,
+    top_p: opt.TopP = None,
+    top_k: opt.TopK = None,
+    min_p: opt.MinP = None,
+    seed: opt.Seed = None,
+    stop: opt.Stop = None,
+    num_draft_tokens: opt.NumDraftTokens = None,
+    no_speculation: opt.NoSpeculation = False,
+    model: opt.ModelId = None,
+    timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
+    tls: opt.Tls = False,
+) -> None:
+    """Talk with the model. /reset forgets, /quit or Ctrl-D leaves, Ctrl-C stops an answer."""
+    with errors_as_lines():
+        options = opt.generate_options(
+            model=model,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            stop=stop,
+            num_draft_tokens=num_draft_tokens,
+            no_speculation=no_speculation,
+        )
+        with Client(address, timeout_s=timeout, tls=tls) as client:
+            served = ", ".join(known.id for known in client.models())  # an absent server is noticed before typing
+            conversation = Conversation(client, options, system)
+            note_console().print(f"{served} at {address}. /reset forgets, /quit leaves, Ctrl-C stops an answer.")
+            last_answered = _loop(conversation)
+    if not last_answered:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _loop(conversation: Conversation) -> bool:
+    """Until /quit or the end of input. Returns whether the last message was answered."""
+    if sys.stdin.isatty():
+        with suppress(ImportError):
+            import readline  # noqa: F401  editing and recall, by being imported
+        note_console().print(legend())
+    answered = True
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "").strip()
+        except KeyboardInterrupt:  # a line given up; Ctrl-D leaves
+            typer.echo(err=True)
+            continue
+        except EOFError:
+            return answered
+        if line == "/quit":
+            return answered
+        if line == "/reset":
+            conversation.reset()
+        elif line.startswith("/"):
+            print_error(f"{line} is no command; there are /reset and /quit")
+        elif line:
+            answered = conversation.say(line)
+
+
+class Conversation:
+    """The messages so far. A turn enters the history only with its answer, so a failed one can be tried again."""
+
+    def __init__(self, client: Client, options: GenerateOptions, system: str | None) -> None:
+        self._client = client
+        self._options = options
+        self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._first)
+
+    def reset(self) -> None:
+        self._messages = list(self._first)
+
+    def say(self, text: str) -> bool:
+        """Streams the answer. Returns whether there was one; an error is shown and the conversation goes on."""
+        asked: list[Message] = [*self._messages, {"role": "user", "content": text}]
+        try:
+            answer = self._answer(asked)
+        except InvalidRequest as error:
+            print_error(f"{error.message} (/reset starts again)")
+            return False
+        except OutriderError as error:
+            print_error(error.message)
+            return False
+        if answer:
+            self._messages = [*asked, {"role": "assistant", "content": answer}]
+        return True
+
+    def _answer(self, messages: list[Message]) -> str:
+        """The text, as far as it came: Ctrl-C cancels the rest."""
+        printer = AnswerPrinter(answer_console())
+        options: GenerateOptions = {**self._options, "messages": messages}
+        parts: list[str] = []
+        usage: Usage | None = None
+        try:
+            with self._client.stream(**options) as rounds:
+                for round_ in rounds:
+                    printer.show(round_)
+                    parts.append(round_.text_delta)
+                    usage = round_.usage or usage
+        except KeyboardInterrupt:
+            pass
+        finally:
+            printer.end()
+        if usage is not None:
+            rate, per_pass = figure(usage.acceptance_rate), figure(usage.tokens_per_target_pass)
+            note_console().print(f"acceptance rate {rate}, {per_pass} tokens per target pass", style="dim")
+        return "".join(parts)

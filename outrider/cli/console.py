@@ -1,0 +1,42 @@
+"""Where the commands write: answers to stdout, everything about them to stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from outrider.wire.errors import OutriderError
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def answer_console() -> Console:
+    """Made per command, not at import: stdout may be another one by then. No colour codes unless it is a terminal."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def note_console() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_error(message: str) -> None:
+    """One line on stderr, whatever the message holds."""
+    line = " ".join(message.split())
+    note_console().print(Text.assemble(("error: ", "bold red"), line))
+
+
+@contextmanager
+def errors_as_lines() -> Iterator[None]:
+    """Turns the error tree into a line and exit code 1, and Ctrl-C into exit code 130. Bugs keep their traceback."""
+    try:
+        yield
+    except OutriderError as error:
+        print_error(error.message)
+        raise typer.Exit(EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -1,0 +1,40 @@
+"""The `outrider` command. Each command is a function in a file of its own; this one only names them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outrider import __version__
+from outrider.cli.chat import chat
+from outrider.cli.generate import generate
+
+app = typer.Typer(
+    name="outrider",
+    help="Disaggregated speculative decoding: the target's own output, sooner.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+app.command()(generate)
+app.command()(chat)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _outrider(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

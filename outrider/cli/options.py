@@ -1,0 +1,54 @@
+"""The options that `generate` and `chat` share, and the SDK arguments they stand for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outrider.client import GenerateOptions, Speculation
+
+Address = Annotated[str, typer.Option(help="host:port of a gateway's gRPC server.")]
+Tls = Annotated[bool, typer.Option("--tls", help="Connect with TLS.")]
+ModelId = Annotated[str | None, typer.Option("--model", help="A served model's id; absent = the only one.")]
+MaxTokens = Annotated[int, typer.Option(help="Largest number of output tokens.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the smallest set of tokens with this mass.")]
+TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
+MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of the best one's probability.")]
+Seed = Annotated[int | None, typer.Option(help="Key of the draws; absent = another one each time.")]
+Stop = Annotated[list[str] | None, typer.Option(help="String that ends the output; may be given several times.")]
+NumDraftTokens = Annotated[
+    int | None, typer.Option("--num-draft-tokens", "-K", help="Tokens drafted a round; absent = the server's default.")
+]
+NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain decoding: the target alone.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds until an answer is given up.")]
+
+
+def generate_options(
+    *,
+    model: str | None,
+    max_tokens: int,
+    temperature: float,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None,
+    seed: int | None,
+    stop: list[str] | None,
+    num_draft_tokens: int | None,
+    no_speculation: bool,
+) -> GenerateOptions:
+    """What was not given is left out, so that the defaults are the SDK's and the server's."""
+    options = GenerateOptions(max_tokens=max_tokens, temperature=temperature, stop=stop or ())
+    if model is not None:
+        options["model"] = model
+    if top_p is not None:
+        options["top_p"] = top_p
+    if top_k is not None:
+        options["top_k"] = top_k
+    if min_p is not None:
+        options["min_p"] = min_p
+    if seed is not None:
+        options["seed"] = seed
+    options["speculation"] = Speculation(enabled=not no_speculation, num_draft_tokens=num_draft_tokens)
+    return options

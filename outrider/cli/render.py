@@ -1,0 +1,111 @@
+"""Shows an answer with its tokens coloured by kind, after Leviathan et al. 2023, Figure 1, and sums it up."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+from rich.console import Console
+from rich.text import Text
+
+from outrider.client import Round, TokenKind, Usage
+
+STYLES = {
+    TokenKind.ACCEPTED: "green",
+    TokenKind.RECOVERED: "blue",
+    TokenKind.BONUS: "default",
+    TokenKind.PLAIN: "dim",
+}
+_FRAGMENT = "\ufffd"
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def legend() -> Text:
+    parts = [(f"{kind.value} ", style) for kind, style in STYLES.items()]
+    return Text.assemble("tokens: ", *parts)
+
+
+class KindPainter:
+    """Lays the tokens' kinds over the text deltas of one answer.
+
+    The two do not line up by themselves: a character may take several tokens, and text that may be the start of a
+    stop string is held back. Every character of every delta comes out once, in order; only its colour is inferred.
+    """
+
+    def __init__(self) -> None:
+        self._pending: deque[tuple[TokenKind, str]] = deque()
+        self._last = TokenKind.PLAIN
+
+    def paint(self, round_: Round) -> list[tuple[TokenKind, str]]:
+        """[(kind, text)] whose texts join to `round_.text_delta`."""
+        self._pending.extend((token.kind, token.text) for token in round_.tokens)
+        rest, spans = round_.text_delta, []
+        while rest and self._pending:
+            self._last, text = self._pending.popleft()
+            size = self._size_in(rest, text)
+            if text.startswith(rest) and len(text) > len(rest):  # the rest of this token is still held back
+                self._pending.appendleft((self._last, text[len(rest) :]))
+            spans.append((self._last, rest[:size]))
+            rest = rest[size:]
+        spans.append((self._last, rest))
+        return [(kind, text) for kind, text in spans if text]
+
+    def _size_in(self, rest: str, text: str) -> int:
+        """Characters at the start of `rest` that come from a token with this text."""
+        if rest.startswith(text):
+            return len(text)
+        if text.startswith(rest):
+            return len(rest)
+        # A piece of a character, or a token that shows differently here: its part ends where the next whole one starts.
+        following = next((other for _, other in self._pending if other and _FRAGMENT not in other), None)
+        position = rest.find(following) if following is not None else -1
+        return position if position >= 0 else len(rest)
+
+
+class AnswerPrinter:
+    """Writes rounds as they come. On a terminal: coloured, control characters shown; elsewhere: the exact text."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._painter = KindPainter()
+        self._at_line_start = True
+
+    def show(self, round_: Round) -> None:
+        if not round_.text_delta:
+            return
+        self._at_line_start = round_.text_delta.endswith("\n")
+        if self._console.is_terminal:
+            spans = [(_visible(text), STYLES[kind]) for kind, text in self._painter.paint(round_)]
+            self._console.print(Text.assemble(*spans), end="")
+        else:
+            self._console.file.write(round_.text_delta)
+        self._console.file.flush()
+
+    def end(self) -> None:
+        """Ends the line if the text did not, so that the next thing starts on its own."""
+        if not self._at_line_start:
+            self._console.file.write("\n")
+            self._console.file.flush()
+
+
+def _visible(text: str) -> str:
+    """An answer must not steer the terminal: escape sequences show as the control pictures of Unicode."""
+    return _CONTROLS.sub(lambda match: chr(0x2400 + ord(match[0])) if ord(match[0]) < 0x20 else _FRAGMENT, text)
+
+
+def summary(usage: Usage, elapsed_s: float, first_token_s: float) -> str:
+    """Two lines: what was made and how fast; what speculation did. Seconds are the client's."""
+    made = (
+        f"{usage.num_completion_tokens} tokens in {elapsed_s:.2f} s, "
+        f"{usage.num_completion_tokens / elapsed_s:.1f} tokens/s, first after {first_token_s * 1000:.0f} ms"
+    )
+    rounds = f"{usage.num_rounds} rounds, {usage.num_plain_steps} plain steps"
+    per_pass = f"{figure(usage.tokens_per_target_pass)} tokens per target pass"
+    if usage.acceptance_rate is None:
+        return f"{made}\n{rounds}, nothing drafted, {per_pass}"
+    accepted = f"acceptance rate {usage.acceptance_rate:.2f} ({usage.num_accepted_tokens}/{usage.num_draft_tokens})"
+    return f"{made}\n{rounds}, {accepted}, mean accepted length {figure(usage.mean_accepted_length)}, {per_pass}"
+
+
+def figure(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
