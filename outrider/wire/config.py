@@ -65,8 +65,8 @@ class DraftConfig(_Settings):
     """Tokens that the KV cache holds; absent = max_slots contexts, at most half of the free memory."""
     context_limit: Positive | None = None
     """Most tokens of prompt and output; absent = the model's own limit."""
-    max_prefill_tokens: Positive = 2048
-    """Prompt tokens fed in one step; longer prompts are split, so that running requests never wait long."""
+    max_prefill_tokens: Positive | None = None
+    """Prompt tokens fed in one step, so that running requests never wait long; absent = 256 on CPU, 2048 on a GPU."""
     full_logprobs_budget_bytes: Positive = 4 * MIB
     """`auto` sends whole distributions while a step's payload over all its slots stays under this."""
     max_message_bytes: Positive = 64 * MIB
@@ -106,8 +106,8 @@ class TargetConfig(_Settings):
     """Tokens that the KV cache holds; absent = max_slots contexts, at most half of the free memory."""
     context_limit: Positive | None = None
     """Most tokens of prompt and output; absent = the model's own limit."""
-    max_prefill_tokens: Positive = 2048
-    """Prompt tokens fed in one step; longer prompts are split, so that running requests never wait long."""
+    max_prefill_tokens: Positive | None = None
+    """Prompt tokens fed in one step, so that running requests never wait long; absent = 256 on CPU, 2048 on a GPU."""
     max_parked_bytes: Positive = 256 * MIB
     """Bytes of proposals that may wait for their verify."""
     max_parked_tickets: Positive = 1024

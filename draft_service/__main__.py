@@ -1,0 +1,10 @@
+"""`python -m draft_service --model FOLDER`: the draft worker as a plain process. `--help` lists the settings."""
+
+import sys
+
+from draft_service.worker import start_worker
+from outrider.wire.config import DraftConfig
+from outrider.wire.worker_main import run_worker
+
+if __name__ == "__main__":
+    sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

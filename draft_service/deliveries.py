@@ -1,0 +1,94 @@
+"""The data plane: one stream to each target, proposals coalesced. Runs on the gRPC loop's thread.
+
+What cannot be delivered is dropped: the target's wait budget turns that round into a plain step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+
+from draft_service.jobs import PartOut
+from outrider.v1 import target_pb2 as tpb
+from outrider.v1 import target_pb2_grpc
+from outrider.wire.codec import rows_to_proto
+from outrider.wire.log import get_logger
+from outrider.wire.rpc import client_options
+from outrider.wire.streams import Outbox
+
+log = get_logger(__name__)
+
+
+class Deliverer:
+    """Streams are opened at the first proposal for an address and opened anew after they break."""
+
+    def __init__(self, vocab_size: int, max_message_bytes: int) -> None:
+        self._vocab_size = vocab_size
+        self._max_message_bytes = max_message_bytes
+        self._links: dict[str, _Link] = {}
+
+    def send(self, part: PartOut) -> None:
+        link = self._links.get(part.address)
+        if link is None or link.broken:
+            channel = None if link is None else link.channel
+            link = self._links[part.address] = _Link(part.address, self._max_message_bytes, channel)
+        link.outbox.put(self._to_proto(part))
+
+    def _to_proto(self, part: PartOut) -> tpb.Delivery:
+        return tpb.Delivery(
+            ticket=part.ticket,
+            target_epoch=part.target_epoch,
+            committed_len=part.committed_len,
+            start=part.start,
+            draft_ids=part.draft_ids,
+            distributions=None if part.rows is None else rows_to_proto(part.rows, self._vocab_size),
+            num_draft_tokens=part.num_draft_tokens,
+        )
+
+    async def close(self) -> None:
+        links, self._links = list(self._links.values()), {}
+        for link in links:
+            await link.close()
+
+
+class _Link:
+    def __init__(self, address: str, max_message_bytes: int, channel: grpc.aio.Channel | None) -> None:
+        self.broken = False
+        self._address = address
+        self._max_batch_bytes = max_message_bytes - (1 << 16)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(address, options=client_options(max_message_bytes))
+        self.channel = channel
+        self._call = target_pb2_grpc.TargetServiceStub(channel).Deliver()
+        self.outbox: Outbox[tpb.Delivery] = Outbox(self._write)
+        self._watch = asyncio.create_task(self._until_broken())
+
+    async def _write(self, items: list[tpb.Delivery]) -> None:
+        """One message, or several when a batch of whole laws would pass the receiver's limit."""
+        batch, size = tpb.DeliveryBatch(), 0
+        for item in items:
+            item_size = item.ByteSize() + 16
+            if batch.items and size + item_size > self._max_batch_bytes:
+                await self._call.write(batch)
+                batch, size = tpb.DeliveryBatch(), 0
+            batch.items.append(item)
+            size += item_size
+        await self._call.write(batch)
+
+    async def _until_broken(self) -> None:
+        try:
+            await self._call
+            reason = "the target ended the stream"
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        self.broken = True
+        log.warning("delivery stream to %s ended: %s", self._address, reason)
+        await self.outbox.close()
+
+    async def close(self) -> None:
+        self._watch.cancel()
+        await asyncio.gather(self._watch, return_exceptions=True)
+        await self.outbox.close()
+        self._call.cancel()
+        await self.channel.close()

@@ -1,0 +1,58 @@
+"""Propose and its result, and what travels to the target, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from outrider.engine.jobs import JobError
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.codec import Rows
+
+
+class Encoding(Enum):
+    """How the request wants its distributions to travel. Values match the proto."""
+
+    AUTO = pb.DRAFT_LOGPROBS_AUTO
+    FULL = pb.DRAFT_LOGPROBS_FULL
+    TOPK = pb.DRAFT_LOGPROBS_TOPK
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeJob:
+    owner: int
+    slot_id: int
+    base_len: int
+    committed_ids: tuple[int, ...]
+    num_draft_tokens: int
+    ticket: int
+    encoding: Encoding
+    topk: int
+    arrived_s: float
+    respond: Callable[[Proposed | JobError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    draft_ids: tuple[int, ...]
+    queue_s: float
+    compute_s: float
+    payload_bytes: int
+    encoding: str
+    """ "ids", "full" or "topk"."""
+    num_fed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartOut:
+    """Part of a proposal on its way to the target at `address`."""
+
+    address: str
+    ticket: int
+    target_epoch: int
+    committed_len: int
+    start: int
+    draft_ids: tuple[int, ...]
+    rows: Rows | None
+    num_draft_tokens: int

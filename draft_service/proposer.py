@@ -1,0 +1,243 @@
+"""The draft's engine worker: every active proposal advances by one token a step; slots join and leave in between.
+
+What is sent is the law that the token was really drawn from: cut to the top n and renormalised *before* the draw.
+Runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.noise import Purpose
+from outrider.engine.sampling import LogitRow, argmax, distributions, draw, process, truncate_topk
+from outrider.engine.step_plan import Row
+from torch import Tensor
+
+from draft_service.jobs import Encoding, PartOut, Proposed, ProposeJob
+from outrider.engine.engine_thread import EngineThread
+from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
+from outrider.engine.slot_keeper import SlotKeeper, needs_prefill
+from outrider.engine.slot_noise import slot_uniforms
+from outrider.engine.slots import Slot
+from outrider.engine.wire_tensors import encode_rows
+from outrider.wire.codec import DenseRows
+from outrider.wire.metrics import WorkerMetrics
+
+
+@dataclass(slots=True)
+class Active:
+    """A proposal being drafted."""
+
+    job: ProposeJob
+    slot: Slot
+    deliver_to: str
+    target_epoch: int
+    topk: int | None
+    """Cut each law to this many best tokens before drawing; None = the whole law."""
+    draft_ids: list[int] = field(default_factory=list)
+    unsent: list[Tensor] = field(default_factory=list)
+    """Laws [V] float32 of drafted tokens that have not been sent yet."""
+    num_sent: int = 0
+    started_s: float | None = None
+    payload_bytes: int = 0
+    encoding: str = "ids"
+    num_fed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.slot.params.greedy
+
+    @property
+    def done(self) -> bool:
+        return len(self.draft_ids) >= self.job.num_draft_tokens
+
+
+class Proposer:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        keeper: SlotKeeper,
+        engine: EngineThread,
+        deliver: Callable[[PartOut], None],
+        metrics: WorkerMetrics,
+        max_prefill_tokens: int,
+        full_logprobs_budget_bytes: int,
+    ) -> None:
+        self._runner = runner
+        self._keeper = keeper
+        self._engine = engine
+        self._deliver = deliver
+        self._metrics = metrics
+        self._max_prefill_tokens = max_prefill_tokens
+        self._full_budget_bytes = full_logprobs_budget_bytes
+        self._active: dict[tuple[int, int], Active] = {}
+        self._routes: dict[tuple[int, int], tuple[str, int]] = {}
+
+    # jobs
+
+    def handle(self, job: object) -> None:
+        match job:
+            case ProposeJob():
+                self._propose(job)
+            case OpenJob():
+                self._cancel(job.owner, job.slot_id, "the slot was opened again")
+                if self._keeper.open(job) is not None:
+                    self._routes[job.owner, job.slot_id] = (job.deliver_to, job.target_epoch)
+            case TruncateJob():
+                self._keeper.truncate(job)  # a proposal under way feeds again what this drops
+            case CloseJob():
+                self._cancel(job.owner, job.slot_id, "the slot was closed")
+                self._routes.pop((job.owner, job.slot_id), None)
+                self._keeper.close(job)
+            case OwnerGone():
+                for key in [key for key in self._routes if key[0] == job.owner]:
+                    self._cancel(*key, "the gateway's stream ended")
+                    del self._routes[key]
+                self._keeper.close_owner(job)
+            case _:
+                raise TypeError(f"unknown job {job!r}")
+
+    def _propose(self, job: ProposeJob) -> None:
+        self._cancel(job.owner, job.slot_id, "a newer propose came for the slot")
+        slot = self._keeper.commit(job.owner, job.slot_id, job.base_len, job.committed_ids)
+        if isinstance(slot, JobError):
+            self._answer(job, slot)
+            return
+        room = slot.num_prompt + slot.params.max_tokens - len(slot.committed) - 1
+        if not 1 <= job.num_draft_tokens <= room:
+            message = f"num_draft_tokens is {job.num_draft_tokens}, must be from 1 to {room} here"
+            self._answer(job, JobError(Fault.INVALID, message))
+            return
+        deliver_to, target_epoch = self._routes[job.owner, job.slot_id]
+        active = Active(job, slot, deliver_to, target_epoch, topk=self._cut(job, slot))
+        self._active[job.owner, job.slot_id] = active
+
+    def _cut(self, job: ProposeJob, slot: Slot) -> int | None:
+        """`auto`: whole laws while a step's payload over all its slots stays under the budget."""
+        if slot.params.greedy or job.encoding is Encoding.FULL:
+            return None
+        if job.encoding is Encoding.TOPK:
+            return job.topk
+        num_full = 1 + sum(1 for a in self._active.values() if not a.greedy and a.topk is None)
+        return None if num_full * self._runner.facts.vocab_size * 4 <= self._full_budget_bytes else job.topk
+
+    def _cancel(self, owner: int, slot_id: int, why: str) -> None:
+        active = self._active.pop((owner, slot_id), None)
+        if active is not None:
+            self._answer(active.job, JobError(Fault.CANCELLED, f"propose cancelled: {why}"))
+
+    def _answer(self, job: ProposeJob, result: Proposed | JobError) -> None:
+        self._engine.answer(lambda: job.respond(result))
+
+    # steps
+
+    def next_wake(self) -> float | None:
+        return None
+
+    def step(self, now: float) -> bool:
+        """One token for every active proposal whose prompt is in, and a bounded piece of the others' prompts."""
+        active = list(self._active.values())
+        if not active:
+            return False
+        pieces = self._keeper.pieces((a.slot for a in active), self._max_prefill_tokens)
+        for a in active:
+            a.started_s = now if a.started_s is None else a.started_s
+        ready = [a for a in active if not needs_prefill(a.slot)]
+        rows = [self._row(a) for a in ready]
+        logits = self._runner.forward([*rows, *(p.row for p in pieces)])  # [R, V] float32
+        for piece in pieces:
+            piece.slot.fed(piece.new_ids)
+        for a, row in zip(ready, rows, strict=True):
+            a.slot.fed(row.token_ids[row.num_cached :])
+        for a in active:
+            a.num_fed = a.num_fed if a.draft_ids else len(a.slot.cached)
+        if ready:
+            self._extend(ready, logits)
+        self._metrics.batch_size.observe(len(rows) + len(pieces))
+        self._metrics.busy_seconds.inc(time.monotonic() - now)
+        self._keeper.refresh_gauges()
+        return True
+
+    def _row(self, a: Active) -> Row:
+        tokens = [*a.slot.committed, *a.draft_ids]
+        return Row(a.slot.table, tokens, len(a.slot.cached), 1)
+
+    def fail_step(self, error: Exception) -> None:
+        """The slots' caches cannot be trusted any more: the gateway opens them again."""
+        for a in list(self._active.values()):
+            self._cancel(a.job.owner, a.job.slot_id, f"the draft's step failed: {error}")
+            self._keeper.close(CloseJob(a.job.owner, a.job.slot_id))
+
+    def _extend(self, ready: list[Active], logits: Tensor) -> None:
+        """Draw one token per slot from logits [R, V] and send what is due."""
+        states = [self._keeper.sampling_state(a.slot) for a in ready]
+        rows = [LogitRow(state, tuple(a.draft_ids)) for a, state in zip(ready, states, strict=True)]
+        processed = process(logits[: len(ready)], rows)
+        greedy = [i for i, a in enumerate(ready) if a.greedy]
+        sampled = [i for i, a in enumerate(ready) if not a.greedy]
+        if greedy:
+            for i, token_id in zip(greedy, argmax(processed[greedy]).tolist(), strict=True):
+                ready[i].draft_ids.append(token_id)
+        if sampled:
+            self._sample([ready[i] for i in sampled], processed[sampled], [rows[i] for i in sampled])
+        for a in ready:
+            self._send(a)
+
+    def _sample(self, ready: list[Active], processed: Tensor, rows: list[LogitRow]) -> None:
+        laws = distributions(processed, rows)  # [S, V] float32
+        for topk in {a.topk for a in ready if a.topk is not None}:
+            cut = [i for i, a in enumerate(ready) if a.topk == topk]
+            laws[cut] = truncate_topk(laws[cut], topk)
+        positions = [len(a.slot.committed) + len(a.draft_ids) for a in ready]
+        u = slot_uniforms([a.slot.params for a in ready], positions, Purpose.DRAFT, laws.device)  # [S] float64
+        for a, law, token_id in zip(ready, laws, draw(laws, u).tolist(), strict=True):
+            a.draft_ids.append(token_id)
+            a.unsent.append(law)
+
+    def _send(self, a: Active) -> None:
+        """Whole laws leave row by row, so that the wire works while the draft does; small payloads leave at the end."""
+        if a.unsent and a.topk is None:
+            self._deliver_part(a)
+        if a.done:
+            if a.num_sent < len(a.draft_ids):
+                self._deliver_part(a)
+            self._finish(a)
+
+    def _deliver_part(self, a: Active) -> None:
+        rows = None
+        if a.unsent:
+            rows = encode_rows(torch.stack(a.unsent), prefer_sparse=a.topk is not None)
+            a.unsent.clear()
+            full = isinstance(rows, DenseRows)
+            a.encoding = "full" if full else "topk"
+            a.payload_bytes += len(rows.data) if full else len(rows.ids) + len(rows.log_probs)
+        ids = tuple(a.draft_ids[a.num_sent :])
+        a.payload_bytes += 4 * len(ids)
+        committed_len = len(a.slot.committed)
+        part = PartOut(
+            a.deliver_to,
+            a.job.ticket,
+            a.target_epoch,
+            committed_len,
+            a.num_sent,
+            ids,
+            rows,
+            a.job.num_draft_tokens,
+        )
+        a.num_sent += len(ids)
+        self._engine.answer(lambda: self._deliver(part))
+
+    def _finish(self, a: Active) -> None:
+        now = time.monotonic()
+        started = now if a.started_s is None else a.started_s
+        del self._active[a.job.owner, a.job.slot_id]
+        self._metrics.wire_bytes.labels(encoding=a.encoding).inc(a.payload_bytes)
+        self._metrics.steps.labels(kind="propose").inc()
+        result = Proposed(
+            tuple(a.draft_ids), started - a.job.arrived_s, now - started, a.payload_bytes, a.encoding, a.num_fed
+        )
+        self._answer(a.job, result)

@@ -1,0 +1,69 @@
+"""What a servicer hands to an engine thread, and what comes back. Plain values: no protobuf, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from outrider.wire.params import SamplingParams
+
+
+class Fault(Enum):
+    """Why a job failed; the servicers translate it to WorkerErrorCode."""
+
+    UNKNOWN_SLOT = auto()
+    BEHIND = auto()
+    STALE_EPOCH = auto()
+    EXHAUSTED = auto()
+    INVALID = auto()
+    INTERNAL = auto()
+    CANCELLED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class JobError:
+    fault: Fault
+    message: str
+    known_len: int = 0
+    """With BEHIND: tokens of the slot known here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    committed_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    owner: int
+    slot_id: int
+    committed_ids: tuple[int, ...]
+    num_prompt: int
+    params: SamplingParams
+    respond: Callable[[Opened | JobError], None]
+    deliver_to: str = ""
+    """Draft only: address of the target's server."""
+    target_epoch: int = 0
+    """Draft only."""
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateJob:
+    owner: int
+    slot_id: int
+    committed_len: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseJob:
+    owner: int
+    slot_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerGone:
+    """The gateway's stream ended: free all it held."""
+
+    owner: int

@@ -1,0 +1,145 @@
+"""What both workers do with slots: open, commit, truncate, close, feed prompts in pieces. On the engine thread.
+
+It answers jobs through the engine and knows no model: the caller runs the forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from outrider.engine.engine_thread import EngineThread
+from outrider.engine.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, TruncateJob
+from outrider.engine.sampling import SamplingState
+from outrider.engine.slots import Behind, Slot, SlotTable
+from outrider.engine.step_plan import Row
+from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
+from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.params import check_token_ids
+
+MAX_NARROW = 16
+"""Uncached tokens that ride along in a decode or verify row; more are fed as a prompt, in pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a prompt in the next forward."""
+
+    slot: Slot
+    row: Row
+    new_ids: tuple[int, ...]
+
+
+class SlotKeeper:
+    def __init__(
+        self,
+        table: SlotTable,
+        engine: EngineThread,
+        metrics: WorkerMetrics,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        self.table = table
+        self._engine = engine
+        self._metrics = metrics
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._states: dict[tuple[int, int], SamplingState] = {}
+
+    def open(self, job: OpenJob) -> Slot | None:
+        """Answers the job. None when it was refused."""
+        try:
+            check_token_ids("committed_ids", job.committed_ids, self._vocab_size)
+            job.params.check(self._vocab_size)
+            if not 1 <= job.num_prompt <= len(job.committed_ids):
+                raise InvalidRequest(
+                    f"num_prompt_tokens is {job.num_prompt}, must be from 1 to {len(job.committed_ids)}",
+                    param="num_prompt_tokens",
+                )
+            slot = self.table.open(job.owner, job.slot_id, job.committed_ids, job.num_prompt, job.params)
+        except OutriderError as error:
+            fault = Fault.EXHAUSTED if isinstance(error, Overloaded) else Fault.INVALID
+            self._respond(job.respond, JobError(fault, error.message))
+            return None
+        prompt = job.committed_ids[: job.num_prompt]
+        self._states[job.owner, job.slot_id] = SamplingState(job.params, prompt, self._eos_token_ids)
+        self._respond(job.respond, Opened(len(slot.committed)))
+        self.refresh_gauges()
+        return slot
+
+    def _respond(self, respond: Callable[[Opened | JobError], None], result: Opened | JobError) -> None:
+        self._engine.answer(lambda: respond(result))
+
+    def commit(self, owner: int, slot_id: int, base_len: int, ids: Sequence[int]) -> Slot | JobError:
+        """Bring the slot to committed[:base_len] + ids and crop its cache to match (DESIGN 3.1, 3.2)."""
+        slot = self.table.get(owner, slot_id)
+        if slot is None:
+            return JobError(Fault.UNKNOWN_SLOT, f"slot {slot_id} is not open here; open it again")
+        limit = slot.num_prompt + slot.params.max_tokens
+        try:
+            check_token_ids("committed_ids", list(ids), self._vocab_size)
+            if not slot.num_prompt <= base_len + len(ids) < limit:
+                raise InvalidRequest(
+                    f"base_len {base_len} and {len(ids)} committed ids make {base_len + len(ids)} tokens, "
+                    f"the slot has room from {slot.num_prompt} to {limit - 1}"
+                )
+            slot.commit_from(base_len, ids)
+        except Behind as behind:
+            return JobError(Fault.BEHIND, f"slot {slot_id} knows {behind.known_len} tokens", behind.known_len)
+        except InvalidRequest as error:
+            return JobError(Fault.INVALID, error.message)
+        slot.reconcile()
+        return slot
+
+    def truncate(self, job: TruncateJob) -> None:
+        """The RPC. Idempotent; unknown slots are ignored, since a close may have overtaken it."""
+        self._metrics.truncates.labels(reason=job.reason).inc()
+        slot = self.table.get(job.owner, job.slot_id)
+        if slot is not None:
+            self._metrics.truncate_freed_blocks.inc(slot.truncate(job.committed_len))
+            self.refresh_gauges()
+
+    def close(self, job: CloseJob) -> None:
+        self._states.pop((job.owner, job.slot_id), None)
+        self.table.close(job.owner, job.slot_id)
+        self.refresh_gauges()
+
+    def close_owner(self, job: OwnerGone) -> None:
+        for key in [key for key in self._states if key[0] == job.owner]:
+            del self._states[key]
+        self.table.close_owner(job.owner)
+        self.refresh_gauges()
+
+    def sampling_state(self, slot: Slot) -> SamplingState:
+        """The slot's penalties state, brought to its committed output."""
+        state = self._states[slot.key]
+        state.set_output(slot.committed[slot.num_prompt :])
+        return state
+
+    def pieces(self, slots: Iterable[Slot], max_tokens: int) -> list[Piece]:
+        """Prompt pieces for one forward, first come first served, at most max_tokens in all."""
+        found: list[Piece] = []
+        for slot in slots:
+            wanted = num_uncached(slot) - 1
+            if wanted + 1 <= MAX_NARROW:
+                continue
+            end = len(slot.cached) + min(wanted, max_tokens)
+            row = Row(slot.table, slot.committed[:end], len(slot.cached), 0)
+            found.append(Piece(slot, row, tuple(slot.committed[len(slot.cached) : end])))
+            max_tokens -= end - len(slot.cached)
+            if max_tokens <= 0:
+                break
+        return found
+
+    def refresh_gauges(self) -> None:
+        self._metrics.slots_in_use.set(self.table.num_in_use)
+        self._metrics.kv_blocks_in_use.set(self.table.pool.num_in_use)
+
+
+def num_uncached(slot: Slot) -> int:
+    """Committed tokens whose KV is not in the cache. At least 1 after `commit`: the last is never fed before."""
+    return len(slot.committed) - len(slot.cached)
+
+
+def needs_prefill(slot: Slot) -> bool:
+    return num_uncached(slot) > MAX_NARROW

@@ -1,0 +1,57 @@
+"""The serving side of a Control stream: one owner per stream, freed when it ends, answers coalesced. Loop thread."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc.aio
+
+from outrider.wire.log import get_logger
+from outrider.wire.streams import Outbox
+
+log = get_logger(__name__)
+
+
+class ControlStreams:
+    """Counts owners and remembers open streams, so that a stopping server can end them."""
+
+    def __init__(self) -> None:
+        self._owners = itertools.count(1)
+        self._open: dict[int, grpc.aio.ServicerContext[Any, Any]] = {}
+
+    async def serve(
+        self,
+        requests: AsyncIterator[Any],
+        context: grpc.aio.ServicerContext[Any, Any],
+        make_batch: Callable[[list[Any]], Any],
+        dispatch: Callable[[int, Any, Callable[[Any], None]], None],
+        gone: Callable[[int], None],
+    ) -> None:
+        """Until the stream ends: `dispatch(owner, item, put)` each item; then `gone(owner)`.
+
+        A cancelled, closed or broken stream all end the iteration alike, so the owner is freed in `finally`.
+        """
+        owner = next(self._owners)
+        self._open[owner] = context
+
+        async def write(items: list[Any]) -> None:
+            await context.write(make_batch(items))
+
+        outbox: Outbox[Any] = Outbox(write)
+        try:
+            async for batch in requests:
+                for item in batch.items:
+                    dispatch(owner, item, outbox.put)
+        except grpc.aio.AioRpcError as error:
+            log.info("control stream %d ended: %s", owner, error.code().name)
+        finally:
+            self._open.pop(owner, None)
+            gone(owner)
+            await outbox.close()
+
+    async def end_all(self) -> None:
+        """Cancel every open stream: a graceful stop would otherwise wait its whole grace for them."""
+        for context in list(self._open.values()):
+            context.cancel()

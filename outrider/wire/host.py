@@ -1,0 +1,38 @@
+"""What a worker process does to its host before torch is imported: pin itself, size its threads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from outrider.wire.config import parse_cores
+from outrider.wire.errors import ConfigError
+
+
+def pin_process(cpu_cores: str | None) -> frozenset[int]:
+    """Keep every thread of this process, and those it makes later, on these cores. Returns the cores in force.
+
+    Call before importing torch: it sizes its thread pools at import. Raises ConfigError for cores that are not there.
+    """
+    allowed = frozenset(os.sched_getaffinity(0))
+    if cpu_cores is None:
+        return allowed
+    wanted = parse_cores(cpu_cores)
+    if not wanted <= frozenset(range(os.cpu_count() or 1)):
+        raise ConfigError(
+            f"cpu_cores is {cpu_cores!r}, this machine has cores 0 to {(os.cpu_count() or 1) - 1}", param="cpu_cores"
+        )
+    for task in Path("/proc/self/task").iterdir():  # threads that exist already do not follow by themselves
+        try:
+            os.sched_setaffinity(int(task.name), wanted)
+        except ProcessLookupError:  # ended meanwhile
+            continue
+        except OSError as error:
+            raise ConfigError(f"cpu_cores is {cpu_cores!r}: {error.strerror}", param="cpu_cores") from None
+    os.environ["OMP_NUM_THREADS"] = str(len(wanted))
+    return wanted
+
+
+def new_epoch() -> int:
+    """Number of this worker's life: random, never 0, so that two lives never share one."""
+    return int.from_bytes(os.urandom(8), "little") | 1

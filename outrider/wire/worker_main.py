@@ -1,0 +1,60 @@
+"""`main` of a worker process: read settings, start, say so in one line on stdout, stop on SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from outrider.wire.config import DraftConfig, TargetConfig, load
+from outrider.wire.errors import OutriderError
+from outrider.wire.log import configure_logging
+
+
+class Handle(Protocol):
+    """What `start_worker` returns."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def running(self) -> bool: ...
+
+    def info(self) -> Any: ...
+
+    def wait_failed(self, timeout_s: float | None = None) -> None: ...
+
+    def stop(self, grace_s: float = 2.0) -> None: ...
+
+
+def announce(**fields: object) -> None:
+    """One JSON line on stdout, for whoever started this process."""
+    sys.stdout.write(json.dumps({"event": "ready", **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], Handle], argv: list[str]) -> int:
+    """Returns the exit code: 0 after a signal, 1 when it could not start or the engine ended by itself."""
+    try:
+        config: DraftConfig | TargetConfig = load(config_type, argv)
+        configure_logging(config.log_level, name)
+        handle = start_worker(config)
+    except OutriderError as error:
+        sys.stderr.write(f"{name}: {error.message}\n")
+        return 1
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda got, _frame: stopping.append(got))
+    info = handle.info()
+    announce(address=handle.address, metrics_address=info.metrics_address or None, pid=info.pid, epoch=info.epoch)
+    try:
+        while not stopping and handle.running:
+            handle.wait_failed(0.1)
+    except Exception as error:
+        sys.stderr.write(f"{name}: the engine ended: {error}\n")
+        return 1
+    finally:
+        handle.stop()
+    return 0

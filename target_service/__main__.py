@@ -1,0 +1,10 @@
+"""`python -m target_service --model FOLDER`: the target worker as a plain process. `--help` lists the settings."""
+
+import sys
+
+from outrider.wire.config import TargetConfig
+from outrider.wire.worker_main import run_worker
+from target_service.worker import start_worker
+
+if __name__ == "__main__":
+    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

@@ -1,0 +1,167 @@
+"""Protobuf in, jobs to the engine, results out as protobuf. No maths. Runs on the gRPC loop's thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc.aio
+
+from outrider.engine.engine_thread import EngineThread
+from outrider.engine.jobs import JobError, Opened, OwnerGone
+from outrider.engine.translate import close_job, error_to_proto, open_job, stale_epoch, truncate_job
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2 as tpb
+from outrider.v1 import target_pb2_grpc
+from outrider.wire.codec import BadTensor, rows_from_proto
+from outrider.wire.control import ControlStreams
+from outrider.wire.log import get_logger
+from target_service.jobs import Verdict, VerifyJob
+from target_service.tickets import Arrival, Part, TicketTable
+
+log = get_logger(__name__)
+
+MAX_WAIT_BUDGET_US = 60_000_000
+MAX_DRAFT_TOKENS = 64
+_ACCEPTABLE = (Arrival.TAKEN, Arrival.COMPLETE, Arrival.LATE)
+
+
+class TargetServicer(target_pb2_grpc.TargetServiceServicer):
+    def __init__(
+        self,
+        engine: EngineThread,
+        tickets: TicketTable,
+        info: Callable[[], pb.WorkerInfo],
+        tokenizer: pb.TokenizerFiles,
+        epoch: int,
+        vocab_size: int,
+    ) -> None:
+        self._engine = engine
+        self._tickets = tickets
+        self._info = info
+        self._tokenizer = tokenizer
+        self._epoch = epoch
+        self._vocab_size = vocab_size
+        self.streams = ControlStreams()
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:
+        return self._info()
+
+    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.TokenizerFiles:
+        return self._tokenizer
+
+    async def Control(self, requests: AsyncIterator[tpb.TargetRequestBatch], context: Any) -> None:
+        await self.streams.serve(
+            requests,
+            context,
+            make_batch=lambda items: tpb.TargetReplyBatch(items=items),
+            dispatch=self._dispatch,
+            gone=lambda owner: self._engine.submit(OwnerGone(owner)),
+        )
+
+    def _dispatch(self, owner: int, item: tpb.TargetRequest, put: Callable[[tpb.TargetReply], None]) -> None:
+        def respond(result: Opened | Verdict | JobError) -> None:
+            put(_reply(item.id, result))
+
+        kind = item.WhichOneof("item")
+        if item.epoch != self._epoch:
+            if item.id:
+                respond(stale_epoch(item.epoch, self._epoch))
+        elif kind == "open":
+            self._engine.submit(open_job(owner, item.open, respond))
+        elif kind == "verify":
+            self._engine.submit(_verify_job(owner, item.verify, respond))
+        elif kind == "truncate":
+            self._engine.submit(truncate_job(owner, item.truncate))
+        elif kind == "close":
+            self._engine.submit(close_job(owner, item.close))
+
+    async def Deliver(
+        self, batches: AsyncIterator[tpb.DeliveryBatch], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> tpb.DeliverSummary:
+        summary = tpb.DeliverSummary()
+        async for batch in batches:
+            for item in batch.items:
+                summary.num_deliveries += 1
+                if self._deliver(item) not in _ACCEPTABLE:
+                    summary.num_refused += 1
+        return summary
+
+    def _deliver(self, item: tpb.Delivery) -> Arrival:
+        now = time.monotonic()
+        try:
+            part = self._part(item)
+        except BadTensor as error:
+            self._tickets.refuse(item.ticket, str(error), len(item.draft_ids), now)
+            arrival = Arrival.REFUSED
+        else:
+            arrival = self._tickets.deliver(part, now)
+        if arrival not in (Arrival.TAKEN, Arrival.LATE):
+            self._engine.submit(None)  # its verify can go now, with drafts or without
+        return arrival
+
+    def _part(self, item: tpb.Delivery) -> Part:
+        """Checks all that needs no tensor. Raises BadTensor."""
+        if item.target_epoch != self._epoch:
+            raise BadTensor(f"proposal is for target epoch {item.target_epoch}, this is {self._epoch}")
+        if not 1 <= item.num_draft_tokens <= MAX_DRAFT_TOKENS:
+            raise BadTensor(f"num_draft_tokens is {item.num_draft_tokens}, must be from 1 to {MAX_DRAFT_TOKENS}")
+        draft_ids = tuple(item.draft_ids)
+        for token_id in draft_ids:
+            if token_id >= self._vocab_size:
+                raise BadTensor(f"drafted id {token_id} is outside 0 to {self._vocab_size - 1}")
+        rows = None
+        if item.HasField("distributions"):
+            rows = rows_from_proto(item.distributions, len(draft_ids), self._vocab_size)
+        size = item.ByteSize()
+        return Part(item.ticket, item.committed_len, item.start, draft_ids, item.num_draft_tokens, rows, size)
+
+
+def _verify_job(owner: int, message: tpb.Verify, respond: Callable[[Any], None]) -> VerifyJob:
+    return VerifyJob(
+        owner=owner,
+        slot_id=message.slot,
+        base_len=message.base_len,
+        committed_ids=tuple(message.committed_ids),
+        num_draft_tokens=min(message.num_draft_tokens, MAX_DRAFT_TOKENS),
+        ticket=message.ticket,
+        wait_budget_s=min(message.wait_budget_us, MAX_WAIT_BUDGET_US) / 1e6,
+        arrived_s=time.monotonic(),
+        respond=respond,
+    )
+
+
+def _reply(message_id: int, result: Opened | Verdict | JobError) -> tpb.TargetReply:
+    if isinstance(result, JobError):
+        return tpb.TargetReply(id=message_id, error=error_to_proto(result))
+    if isinstance(result, Opened):
+        return tpb.TargetReply(id=message_id, open=pb.OpenReply(committed_len=result.committed_len))
+    return tpb.TargetReply(id=message_id, verdict=_verdict(result))
+
+
+def _verdict(result: Verdict) -> tpb.Verdict:
+    timings = result.timings
+    return tpb.Verdict(
+        committed_len=result.committed_len,
+        token_ids=result.token_ids,
+        kinds=[kind.value for kind in result.kinds],
+        num_drafted=result.num_drafted,
+        num_accepted=result.num_accepted,
+        finish_reason=pb.FINISH_REASON_UNSPECIFIED if result.finish is None else result.finish.value,
+        stop_token_id=result.stop_token_id,
+        logprobs=[
+            pb.TokenLogprobs(logprob=item.logprob, top_ids=item.top_ids, top_logprobs=item.top_logprobs)
+            for item in result.logprobs
+        ],
+        fallback=tpb.FALLBACK_REASON_UNSPECIFIED if result.fallback is None else result.fallback.value,
+        wait_us=_us(timings.wait_s),
+        queue_us=_us(timings.queue_s),
+        forward_us=_us(timings.forward_s),
+        accept_us=_us(timings.accept_s),
+        batch_size=timings.batch_size,
+    )
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1e6)

@@ -1,0 +1,212 @@
+"""Proposals on their way to a verify. Filled by the gRPC loop, emptied by the engine, hence the one lock.
+
+A ticket is made by the gateway and names a round. Early proposals are parked, bounded in count, bytes and time; late
+and broken ones are dropped and counted. Nothing here touches tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from outrider.wire.codec import Rows
+
+NUM_REMEMBERED = 4096
+"""Finished tickets remembered, so that what comes for them is known to be late rather than early."""
+
+
+class Arrival(Enum):
+    """What became of a delivery."""
+
+    TAKEN = "taken"
+    COMPLETE = "complete"
+    LATE = "late"
+    REFUSED = "refused"
+    OVERFLOW = "overflow"
+
+
+@dataclass(slots=True)
+class Proposal:
+    """What has arrived under one ticket."""
+
+    ticket: int
+    created_s: float
+    committed_len: int = 0
+    num_draft_tokens: int = 0
+    draft_ids: list[int] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    num_bytes: int = 0
+    refused: str | None = None
+    expected: tuple[int, int] | None = None
+    """(committed_len, num_draft_tokens) of the verify, once it is here."""
+    owner: int | None = None
+    completed_s: float | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.completed_s is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One delivery, translated and range-checked by the servicer."""
+
+    ticket: int
+    committed_len: int
+    start: int
+    draft_ids: tuple[int, ...]
+    num_draft_tokens: int
+    rows: Rows | None
+    num_bytes: int
+
+
+class TicketTable:
+    """`on_drop(why, num_tokens)` is called for draft tokens that no verify will see."""
+
+    def __init__(
+        self,
+        max_tickets: int,
+        max_bytes: int,
+        ttl_s: float,
+        on_drop: Callable[[str, int], None] = lambda why, num_tokens: None,
+    ) -> None:
+        self._max_tickets = max_tickets
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, Proposal] = OrderedDict()
+        self._finished: OrderedDict[int, None] = OrderedDict()
+        self._num_bytes = 0
+        self._on_drop = on_drop
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._open)
+
+    def deliver(self, part: Part, now: float) -> Arrival:
+        """Take one part in. Parts of a ticket must come in order and agree with each other and with the verify."""
+        with self._lock:
+            arrival = self._deliver(part, now)
+            if arrival not in (Arrival.TAKEN, Arrival.COMPLETE):
+                self._on_drop(arrival.value, len(part.draft_ids))
+            return arrival
+
+    def _deliver(self, part: Part, now: float) -> Arrival:
+        if part.ticket in self._finished:
+            return Arrival.LATE
+        proposal = self._open.get(part.ticket)
+        if proposal is None:
+            self._expire(now)
+            if len(self._open) >= self._max_tickets:
+                return Arrival.OVERFLOW
+            proposal = self._open[part.ticket] = Proposal(part.ticket, now)
+        if proposal.refused is not None or proposal.complete:
+            return Arrival.REFUSED
+        if self._num_bytes + part.num_bytes > self._max_bytes:
+            return self._refuse(proposal, "parked proposals exceed their memory limit", Arrival.OVERFLOW)
+        return self._append(proposal, part, now)
+
+    def _append(self, proposal: Proposal, part: Part, now: float) -> Arrival:
+        first = not proposal.draft_ids
+        if part.start != len(proposal.draft_ids) or not part.draft_ids:
+            return self._refuse(proposal, f"part starts at {part.start}, expected {len(proposal.draft_ids)}")
+        if first:
+            proposal.committed_len, proposal.num_draft_tokens = part.committed_len, part.num_draft_tokens
+        if (part.committed_len, part.num_draft_tokens) != (proposal.committed_len, proposal.num_draft_tokens):
+            return self._refuse(proposal, "parts of one proposal disagree")
+        if (part.rows is None) != (not proposal.rows) and not first:
+            return self._refuse(proposal, "some parts carry distributions, others do not")
+        proposal.draft_ids.extend(part.draft_ids)
+        if part.rows is not None:
+            proposal.rows.append(part.rows)
+        proposal.num_bytes += part.num_bytes
+        self._num_bytes += part.num_bytes
+        if len(proposal.draft_ids) > proposal.num_draft_tokens:
+            return self._refuse(proposal, f"more than the {proposal.num_draft_tokens} ids announced")
+        if not self._matches(proposal):
+            return Arrival.REFUSED
+        if len(proposal.draft_ids) == proposal.num_draft_tokens:
+            proposal.completed_s = now
+            return Arrival.COMPLETE
+        return Arrival.TAKEN
+
+    def _matches(self, proposal: Proposal) -> bool:
+        """Whether what arrived is for the state that the verify asked about."""
+        if proposal.expected is None or not proposal.draft_ids:
+            return True
+        committed_len, num_draft_tokens = proposal.expected
+        if proposal.committed_len != committed_len:
+            self._refuse(proposal, f"proposal continues length {proposal.committed_len}, verify is at {committed_len}")
+        elif proposal.num_draft_tokens > num_draft_tokens:
+            self._refuse(proposal, f"{proposal.num_draft_tokens} draft tokens, verify asked for {num_draft_tokens}")
+        return proposal.refused is None
+
+    def _refuse(self, proposal: Proposal, reason: str, arrival: Arrival = Arrival.REFUSED) -> Arrival:
+        self._release(proposal)
+        proposal.refused = reason
+        proposal.draft_ids.clear()
+        return arrival
+
+    def refuse(self, ticket: int, reason: str, num_tokens: int, now: float) -> None:
+        """A delivery that the servicer could not even translate: the verify must not wait for its budget."""
+        with self._lock:
+            self._on_drop(Arrival.REFUSED.value, num_tokens)
+            if ticket in self._finished:
+                return
+            proposal = self._open.get(ticket)
+            if proposal is None:
+                if len(self._open) >= self._max_tickets:
+                    return
+                proposal = self._open[ticket] = Proposal(ticket, now)
+            self._refuse(proposal, reason)
+
+    def expect(self, ticket: int, owner: int, committed_len: int, num_draft_tokens: int, now: float) -> Proposal:
+        """A verify has come for this ticket. The proposal may be here already."""
+        with self._lock:
+            proposal = self._open.get(ticket)
+            if proposal is None:
+                proposal = self._open[ticket] = Proposal(ticket, now)
+            proposal.owner = owner
+            proposal.expected = (committed_len, num_draft_tokens)
+            self._matches(proposal)
+            return proposal
+
+    def finish(self, ticket: int) -> None:
+        """The round is over: release what is held; whatever comes later is late."""
+        with self._lock:
+            proposal = self._open.pop(ticket, None)
+            if proposal is not None:
+                self._release(proposal)
+            self._remember(ticket)
+
+    def next_expiry(self) -> float | None:
+        """Monotonic time at which the oldest parked proposal expires; None when none is parked."""
+        with self._lock:
+            parked = [p.created_s for p in self._open.values() if p.expected is None]
+            return min(parked) + self._ttl_s if parked else None
+
+    def expire(self, now: float) -> None:
+        """Drop proposals that no verify asked for within the time to live."""
+        with self._lock:
+            self._expire(now)
+
+    def _expire(self, now: float) -> None:
+        old = [p for p in self._open.values() if p.expected is None and now - p.created_s >= self._ttl_s]
+        for proposal in old:
+            self._on_drop("expired", len(proposal.draft_ids))
+            del self._open[proposal.ticket]
+            self._release(proposal)
+            self._remember(proposal.ticket)
+
+    def _remember(self, ticket: int) -> None:
+        self._finished[ticket] = None
+        while len(self._finished) > NUM_REMEMBERED:
+            self._finished.popitem(last=False)
+
+    def _release(self, proposal: Proposal) -> None:
+        self._num_bytes -= proposal.num_bytes
+        proposal.num_bytes = 0
+        proposal.rows.clear()
