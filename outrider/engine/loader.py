@@ -1,0 +1,188 @@
+"""From a folder or hub id to a runner that is known to work, or one line saying why not. Called by the workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.memory import free_memory_bytes
+from outrider.engine.model_files import TokenizerFiles, check_folder, first_line, local_folder, tokenizer_files
+from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.self_test import NUM_BLOCKS, TOLERANCE, largest_error
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+
+__all__ = ["TokenizerFiles", "load_runner", "tokenizer_files"]
+
+BLOCK_SIZE = 16
+"""Tokens."""
+MIN_CONTEXT = 16
+"""Tokens; the self-test needs them."""
+DEFAULT_CONTEXT = 2048
+"""Tokens, for a model that states no limit (ALiBi)."""
+
+log = get_logger(__name__)
+
+
+def load_runner(
+    model: str,
+    *,
+    device: str,
+    dtype: str,
+    kv_cache_tokens: int | None,
+    max_slots: int,
+    context_limit: int | None,
+) -> ModelRunner:
+    """Load a decoder-only model from safetensors, test it on our cache, size the cache.
+
+    device: cpu, cuda, cuda:N or auto. dtype: float32, bfloat16, float16, or auto (float32 on CPU, the checkpoint's on
+    a GPU). kv_cache_tokens None: room for max_slots contexts, at most half of the free memory.
+    Raises ConfigError for anything that cannot be served, naming it.
+    """
+    torch_device = resolve_device(device)
+    folder = local_folder(model)
+    if folder is not None:
+        check_folder(folder)
+    config = _read_config(model)
+    _check_class(config)
+    limit = _context_limit(config, context_limit)
+    network = _load_weights(model, config, torch_device, dtype)
+    facts = _facts(model, network, limit)
+    runner = ModelRunner(network, facts, KVPool(NUM_BLOCKS, BLOCK_SIZE))
+    _run_self_test(runner, type(network).__name__)
+    num_blocks = _num_blocks(runner, kv_cache_tokens, max_slots)
+    runner.set_pool(KVPool(num_blocks, BLOCK_SIZE))
+    log.info(
+        "loaded %s: %s, %d parameters, %s on %s, dense attention, %d KV blocks of %d tokens",
+        *(model, type(network).__name__, facts.num_parameters, facts.dtype, facts.device, num_blocks, BLOCK_SIZE),
+    )
+    return runner
+
+
+def resolve_device(device: str) -> torch.device:
+    """Raises ConfigError when there is no such device here."""
+    if device == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"device is {device!r}, must be cpu, cuda, cuda:N or auto", param="device") from None
+    if resolved.type == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if resolved.type != "cuda" or (resolved.index or 0) >= count:
+        raise ConfigError(f"device is {device!r}, this process sees {count} CUDA devices; use cpu", param="device")
+    return torch.device("cuda", resolved.index or 0)
+
+
+def _read_config(model: str) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"cannot read the configuration of {model}: {first_line(error)}", param="model") from None
+
+
+def _check_class(config: PreTrainedConfig) -> None:
+    """Refuse what cannot be rolled back or has no causal class, before its weights are read."""
+    name = (config.architectures or [type(config).__name__])[0]
+    if config.is_encoder_decoder:
+        raise ConfigError(f"{name} is an encoder-decoder model; only decoder-only models are served", param="model")
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ConfigError(f"{name} is no causal language model of transformers {transformers.__version__}")
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    layer_types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+    stateful = sorted(layer_types - {"full_attention", "sliding_attention", "chunked_attention"})
+    if getattr(model_class, "_is_stateful", False) or stateful:
+        raise ConfigError(
+            f"{name} keeps a running state{f' ({stateful[0]} layers)' if stateful else ''} that cannot be rolled back "
+            "to an earlier token, which speculative decoding needs; use an attention-only model",
+            param="model",
+        )
+
+
+def _context_limit(config: PreTrainedConfig, wanted: int | None) -> int:
+    text = config.get_text_config(decoder=True)
+    names = ("max_position_embeddings", "max_seq_len", "seq_length")
+    own = next((n for name in names if isinstance(n := getattr(text, name, None), int) and n > 0), None)
+    limit = wanted or own or DEFAULT_CONTEXT
+    if own is not None and limit > own:
+        raise ConfigError(f"context_limit is {limit}, the model was made for {own}", param="context_limit")
+    if limit < MIN_CONTEXT:
+        raise ConfigError(f"context_limit is {limit}, must be at least {MIN_CONTEXT}", param="context_limit")
+    return limit
+
+
+def _load_weights(model: str, config: PreTrainedConfig, device: torch.device, dtype: str) -> PreTrainedModel:
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
+    wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
+    options = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
+    transformers.utils.logging.disable_progress_bar()  # a worker's stderr is a log
+    try:
+        network, info = AutoModelForCausalLM.from_pretrained(
+            model, config=config, dtype=wanted, output_loading_info=True, **options
+        )
+    except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
+        raise ConfigError(f"cannot load {model}: {first_line(error)}", param="model") from error
+    missing = sorted(info["missing_keys"]) + sorted(str(entry) for entry in info["mismatched_keys"])
+    if missing:
+        raise ConfigError(
+            f"the weights of {model} lack {len(missing)} tensors of {type(network).__name__}, first {missing[0]}",
+            param="model",
+        )
+    return network.to(device).eval().requires_grad_(False)
+
+
+def _facts(model: str, network: PreTrainedModel, context_limit: int) -> ModelFacts:
+    generation = getattr(network, "generation_config", None)
+    eos = getattr(generation, "eos_token_id", None)
+    if eos is None:
+        eos = network.config.get_text_config(decoder=True).eos_token_id
+    head = network.get_output_embeddings()
+    return ModelFacts(
+        model_id=model,
+        vocab_size=network.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0],
+        context_limit=context_limit,
+        dtype=str(network.dtype).removeprefix("torch."),
+        device=str(network.device),
+        eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+        num_parameters=sum(parameter.numel() for parameter in network.parameters()),
+    )
+
+
+def _run_self_test(runner: ModelRunner, class_name: str) -> None:
+    try:
+        error = largest_error(runner)
+    except Exception as reason:  # whatever a class does with a cache it does not know
+        raise ConfigError(
+            f"{class_name} does not run on this engine's cache: {type(reason).__name__}: {first_line(reason)}",
+            param="model",
+        ) from reason
+    tolerance = TOLERANCE[runner.facts.dtype]
+    if not error <= tolerance:  # NaN fails
+        raise ConfigError(
+            f"{class_name} computes other logits with this engine's cache than without one: largest difference "
+            f"{error:.2e} of the largest logit, at most {tolerance:.0e} is allowed; use another model or dtype",
+            param="model",
+        )
+
+
+def _num_blocks(runner: ModelRunner, kv_cache_tokens: int | None, max_slots: int) -> int:
+    """Blocks of the cache. A slot's worst case is its context and one block (see SlotTable)."""
+    if kv_cache_tokens is not None:
+        num_blocks = -(-kv_cache_tokens // BLOCK_SIZE)
+        if num_blocks < 2:
+            raise ConfigError(f"kv_cache_tokens is {kv_cache_tokens}, must be over {BLOCK_SIZE}")
+        return num_blocks
+    wanted = max_slots * (-(-runner.facts.context_limit // BLOCK_SIZE) + 1)
+    block_bytes = runner.kv_bytes_per_token * BLOCK_SIZE
+    affordable = free_memory_bytes(runner.device) // 2 // block_bytes
+    if affordable < 2:
+        raise ConfigError(
+            f"no memory for a KV cache: a block takes {block_bytes} bytes; free some or set kv_cache_tokens"
+        )
+    return min(wanted, affordable)

@@ -1,0 +1,85 @@
+"""What a model folder must hold, checked before torch reads anything. Used by the loader and the workers."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.wire.errors import ConfigError
+
+TOKENIZER_JSON = "tokenizer.json"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """As they lie beside the weights; the optional ones are empty when missing."""
+
+    tokenizer_json: bytes
+    tokenizer_config_json: bytes
+    chat_template: bytes
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder that `model` names, None when it is a hub id. Raises ConfigError when it can be neither."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ConfigError(f"model is {model!r}, which is a file; give the folder it lies in", param="model")
+    if not _HUB_ID.fullmatch(model) or model.startswith("."):
+        raise ConfigError(f"model is {model!r}, and there is no such folder", param="model")
+    return None
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ConfigError naming the first file that a model folder lacks."""
+    _require(folder, "config.json", "the model's configuration")
+    _require(folder, TOKENIZER_JSON, "the tokenizer as the tokenizers library writes it")
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        _require(folder, "model.safetensors", "the weights; other formats are not loaded")
+        return
+    try:
+        shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError):
+        raise ConfigError(f"{index} is not an index of weights; save the model again", param="model") from None
+    for shard in shards:
+        _require(folder, shard, "a part of the weights that the index names")
+
+
+def _require(folder: Path, name: str, what: str) -> None:
+    if not (folder / name).is_file():
+        raise ConfigError(f"{folder} has no {name} ({what})", param="model")
+
+
+def tokenizer_files(model: str) -> TokenizerFiles:
+    """Of a folder or hub id. Raises ConfigError when there is no tokenizer.json."""
+    folder = local_folder(model)
+    names = (TOKENIZER_JSON, "tokenizer_config.json", "chat_template.jinja")
+    if folder is not None:
+        paths = [folder / name if (folder / name).is_file() else None for name in names]
+    else:
+        paths = [_hub_file(model, name) for name in names]
+    if paths[0] is None:
+        raise ConfigError(f"{model} has no {TOKENIZER_JSON} (the tokenizer as the tokenizers library writes it)")
+    return TokenizerFiles(*(b"" if path is None else path.read_bytes() for path in paths))
+
+
+def _hub_file(model: str, name: str) -> Path | None:
+    """None when the repository has no such file."""
+    from huggingface_hub import hf_hub_download  # here, since a local folder needs no network library
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(model, name))
+    except EntryNotFoundError:  # also when it is not in the local cache and the hub is out of reach
+        return None
+    except OSError as error:
+        raise ConfigError(f"cannot read {name} of {model}: {first_line(error)}", param="model") from None
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
