@@ -1,0 +1,94 @@
+"""Which draft tokens are kept, and what comes after them. Pure functions over a batch: no model, no I/O.
+
+Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", ICML 2023, Algorithm 1;
+Chen et al., "Accelerating large language model decoding with speculative sampling", 2023. Called by the verifier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.engine.sampling import draw_weights, probabilities
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round decided, per row. The first num_accepted drafts and then next_ids are the target's output."""
+
+    num_accepted: Tensor
+    """[B] int64, at most num_drafted."""
+    next_ids: Tensor
+    """[B] int64: recovered when num_accepted < num_drafted, else bonus (plain when nothing was drafted)."""
+
+
+def accept_greedy(target_ids: Tensor, draft_ids: Tensor, num_drafted: Tensor) -> Outcome:
+    """Keep drafts while they are the target's own best tokens.
+
+    target_ids [B, K+1] int64: the target's best token at each position; draft_ids [B, K] int64; num_drafted [B] int64
+    in [0, K]: row b uses its first num_drafted[b] drafts, the rest is padding and may hold anything.
+    """
+    kept = target_ids[:, :-1] == draft_ids  # [B, K]
+    num_accepted = _leading(kept, num_drafted)
+    return Outcome(num_accepted, target_ids.gather(1, num_accepted[:, None])[:, 0])
+
+
+def accept_rejection(
+    target_log_probs: Tensor,
+    draft_log_probs: Tensor,
+    draft_ids: Tensor,
+    num_drafted: Tensor,
+    accept_u: Tensor,
+    recover_u: Tensor,
+    target_u: Tensor,
+) -> Outcome:
+    """Keep draft j with probability min(1, target / draft); replace the first rejected one from max(target - draft, 0).
+
+    target_log_probs [B, K+1, V] float32 and draft_log_probs [B, K, V] float32, -inf outside the support; row b's extra
+    token comes from target_log_probs[b, num_drafted[b]]. draft_ids [B, K] int64, drawn from `draft_log_probs` as
+    `sampling.draw` does. num_drafted [B] int64 in [0, K]; whatever lies past it is padding and may hold anything.
+    accept_u, recover_u [B, K] and target_u [B, K+1]: float64 in (0, 1), independent of each other and of the drafts.
+
+    The output has the target's law to float64 rounding: both sides divide by the float64 sums of the float32 rows.
+    """
+    accepted = [
+        _accept(target_log_probs[:, j], draft_log_probs[:, j], draft_ids[:, j], accept_u[:, j])
+        for j in range(draft_ids.shape[1])  # a position at a time: float64 rows of the whole batch would be large
+    ]
+    kept = torch.stack(accepted, dim=1) if accepted else torch.empty_like(draft_ids, dtype=torch.bool)  # [B, K]
+    num_accepted = _leading(kept, num_drafted)
+    rows = torch.arange(len(num_accepted), device=num_accepted.device)
+    weights = probabilities(target_log_probs[rows, num_accepted])  # [B, V] float64
+    u = target_u[rows, num_accepted]  # [B]
+    rejected = (num_accepted < num_drafted).nonzero()[:, 0]  # [b]
+    if len(rejected):
+        at = num_accepted[rejected]
+        weights[rejected] = residual(weights[rejected], probabilities(draft_log_probs[rejected, at]))
+        u[rejected] = recover_u[rejected, at]
+    return Outcome(num_accepted, draw_weights(weights, u))
+
+
+def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """max(target - draft, 0), not normalised. All [B, V] float64.
+
+    Where nothing is left the two laws are equal up to rounding and a rejection has probability of about 2^-52: the
+    target's own law stands in.
+    """
+    positive = (target_probs - draft_probs).clamp_min(0.0)
+    return torch.where(positive.sum(dim=1, keepdim=True) > 0, positive, target_probs)
+
+
+def _accept(target_log_probs: Tensor, draft_log_probs: Tensor, draft_ids: Tensor, u: Tensor) -> Tensor:
+    """One position. [B, V] float32 twice, [B] int64, [B] float64 -> [B] bool."""
+    target_probs = probabilities(target_log_probs).gather(1, draft_ids[:, None])[:, 0]  # [B] float64
+    draft_probs = probabilities(draft_log_probs).gather(1, draft_ids[:, None])[:, 0]
+    # A token that the draft could not have drawn is never kept.
+    return (draft_probs > 0) & (u < target_probs / draft_probs)
+
+
+def _leading(kept: Tensor, num_drafted: Tensor) -> Tensor:
+    """Length of the first run of True within each row's drafts. kept [B, K] bool, num_drafted [B] -> [B] int64."""
+    drafted = torch.arange(kept.shape[1], device=kept.device) < num_drafted[:, None]  # [B, K]
+    return (kept & drafted).long().cumprod(dim=1).sum(dim=1)
