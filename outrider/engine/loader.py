@@ -134,6 +134,7 @@ def _load_weights(model: str, config: PreTrainedConfig, device: torch.device, dt
             f"the weights of {model} lack {len(missing)} tensors of {type(network).__name__}, first {missing[0]}",
             param="model",
         )
+    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
     return network.to(device).eval().requires_grad_(False)
 
 
