@@ -1,0 +1,91 @@
+"""The demo pair is what its card says: sizes, one tokenizer, a template for plain continuation, held-out prompts."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from models.recipe import alpha
+from models.recipe.pair import CONTEXT_LIMIT, SIZES, load_model
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "models" / "demo"
+TEST_PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
+MAX_BYTES = 32_000_000
+
+
+def read_prompts(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_models_have_the_sizes_of_card_and_recipe(which: str) -> None:
+    model = load_model(DEMO / which, torch.float32, "cpu")
+    config = model.config.to_dict()
+    assert {name: config[name] for name in SIZES[which]} == SIZES[which]
+    assert config["max_position_embeddings"] == CONTEXT_LIMIT
+    assert f"{sum(p.numel() for p in model.parameters()):,}" in (DEMO / "README.md").read_text()
+    assert config["vocab_size"] == len(AutoTokenizer.from_pretrained(DEMO / which))
+
+
+def test_the_pair_is_small_enough_to_ship() -> None:
+    assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) < MAX_BYTES
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_both_models_read_the_same_text(name: str) -> None:
+    assert (DEMO / "target" / name).read_bytes() == (DEMO / "draft" / name).read_bytes()
+
+
+def test_the_recipe_ships_the_same_template() -> None:
+    shipped = (DEMO / "target" / "chat_template.jinja").read_text()
+    assert (ROOT / "models" / "recipe" / "chat_template.jinja").read_text() == shipped
+
+
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_a_chat_is_rendered_as_text_to_continue(add_generation_prompt: bool) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+    chat = [
+        {"role": "system", "content": "# Shapes."},
+        {"role": "user", "content": "import "},
+        {"role": "assistant", "content": "math"},
+        {"role": "user", "content": [{"type": "text", "text": "def area("}, {"type": "text", "text": "r"}]},
+    ]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+    assert text == "# Shapes.\n\nimport math\n\ndef area(r"
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        ({"role": "tool", "content": "x"}, "role is 'tool'"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "of type 'image_url'"),
+    ],
+)
+def test_what_the_template_cannot_render_is_refused(message: dict[str, object], complaint: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+    with pytest.raises(Exception, match=complaint):
+        tokenizer.apply_chat_template([message], tokenize=False)
+
+
+def test_prompts_are_distinct_and_fit_the_context() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+    prompts = read_prompts(TEST_PROMPTS)
+    assert len({prompt["id"] for prompt in prompts}) == len({prompt["prompt"] for prompt in prompts}) == 48
+    for prompt in prompts:
+        assert len(tokenizer.encode(str(prompt["prompt"]))) + 192 <= CONTEXT_LIMIT
+    assert all(prompt in prompts for prompt in read_prompts(DEMO / "prompts.jsonl"))
+
+
+def test_greedy_acceptance_is_near_the_card() -> None:
+    target, draft = (load_model(DEMO / which, torch.float32, "cpu") for which in ("target", "draft"))
+    prompts = alpha.prompts_from_file(TEST_PROMPTS, DEMO / "target", 24, 96)
+    with torch.inference_mode():
+        text = alpha.continuations(target, prompts, 40, 0.0)
+        said, guessed = (alpha.next_token_logits(model, text, prompts).argmax(-1) for model in (target, draft))
+    acceptance = (said == guessed).float().mean().item()
+    # five standard errors of 960 dependent draws, taken as a third as many independent ones
+    assert acceptance == pytest.approx(0.65, abs=5 * 0.48 / math.sqrt(960 / 3))
