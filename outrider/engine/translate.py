@@ -24,7 +24,6 @@ _REASONS = {
     pb.TRUNCATE_REASON_REJECTED: "rejected",
     pb.TRUNCATE_REASON_STOP: "stop",
     pb.TRUNCATE_REASON_WASTED: "wasted",
-    pb.TRUNCATE_REASON_CANCELLED: "cancelled",
 }
 
 

@@ -40,7 +40,6 @@ class TruncateReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRUNCATE_REASON_REJECTED: _ClassVar[TruncateReason]
     TRUNCATE_REASON_STOP: _ClassVar[TruncateReason]
     TRUNCATE_REASON_WASTED: _ClassVar[TruncateReason]
-    TRUNCATE_REASON_CANCELLED: _ClassVar[TruncateReason]
 
 class WorkerErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -71,7 +70,6 @@ TRUNCATE_REASON_UNSPECIFIED: TruncateReason
 TRUNCATE_REASON_REJECTED: TruncateReason
 TRUNCATE_REASON_STOP: TruncateReason
 TRUNCATE_REASON_WASTED: TruncateReason
-TRUNCATE_REASON_CANCELLED: TruncateReason
 WORKER_ERROR_CODE_UNSPECIFIED: WorkerErrorCode
 WORKER_ERROR_CODE_UNKNOWN_SLOT: WorkerErrorCode
 WORKER_ERROR_CODE_BEHIND: WorkerErrorCode

@@ -1,0 +1,126 @@
+"""`python -m gateway --target HOST:PORT [--draft HOST:PORT]`: HTTP and gRPC in one process. `--help` lists settings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from gateway.app import create_app
+from gateway.coordinator import Coordinator
+from gateway.grpc_api import GenerationServicer
+from gateway.pair import Pair, connect_pair
+from outrider.v1 import gateway_pb2, gateway_pb2_grpc
+from outrider.wire.config import GatewayConfig, load
+from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.log import configure_logging, get_logger
+from outrider.wire.rpc import tune_malloc
+from outrider.wire.serving import start_server
+from outrider.wire.worker_main import announce
+
+log = get_logger(__name__)
+
+DRAIN_S = 5.0
+"""How long running answers may go on after a signal."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Before anything is announced, so that a taken port is an error at once. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port", param="port"
+        ) from None
+    return listener
+
+
+async def serve(config: GatewayConfig) -> None:
+    listener = bind(config.host, config.port)
+    try:
+        pair = await connect_pair(config)
+    except BaseException:
+        listener.close()
+        raise
+    coordinator = Coordinator(pair)
+    try:
+        await _serve(config, pair, coordinator, listener)
+    finally:
+        for link in (pair.draft, pair.target):
+            if link is not None:
+                await link.close()
+
+
+async def _serve(config: GatewayConfig, pair: Pair, coordinator: Coordinator, listener: socket.socket) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def add_services(server: object) -> list[str]:
+        servicer = GenerationServicer(coordinator, pair.tokenizer, config)
+        gateway_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+        return [gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name]
+
+    server, grpc_address, health = await start_server(
+        add_services, config.host, config.grpc_port, config.max_message_bytes
+    )
+    app = create_app(coordinator, pair.tokenizer, config, pair.metrics.registry)
+    http = _HttpServer(
+        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=int(DRAIN_S))
+    )
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    announce(http=f"{config.host}:{listener.getsockname()[1]}", grpc=grpc_address, pid=os.getpid())
+    await asyncio.wait({serving, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    log.info("stopping; %d answers are under way", coordinator.num_admitted)
+    coordinator.draining = True
+    await health.enter_graceful_shutdown()
+    await _drain(coordinator)
+    http.should_exit = True
+    await server.stop(0.5)
+    await serving
+
+
+async def _drain(coordinator: Coordinator) -> None:
+    """Let running answers end, for a while."""
+    deadline = asyncio.get_running_loop().time() + DRAIN_S
+    while coordinator.num_admitted and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.05)
+
+
+class _HttpServer(uvicorn.Server):
+    """Signals are ours: HTTP and gRPC stop together."""
+
+    def install_signal_handlers(self) -> None:
+        return
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main(argv: list[str]) -> int:
+    try:
+        config = load(GatewayConfig, argv)
+        configure_logging(config.log_level, "gateway")
+        tune_malloc()
+        uvloop.run(serve(config))
+    except OutriderError as error:
+        sys.stderr.write(f"gateway: {error.message}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""Admission and the running of answers. Implements `gateway.generation.Generator` over a Pair."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+from gateway.decode_loop import Decoder
+from gateway.generation import GenerationRequest, ModelFacts, RoundOutput
+from gateway.pair import Pair
+from gateway.session import Session
+from outrider.wire.errors import InvalidRequest, ModelNotFound, OutriderError, Overloaded, Unavailable
+from outrider.wire.log import get_logger
+from outrider.wire.params import check_token_ids
+
+log = get_logger(__name__)
+
+
+class Coordinator:
+    """Places are given first come, first served; what does not fit the queue is refused at the door."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._places = asyncio.Semaphore(pair.config.max_running)
+        self._num_admitted = 0
+        self.draining = False
+
+    def models(self) -> tuple[ModelFacts, ...]:
+        return (self._pair.model_facts(),)
+
+    def ready(self) -> str | None:
+        if self.draining:
+            return "the gateway is stopping"
+        if self._pair.target.connection is None:
+            return f"no target at {self._pair.config.target}: {self._pair.target.refused or 'not connected'}"
+        return None
+
+    @property
+    def num_admitted(self) -> int:
+        """Answers running or waiting."""
+        return self._num_admitted
+
+    def admit(self, requests: tuple[GenerationRequest, ...]) -> Answers:
+        reason = self.ready()
+        if reason is not None:
+            raise Unavailable(reason, retry_after_s=1.0)
+        for request in requests:
+            self._check(request)
+        config = self._pair.config
+        limit = config.max_running + config.max_queue
+        if self._num_admitted + len(requests) > limit:
+            self._pair.metrics.requests.labels(outcome="refused").inc(len(requests))
+            raise Overloaded(
+                f"{self._num_admitted} answers are running or waiting, {len(requests)} more would pass the limit of "
+                f"{limit}; try again later",
+                retry_after_s=1.0,
+            )
+        self._change(len(requests))
+        return Answers(self._pair, self._places, requests, self._change)
+
+    def _change(self, by: int) -> None:
+        self._num_admitted += by
+        running = min(self._num_admitted, self._pair.config.max_running)
+        self._pair.metrics.running.set(running)
+        self._pair.metrics.queue_depth.set(self._num_admitted - running)
+
+    def _check(self, request: GenerationRequest) -> None:
+        facts = self._pair.facts
+        if request.model and request.model != facts.id:
+            raise ModelNotFound(f"the model {request.model!r} does not exist; served here: {facts.id!r}", param="model")
+        if not request.prompt_ids:
+            raise InvalidRequest("prompt is empty: at least one token is needed", param="prompt")
+        check_token_ids("prompt", list(request.prompt_ids), facts.vocab_size)
+        request.params.check(facts.vocab_size)
+        total = len(request.prompt_ids) + request.params.max_tokens
+        if total > facts.context_limit:
+            raise InvalidRequest(
+                f"prompt has {len(request.prompt_ids)} tokens and max_tokens is {request.params.max_tokens}, "
+                f"together {total}; the context limit is {facts.context_limit}",
+                param="max_tokens",
+            )
+
+
+class Answers:
+    """Implements `gateway.generation.AdmittedGenerations`: one task an answer, outputs in one queue."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        places: asyncio.Semaphore,
+        requests: tuple[GenerationRequest, ...],
+        change: Callable[[int], None],
+    ) -> None:
+        self._pair = pair
+        self._places = places
+        self._requests = requests
+        self._change = change
+        # Bounded by the requests' max_tokens: a slow reader must not hold a slot, so the queue takes all.
+        self._outputs: asyncio.Queue[tuple[int, RoundOutput | Exception | None]] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._admitted_s = time.monotonic()
+
+    async def __aenter__(self) -> Answers:
+        self._tasks = [asyncio.create_task(self._run(index, request)) for index, request in enumerate(self._requests)]
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._change(-len(self._requests))
+        self._requests = ()
+
+    async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
+        """Raises the first error of any answer; the others are cancelled by leaving the block."""
+        num_running = len(self._tasks)
+        while num_running:
+            index, output = await self._outputs.get()
+            if isinstance(output, Exception):
+                raise output
+            if output is None:
+                num_running -= 1
+            else:
+                yield index, output
+
+    async def _run(self, index: int, request: GenerationRequest) -> None:
+        outcome = "cancelled"
+        try:
+            async with self._places:
+                await self._decode(index, request)
+            outcome = "ok"
+            self._outputs.put_nowait((index, None))
+        except OutriderError as error:
+            outcome = type(error).__name__
+            self._outputs.put_nowait((index, error))
+        except Exception as error:
+            outcome = "internal"
+            log.exception("request %s failed", request.request_id)
+            self._outputs.put_nowait((index, error))
+        finally:
+            self._pair.metrics.requests.labels(outcome=outcome).inc()
+
+    async def _decode(self, index: int, request: GenerationRequest) -> None:
+        metrics = self._pair.metrics
+        metrics.prompt_tokens.inc(len(request.prompt_ids))
+        session = Session(request, self._pair.tokenizer, next(self._pair.slot_ids))
+        last_s = self._admitted_s
+        async with contextlib.aclosing(Decoder(self._pair, session).run()) as outputs:
+            async for output in outputs:
+                now = time.monotonic()
+                if last_s == self._admitted_s:
+                    metrics.time_to_first_token.observe(now - last_s)
+                elif output.tokens:
+                    metrics.inter_token.observe((now - last_s) / len(output.tokens))
+                last_s = now
+                self._outputs.put_nowait((index, output))

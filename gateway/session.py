@@ -1,0 +1,97 @@
+"""One answer's state: committed tokens, text, usage. One owner, no I/O: the decode loop applies verdicts here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.detokenizer import Detokenizer, Pushed
+from gateway.generation import (
+    FinishReason,
+    GenerationRequest,
+    RoundOutput,
+    RoundTimings,
+    Token,
+    TokenKind,
+    TokenLogprobs,
+    Usage,
+)
+from gateway.tokenizer import Tokenizer
+from gateway.wait_budget import Backoff
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2 as tpb
+
+
+class Session:
+    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:
+        self.request = request
+        self.slot_id = slot_id
+        self.committed: list[int] = list(request.prompt_ids)
+        self.num_prompt = len(request.prompt_ids)
+        self.usage = Usage(num_prompt_tokens=self.num_prompt, seed=request.params.seed)
+        self.backoff = Backoff()
+        self.finished = False
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, request.stop)
+
+    @property
+    def committed_len(self) -> int:
+        return len(self.committed)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.committed) - self.num_prompt
+
+    def draft_room(self) -> int:
+        """Draft tokens that a round may still use: it commits one more than it accepts."""
+        return self.request.params.max_tokens - self.num_output - 1
+
+    def apply(self, verdict: tpb.Verdict, timings: RoundTimings) -> RoundOutput:
+        """Commit a verdict. A stop string may cut it further; then `finished` is set though the target goes on."""
+        self._count(verdict)
+        ids = list(verdict.token_ids)
+        stopped_by_id = verdict.finish_reason == pb.FINISH_REASON_STOP
+        text_ids = ids[:-1] if stopped_by_id else ids  # a stop id is no text
+        pushed = self._detokenizer.push(text_ids)
+        finish: FinishReason | None = None
+        stop_reason: str | int | None = None
+        delta = pushed.text_delta
+        if pushed.stop is not None:
+            ids, finish, stop_reason = ids[: pushed.num_kept], FinishReason.STOP, pushed.stop
+        elif verdict.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
+            finish = FinishReason.STOP if stopped_by_id else FinishReason.LENGTH
+            delta += self._detokenizer.finish()
+            if stopped_by_id and verdict.stop_token_id in self.request.params.stop_token_ids:
+                stop_reason = verdict.stop_token_id
+        self.committed.extend(ids)
+        self.usage.num_completion_tokens = self.num_output
+        self.finished = finish is not None
+        return RoundOutput(
+            tokens=self._tokens(verdict, ids, pushed),
+            text_delta=delta,
+            num_drafted=verdict.num_drafted,
+            num_accepted=verdict.num_accepted,
+            timings=timings,
+            finish_reason=finish,
+            stop_reason=stop_reason,
+            usage=replace(self.usage) if finish is not None else None,
+        )
+
+    def _count(self, verdict: tpb.Verdict) -> None:
+        if verdict.num_drafted:
+            self.usage.num_rounds += 1
+        else:
+            self.usage.num_plain_steps += 1
+        self.usage.num_draft_tokens += verdict.num_drafted
+        self.usage.num_accepted_tokens += verdict.num_accepted
+
+    def _tokens(self, verdict: tpb.Verdict, ids: list[int], pushed: Pushed) -> tuple[Token, ...]:
+        tokens = []
+        for index, token_id in enumerate(ids):
+            text, offset = pushed.tokens[index] if index < len(pushed.tokens) else ("", self._detokenizer.text_len)
+            logprobs = None
+            if verdict.logprobs:
+                message = verdict.logprobs[index]
+                top = tuple(zip(message.top_ids, message.top_logprobs, strict=True))
+                logprobs = TokenLogprobs(message.logprob, top)
+            tokens.append(Token(token_id, TokenKind(verdict.kinds[index]), text, offset, logprobs))
+        return tuple(tokens)
