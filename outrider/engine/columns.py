@@ -48,14 +48,14 @@ class Columns:
         """Columns that only the output named stay: with a count of 0 they change nothing."""
         self._edits.num_output[:] = 0
 
-    def after(self, draft_prefix: tuple[int, ...]) -> ColumnEdits:
-        """With the draft tokens counted as output; the counts themselves stay as they are."""
+    def after(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
+        """With the draft tokens counted as output; the counts themselves stay as they are. None: no column named."""
         if not draft_prefix:
-            return self._edits
+            return self._edits if self._place else None
         unknown = [i for i in dict.fromkeys(draft_prefix) if i not in self._place]
         places = {token_id: len(self._place) + i for i, token_id in enumerate(unknown)}
         edits = _extended(self._edits, unknown)
-        np.add.at(edits.num_output, [places.get(i, self._place.get(i, 0)) for i in draft_prefix], 1)
+        np.add.at(edits.num_output, [places[i] if i in places else self._place[i] for i in draft_prefix], 1)
         return edits
 
 

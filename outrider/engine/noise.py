@@ -41,7 +41,7 @@ def uniforms(
 ) -> Tensor:
     """Uniform numbers in the open interval (0, 1), 53 bits each -> [N] float64, on the device of `seeds`.
 
-    seeds [N] int64: the 64 bits in two's complement, see `signed_seed`. choices [N] int64 in [0, 2^24).
+    seeds [N] int64: the 64 bits in two's complement. choices [N] int64 in [0, 2^24).
     positions [N] int64: index of the token in the sequence, [0, 2^32). candidates [N] int64: number of a candidate at
     that position, [0, 2^32); absent = 0. The key is the seed, the counter is (candidate, position,
     purpose + 256 choice, 0).
@@ -55,11 +55,6 @@ def uniforms(
     bits = words[0] << 21 | words[1] >> 11  # [N] int64 in [0, 2^53)
     # Exact: 53 bits fit a double. 0 becomes 2^-54, so that 0 < u < 1 and a probability of 0 or 1 is always honoured.
     return bits.to(torch.float64).clamp_min(0.5) * 2.0**-53
-
-
-def signed_seed(seed: int) -> int:
-    """A seed in [0, 2^64) as the int64 with the same bits, which is what a tensor holds."""
-    return seed - 2**64 if seed >= 2**63 else seed
 
 
 def philox4x32(

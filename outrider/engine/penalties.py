@@ -43,7 +43,7 @@ class SamplingState:
         self._output: list[int] = []
         self._num_output = 0
         self._banned = frozenset(word[0] for word in params.bad_words if len(word) == 1)
-        self._long_words = tuple(word for word in params.bad_words if len(word) > 1)
+        self._long_words = tuple(tuple(word) for word in params.bad_words if len(word) > 1)
         self._context_len = max((len(word) - 1 for word in self._long_words), default=0)
         self._prompt_tail = tuple(prompt_ids[max(0, len(prompt_ids) - self._context_len) :])
         ends = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
@@ -55,12 +55,8 @@ class SamplingState:
         """Committed output tokens, as last set."""
         return self._num_output
 
-    @property
-    def changes_logits(self) -> bool:
-        return bool(self._columns or self._banned or self._long_words or self._early_banned)
-
     def set_output(self, ids: Sequence[int]) -> None:
-        """Bring the state to the committed output `ids`. Linear in what is new when it extends the previous output."""
+        """Bring the state to the committed output `ids`. Counts only what is new when it extends the previous one."""
         self._num_output = len(ids)
         if self._columns is None and not self._long_words:
             return
@@ -75,8 +71,8 @@ class SamplingState:
             self._columns.add_output(new)
 
     def edits(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
-        """The columns that penalties and biases name at the position after `draft_prefix`; None when all are off."""
-        return None if self._columns is None else self._columns.after(draft_prefix)
+        """What penalties and biases change at the position after `draft_prefix`; None for nothing."""
+        return self._columns.after(draft_prefix) if self._columns else None
 
     def banned(self, draft_prefix: tuple[int, ...], vocab_size: int) -> frozenset[int]:
         """Ids that must not come next.
@@ -93,6 +89,9 @@ class SamplingState:
             )
         if self._num_output + len(draft_prefix) < self.params.min_tokens:
             banned = banned | self._early_banned
+        if not banned:
+            return banned
+        banned = frozenset(i for i in banned if i < vocab_size)  # a model may end with an id that it cannot emit
         return banned if len(banned) < vocab_size else frozenset()
 
     def _context(self, draft_prefix: tuple[int, ...]) -> tuple[int, ...]:
@@ -123,12 +122,16 @@ def process(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     if logits.shape[0] != len(rows):
         raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} requests' rows")
     _check_finite(logits)
-    changed = [r for r, row in enumerate(rows) if row.state.changes_logits]
-    if not changed:
+    edits = [(r, found) for r, row in enumerate(rows) if (found := row.state.edits(row.draft_prefix)) is not None]
+    bans = [(r, i) for r, row in enumerate(rows) for i in row.state.banned(row.draft_prefix, logits.shape[1])]
+    if not edits and not bans:
         return logits
     processed = logits.clone()
-    _penalise(processed, rows, changed)
-    _ban(processed, rows, changed)
+    if edits:
+        _penalise(processed, rows, edits)
+    if bans:
+        cells = torch.tensor(bans, device=processed.device)  # [N, 2] int64
+        processed[cells[:, 0], cells[:, 1]] = -torch.inf
     return processed
 
 
@@ -140,11 +143,8 @@ def _check_finite(logits: Tensor) -> None:
         raise NonFiniteLogits(bad)
 
 
-def _penalise(processed: Tensor, rows: Sequence[LogitRow], changed: list[int]) -> None:
+def _penalise(processed: Tensor, rows: Sequence[LogitRow], found: list[tuple[int, ColumnEdits]]) -> None:
     """In place, on the named columns. Transformers' repetition penalty, OpenAI's frequency and presence penalties."""
-    found = [(r, edits) for r in changed if (edits := rows[r].state.edits(rows[r].draft_prefix)) is not None]
-    if not found:
-        return
     sizes = [edits.ids.size for _, edits in found]
     params = [rows[r].state.params for r, _ in found]
     on = processed.device
@@ -165,11 +165,3 @@ def _penalise(processed: Tensor, rows: Sequence[LogitRow], changed: list[int]) -
     x -= per_column([p.presence_penalty for p in params]) * (num_output > 0)
     x += joined([e.bias for _, e in found])
     processed[where] = x.clamp(-_FLOAT32_MAX, _FLOAT32_MAX).float()
-
-
-def _ban(processed: Tensor, rows: Sequence[LogitRow], changed: list[int]) -> None:
-    vocab_size = processed.shape[1]
-    cells = [(r, i) for r in changed for i in rows[r].state.banned(rows[r].draft_prefix, vocab_size)]
-    if cells:
-        index = torch.tensor(cells, device=processed.device)  # [N, 2] int64
-        processed[index[:, 0], index[:, 1]] = -torch.inf

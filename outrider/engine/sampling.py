@@ -82,11 +82,12 @@ def draw_weights(weights: Tensor, u: Tensor) -> Tensor:
     total = cdf[:, -1]
     if not bool(((total > 0) & total.isfinite()).all()):
         raise ValueError(f"nothing to draw from: rows sum to {total.tolist()}")
-    positive = weights > 0
-    # A parallel scan may round a CDF upwards where a weight is 0, or end below u * total: hence the two guards.
-    reached = positive & (cdf > (u * total)[:, None])
-    last = weights.shape[1] - 1 - positive.flip(1).int().argmax(dim=1)
-    return torch.where(reached.any(dim=1), reached.int().argmax(dim=1), last)
+    reached = (weights > 0) & (cdf > (u * total)[:, None])  # a parallel scan may round its sum upwards over a zero
+    ids = reached.byte().argmax(dim=1)
+    missed = (~reached.any(dim=1)).nonzero()[:, 0]  # or end below u * total: then the last id with mass
+    if len(missed):
+        ids[missed] = weights.shape[1] - 1 - (weights[missed] > 0).flip(1).byte().argmax(dim=1)
+    return ids
 
 
 def truncate_topk(log_probs: Tensor, n: int) -> Tensor:

@@ -1,0 +1,188 @@
+"""Named outcomes of the acceptance rules: who is kept, what comes next, and that padding is never looked at."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.engine.acceptance import Outcome, accept_greedy, accept_rejection, residual
+from outrider.engine.sampling import draw
+
+INF = math.inf
+
+
+def log(rows: object) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64).log().float()
+
+
+def u(rows: object) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def pairs(outcome: Outcome) -> list[tuple[int, int]]:
+    return list(zip(outcome.num_accepted.tolist(), outcome.next_ids.tolist(), strict=True))
+
+
+class TestGreedy:
+    TARGET = torch.tensor([[3, 4, 5, 6]])
+
+    @pytest.mark.parametrize(
+        ("draft", "num_drafted", "expected"),
+        [
+            ([3, 4, 5], 3, (3, 6)),  # all kept: bonus
+            ([9, 4, 5], 3, (0, 3)),  # first wrong
+            ([3, 9, 5], 3, (1, 4)),  # a match after a mismatch does not count
+            ([3, 4, 9], 3, (2, 5)),
+            ([3, 4, 5], 2, (2, 5)),  # the third is padding
+            ([3, 4, 5], 0, (0, 3)),  # plain
+        ],
+    )
+    def test_walk(self, draft: list[int], num_drafted: int, expected: tuple[int, int]) -> None:
+        outcome = accept_greedy(self.TARGET, torch.tensor([draft]), torch.tensor([num_drafted]))
+        assert pairs(outcome) == [expected]
+        assert outcome.num_accepted.dtype == outcome.next_ids.dtype == torch.int64
+
+    def test_nothing_drafted_by_anyone(self) -> None:
+        outcome = accept_greedy(torch.tensor([[3], [4]]), torch.empty(2, 0, dtype=torch.int64), torch.tensor([0, 0]))
+        assert pairs(outcome) == [(0, 3), (0, 4)]
+
+
+class TestRejection:
+    """One row, V = 4, K = 2; probabilities are dyadic, so that the thresholds are exact."""
+
+    TARGET = log([[[0.25, 0.25, 0.5, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.25, 0.75]]])
+    DRAFT = log([[[0.5, 0.25, 0.25, 0.0], [0.5, 0.0, 0.0, 0.5]]])
+
+    def accept(
+        self,
+        draft: list[int],
+        accept_u: list[float],
+        recover_u: list[float],
+        target_u: list[float],
+        num_drafted: int = 2,
+    ) -> tuple[int, int]:
+        outcome = accept_rejection(
+            self.TARGET,
+            self.DRAFT,
+            torch.tensor([draft]),
+            torch.tensor([num_drafted]),
+            u([accept_u]),
+            u([recover_u]),
+            u([target_u]),
+        )
+        return pairs(outcome)[0]
+
+    def test_all_kept_then_bonus_from_the_last_row(self) -> None:
+        assert self.accept([0, 0], [0.49, 0.99], [0.5, 0.5], [0.5, 0.5, 0.2]) == (2, 2)
+        assert self.accept([0, 0], [0.49, 0.99], [0.5, 0.5], [0.5, 0.5, 0.3]) == (2, 3)
+
+    def test_the_threshold_is_target_over_draft(self) -> None:
+        below = math.nextafter(0.5, 0)
+        assert self.accept([0, 0], [below, 0.9], [0.5, 0.5], [0.1, 0.1, 0.1])[0] == 2
+        assert self.accept([0, 0], [0.5, 0.9], [0.5, 0.5], [0.1, 0.1, 0.1])[0] == 0
+
+    def test_recovered_comes_from_the_residual_at_the_rejected_position(self) -> None:
+        # max(target - draft, 0) of the first position is all on id 2, whatever the noise.
+        for noise in (1e-9, 0.5, 1 - 1e-9):
+            assert self.accept([0, 0], [0.9, 0.9], [noise, 0.5], [noise, noise, noise]) == (0, 2)
+        # Of the second: all on id 1. Its draft 3 is impossible for the target.
+        assert self.accept([1, 3], [0.99, 1e-12], [0.5, 0.5], [0.9, 0.9, 0.9]) == (1, 1)
+
+    def test_a_draft_that_the_target_likes_more_is_always_kept(self) -> None:
+        assert self.accept([2, 0], [1 - 2.0**-53, 1 - 2.0**-53], [0.5, 0.5], [0.5, 0.5, 0.5])[0] == 2
+
+    def test_plain_and_shortened_rows(self) -> None:
+        assert self.accept([0, 0], [0.9, 0.9], [0.9, 0.9], [0.3, 0.1, 0.1], num_drafted=0) == (0, 1)
+        # One drafted and kept: the extra token is the target's own of position 1.
+        assert self.accept([1, 3], [0.9, 0.9], [0.9, 0.9], [0.1, 0.6, 0.1], num_drafted=1) == (1, 1)
+
+    def test_a_draft_token_without_draft_mass_is_never_kept(self) -> None:
+        assert self.accept([0, 1], [0.1, 1e-12], [0.5, 0.5], [0.5, 0.5, 0.5])[0] == 1
+
+    def test_k_is_zero(self) -> None:
+        target = log([[[0.5, 0.5]], [[0.0, 1.0]]])
+        none = torch.empty(2, 0, dtype=torch.int64)
+        empty = torch.empty(2, 0, dtype=torch.float64)
+        outcome = accept_rejection(
+            target, torch.empty(2, 0, 2), none, torch.tensor([0, 0]), empty, empty, u([[0.4], [0.4]])
+        )
+        assert pairs(outcome) == [(0, 0), (0, 1)]
+
+
+def random_batch(num_rows: int, k: int, vocab_size: int, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.rand(*shape, dtype=torch.float64, generator=generator).clamp_min(2.0**-54)
+
+    def law(*shape: int) -> Tensor:
+        return (2 * torch.randn(*shape, vocab_size, generator=generator)).log_softmax(-1)
+
+    target, draft = law(num_rows, k + 1), law(num_rows, k)
+    ids = draw(draft.view(-1, vocab_size), noise(num_rows * k)).view(num_rows, k)
+    return {
+        "target_log_probs": target,
+        "draft_log_probs": draft,
+        "draft_ids": ids,
+        "num_drafted": torch.randint(0, k + 1, (num_rows,), generator=generator),
+        "accept_u": noise(num_rows, k),
+        "recover_u": noise(num_rows, k),
+        "target_u": noise(num_rows, k + 1),
+    }
+
+
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    batch = random_batch(32, 4, 300, seed=0)
+    together = pairs(accept_rejection(**batch))
+    assert len({n for n, _ in together}) > 2
+    order = torch.randperm(32, generator=torch.Generator().manual_seed(1))
+    shuffled = pairs(accept_rejection(**{name: value[order] for name, value in batch.items()}))
+    assert shuffled == [together[i] for i in order.tolist()]
+    for b in range(32):
+        k = int(batch["num_drafted"][b])
+        widths = {"target_log_probs": k + 1, "target_u": k + 1}
+        alone = {
+            name: value[b : b + 1] if name == "num_drafted" else value[b : b + 1, : widths.get(name, k)]
+            for name, value in batch.items()
+        }
+        assert pairs(accept_rejection(**alone)) == [together[b]]
+
+
+@pytest.mark.parametrize("garbage", [math.nan, INF, -INF, 0.0])
+def test_padding_may_hold_anything(garbage: float) -> None:
+    batch = random_batch(16, 4, 50, seed=2)
+    expected = pairs(accept_rejection(**batch))
+    for b, n in enumerate(batch["num_drafted"].tolist()):
+        batch["target_log_probs"][b, n + 1 :] = garbage
+        batch["draft_log_probs"][b, n:] = garbage
+        batch["draft_ids"][b, n:] = 0
+        batch["accept_u"][b, n:] = garbage
+    assert pairs(accept_rejection(**batch)) == expected
+
+
+def test_equal_laws_keep_everything() -> None:
+    batch = random_batch(64, 3, 1000, seed=3)
+    batch["draft_log_probs"] = batch["target_log_probs"][:, :3].contiguous()
+    batch["draft_ids"] = draw(batch["draft_log_probs"].view(-1, 1000), batch["recover_u"].view(-1)).view(64, 3)
+    assert torch.equal(accept_rejection(**batch).num_accepted, batch["num_drafted"])
+
+
+def test_inputs_are_left_alone() -> None:
+    batch = random_batch(8, 3, 20, seed=4)
+    before = {name: value.clone() for name, value in batch.items()}
+    accept_rejection(**batch)
+    assert all(torch.equal(batch[name], before[name]) for name in batch)
+
+
+def test_residual_of_equal_laws_is_the_target() -> None:
+    probs = u([[0.25, 0.75], [0.5, 0.5]])
+    other = u([[0.25, 0.75], [0.75, 0.25]])
+    assert residual(probs, other).tolist() == [[0.25, 0.75], [0.0, 0.25]]
+
+
+def test_large_vocabulary() -> None:
+    batch = random_batch(2, 5, 128_256, seed=5)
+    outcome = accept_rejection(**batch)
+    assert bool((outcome.num_accepted <= batch["num_drafted"]).all())
+    assert bool((outcome.next_ids < 128_256).all())
