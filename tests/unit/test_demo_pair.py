@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from gateway.chat import ChatTemplate
 from models.recipe import alpha
 from models.recipe.pair import CONTEXT_LIMIT, SIZES, load_model
 
@@ -89,3 +90,14 @@ def test_greedy_acceptance_is_near_the_card() -> None:
     acceptance = (said == guessed).float().mean().item()
     # five standard errors of 960 dependent draws, taken as a third as many independent ones
     assert acceptance == pytest.approx(0.65, abs=5 * 0.48 / math.sqrt(960 / 3))
+
+
+def test_the_gateway_renders_a_chat_as_transformers_does() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+    template = ChatTemplate((DEMO / "target" / "chat_template.jinja").read_text(), {"eos_token": "<|endoftext|>"})
+    chat = [
+        {"role": "system", "content": " a\n"},
+        {"role": "user", "content": "b "},
+        {"role": "assistant", "content": "c"},
+    ]
+    assert template.render(chat, add_generation_prompt=True) == tokenizer.apply_chat_template(chat, tokenize=False)
