@@ -1,0 +1,205 @@
+"""Slots: what a message says is committed, what stays cached, and who gets how much memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.slots import Behind, Slot, SlotTable
+from outrider.wire.errors import InvalidRequest, Overloaded
+from outrider.wire.params import SamplingParams
+
+PROMPT = [5, 6, 7, 8]
+
+
+def params(max_tokens: int = 20) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens)
+
+
+def make_table(num_blocks: int = 64, max_slots: int = 4, context_limit: int = 64) -> SlotTable:
+    return SlotTable(KVPool(num_blocks, block_size=4), max_slots, context_limit)
+
+
+def feed(slot: Slot, ids: list[int]) -> None:
+    """What a forward does to the bookkeeping."""
+    slot.table.reserve(len(slot.cached) + len(ids))
+    slot.fed(ids)
+
+
+def open_slot(table: SlotTable | None = None) -> Slot:
+    return (table or make_table()).open(1, 1, PROMPT, len(PROMPT), params())
+
+
+def test_commit_from_appends_repeats_and_rewrites() -> None:
+    slot = open_slot()
+    slot.commit_from(4, [9, 10])
+    assert slot.committed == [5, 6, 7, 8, 9, 10]
+    slot.commit_from(4, [9, 10])  # the same message again
+    assert slot.committed == [5, 6, 7, 8, 9, 10]
+    slot.commit_from(5, [11])
+    assert slot.committed == [5, 6, 7, 8, 9, 11]
+    slot.commit_from(0, [*PROMPT, 1])
+    assert slot.committed == [*PROMPT, 1]
+
+
+def test_a_slot_that_is_behind_says_how_far_it_knows() -> None:
+    slot = open_slot()
+    with pytest.raises(Behind, match="base_len is 6, this slot knows 4 tokens; send again from 4") as caught:
+        slot.commit_from(6, [1])
+    assert caught.value.known_len == 4 and slot.committed == PROMPT
+
+
+@pytest.mark.parametrize(("base_len", "ids"), [(2, []), (0, [1, 2, 3]), (4, [1] * 21), (-1, [1, 2, 3, 4, 5])])
+def test_lengths_outside_prompt_and_max_tokens_are_refused(base_len: int, ids: list[int]) -> None:
+    slot = open_slot()
+    with pytest.raises(InvalidRequest, match="this slot holds 4 to 24"):
+        slot.commit_from(base_len, ids)
+    assert slot.committed == PROMPT
+
+
+def test_all_drafts_accepted_leaves_the_draft_one_short() -> None:
+    """DESIGN 3.1: the draft fed the last committed token and K - 1 of its K tokens."""
+    slot = open_slot()
+    feed(slot, [5, 6, 7, 8, 20, 21])  # K = 3: 20, 21, 22 proposed
+    slot.commit_from(4, [20, 21, 22, 23])
+    assert slot.reconcile() == 6
+    assert slot.committed[6:] == [22, 23]  # to feed
+
+
+def test_rejected_guesses_are_cropped_and_their_blocks_freed() -> None:
+    slot = open_slot()
+    feed(slot, [5, 6, 7, 8, 20, 21, 22, 23, 24])
+    slot.commit_from(4, [20, 30])
+    assert slot.reconcile() == 5
+    assert slot.cached == [5, 6, 7, 8, 20] and slot.table.num_tokens == 5 and len(slot.table.blocks) == 2
+
+
+def test_reconcile_never_keeps_the_last_committed_token() -> None:
+    slot = open_slot()
+    feed(slot, PROMPT)
+    assert slot.reconcile() == 3
+    assert slot.reconcile() == 3
+
+
+def test_guesses_that_were_committed_later_are_kept() -> None:
+    """A late proposal's tokens may turn out right: compared by id, not by who sent them."""
+    slot = open_slot()
+    feed(slot, [5, 6, 7, 8, 20, 21, 22])
+    slot.commit_from(4, [20])
+    assert slot.reconcile() == 4  # the cap, though 20 is cached
+    feed(slot, [20, 21])
+    slot.commit_from(5, [21, 22, 40])
+    assert slot.reconcile() == 6
+
+
+def test_a_rewritten_past_is_compared_again() -> None:
+    slot = open_slot()
+    slot.commit_from(4, [1, 2, 3])
+    feed(slot, [5, 6, 7, 8, 1, 2])
+    assert slot.reconcile() == 6
+    slot.commit_from(4, [9, 2, 3])
+    assert slot.reconcile() == 4
+
+
+def test_truncate_is_idempotent_and_leaves_committed_alone() -> None:
+    slot = open_slot()
+    feed(slot, [5, 6, 7, 8, 20, 21, 22, 23, 24])
+    assert slot.truncate(5) == 2
+    assert slot.truncate(5) == 0
+    assert slot.truncate(100) == 0
+    assert (slot.cached, slot.committed) == (PROMPT, PROMPT)
+    assert slot.truncate(0) == 1 and slot.cached == []
+
+
+def test_reconcile_drops_what_a_failed_forward_reserved() -> None:
+    slot = open_slot()
+    feed(slot, [5, 6])
+    slot.table.reserve(12)
+    slot.reconcile()
+    assert slot.table.num_tokens == 2
+
+
+def test_open_replaces_and_frees_the_older_slot() -> None:
+    table = make_table()
+    slot = open_slot(table)
+    feed(slot, PROMPT)
+    newer = open_slot(table)
+    assert table.get(1, 1) is newer and newer.cached == [] and table.num_in_use == 1
+    assert table.pool.num_in_use == 0 and table.num_promised_blocks == 7
+
+
+def test_open_past_the_context_limit_names_the_numbers() -> None:
+    with pytest.raises(InvalidRequest, match=r"prompt of 4 tokens plus max_tokens 61 is 65, the context limit is 64"):
+        make_table().open(1, 1, PROMPT, 4, params(61))
+    assert make_table().open(1, 1, PROMPT, 4, params(60)).max_len == 64
+
+
+@pytest.mark.parametrize("num_prompt", [0, 5])
+def test_open_with_an_impossible_prompt_length(num_prompt: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"num_prompt_tokens is {num_prompt}, must be from 1 to 4"):
+        make_table().open(1, 1, PROMPT, num_prompt, params())
+
+
+def test_open_with_more_committed_than_max_tokens() -> None:
+    with pytest.raises(InvalidRequest, match="4 committed tokens are more than prompt plus max_tokens, 3"):
+        make_table().open(1, 1, PROMPT, 1, params(2))
+
+
+def test_slot_limit() -> None:
+    table = make_table(max_slots=2)
+    table.open(1, 1, PROMPT, 4, params())
+    table.open(1, 2, PROMPT, 4, params())
+    with pytest.raises(Overloaded, match="all 2 slots are in use"):
+        table.open(2, 1, PROMPT, 4, params())
+    table.open(1, 2, PROMPT, 4, params())  # a replacement takes no place
+    table.close(1, 1)
+    table.open(2, 1, PROMPT, 4, params())
+
+
+def test_memory_is_promised_for_the_worst_case() -> None:
+    table = make_table(num_blocks=15)  # 24 tokens are 6 blocks and one to spare
+    table.open(1, 1, PROMPT, 4, params())
+    old = table.open(1, 2, PROMPT, 4, params())
+    feed(old, PROMPT)
+    with pytest.raises(Overloaded, match=r"24 tokens need 7 cache blocks, 14 of 15 are promised to 2 open slots"):
+        table.open(1, 3, PROMPT, 4, params())
+    with pytest.raises(Overloaded):
+        table.open(1, 2, PROMPT, 4, params(30))  # a replacement that does not fit
+    assert table.get(1, 2) is old and old.cached == PROMPT
+    assert table.close(1, 2) == 1
+    table.open(1, 3, PROMPT, 4, params())
+
+
+def test_a_request_that_could_never_fit_is_the_callers_fault() -> None:
+    with pytest.raises(InvalidRequest, match="need 7 cache blocks, this worker has 6 of 4 tokens"):
+        make_table(num_blocks=6).open(1, 1, PROMPT, 4, params())
+
+
+def test_every_slot_can_reach_its_worst_case_at_once() -> None:
+    table = make_table(num_blocks=21, max_slots=9)
+    for slot_id in range(3):
+        table.open(1, slot_id, PROMPT, 4, params())
+    for slot in table:
+        feed(slot, [*PROMPT, *range(20)])
+    with pytest.raises(Overloaded):
+        table.open(1, 9, PROMPT, 4, params())
+
+
+def test_an_owner_that_left_leaves_nothing() -> None:
+    table = make_table()
+    for owner, slot_id in ((1, 1), (1, 2), (2, 1)):
+        feed(table.open(owner, slot_id, PROMPT, 4, params()), PROMPT)
+    assert [slot.key for slot in table] == [(1, 1), (1, 2), (2, 1)]
+    assert table.close_owner(1) == 2
+    assert table.close_owner(1) == 0
+    assert table.pool.num_in_use == 1 and table.num_promised_blocks == 7
+    assert table.close(2, 1) == 1 and table.close(2, 1) == 0
+    assert table.num_promised_blocks == 0
+
+
+def test_truncating_an_unknown_slot_is_ignored() -> None:
+    table = make_table()
+    assert table.truncate(1, 1, 5) == 0
+    slot = open_slot(table)
+    feed(slot, [5, 6, 7, 8, 9])
+    assert table.truncate(1, 1, 5) == 1
