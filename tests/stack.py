@@ -1,0 +1,174 @@
+"""The real system as processes on free ports: target, draft and gateway. Used by every test that needs services."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import httpx
+
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
+
+REPO = Path(__file__).resolve().parent.parent
+DEMO_TARGET = str(REPO / "models/demo/target")
+DEMO_DRAFT = str(REPO / "models/demo/draft")
+START_S = 90.0
+
+
+@dataclass
+class Process:
+    """One service process. `ready` is the line it announced itself with."""
+
+    module: str
+    args: list[str]
+    popen: subprocess.Popen[str] = field(init=False)
+    ready: dict[str, object] = field(init=False)
+    stderr_path: Path | None = None
+
+    def __post_init__(self) -> None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("OUTRIDER_")}
+        stderr = subprocess.DEVNULL if self.stderr_path is None else self.stderr_path.open("w")
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", self.module, *self.args],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=REPO,
+            env=env,
+        )
+        if self.stderr_path is not None:
+            stderr.close()
+        lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
+        self._reader.start()
+        try:
+            line = lines.get(timeout=START_S)
+        except queue.Empty:
+            line = ""
+        if not line:
+            self.kill()
+            raise RuntimeError(f"{self.module} {self.args} did not start: {self.log()}")
+        self.ready = json.loads(line)
+
+    def _read(self, lines: queue.Queue[str]) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            lines.put(line)
+        lines.put("")
+
+    def log(self) -> str:
+        return "" if self.stderr_path is None else self.stderr_path.read_text()
+
+    @property
+    def address(self) -> str:
+        return str(self.ready["address"])
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def stop(self) -> int:
+        """SIGTERM, then the exit code."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGCONT)
+            self.popen.terminate()
+            try:
+                self.popen.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._reader.join(5)
+        if self.popen.stdout is not None:
+            self.popen.stdout.close()
+        return self.popen.returncode
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait(10)
+
+
+@dataclass
+class Stack:
+    """A running system. `draft` is None for plain decoding."""
+
+    target: Process
+    draft: Process | None
+    gateway: Process
+
+    @property
+    def http(self) -> str:
+        """Base URL."""
+        return f"http://{self.gateway.ready['http']}"
+
+    @property
+    def grpc(self) -> str:
+        return str(self.gateway.ready["grpc"])
+
+    @property
+    def model(self) -> str:
+        return str(httpx.get(f"{self.http}/v1/models").json()["data"][0]["id"])
+
+    def target_info(self) -> pb.WorkerInfo:
+        with grpc.insecure_channel(self.target.address) as channel:
+            return target_pb2_grpc.TargetServiceStub(channel).GetInfo(pb.GetInfoRequest(), timeout=10)
+
+    def draft_info(self) -> pb.WorkerInfo:
+        assert self.draft is not None
+        with grpc.insecure_channel(self.draft.address) as channel:
+            return draft_pb2_grpc.DraftServiceStub(channel).GetInfo(pb.GetInfoRequest(), timeout=10)
+
+    def metrics(self) -> dict[str, float]:
+        """Samples of the gateway's /metrics by 'name{labels}'."""
+        return read_metrics(f"{self.http}/metrics")
+
+
+def read_metrics(url: str) -> dict[str, float]:
+    text = httpx.get(url).text
+    samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+    return {name: float(value) for name, value in samples}
+
+
+@contextlib.contextmanager
+def running(
+    target: str = DEMO_TARGET,
+    draft: str | None = DEMO_DRAFT,
+    *,
+    target_args: tuple[str, ...] = (),
+    draft_args: tuple[str, ...] = (),
+    gateway_args: tuple[str, ...] = (),
+    target_module: str = "target_service",
+    draft_module: str = "draft_service",
+    log_folder: Path | None = None,
+) -> Iterator[Stack]:
+    """Start the three processes and stop them, whatever happens."""
+    processes: list[Process] = []
+
+    def start(module: str, *args: str) -> Process:
+        path = None if log_folder is None else log_folder / f"{module}.log"
+        processes.append(Process(module, list(args), stderr_path=path))
+        return processes[-1]
+
+    cores = sorted(os.sched_getaffinity(0))
+    metrics = ("--metrics-port", "0")
+    try:
+        target_process = start(target_module, "--model", target, "--cpu-cores", str(cores[-1]), *metrics, *target_args)
+        addresses = ["--target", target_process.address]
+        draft_process = None
+        if draft is not None:
+            draft_process = start(draft_module, "--model", draft, "--cpu-cores", str(cores[0]), *metrics, *draft_args)
+            addresses += ["--draft", draft_process.address]
+        gateway = start("gateway", *addresses, "--port", "0", "--grpc-port", "0", *gateway_args)
+        yield Stack(target_process, draft_process, gateway)
+    finally:
+        for process in reversed(processes):
+            process.stop()
