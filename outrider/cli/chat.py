@@ -114,8 +114,8 @@ class Conversation:
         try:
             with self._client.stream(**options) as rounds:
                 for round_ in rounds:
+                    parts.append(round_.text_delta)  # first: Ctrl-C may come while it is shown
                     printer.show(round_)
-                    parts.append(round_.text_delta)
                     usage = round_.usage or usage
         except KeyboardInterrupt:
             pass
