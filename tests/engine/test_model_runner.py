@@ -1,0 +1,228 @@
+"""Every architecture: ragged prefill, decode, verify and rollback give the logits of a forward without any cache."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider.engine.kv_pool import BlockTable, KVPool, OutOfBlocks
+from outrider.engine.loader import load_runner
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.step_plan import FORWARD_COST_TOKENS, Row, StepPlan, group_rows
+from outrider.wire.errors import InvalidRequest
+from tests.tiny_models import random_model, save, tiny_llama, zoo
+
+TOLERANCE = 1e-4
+"""Largest logit difference, float32."""
+VOCAB_SIZE = 97
+
+
+def load(folder: str, kv_cache_tokens: int = 2048) -> ModelRunner:
+    return load_runner(
+        folder, device="cpu", dtype="auto", kv_cache_tokens=kv_cache_tokens, max_slots=8, context_limit=None
+    )
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    return load(tiny_llama(tmp_path_factory.mktemp("llama"), VOCAB_SIZE))
+
+
+def some_ids(count: int, seed: int) -> list[int]:
+    generator = random.Random(seed)
+    return [generator.randrange(VOCAB_SIZE) for _ in range(count)]
+
+
+def truth(model: PreTrainedModel, ids: list[int]) -> Tensor:
+    """[T, V] from transformers alone."""
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+
+
+class Fed:
+    """A sequence and the expectation for every logit it is asked for."""
+
+    def __init__(self, runner: ModelRunner, expected: Callable[[list[int]], Tensor], ids: list[int]) -> None:
+        self.table, self.ids, self.num_cached = runner.pool.new_table(), ids, 0
+        self._expected = expected
+
+    def row(self, end: int, num_logits: int) -> Row:
+        return Row(self.table, self.ids[:end], self.num_cached, num_logits)
+
+    def error(self, row: Row, logits: Tensor) -> float:
+        self.num_cached = len(row.token_ids)
+        if not row.num_logits:
+            return 0.0
+        return float((logits - self._expected(list(row.token_ids))[-row.num_logits :]).abs().max())
+
+    def roll_back(self, keep: int, seed: int) -> None:
+        self.table.truncate(keep)
+        self.num_cached = keep
+        self.ids = self.ids[:keep] + some_ids(60, seed)
+
+
+def step(runner: ModelRunner, feeds: list[tuple[Fed, int, int]]) -> float:
+    """One forward of (sequence, its new end, logits wanted); the largest error."""
+    rows = [sequence.row(end, num_logits) for sequence, end, num_logits in feeds]
+    parts = runner.forward(rows).split([row.num_logits for row in rows])
+    return max(sequence.error(row, logits) for (sequence, _, _), row, logits in zip(feeds, rows, parts, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(zoo()))
+def test_ragged_rounds_equal_a_forward_without_cache(name: str, tmp_path: Path) -> None:
+    model = random_model(zoo()[name], seed=3)
+    runner = load(save(model, tmp_path))
+    a, b, c, d = (Fed(runner, lambda ids: truth(model, ids), some_ids(110, seed)) for seed in range(4))
+    steps = [
+        [(a, 40, 0), (b, 9, 1), (c, 3, 1)],  # prompts: wide, narrow, very short
+        [(a, 57, 1), (b, 10, 1), (c, 4, 1), (d, 20, 0)],  # the rest of a prompt among decodes, another joins
+        [(a, 63, 6), (b, 16, 6), (c, 10, 6), (d, 21, 1)],  # verify K = 5, and one plain step
+    ]
+    errors = [step(runner, feeds) for feeds in steps]
+    a.roll_back(58, 10)  # all refused
+    b.roll_back(13, 11)  # two kept
+    c.roll_back(5, 12)
+    errors.append(step(runner, [(a, 64, 6), (b, 15, 2), (c, 6, 1), (d, 27, 6)]))  # ragged K
+    d.table.free()  # leaves in between
+    a.roll_back(16, 13)  # far back, to the edge of a block
+    errors.append(step(runner, [(a, 17, 1), (b, 16, 1), (c, 12, 6)]))
+    errors.append(step(runner, [(a, 23, 6)]))  # alone
+    assert max(errors) < TOLERANCE, errors
+    for sequence in (a, b, c):
+        sequence.table.free()
+    assert runner.pool.num_in_use == 0
+
+
+def test_a_prompt_in_pieces_equals_a_prompt_at_once(llama: ModelRunner) -> None:
+    whole, pieces = Fed(llama, llama.forward_uncached, some_ids(90, 1)), llama.pool.new_table()
+    assert step(llama, [(whole, 90, 1)]) < TOLERANCE
+    for begin, end in ((0, 7), (7, 8), (8, 80), (80, 90)):
+        logits = llama.forward([Row(pieces, whole.ids[:end], begin, 1)])
+    assert (logits - llama.forward_uncached(whole.ids[:90])[-1:]).abs().max() < TOLERANCE
+    pieces.free()
+    whole.table.free()
+
+
+def test_a_row_alone_is_read_in_place_and_scattered_blocks_are_gathered(llama: ModelRunner) -> None:
+    def plan(table: BlockTable, cached: int) -> StepPlan:
+        return StepPlan.build([Row(table, [1] * table.num_tokens, cached, 1)], llama.device, VOCAB_SIZE)
+
+    first, second = llama.pool.new_table(), llama.pool.new_table()
+    first.reserve(16)
+    second.reserve(16)
+    first.reserve(40)  # its second block lies behind the other's
+    assert plan(first, 39).start is None and plan(second, 15).start is not None
+    for table in (first, second):
+        table.free()
+        ids = some_ids(40, 5)
+        sequence = Fed(llama, llama.forward_uncached, ids)
+        assert step(llama, [(sequence, 34, 1)]) < TOLERANCE
+        assert step(llama, [(sequence, 40, 6)]) < TOLERANCE
+        sequence.table.free()
+
+
+def test_forks_diverge_inside_a_shared_block(llama: ModelRunner) -> None:
+    trunk = Fed(llama, llama.forward_uncached, some_ids(60, 1))
+    step(llama, [(trunk, 21, 0)])
+    branch = Fed(llama, llama.forward_uncached, trunk.ids[:21] + some_ids(30, 2))
+    branch.table, branch.num_cached = trunk.table.fork(), 21
+    assert step(llama, [(trunk, 27, 6), (branch, 26, 5)]) < TOLERANCE
+    assert step(llama, [(trunk, 28, 1), (branch, 27, 1)]) < TOLERANCE
+    trunk.table.free()
+    assert step(llama, [(branch, 30, 3)]) < TOLERANCE
+    branch.table.free()
+    assert llama.pool.num_in_use == 0
+
+
+def test_nothing_stale_is_read(llama: ModelRunner) -> None:
+    """NaN in every block that nobody owns: a padding column that read one would spread it."""
+    long, short = (Fed(llama, llama.forward_uncached, some_ids(60, seed)) for seed in (1, 2))
+    step(llama, [(long, 33, 0), (short, 18, 0)])
+    owned = {*long.table.blocks, *short.table.blocks, 0}
+    free = [block for block in range(llama.pool.num_blocks + 1) if block not in owned]
+    with torch.inference_mode():  # the storage was made in it
+        for layer in llama._cache.layers:
+            layer.keys[free], layer.values[free] = torch.nan, torch.nan
+    assert step(llama, [(long, 39, 6), (short, 19, 1)]) < TOLERANCE
+    long.table.free()
+    short.table.free()
+
+
+def test_no_rows_and_no_logits_wanted(llama: ModelRunner) -> None:
+    assert llama.forward([]).shape == (0, VOCAB_SIZE)
+    table = llama.pool.new_table()
+    logits = llama.forward([Row(table, [1, 2, 3], 0, 0)])
+    assert logits.shape == (0, VOCAB_SIZE) and logits.dtype == torch.float32
+    table.free()
+
+
+@pytest.mark.parametrize("bad_id", [-1, VOCAB_SIZE])
+def test_a_token_outside_the_vocabulary_changes_nothing(llama: ModelRunner, bad_id: int) -> None:
+    good, bad = llama.pool.new_table(), llama.pool.new_table()
+    llama.forward([Row(good, [1, 2], 0, 0)])
+    with pytest.raises(InvalidRequest, match=f"token id {bad_id} is outside the vocabulary, 0 to 96"):
+        llama.forward([Row(good, [1, 2, 3], 2, 1), Row(bad, [4, bad_id, 5], 0, 1)])
+    assert (good.num_tokens, bad.num_tokens, len(bad.blocks)) == (2, 0, 0)
+    good.free()
+
+
+def test_a_full_cache_changes_nothing(tmp_path: Path) -> None:
+    runner = load(tiny_llama(tmp_path, VOCAB_SIZE), kv_cache_tokens=48)
+    first, second = runner.pool.new_table(), runner.pool.new_table()
+    runner.forward([Row(first, [1, 2], 0, 0)])
+    with pytest.raises(OutOfBlocks, match="raise kv_cache_tokens"):
+        runner.forward([Row(first, [1] * 20, 2, 1), Row(second, [1] * 40, 0, 1)])
+    assert (first.num_tokens, second.num_tokens, runner.pool.num_in_use) == (2, 0, 1)
+
+
+def test_a_row_past_the_context_limit_is_refused(llama: ModelRunner) -> None:
+    table = llama.pool.new_table()
+    with pytest.raises(InvalidRequest, match="a row of 257 tokens is past the context limit, 256"):
+        llama.forward([Row(table, [1] * 257, 0, 1)])
+    assert table.num_tokens == 0
+
+
+@st.composite
+def feeds(draw: st.DrawFn) -> list[Row]:
+    """Rows of every mixture of lengths; grouping looks at nothing else."""
+    table = KVPool(1).new_table()
+    rows = []
+    for _ in range(draw(st.integers(1, 24))):
+        num_new = draw(st.one_of(st.integers(1, 8), st.integers(1, 600)))
+        num_cached = draw(st.one_of(st.just(0), st.integers(0, 700)))
+        rows.append(Row(table, range(num_cached + num_new), num_cached, 1))
+    return rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(feeds())
+def test_grouping_takes_each_row_once_and_never_pads_queries(rows: list[Row]) -> None:
+    groups = group_rows(rows)
+    assert sorted(i for group in groups for i in group) == list(range(len(rows)))
+    for group in groups:
+        width = max(rows[i].num_new for i in group)
+        assert all(len(rows[i].token_ids) >= width for i in group)
+    # Never dearer than the two plain ways: a forward per distinct width, or one for all when that is allowed.
+    cost = sum(FORWARD_COST_TOKENS + max(rows[i].num_new for i in group) * len(group) for group in groups)
+    if all(len(row.token_ids) >= max(r.num_new for r in rows) for row in rows):
+        widths = Counter(row.num_new for row in rows)
+        assert cost <= sum(FORWARD_COST_TOKENS + width * count for width, count in widths.items())
+        assert cost <= FORWARD_COST_TOKENS + max(widths) * len(rows)
+
+
+def test_a_long_prompt_does_not_widen_decode_rows() -> None:
+    table = KVPool(1).new_table()
+    decodes = [Row(table, range(300), 299, 1) for _ in range(8)]
+    verifies = [Row(table, range(300), 294, 6) for _ in range(2)]
+    prompt = Row(table, range(500), 0, 0)
+    assert group_rows([*decodes, prompt]) == [list(range(8)), [8]]
+    assert group_rows([decodes[0], *verifies]) == [[0, 1, 2]]  # five columns more are cheaper than a second forward
