@@ -1,0 +1,100 @@
+"""Ray itself: started on this machine and ended with us, or a cluster that we join and leave as it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from types import TracebackType
+from typing import Any
+
+from deploy.placement import Node
+from outrider.cli.processes import become_subreaper, end_descendants
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
+
+NAMESPACE = "outrider"
+_OBJECT_STORE_BYTES = 100 << 20  # near Ray's least: nothing but start-up facts goes through it
+_GRACE_S = 2.0
+_LOCAL_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",  # no token file in the user's home; see the next line
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what makes Ray listen on 127.0.0.1 alone, here too
+    "RAY_prestart_worker_first_driver": "0",  # else an idle process per core
+}
+
+
+class Cluster:
+    """Use as `with`. Everything that Ray started for us, agents too, has ended when the block is left."""
+
+    def __init__(self, address: str | None) -> None:
+        """`address` of a running cluster, or None to start Ray here."""
+        self._address = address
+        self._folder: str | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        return self._address is None
+
+    def __enter__(self) -> Cluster:
+        if self.is_ours:
+            become_subreaper()  # Ray's agents outlive their parents for a while; they must not outlive us
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def nodes(self) -> list[Node]:
+        """What each living machine has in all."""
+        resources = [node["Resources"] for node in _ray().nodes() if node["Alive"]]
+        return [Node(found.get("CPU", 0.0), found.get("GPU", 0.0)) for found in resources]
+
+    def free(self) -> Node:
+        """What is free now, over all machines."""
+        found: dict[str, float] = _ray().available_resources()
+        return Node(found.get("CPU", 0.0), found.get("GPU", 0.0))
+
+    def local_cores(self) -> frozenset[int] | None:
+        """Cores to share out; None when the workers may run on other machines, whose cores we do not know."""
+        return frozenset(os.sched_getaffinity(0)) if len(self.nodes()) == 1 else None
+
+    def _start(self) -> None:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        local: dict[str, Any] = {}
+        if self.is_ours:
+            os.environ.update(_LOCAL_ENVIRONMENT)
+            self._folder = tempfile.mkdtemp(prefix="outrider-")
+            local = {
+                "num_cpus": len(os.sched_getaffinity(0)),
+                "include_dashboard": False,
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "_node_ip_address": "127.0.0.1",
+                "_temp_dir": self._folder,
+            }
+        try:
+            _ray().init(address=self._address or "local", namespace=NAMESPACE, **local)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            where = "on this machine" if self.is_ours else f"at {self._address!r}"
+            raise ConfigError(f"no Ray {where}: {error}; start one, or use --no-ray") from error
+
+    def _end(self) -> None:
+        _ray().shutdown()
+        if self.is_ours and (left := end_descendants(_GRACE_S)):
+            log.debug("ended what Ray left behind: %s", left)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _ray() -> Any:
+    """Imported late: it reads the environment. Untyped: so are its functions."""
+    import ray
+
+    return ray

@@ -1,0 +1,186 @@
+"""Child processes: start them so that they cannot outlive us, read their events, end them and all they left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# Loaded here and not in the forked child, where little may safely be done.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+Event = dict[str, Any]
+OnLog = Callable[[str, str], None]
+"""Called with (name of the part, line) from a reader thread."""
+
+TAIL_LINES = 200
+
+
+class Child:
+    """A process that reports with one JSON object a line on stdout and logs on stderr.
+
+    It gets a session of its own, so that a terminal's Ctrl-C reaches only us and the order of stopping is ours;
+    and it is told by the kernel (SIGTERM) when we die, however we die. Start it from the main thread: the kernel
+    takes the end of the starting *thread* for ours.
+    """
+
+    def __init__(self, name: str, args: Sequence[str], *, stdin: str | None = None, on_log: OnLog | None = None):
+        """`stdin` is written at once and the pipe then kept open: its end tells the child that we are gone."""
+        self.name = name
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._on_log = on_log
+        self.process = subprocess.Popen(
+            list(args),
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=_die_with_parent(os.getpid()),
+        )
+        self._readers = [self._read(self.process.stdout, self._event), self._read(self.process.stderr, self._log)]
+        if stdin is not None and self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it died at once: `returncode` and `tail` say why
+                self.process.stdin.write(stdin)
+                self.process.stdin.flush()
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; -N when signal N ended it."""
+        return self.process.poll()
+
+    def last_lines(self, count: int) -> list[str]:
+        """The end of what it logged. Waits shortly for the readers when the process has ended."""
+        if self.returncode is not None:
+            for reader in self._readers:
+                reader.join(1.0)
+        return list(self.tail)[-count:]
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM and the end of its stdin, then SIGKILL after `grace_s`. Does nothing to one that has ended."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+        self.process.terminate()
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def close(self) -> None:
+        """Release the pipes. Call when everything that could hold their other ends has been ended."""
+        for reader in self._readers:
+            reader.join(1.0)
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None and not any(reader.is_alive() for reader in self._readers):
+                pipe.close()
+
+    def _read(self, pipe: IO[str] | None, handle: Callable[[str], None]) -> threading.Thread:
+        def run() -> None:
+            for line in pipe or ():
+                handle(line.rstrip("\n"))
+
+        thread = threading.Thread(target=run, name=f"read-{self.name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _event(self, line: str) -> None:
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            event = None
+        if isinstance(event, dict) and "event" in event:
+            self.events.put(event)
+        else:
+            self._log(line)
+
+    def _log(self, line: str) -> None:
+        self.tail.append(line)
+        if self._on_log is not None:
+            self._on_log(self.name, line)
+
+
+def _die_with_parent(parent: int) -> Callable[[], None]:
+    def prepare() -> None:
+        if _LIBC is None:
+            return
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # we died before the kernel was asked
+            os._exit(1)
+
+    return prepare
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of every orphan among its descendants, so that `end_descendants` finds them all.
+
+    For processes that own all their children. Does nothing where the kernel is not Linux.
+    """
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below `pid` that still run, nearest first. Empty where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            # "pid (name) state ppid ...": the name may hold spaces and parentheses
+            state, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                children.setdefault(int(parent), []).append(int(entry.parent.name))
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        below = children.get(pending.pop(0), [])
+        found += below
+        pending += below
+    return found
+
+
+def end_descendants(grace_s: float, give_up_s: float = 10.0) -> list[int]:
+    """End every process below this one, by pid: SIGTERM, after `grace_s` SIGKILL. Returns those it had to end.
+
+    With `become_subreaper` called first, none can have escaped by losing its parent.
+    """
+    ended: list[int] = []
+    start = time.monotonic()
+    while left := descendants(os.getpid()):
+        elapsed_s = time.monotonic() - start
+        if elapsed_s > grace_s + give_up_s:
+            break
+        new = [pid for pid in left if pid not in ended]
+        ended += new
+        _signal(left if elapsed_s >= grace_s else new, signal.SIGKILL if elapsed_s >= grace_s else signal.SIGTERM)
+        _reap(left)
+        time.sleep(0.05)
+    _reap(ended)
+    return ended
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _reap(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):  # its own parent reaps it
+            os.waitpid(pid, os.WNOHANG)
