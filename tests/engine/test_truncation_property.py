@@ -1,0 +1,303 @@
+"""Whatever a gateway sends, in whatever order, a slot's logits are those of a fresh prefill of its committed tokens.
+
+The machine plays gateways over a real SlotTable and ModelRunner: rounds of both workers, retries, duplicates, stale
+and early messages, truncations at any time, closes and lost streams. It keeps its own record of what each slot must
+hold, by the rules of DESIGN section 3 alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import Tensor
+from transformers import LlamaConfig
+
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.slots import Behind, Slot, SlotTable
+from outrider.engine.step_plan import Row
+from outrider.wire.errors import InvalidRequest, Overloaded
+from outrider.wire.params import SamplingParams
+from tests.tiny_models import random_model
+
+TOLERANCE = 1e-4
+VOCAB_SIZE = 5
+"""So small that guesses are often right and old guesses often come true."""
+BLOCK_SIZE, NUM_BLOCKS, MAX_SLOTS, CONTEXT = 4, 26, 4, 40
+
+TOKEN = st.integers(0, VOCAB_SIZE - 1)
+TOKENS = st.lists(TOKEN, min_size=1, max_size=9)
+PICK = st.integers(0, MAX_SLOTS - 1)
+
+
+def make_runner() -> ModelRunner:
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+    )
+    facts = ModelFacts("tiny", VOCAB_SIZE, CONTEXT, "float32", "cpu", (), 0)
+    return ModelRunner(random_model(config, seed=1), facts, KVPool(1, BLOCK_SIZE))
+
+
+RUNNER = make_runner()
+TRUTH: dict[tuple[int, ...], Tensor] = {}
+
+
+def true_logits(ids: list[int]) -> Tensor:
+    """[V] after the last of ids, from a forward without cache."""
+    key = tuple(ids)
+    if key not in TRUTH:
+        TRUTH[key] = RUNNER.forward_uncached(ids)[-1]
+    return TRUTH[key]
+
+
+@dataclass
+class Request:
+    """The gateway's view: what it knows to be committed, and what it believes the worker to know."""
+
+    num_prompt: int
+    max_len: int
+    committed: list[int]
+    worker: list[int]
+    """What the worker must hold."""
+    sent: list[tuple[int, list[int]]] = field(default_factory=list)
+    """Every (base_len, ids) so far, to be repeated at bad moments."""
+
+
+class Workers(RuleBasedStateMachine):
+    @initialize()
+    def start(self) -> None:
+        RUNNER.set_pool(KVPool(NUM_BLOCKS, BLOCK_SIZE))
+        self.table = SlotTable(RUNNER.pool, MAX_SLOTS, CONTEXT)
+        self.requests: dict[tuple[int, int], Request] = {}
+
+    def pick(self, which: int) -> tuple[Slot, Request]:
+        key = sorted(self.requests)[which % len(self.requests)]
+        slot = self.table.get(*key)
+        assert slot is not None
+        return slot, self.requests[key]
+
+    # What a gateway sends -------------------------------------------------------------------------------------------
+
+    @rule(owner=st.integers(1, 2), slot_id=st.integers(1, 3), ids=TOKENS, extra=TOKENS, max_tokens=st.integers(1, 30))
+    def open(self, owner: int, slot_id: int, ids: list[int], extra: list[int], max_tokens: int) -> None:
+        """Also over a slot of the same key, and with output committed already, as after a restart."""
+        committed, max_len = (ids + extra)[: len(ids) + max_tokens - 1], len(ids) + max_tokens
+        key, old = (owner, slot_id), self.requests.get((owner, slot_id))
+        others = [request for other, request in self.requests.items() if other != key]
+        needed = sum(-(-r.max_len // BLOCK_SIZE) + 1 for r in others) + -(-max_len // BLOCK_SIZE) + 1
+        fits = len(others) < MAX_SLOTS and needed <= NUM_BLOCKS
+        try:
+            self.table.open(owner, slot_id, committed, len(ids), SamplingParams(max_tokens=max_tokens))
+        except Overloaded:
+            assert not fits
+            assert self.requests.get(key) is old
+        else:
+            assert fits
+            self.requests[key] = Request(len(ids), max_len, list(committed), list(committed))
+
+    @precondition(lambda self: self.requests)
+    @rule(picks=st.lists(PICK, min_size=1, max_size=3), data=st.data())
+    def verify(self, picks: list[int], data: st.DataObject) -> None:
+        """One forward over K + 1 positions of several slots, ragged K; the verdict reaches the gateway or is lost."""
+        batch = []
+        for slot, request in {id(pair[0]): pair for pair in map(self.pick, picks)}.values():
+            if len(request.committed) < request.max_len and self.commit(slot, request, data):
+                room = request.max_len - len(slot.committed) - 1
+                batch.append((slot, request, data.draw(st.lists(TOKEN, max_size=5))[:room]))
+        rows = [Row(s.table, [*s.committed, *guesses], len(s.cached), len(guesses) + 1) for s, _, guesses in batch]
+        parts = RUNNER.forward(rows).split([row.num_logits for row in rows])
+        for (slot, request, guesses), logits in zip(batch, parts, strict=True):
+            slot.fed([*slot.committed, *guesses][len(slot.cached) :])
+            for j in range(len(guesses) + 1):
+                self.compare(slot.committed + guesses[:j], logits[j])
+            num_accepted = data.draw(st.integers(0, len(guesses)))
+            new = [*guesses[:num_accepted], data.draw(TOKEN)]
+            slot.commit_from(len(slot.committed), new)
+            request.worker.extend(new)
+            if data.draw(st.booleans(), label="verdict arrives") and request.committed == request.worker[: -len(new)]:
+                request.committed = list(request.worker)
+
+    @precondition(lambda self: self.requests)
+    @rule(which=PICK, data=st.data(), num_guesses=st.integers(1, 6))
+    def propose(self, which: int, data: st.DataObject, num_guesses: int) -> None:
+        """As the draft does: feeds its own guesses one by one, all but the last, and leaves them in the cache."""
+        slot, request = self.pick(which)
+        if not self.commit(slot, request, data):
+            return
+        ids = list(slot.committed)
+        for _ in range(min(num_guesses, request.max_len - len(ids))):
+            self.compare(ids, self.feed(slot, ids))
+            ids.append(data.draw(TOKEN))
+        self.learn(request, ids[len(slot.committed) :], data)
+
+    def learn(self, request: Request, guesses: list[int], data: st.DataObject) -> None:
+        """The target's verdict on a proposal, which this worker hears of with the next message."""
+        num_accepted = data.draw(st.integers(0, len(guesses)))
+        new = [*guesses[:num_accepted], data.draw(TOKEN)]
+        if request.committed == request.worker:
+            request.committed = [*request.committed, *new][: request.max_len - 1]
+
+    @precondition(lambda self: self.requests)
+    @rule(which=PICK, data=st.data(), end=st.integers(0, CONTEXT))
+    def prefill_a_piece(self, which: int, data: st.DataObject, end: int) -> None:
+        slot, request = self.pick(which)
+        if self.commit(slot, request, data) and len(slot.cached) < (end := min(end, len(slot.committed) - 1)):
+            self.feed(slot, slot.committed[:end])
+
+    @precondition(lambda self: any(request.sent for request in self.requests.values()))
+    @rule(which=PICK, message=st.integers(0, 100))
+    def repeat_a_message(self, which: int, message: int) -> None:
+        """A duplicate, or a message overtaken by newer ones. It decides, as any message does."""
+        slot, request = self.pick(which)
+        if not request.sent:
+            return
+        base_len, ids = request.sent[message % len(request.sent)]
+        if base_len > len(request.worker):
+            with pytest.raises(Behind):
+                slot.commit_from(base_len, ids)
+            return
+        slot.commit_from(base_len, ids)
+        request.worker[base_len:] = ids
+        if message % 2:
+            slot.reconcile()
+
+    @precondition(lambda self: self.requests)
+    @rule(which=PICK, ids=TOKENS)
+    def send_nonsense(self, which: int, ids: list[int]) -> None:
+        """Too short, too long, or past the end: refused, and nothing changes."""
+        slot, request = self.pick(which)
+        with pytest.raises(Behind) as caught:
+            slot.commit_from(len(request.worker) + 1, ids)
+        assert caught.value.known_len == len(request.worker)
+        with pytest.raises(InvalidRequest):
+            slot.commit_from(0, ids[: request.num_prompt - 1])
+        with pytest.raises(InvalidRequest):
+            slot.commit_from(len(request.worker), [0] * (request.max_len - len(request.worker) + 1))
+
+    @precondition(lambda self: self.requests)
+    @rule(which=PICK, committed_len=st.integers(0, CONTEXT))
+    def truncate(self, which: int, committed_len: int) -> None:
+        slot, _ = self.pick(which)
+        in_use = self.table.pool.num_in_use
+        freed = self.table.truncate(*slot.key, committed_len)
+        assert len(slot.cached) <= max(committed_len - 1, 0)
+        assert self.table.pool.num_in_use == in_use - freed
+        assert self.table.truncate(*slot.key, committed_len) == 0
+
+    @precondition(lambda self: self.requests)
+    @rule(which=PICK)
+    def close(self, which: int) -> None:
+        slot, _ = self.pick(which)
+        held = len(slot.table.blocks)
+        assert self.table.close(*slot.key) == held
+        assert self.table.close(*slot.key) == 0
+        del self.requests[slot.key]
+
+    @rule(owner=st.integers(1, 2))
+    def lose_an_owner(self, owner: int) -> None:
+        keys = [key for key in self.requests if key[0] == owner]
+        assert self.table.close_owner(owner) == len(keys)
+        for key in keys:
+            del self.requests[key]
+
+    @precondition(lambda self: self.requests)
+    @rule(which=PICK)
+    def fail_a_forward(self, which: int) -> None:
+        """A token that the model cannot take, as from a broken peer: the slot is as before."""
+        slot, _ = self.pick(which)
+        before = (list(slot.cached), list(slot.table.blocks), slot.table.num_tokens)
+        with pytest.raises(InvalidRequest):
+            RUNNER.forward([Row(slot.table, [*slot.cached, VOCAB_SIZE], len(slot.cached), 1)])
+        assert (slot.cached, slot.table.blocks, slot.table.num_tokens) == before
+
+    # What a worker does ---------------------------------------------------------------------------------------------
+
+    def commit(self, slot: Slot, request: Request, data: st.DataObject) -> bool:
+        """The gateway's next message, from any length that it may think agreed. False when the slot was behind."""
+        base_len = data.draw(st.integers(0, len(request.committed)), label="base_len")
+        ids = request.committed[base_len:]
+        request.sent.append((base_len, ids))
+        if base_len > len(request.worker):
+            with pytest.raises(Behind) as caught:
+                slot.commit_from(base_len, ids)
+            assert caught.value.known_len == len(request.worker)
+            return False
+        slot.commit_from(base_len, ids)
+        request.worker[base_len:] = ids
+        known, cached = list(slot.committed), list(slot.cached)
+        num_cached = slot.reconcile()
+        agreed = next((i for i, (a, b) in enumerate(zip(cached, known, strict=False)) if a != b), len(cached))
+        assert num_cached == len(slot.cached) == min(agreed, len(known) - 1, len(cached))
+        assert slot.committed == known
+        return True
+
+    def feed(self, slot: Slot, ids: list[int]) -> Tensor:
+        """Bring the cache up to ids in one forward; [V] logits after the last."""
+        logits = RUNNER.forward([Row(slot.table, ids, len(slot.cached), 1)])
+        slot.fed(ids[len(slot.cached) :])
+        return logits[0]
+
+    def compare(self, ids: list[int], logits: Tensor) -> None:
+        assert float((logits - true_logits(ids)).abs().max()) < TOLERANCE
+
+    # What must hold at all times ------------------------------------------------------------------------------------
+
+    @invariant()
+    def blocks_are_accounted_for(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        slots, pool = list(self.table), self.table.pool
+        blocks = [block for slot in slots for block in slot.table.blocks]
+        assert len(set(blocks)) == len(blocks) == pool.num_in_use
+        assert pool.num_free + pool.num_in_use == NUM_BLOCKS
+        assert self.table.num_promised_blocks <= NUM_BLOCKS
+        assert self.table.num_in_use == len(slots) == len(self.requests)
+
+    @invariant()
+    def slots_hold_what_was_said(self) -> None:
+        for slot in getattr(self, "table", ()):
+            request = self.requests[slot.key]
+            assert slot.committed == request.worker
+            assert slot.table.num_tokens == len(slot.cached) <= request.max_len
+            assert len(slot.table.blocks) == -(-len(slot.cached) // BLOCK_SIZE)
+
+    @invariant()
+    def cached_entries_are_what_a_fresh_prefill_gives(self) -> None:
+        """On a fork, so that looking changes nothing: the next token's logits on top of every slot's cache."""
+        for slot in getattr(self, "table", ()):
+            fork = slot.table.fork()
+            ids = [*slot.cached, slot.committed[-1]]
+            if len(ids) <= CONTEXT and self.table.pool.num_free:
+                self.compare(ids, RUNNER.forward([Row(fork, ids, len(slot.cached), 1)])[0])
+            fork.free()
+
+    def teardown(self) -> None:
+        for owner in (1, 2):
+            self.table.close_owner(owner)
+        assert self.table.pool.num_in_use == 0 and self.table.num_promised_blocks == 0
+        TRUTH.clear()
+
+
+TestWorkers: Any = Workers.TestCase
+TestWorkers.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    """Models this small only lose by threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
