@@ -325,7 +325,7 @@ def _one_way(
     return request_type(truncate=truncate, close=close)
 
 
-def _ignore(future: asyncio.Future[object]) -> None:
+def _ignore(future: asyncio.Future[Any]) -> None:
     """Retrieve the exception of a future that may have no other reader."""
     if not future.cancelled():
         future.exception()

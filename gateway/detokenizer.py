@@ -49,6 +49,11 @@ class Detokenizer:
         self._num_chars = 0
         """Characters so far, held ones included."""
 
+    @property
+    def num_chars(self) -> int:
+        """Characters of all text so far, held-back text included."""
+        return self._num_chars
+
     def push(self, ids: Sequence[int]) -> Pushed:
         """Take the next tokens of the answer, in order."""
         texts: list[str] = []

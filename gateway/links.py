@@ -25,6 +25,10 @@ log = get_logger(__name__)
 
 RECONNECT_S = 0.2
 CALL_TIMEOUT_S = 10.0
+_TYPES: dict[str, tuple[Any, Any]] = {
+    "draft": (draft_pb2_grpc.DraftServiceStub, dpb.DraftRequestBatch),
+    "target": (target_pb2_grpc.TargetServiceStub, tpb.TargetRequestBatch),
+}
 
 
 class Connection:
@@ -111,11 +115,8 @@ class WorkerLink:
         self._on_change = on_change
         self._changed = asyncio.Condition()
         self._channel = grpc.aio.insecure_channel(address, options=client_options(max_message_bytes))
-        self._stub: Any
-        if name == "draft":
-            self._stub, self._batch = draft_pb2_grpc.DraftServiceStub(self._channel), dpb.DraftRequestBatch
-        else:
-            self._stub, self._batch = target_pb2_grpc.TargetServiceStub(self._channel), tpb.TargetRequestBatch
+        stub_type, self._batch_type = _TYPES[name]
+        self._stub = stub_type(self._channel)
         self._task = asyncio.create_task(self._keep_connected())
 
     async def get_info(self) -> pb.WorkerInfo:
@@ -154,7 +155,9 @@ class WorkerLink:
         """Until the stream ends."""
         info = await self.get_info()
         self._accept(info)
-        connection = Connection(info, self._stub.Control(), lambda items: self._batch(items=items), self._count_bytes)
+        connection = Connection(
+            info, self._stub.Control(), lambda items: self._batch_type(items=items), self._count_bytes
+        )
         log.info("connected to the %s %s at %s", self.name, info.model_id, self.address)
         reading = asyncio.create_task(connection.run())
         try:
@@ -176,4 +179,4 @@ class WorkerLink:
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await self._channel.close()
+        await self._channel.close(None)

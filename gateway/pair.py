@@ -83,7 +83,7 @@ class Pair:
         late = why == tpb.FALLBACK_REASON_LATE
         (self.metrics.proposals_late if late else self.metrics.proposals_refused).inc()
 
-    def note_truncate(self, worker: str, reason: int) -> None:
+    def note_truncate(self, worker: str, reason: pb.TruncateReason) -> None:
         self.metrics.truncates.labels(worker=worker, reason=_REASONS[reason]).inc()
 
     def note_round(self, verdict: tpb.Verdict, output: RoundOutput, timings: RoundTimings) -> None:

@@ -87,7 +87,7 @@ class Session:
     def _tokens(self, verdict: tpb.Verdict, ids: list[int], pushed: Pushed) -> tuple[Token, ...]:
         tokens = []
         for index, token_id in enumerate(ids):
-            text, offset = pushed.tokens[index] if index < len(pushed.tokens) else ("", self._detokenizer.text_len)
+            text, offset = pushed.tokens[index] if index < len(pushed.tokens) else ("", self._detokenizer.num_chars)
             logprobs = None
             if verdict.logprobs:
                 message = verdict.logprobs[index]

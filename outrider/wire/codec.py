@@ -82,7 +82,7 @@ def rows_from_proto(message: pb.TokenDistributions, num_rows: int, vocab_size: i
     return SparseRows(sizes, ids, log_probs)
 
 
-def _data(tensor: pb.Tensor, name: str, dtype: int, shape: tuple[int, ...]) -> bytes:
+def _data(tensor: pb.Tensor, name: str, dtype: pb.TensorDType, shape: tuple[int, ...]) -> bytes:
     if tensor.dtype != dtype:
         raise BadTensor(f"{name} has dtype {tensor.dtype}, expected {dtype}")
     if tuple(tensor.shape) != shape:

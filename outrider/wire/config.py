@@ -188,9 +188,7 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, environ: Mapping[
     for key in env:
         if key.upper().startswith(prefix) and key.upper() not in known:
             raise ConfigError(f"{key} is no setting of {cls.__name__}; known: {', '.join(sorted(known))}")
-    values: dict[str, Any] = {
-        name: env[key] for name in cls.model_fields if (key := f"{prefix}{name}".upper()) in env
-    }
+    values: dict[str, Any] = {name: env[key] for name in cls.model_fields if (key := f"{prefix}{name}".upper()) in env}
     try:
         if argv is not None:
             source: CliSettingsSource[Any] = CliSettingsSource(cls, cli_parse_args=list(argv))

@@ -19,12 +19,12 @@ class ControlStreams:
 
     def __init__(self) -> None:
         self._owners = itertools.count(1)
-        self._open: dict[int, grpc.aio.ServicerContext[Any, Any]] = {}
+        self._open: dict[int, Any] = {}
 
     async def serve(
         self,
         requests: AsyncIterator[Any],
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: Any,
         make_batch: Callable[[list[Any]], Any],
         dispatch: Callable[[int, Any, Callable[[Any], None]], None],
         gone: Callable[[int], None],

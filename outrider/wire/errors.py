@@ -1,16 +1,16 @@
 """The one error tree. Each class owns its gRPC code, its HTTP status and whether a retry can help.
 
-    OutriderError
-    |- InvalidRequest        the caller's fault; names the parameter
-    |  |- ModelNotFound
-    |  `- RequestTooLarge
-    |- Overloaded            refused at the door
-    |- Unavailable           a part of the system is not there
-    |  `- WorkerLost         a worker's stream ended
-    |- DeadlineExceeded
-    |- IncompatiblePair      draft and target do not fit; start refused
-    |- WorkerFault           a worker answered with an error that the gateway could not mend
-    `- ConfigError           bad settings; start refused
+OutriderError
+|- InvalidRequest        the caller's fault; names the parameter
+|  |- ModelNotFound
+|  `- RequestTooLarge
+|- Overloaded            refused at the door
+|- Unavailable           a part of the system is not there
+|  `- WorkerLost         a worker's stream ended
+|- DeadlineExceeded
+|- IncompatiblePair      draft and target do not fit; start refused
+|- WorkerFault           a worker answered with an error that the gateway could not mend
+`- ConfigError           bad settings; start refused
 """
 
 from __future__ import annotations

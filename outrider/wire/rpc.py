@@ -80,7 +80,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
     raise AssertionError("abort returned")
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
+class ErrorInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
     """Maps the error tree to statuses for unary handlers; anything else is logged and becomes INTERNAL."""
 
     async def intercept_service(
@@ -91,16 +91,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler
-        inner = handler.unary_unary
+        inner: Any = handler.unary_unary
 
         async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                return await inner(request, context)  # type: ignore[misc]
+                return await inner(request, context)
             except OutriderError as error:
                 await abort(context, error)
 
         return grpc.unary_unary_rpc_method_handler(
-            guarded,  # type: ignore[arg-type]
+            guarded,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )

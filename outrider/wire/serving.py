@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from outrider.wire.errors import ConfigError
@@ -20,11 +21,11 @@ AddServices = Callable[[grpc.aio.Server], Sequence[str]]
 
 async def start_server(
     add_services: AddServices, host: str, port: int, max_message_bytes: int
-) -> tuple[grpc.aio.Server, str, health.aio.HealthServicer]:
+) -> tuple[grpc.aio.Server, str, HealthServicer]:
     """Returns (server, "host:port", health). Raises ConfigError when the port is taken."""
     server = grpc.aio.server(options=server_options(max_message_bytes), interceptors=[ErrorInterceptor()])
     names = [*add_services(server), health.SERVICE_NAME, reflection.SERVICE_NAME]
-    health_servicer = health.aio.HealthServicer()
+    health_servicer = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection(names, server)
     try:
@@ -48,7 +49,7 @@ class ServerThread:
         self.address = ""
         self._thread = threading.Thread(target=self._run, name="grpc-loop", daemon=True)
         self._server: grpc.aio.Server | None = None
-        self._health: health.aio.HealthServicer | None = None
+        self._health: HealthServicer | None = None
 
     def start(self, add_services: AddServices, host: str, port: int, max_message_bytes: int) -> str:
         """Blocks until the server listens; returns its address. `add_services` runs on the loop's thread."""
