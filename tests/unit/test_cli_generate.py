@@ -17,7 +17,6 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_gateway import TEXT, ScriptedGateway, failing, hanging, serving
 from typer.testing import CliRunner
 
 from outrider import __version__
@@ -25,6 +24,7 @@ from outrider.cli.main import app
 from outrider.cli.render import KindPainter
 from outrider.client import Round, RoundTimings, Token, TokenKind
 from outrider.wire import errors
+from tests.unit.scripted_gateway import TEXT, ScriptedGateway, failing, hanging, serving
 
 RUN = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
 # Ctrl-C typed on a terminal becomes SIGINT only for the session that has taken it.
@@ -321,7 +321,7 @@ def test_painter_never_loses_repeats_or_reorders_text(script: list) -> None:
 
 def test_an_answer_cannot_steer_the_terminal(gateway: ScriptedGateway) -> None:
     async def script(request):
-        from scripted_gateway import rounds
+        from tests.unit.scripted_gateway import rounds
 
         *_, last = rounds()
         last.text_delta = last.tokens[0].text = "\x1b[2J\x9b"

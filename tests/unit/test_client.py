@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -12,11 +14,11 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_gateway import TEXT, ScriptedGateway, failing, hanging, rounds, serving
 
 import outrider.client
 from outrider.client import (
@@ -38,6 +40,7 @@ from outrider.v1 import common_pb2
 from outrider.v1 import gateway_pb2 as pb
 from outrider.wire import errors
 from outrider.wire.serving import ServerThread
+from tests.unit.scripted_gateway import TEXT, ScriptedGateway, failing, hanging, rounds, serving
 
 FAST = RetryPolicy(retries=2, backoff_s=0.01)
 
@@ -644,6 +647,24 @@ def test_closing_from_another_thread_ends_a_waiting_call(gateway: ScriptedGatewa
     assert eventually(gateway.cancelled)
 
 
+def test_ctrl_c_in_a_waiting_call_cancels_it_and_leaves_the_client_usable(gateway: ScriptedGateway) -> None:
+    gateway.scripts.append(hanging())
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+
+    def interrupt() -> None:
+        assert eventually(gateway.asked)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    with Client(gateway.address) as client, ThreadPoolExecutor(1) as pool:
+        interrupted = pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.generate("hello")
+        interrupted.result(5)
+        assert eventually(gateway.cancelled)
+        assert client.generate("hello").text == TEXT
+
+
 def test_a_dropped_sync_client_ends_its_thread(gateway: ScriptedGateway) -> None:
     client = Client(gateway.address)
     client.models()
@@ -686,3 +707,12 @@ def test_importing_the_sdk_loads_no_server_and_no_torch() -> None:
     script = f"import sys, outrider.client; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_documents_examples_run(gateway: ScriptedGateway) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) >= 4
+    for block in blocks:
+        exec(compile(block.replace("127.0.0.1:8001", gateway.address), "docs/sdk.md", "exec"), {})
+    assert len(gateway.requests) == 2
