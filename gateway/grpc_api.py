@@ -1,0 +1,191 @@
+"""GenerationService: translates protobuf to a `Demand` and outputs to protobuf. No decisions here."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import grpc.aio
+
+from gateway.chat import Message
+from gateway.generation import (
+    DraftLogprobs,
+    FinishReason,
+    Generator,
+    RoundOutput,
+    RoundTimings,
+    SpeculationOptions,
+    Token,
+    Usage,
+)
+from gateway.http_io import unexpected
+from gateway.requests import Chat, Demand, Prompt, build_requests
+from gateway.tokenizer import Tokenizer
+from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+from outrider.wire.config import GatewayConfig
+from outrider.wire.errors import DeadlineExceeded, InvalidRequest, OutriderError
+from outrider.wire.params import SamplingParams
+from outrider.wire.rpc import abort
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+DEFAULT_MAX_TOKENS = 16
+ROLES = ("system", "developer", "user", "assistant")
+FINISH_REASONS = {
+    None: common_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+}
+
+
+class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
+    def __init__(self, generator: Generator, tokenizer: Tokenizer, config: GatewayConfig) -> None:
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._config = config
+
+    async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
+        """Writes to the context instead of yielding: a cancelled call then always unwinds through `admit`'s block."""
+        remaining_s = context.time_remaining()
+        deadline = asyncio.timeout(remaining_s)
+        try:
+            async with deadline:
+                await self._generate(request, context)
+            return
+        except OutriderError as error:
+            failure = error
+        except TimeoutError as error:
+            message = f"the call's deadline of {remaining_s:.3g} s has passed" if remaining_s is not None else ""
+            failure = DeadlineExceeded(message) if deadline.expired() else unexpected(error)
+        except Exception as error:
+            failure = unexpected(error)
+        await abort(context, failure)
+
+    async def _generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
+        demand = demand_of(request, f"gen-{uuid.uuid4().hex}")
+        requests = await build_requests(demand, self._generator, self._tokenizer, self._config)
+        async with self._generator.admit(requests) as admitted:
+            async for index, output in admitted.stream():
+                await context.write(response_of(demand.request_id, index, output))
+
+    async def GetModels(self, request: gateway_pb2.GetModelsRequest, context: Context) -> gateway_pb2.GetModelsResponse:
+        return gateway_pb2.GetModelsResponse(
+            models=[
+                gateway_pb2.Model(
+                    id=facts.id,
+                    context_limit=facts.context_limit,
+                    vocab_size=facts.vocab_size,
+                    draft_id=facts.draft_id,
+                )
+                for facts in self._generator.models()
+            ]
+        )
+
+
+def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
+    """Raises InvalidRequest naming the field."""
+    name, prompt = _prompt_of(request)
+    if request.params.choice:
+        raise InvalidRequest(
+            f"params.choice is {request.params.choice}; it is the gateway's to set, use num_choices",
+            param="params.choice",
+        )
+    if request.params.seed and not request.has_seed:
+        raise InvalidRequest("params.seed is given without has_seed; set has_seed to use it", param="has_seed")
+    return Demand(
+        request_id=request_id,
+        model=request.model,
+        prompts=(prompt,),
+        prompt_name=name,
+        params=SamplingParams.from_proto(request.params),
+        max_tokens=request.params.max_tokens or DEFAULT_MAX_TOKENS,
+        seed=request.params.seed if request.has_seed else None,
+        num_choices=request.num_choices or 1,
+        stop=tuple(request.stop),
+        bad_words=tuple(request.bad_words),
+        speculation=_speculation_of(request.speculation),
+    )
+
+
+def _prompt_of(request: gateway_pb2.GenerateRequest) -> tuple[str, Prompt]:
+    name = request.WhichOneof("input")
+    if name is None:
+        raise InvalidRequest("input is missing: set prompt, prompt_ids or chat", param="input")
+    if name == "prompt":
+        return name, request.prompt
+    if name == "prompt_ids":
+        return name, tuple(request.prompt_ids.ids)
+    if not request.chat.messages:
+        raise InvalidRequest("chat has no messages", param="chat")
+    return name, Chat(tuple(_message_of(index, each) for index, each in enumerate(request.chat.messages)))
+
+
+def _message_of(index: int, message: gateway_pb2.ChatMessage) -> Message:
+    if message.role not in ROLES:
+        name = f"chat.messages[{index}].role"
+        raise InvalidRequest(f"{name} is {message.role!r}, must be one of {', '.join(ROLES)}", param=name)
+    return {"role": message.role, "content": message.content}
+
+
+def _speculation_of(wishes: gateway_pb2.SpeculationOptions) -> SpeculationOptions:
+    try:
+        kind = DraftLogprobs(wishes.draft_logprobs) if wishes.draft_logprobs else None
+    except ValueError:
+        name = "speculation.draft_logprobs"
+        raise InvalidRequest(
+            f"{name} is {wishes.draft_logprobs}, which this server does not know", param=name
+        ) from None
+    return SpeculationOptions(
+        enabled=wishes.enabled if wishes.HasField("enabled") else True,
+        num_draft_tokens=wishes.num_draft_tokens if wishes.HasField("num_draft_tokens") else None,
+        draft_logprobs=kind,
+        draft_topk=wishes.draft_topk or None,
+    )
+
+
+def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb2.GenerateResponse:
+    return gateway_pb2.GenerateResponse(
+        request_id=request_id,
+        choice=choice,
+        tokens=[_token_of(token) for token in output.tokens],
+        text_delta=output.text_delta,
+        finish_reason=FINISH_REASONS[output.finish_reason],
+        num_drafted=output.num_drafted,
+        num_accepted=output.num_accepted,
+        usage=None if output.usage is None else _usage_of(output.usage),
+        stop_reason="" if output.stop_reason is None else str(output.stop_reason),
+        timings=_timings_of(output.timings),
+    )
+
+
+def _token_of(token: Token) -> gateway_pb2.GeneratedToken:
+    message = gateway_pb2.GeneratedToken(id=token.id, kind=token.kind.value, text=token.text)
+    if token.logprobs is not None:
+        message.logprobs.logprob = token.logprobs.logprob
+        message.logprobs.top_ids.extend(token_id for token_id, _ in token.logprobs.top)
+        message.logprobs.top_logprobs.extend(logprob for _, logprob in token.logprobs.top)
+    return message
+
+
+def _usage_of(usage: Usage) -> gateway_pb2.Usage:
+    return gateway_pb2.Usage(
+        num_prompt_tokens=usage.num_prompt_tokens,
+        num_completion_tokens=usage.num_completion_tokens,
+        num_rounds=usage.num_rounds,
+        num_draft_tokens=usage.num_draft_tokens,
+        num_accepted_tokens=usage.num_accepted_tokens,
+        num_plain_steps=usage.num_plain_steps,
+        num_wasted_tokens=usage.num_wasted_tokens,
+        seed=usage.seed,
+    )
+
+
+def _timings_of(timings: RoundTimings) -> gateway_pb2.RoundTimings:
+    return gateway_pb2.RoundTimings(
+        total_us=round(timings.total_s * 1e6),
+        propose_us=round(timings.propose_s * 1e6),
+        deliver_us=round(timings.deliver_s * 1e6),
+        verify_us=round(timings.verify_s * 1e6),
+        overhead_us=round(timings.overhead_s * 1e6),
+    )

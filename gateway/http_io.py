@@ -1,0 +1,132 @@
+"""What HTTP asks for around an answer: bodies in, errors out, events, and clients that leave. Raw ASGI for speed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import traceback
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from outrider.wire.errors import InvalidRequest, OutriderError, RequestTooLarge
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+CLIENT_CLOSED = 499
+"""nginx's status for a client that left; nobody reads it."""
+
+
+class JsonResponse(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def event(data: Any) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def error_body(error: OutriderError) -> dict[str, Any]:
+    """OpenAI's error form."""
+    fields = {"type": error.openai_type, "param": error.param, "code": error.openai_code}
+    return {"error": {"message": error.message, **fields}}
+
+
+def error_response(error: OutriderError) -> JsonResponse:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    return JsonResponse(error_body(error), error.http_status, headers)
+
+
+def unexpected(error: Exception) -> OutriderError:
+    """Logs where it happened, never its message: that may quote a prompt. The client learns that it is our fault."""
+    places = "".join(traceback.format_tb(error.__traceback__))
+    log.error("a handler failed with %s\n%s", type(error).__name__, places)
+    return OutriderError("internal error; the gateway's log has the place")
+
+
+async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
+    """Raises RequestTooLarge as soon as the size is known, InvalidRequest for what is no JSON object."""
+    too_large = RequestTooLarge(f"the body is over {max_bytes} bytes (max_body_bytes); send less")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise too_large
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InvalidRequest(f"the body is a JSON {type(data).__name__}, must be an object")
+    return data
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None when the client left first; by then `work` has been cancelled and has ended."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events from `events`, which ends in [DONE].
+
+    The status waits for the first event, so that an error before it is an error response and not a broken stream.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: Callable[[], AsyncGenerator[bytes]]) -> None:
+        self.status_code = 200  # Response.__init__ would add a content-length
+        self.background = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._events = events
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        try:
+            async with contextlib.aclosing(self._events()) as events:
+                async for data in events:
+                    await self._send(send, data)
+        except Exception as error:
+            if not self._started:
+                raise
+            known = error if isinstance(error, OutriderError) else unexpected(error)
+            await self._send(send, event(error_body(known)) + DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -1,0 +1,138 @@
+"""The HTTP endpoints. A request reads: body -> Demand -> GenerationRequests -> admit -> outputs -> OpenAI's words."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.responses import Response
+
+from gateway.generation import GenerationRequest, Generator, ModelFacts, Usage
+from gateway.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
+from gateway.openai_responses import Answer, ChatForm, CompletionForm, Form, Json, usage_of
+from gateway.requests import Demand, build_requests, find_model
+from gateway.schemas import ChatBody, CompletionBody, parse_body
+from gateway.tokenizer import Tokenizer
+from outrider.wire.config import GatewayConfig
+
+MakeForm = Callable[[tuple[GenerationRequest, ...]], Form]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    generator: Generator
+    tokenizer: Tokenizer
+    config: GatewayConfig
+    registry: CollectorRegistry
+
+    def router(self) -> APIRouter:
+        router = APIRouter()
+        router.add_api_route("/v1/completions", self.completions, methods=["POST"], response_model=None)
+        router.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], response_model=None)
+        for path, endpoint in (
+            ("/v1/models", self.models),
+            ("/v1/models/{model_id:path}", self.model),
+            ("/metrics", self.metrics),
+            ("/healthz", self.healthz),
+            ("/readyz", self.readyz),
+        ):
+            router.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+        return router
+
+    async def completions(self, request: Request) -> Response:
+        body = parse_body(CompletionBody, await read_json(request, self.config.max_body_bytes))
+        demand = body.demand(_request_id(request, "cmpl"))
+
+        def form(requests: tuple[GenerationRequest, ...]) -> Form:
+            echoes = [self.tokenizer.decode(each.prompt_ids) for each in requests] if body.echo else ()
+            return CompletionForm(self.tokenizer, body.logprobs is not None, echoes)
+
+        return await self._answer(request, demand, form, bool(body.stream), body.include_usage())
+
+    async def chat(self, request: Request) -> Response:
+        body = parse_body(ChatBody, await read_json(request, self.config.max_body_bytes))
+        demand = body.demand(_request_id(request, "chatcmpl"))
+        form = ChatForm(self.tokenizer, bool(body.logprobs))
+        return await self._answer(request, demand, lambda _: form, bool(body.stream), body.include_usage())
+
+    async def _answer(
+        self, request: Request, demand: Demand, make_form: MakeForm, stream: bool, include_usage: bool
+    ) -> Response:
+        if stream:
+            return EventStream(lambda: self._events(demand, make_form, include_usage))
+        whole = await while_connected(request.receive, self._whole(demand, make_form))
+        return Response(status_code=CLIENT_CLOSED) if whole is None else JsonResponse(whole)
+
+    async def _whole(self, demand: Demand, make_form: MakeForm) -> Json:
+        requests = await build_requests(demand, self.generator, self.tokenizer, self.config)
+        form = make_form(requests)
+        answers = [Answer() for _ in requests]
+        async with self.generator.admit(requests) as admitted:
+            async for index, output in admitted.stream():
+                answers[index].add(output)
+        choices = [form.choice(index, answer) for index, answer in enumerate(answers)]
+        usages = [answer.usage for answer in answers if answer.usage is not None]
+        head = _head(demand, requests, form.object)
+        return {**head, "choices": choices, "usage": usage_of(usages, _num_prompt_tokens(requests))}
+
+    async def _events(self, demand: Demand, make_form: MakeForm, include_usage: bool) -> AsyncGenerator[bytes]:
+        """One event per round and choice; rounds that only held text back send none."""
+        requests = await build_requests(demand, self.generator, self.tokenizer, self.config)
+        form = make_form(requests)
+        head = _head(demand, requests, form.chunk_object) | ({"usage": None} if include_usage else {})
+        usages: list[Usage] = []
+        seen: set[int] = set()
+        async with self.generator.admit(requests) as admitted:
+            async for index, output in admitted.stream():
+                first = index not in seen
+                seen.add(index)
+                if output.usage is not None:
+                    usages.append(output.usage)
+                if first or output.text_delta or output.finish_reason or demand.params.num_logprobs is not None:
+                    yield event({**head, "choices": [form.chunk(index, output, first)]})
+        if include_usage:
+            yield event({**head, "choices": [], "usage": usage_of(usages, _num_prompt_tokens(requests))})
+        yield DONE
+
+    async def models(self) -> Response:
+        return JsonResponse({"object": "list", "data": [_model(facts) for facts in self.generator.models()]})
+
+    async def model(self, model_id: str) -> Response:
+        return JsonResponse(_model(find_model(self.generator.models(), model_id)))
+
+    async def metrics(self) -> Response:
+        return Response(generate_latest(self.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def healthz(self) -> Response:
+        """The process lives."""
+        return JsonResponse({"alive": True})
+
+    async def readyz(self) -> Response:
+        """A request would be served now."""
+        reason = self.generator.ready()
+        return JsonResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)
+
+
+def _request_id(request: Request, prefix: str) -> str:
+    """Becomes the answer's id and, through the scope, its x-request-id."""
+    request_id = f"{prefix}-{uuid.uuid4().hex}"
+    request.scope["request_id"] = request_id
+    return request_id
+
+
+def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) -> Json:
+    facts = {"created": int(time.time()), "model": requests[0].model, "system_fingerprint": None}
+    return {"id": demand.request_id, "object": kind, **facts}
+
+
+def _num_prompt_tokens(requests: tuple[GenerationRequest, ...]) -> int:
+    return sum(len(each.prompt_ids) for each in requests if each.params.choice == 0)
+
+
+def _model(facts: ModelFacts) -> Json:
+    sizes = {"max_model_len": facts.context_limit, "vocab_size": facts.vocab_size, "draft": facts.draft_id}
+    return {"id": facts.id, "object": "model", "created": facts.created, "owned_by": "outrider", **sizes}
