@@ -1,0 +1,372 @@
+"""The output law of `rejection`, measured from the real functions and compared with the target's.
+
+Every function under test is a step function of each of its uniforms. Bisection finds the steps to 2^-53, so the
+probability of every outcome is measured, not assumed, and summed over all outcomes (`emitted_law`). Noise that is
+shared between purposes cannot be seen one function at a time: `simulate` runs rounds with the real generator.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from outrider.engine import acceptance
+from outrider.engine.acceptance import accept_rejection
+from outrider.engine.noise import Purpose, uniforms
+from outrider.engine.sampling import (
+    LogitRow,
+    SamplingState,
+    distributions,
+    draw,
+    probabilities,
+    process,
+    truncate_topk,
+)
+from outrider.wire.params import SamplingParams
+
+TOLERANCE = 1e-12
+BROKEN = 1e-3  # a broken rule must be off by at least this
+TINY, ALMOST_ONE = 2.0**-54, 1 - 2.0**-53
+
+Law = Callable[[tuple[int, ...]], Tensor]
+"""Prefix of output tokens -> [V] float32 log-probs."""
+
+
+def bisect(is_below: Callable[[Tensor], Tensor], num: int) -> Tensor:
+    """[num] float64: the largest u in (0, 1) for which `is_below(u)` holds, 0 where it never does."""
+    low, high = torch.zeros(num, dtype=torch.float64), torch.ones(num, dtype=torch.float64)
+    for _ in range(54):
+        middle = ((low + high) / 2).clamp(TINY, ALMOST_ONE)
+        below = is_below(middle)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return high * (high > 2 * TINY)
+
+
+def measured_law(sample: Callable[[Tensor, Tensor], Tensor], num_rows: int, vocab_size: int) -> Tensor:
+    """sample(rows [N], u [N]) -> ids [N], not decreasing in u. Returns [num_rows, V] float64 probabilities."""
+    rows = torch.arange(num_rows).repeat_interleave(vocab_size)
+    ids = torch.arange(vocab_size).repeat(num_rows)
+    cdf = bisect(lambda u: sample(rows, u) <= ids, len(rows)).view(num_rows, vocab_size)
+    return cdf.diff(dim=1, prepend=torch.zeros(num_rows, 1, dtype=torch.float64))
+
+
+class Round:
+    """All draft sequences of K tokens at once: B = V^K rows."""
+
+    def __init__(self, target: Law, drawn: Law, shipped: Law, vocab_size: int, k: int, num_drafted: int) -> None:
+        self.vocab_size, self.num_drafted = vocab_size, num_drafted
+        self.sequences = list(itertools.product(range(vocab_size), repeat=k))
+        num = len(self.sequences)
+        self.ids = torch.tensor(self.sequences, dtype=torch.int64).view(num, k)
+        self.target = torch.stack([torch.stack([target(s[:j]) for j in range(k + 1)]) for s in self.sequences])
+        self.drawn, self.shipped = (
+            torch.stack([torch.stack([law(s[:j]) for j in range(k)]) for s in self.sequences])
+            if k
+            else torch.empty(num, 0, vocab_size)
+            for law in (drawn, shipped)
+        )
+
+    def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Outcome:
+        counts = torch.full_like(rows, self.num_drafted)
+        return accept_rejection(self.target[rows], self.shipped[rows], self.ids[rows], counts, accept, recover, extra)
+
+    def noise(self, num: int, accepted: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Uniforms that accept the first `accepted` drafts and reject the rest wherever that can happen."""
+        accept = torch.full((num, self.ids.shape[1]), ALMOST_ONE, dtype=torch.float64)
+        accept[:, :accepted] = TINY
+        return accept, torch.full_like(accept, 0.5), torch.full((num, self.target.shape[1]), 0.5, dtype=torch.float64)
+
+    def draft_probability(self) -> Tensor:
+        """[B]: of each draft sequence, from the real `draw`."""
+        total = torch.ones(len(self.sequences), dtype=torch.float64)
+        for j in range(self.num_drafted):
+            law = measured_law(lambda rows, u, j=j: draw(self.drawn[rows, j], u), len(total), self.vocab_size)
+            total *= law.gather(1, self.ids[:, j : j + 1])[:, 0]
+        return total
+
+    def acceptance(self, j: int) -> Tensor:
+        """[B]: probability that draft j is kept when those before it were."""
+        rows = torch.arange(len(self.sequences))
+
+        def kept(u: Tensor) -> Tensor:
+            accept, recover, extra = self.noise(len(rows), j)
+            accept[:, j] = u
+            return self.decide(rows, accept, recover, extra).num_accepted > j
+
+        return bisect(kept, len(rows))
+
+    def next_law(self, n: int) -> Tensor:
+        """[B, V]: law of the token after n kept drafts."""
+
+        def sample(rows: Tensor, u: Tensor) -> Tensor:
+            accept, recover, extra = self.noise(len(rows), n)
+            if n < self.num_drafted:
+                recover[:, n] = u
+            else:
+                extra[:, n] = u
+            return self.decide(rows, accept, recover, extra).next_ids
+
+        return measured_law(sample, len(self.sequences), self.vocab_size)
+
+
+def emitted_law(
+    target: Law, drawn: Law, vocab_size: int, k: int, num_drafted: int | None = None, shipped: Law | None = None
+) -> Tensor:
+    """[V] * (n + 1) float64: joint law of n + 1 tokens when the first come from one round and the rest from the target.
+
+    The draft draws from `drawn` and tells the target that it drew from `shipped` (default: the truth). K columns, of
+    which the first n = num_drafted (default: all) are drafts.
+    """
+    n = k if num_drafted is None else num_drafted
+    work = Round(target, drawn, shipped or drawn, vocab_size, k, n)
+    padding = vocab_size ** (k - n)  # sequences that differ only in the unused columns weigh one together
+    reach = work.draft_probability() / padding
+    total = torch.zeros((vocab_size,) * (n + 1), dtype=torch.float64)
+    for accepted in range(n + 1):
+        kept = work.acceptance(accepted) if accepted < n else torch.zeros(len(reach), dtype=torch.float64)
+        weights = (reach * (1 - kept))[:, None] * work.next_law(accepted)  # [B, V]
+        for b, sequence in enumerate(work.sequences):
+            for token_id in range(vocab_size):
+                prefix = (*sequence[:accepted], token_id)
+                if weights[b, token_id] > 0:
+                    total[prefix] += weights[b, token_id] * joint(target, vocab_size, n + 1, prefix)
+        reach = reach * kept
+    return total
+
+
+def joint(target: Law, vocab_size: int, length: int, prefix: tuple[int, ...] = ()) -> Tensor:
+    """Law of the tokens after `prefix`, up to `length` tokens: [V] * (length - len(prefix)) float64."""
+    if len(prefix) == length:
+        return torch.ones((), dtype=torch.float64)
+    own = probabilities(target(prefix))
+    rest = [joint(target, vocab_size, length, (*prefix, i)) for i in range(vocab_size)]
+    return torch.stack([own[i] * rest[i] for i in range(vocab_size)])
+
+
+def error(*args: object, **kwargs: object) -> float:
+    """Largest difference of a probability from the target's."""
+    law = emitted_law(*args, **kwargs)
+    return float((law - joint(args[0], args[2], law.dim())).abs().max())
+
+
+def table(vocab_size: int, depth: int, seed: int, scale: float = 2.0) -> dict[tuple[int, ...], Tensor]:
+    """Random logits for every prefix of up to `depth` tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    prefixes = [p for d in range(depth + 1) for p in itertools.product(range(vocab_size), repeat=d)]
+    return {prefix: scale * torch.randn(vocab_size, generator=generator) for prefix in prefixes}
+
+
+def random_law(vocab_size: int, depth: int, seed: int, scale: float = 2.0) -> Law:
+    logits = table(vocab_size, depth, seed, scale)
+    return lambda prefix: logits[prefix].log_softmax(0)
+
+
+def only(law: Law, *ids: int) -> Law:
+    """Restricted to `ids`, renormalised."""
+
+    def restricted(prefix: tuple[int, ...]) -> Tensor:
+        log_probs = torch.full_like(law(prefix), -torch.inf)
+        log_probs[list(ids)] = law(prefix)[list(ids)]
+        return log_probs.log_softmax(0)
+
+    return restricted
+
+
+def best(law: Law, n: int) -> Law:
+    return lambda prefix: truncate_topk(law(prefix)[None], n)[0]
+
+
+def nearly(law: Law) -> Law:
+    """The same law, rounded differently."""
+    return lambda prefix: (law(prefix) + 1e-7).log_softmax(0)
+
+
+TARGET, DRAFT = random_law(4, 3, seed=1), random_law(4, 3, seed=2)
+PAIRS: dict[str, tuple[Law, Law]] = {
+    "random": (TARGET, DRAFT),
+    "close": (TARGET, lambda prefix: (TARGET(prefix) + 0.3 * DRAFT(prefix)).log_softmax(0)),
+    "identical": (TARGET, TARGET),
+    "equal up to rounding": (TARGET, nearly(TARGET)),
+    "disjoint supports": (only(TARGET, 0, 2), only(DRAFT, 1, 3)),
+    "overlapping supports": (only(TARGET, 0, 1, 2), only(DRAFT, 1, 2, 3)),
+    "one-hot draft, right half of the time": (TARGET, only(DRAFT, 2)),
+    "one-hot target": (only(TARGET, 1), DRAFT),
+    "one-hot both, different": (only(TARGET, 1), only(DRAFT, 2)),
+    "truncated draft": (TARGET, best(DRAFT, 2)),
+    "truncated target": (best(TARGET, 2), DRAFT),
+    "truncated both": (best(TARGET, 3), best(DRAFT, 2)),
+    "extreme": (random_law(4, 3, 3, scale=40.0), random_law(4, 3, 4, scale=40.0)),
+}
+
+
+class TestExactLaw:
+    @pytest.mark.parametrize("name", PAIRS)
+    def test_emitted_tokens_have_the_targets_law(self, name: str) -> None:
+        target, draft = PAIRS[name]
+        assert error(target, draft, 4, 2) < TOLERANCE
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_three_drafts(self, seed: int) -> None:
+        assert error(random_law(3, 3, seed), random_law(3, 3, seed + 50), 3, 3) < TOLERANCE
+
+    @pytest.mark.parametrize("num_drafted", [0, 1, 2])
+    def test_ragged(self, num_drafted: int) -> None:
+        assert error(TARGET, DRAFT, 4, 2, num_drafted=num_drafted) < TOLERANCE
+
+    def test_nothing_drafted(self) -> None:
+        assert error(TARGET, DRAFT, 4, 0) < TOLERANCE
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"temperature": 0.6},
+            {"top_k": 2},
+            {"top_p": 0.7},
+            {"min_p": 0.2},
+            {"repetition_penalty": 1.8},
+            {"presence_penalty": 1.5},
+            {"frequency_penalty": -1.2},
+            {"logit_bias": {1: 2.0}},
+            {"bad_words": ((3,), (1, 2), (0, 1, 1))},
+            {"min_tokens": 2},
+            {
+                "temperature": 1.4,
+                "top_k": 3,
+                "top_p": 0.95,
+                "min_p": 0.02,
+                "repetition_penalty": 1.2,
+                "presence_penalty": 0.3,
+                "frequency_penalty": 0.5,
+                "logit_bias": {0: -0.5, 2: 0.5},
+                "bad_words": ((1, 2),),
+                "min_tokens": 2,
+            },
+        ],
+    )
+    def test_every_parameter_advancing_through_the_drafts(self, values: dict[str, object]) -> None:
+        """Truth: each prefix committed to a fresh state. Rounds: the prefix as drafts over a state without output."""
+        params = SamplingParams(max_tokens=9, **values)
+        model, drafter = table(4, 3, seed=7), table(4, 3, seed=8)
+
+        def law(logits: dict[tuple[int, ...], Tensor], committed: bool) -> Law:
+            def at(prefix: tuple[int, ...]) -> Tensor:
+                state = SamplingState(params, (0, 3), (2,))
+                state.set_output(prefix if committed else ())
+                rows = [LogitRow(state, () if committed else prefix)]
+                return distributions(process(logits[prefix][None], rows), rows)[0]
+
+            return at
+
+        drafts = law(drafter, committed=False)
+        emitted = emitted_law(law(model, committed=False), drafts, 4, 2)
+        truth = joint(law(model, committed=True), 4, 3)
+        assert float((emitted - truth).abs().max()) < TOLERANCE
+        plain = SamplingParams(max_tokens=9)
+        assert plain != params
+        untouched = joint(lambda prefix: model[prefix].log_softmax(0), 4, 3)
+        assert float((truth - untouched).abs().max()) > BROKEN  # the parameter does something here
+
+
+class TestBrokenRulesFail:
+    def test_recovering_from_the_target_instead_of_the_residual(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(acceptance, "residual", lambda target_probs, draft_probs: target_probs)
+        assert error(TARGET, DRAFT, 4, 2) > BROKEN
+
+    def test_truncating_after_the_draw(self) -> None:
+        assert error(TARGET, DRAFT, 4, 2, shipped=best(DRAFT, 2)) > BROKEN
+
+    def test_rounding_after_the_draw(self) -> None:
+        def rounded(prefix: tuple[int, ...]) -> Tensor:
+            return DRAFT(prefix).bfloat16().float()
+
+        assert error(TARGET, DRAFT, 4, 2, shipped=rounded) > TOLERANCE * 1e6
+
+    def test_drawing_at_another_temperature_than_shipped(self) -> None:
+        assert error(TARGET, DRAFT, 4, 2, shipped=lambda prefix: (DRAFT(prefix) / 1.3).log_softmax(0)) > BROKEN
+
+    def test_always_accepting(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(acceptance, "_accept", lambda target, draft, ids, u: torch.ones_like(ids, dtype=torch.bool))
+        assert error(TARGET, DRAFT, 4, 2) > BROKEN
+
+
+NUM_RUNS = 40_000
+LENGTH = 4
+VOCAB = 3
+
+
+def simulate(target: Tensor, draft: Tensor, k: int, purposes: dict[Purpose, Purpose]) -> Tensor:
+    """Decode LENGTH tokens under NUM_RUNS seeds with the real generator; returns counts [VOCAB ** LENGTH].
+
+    target, draft [VOCAB, VOCAB] float32: log-probs after each last token. Every third seed drafts one token less.
+    `purposes` says which stream stands in for which: empty is the product.
+    """
+    seeds = torch.arange(NUM_RUNS)
+    rows, num_drafted = torch.arange(NUM_RUNS), k - (seeds % 3 == 0).long()
+    tokens = torch.zeros(NUM_RUNS, 1 + LENGTH + k + 1, dtype=torch.int64)  # the first is the prompt's
+    length = torch.ones(NUM_RUNS, dtype=torch.int64)
+
+    def noise(purpose: Purpose, num: int) -> Tensor:
+        stream = purposes.get(purpose, purpose)
+        return torch.stack([uniforms(seeds, seeds * 0, length + j, stream) for j in range(num)], dim=1)
+
+    while bool((length <= LENGTH).any()):
+        context = [tokens[rows, length - 1]]
+        for u in noise(Purpose.DRAFT, k).unbind(1):
+            context.append(draw(draft[context[-1]], u))
+        path = torch.stack(context, dim=1)  # [NUM_RUNS, k + 1]
+        outcome = accept_rejection(
+            target[path],
+            draft[path[:, :-1]],
+            path[:, 1:],
+            num_drafted,
+            noise(Purpose.ACCEPT, k),
+            noise(Purpose.RECOVER, k),
+            noise(Purpose.TARGET, k + 1),
+        )
+        going = length <= LENGTH
+        for j in range(k):
+            keep = going & (j < outcome.num_accepted)
+            tokens[rows[keep], (length + j)[keep]] = path[keep, j + 1]
+        tokens[rows[going], (length + outcome.num_accepted)[going]] = outcome.next_ids[going]
+        length = torch.where(going, length + outcome.num_accepted + 1, length)
+    places = VOCAB ** torch.arange(LENGTH - 1, -1, -1)
+    return torch.bincount((tokens[:, 1 : LENGTH + 1] * places).sum(1), minlength=VOCAB**LENGTH)
+
+
+def p_value(counts: Tensor, target: Tensor) -> float:
+    expected = joint(lambda prefix: target[prefix[-1] if prefix else 0], VOCAB, LENGTH).flatten() * NUM_RUNS
+    assert float(expected.min()) > 5  # what the chi-square approximation asks for
+    return float(stats.chisquare(counts.double().numpy(), expected.numpy()).pvalue)
+
+
+class TestNoiseInRounds:
+    """Fixed seeds and sample size, so a result never changes. 4 sound cases at p > 0.0025: family-wise error 1 %."""
+
+    TARGET = (torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5))).log_softmax(1)
+    DRAFT = (torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(6))).log_softmax(1)
+
+    @pytest.mark.parametrize("k", [1, 2, 3])
+    def test_sound(self, k: int) -> None:
+        assert p_value(simulate(self.TARGET, self.DRAFT, k, {}), self.TARGET) > 0.0025
+
+    def test_sound_with_a_truncated_draft(self) -> None:
+        assert p_value(simulate(self.TARGET, truncate_topk(self.DRAFT, 2), 2, {}), self.TARGET) > 0.0025
+
+    @pytest.mark.parametrize(
+        "shared",
+        [
+            {Purpose.ACCEPT: Purpose.DRAFT},
+            {Purpose.RECOVER: Purpose.DRAFT},
+            {Purpose.RECOVER: Purpose.ACCEPT},
+        ],
+        ids=["accept with the draft's noise", "recover with the draft's noise", "recover with the acceptance's noise"],
+    )
+    def test_shared_noise_is_caught(self, shared: dict[Purpose, Purpose]) -> None:
+        assert p_value(simulate(self.TARGET, self.DRAFT, 2, shared), self.TARGET) < 1e-6
+
+    def test_a_skipped_residual_is_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(acceptance, "residual", lambda target_probs, draft_probs: target_probs)
+        assert p_value(simulate(self.TARGET, self.DRAFT, 2, {}), self.TARGET) < 1e-6
