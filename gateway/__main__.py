@@ -86,17 +86,10 @@ async def _serve(config: GatewayConfig, pair: Pair, coordinator: Coordinator, li
     log.info("stopping; %d answers are under way", coordinator.num_admitted)
     coordinator.draining = True
     await health.enter_graceful_shutdown()
-    await _drain(coordinator)
+    await coordinator.wait_idle(DRAIN_S)
     http.should_exit = True
     await server.stop(0.5)
     await serving
-
-
-async def _drain(coordinator: Coordinator) -> None:
-    """Let running answers end, for a while."""
-    deadline = asyncio.get_running_loop().time() + DRAIN_S
-    while coordinator.num_admitted and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(0.05)
 
 
 class _HttpServer(uvicorn.Server):

@@ -25,6 +25,8 @@ class Coordinator:
         self._pair = pair
         self._places = asyncio.Semaphore(pair.config.max_running)
         self._num_admitted = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.draining = False
 
     def models(self) -> tuple[ModelFacts, ...]:
@@ -41,6 +43,12 @@ class Coordinator:
     def num_admitted(self) -> int:
         """Answers running or waiting."""
         return self._num_admitted
+
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Until no answer is running or waiting, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
 
     def admit(self, requests: tuple[GenerationRequest, ...]) -> Answers:
         reason = self.ready()
@@ -62,6 +70,7 @@ class Coordinator:
 
     def _change(self, by: int) -> None:
         self._num_admitted += by
+        (self._idle.clear if self._num_admitted else self._idle.set)()
         running = min(self._num_admitted, self._pair.config.max_running)
         self._pair.metrics.running.set(running)
         self._pair.metrics.queue_depth.set(self._num_admitted - running)
