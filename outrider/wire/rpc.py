@@ -80,7 +80,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
     raise AssertionError("abort returned")
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
     """Maps the error tree to statuses for unary handlers; anything else is logged and becomes INTERNAL."""
 
     async def intercept_service(
