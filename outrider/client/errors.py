@@ -28,6 +28,8 @@ _BY_CODE: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
 }
 
+_OWN_DEADLINE = "Deadline Exceeded"  # in gRPC's words when the client's clock ran out, not the gateway's
+
 
 def from_rpc_error(
     error: grpc.aio.AioRpcError, address: str, *, connected: bool = True, timeout_s: float | None = None
@@ -38,8 +40,8 @@ def from_rpc_error(
         return Unavailable(
             f"no gateway answers at {address} ({details}); start one with `outrider up`, or give its gRPC address"
         )
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
-        return DeadlineExceeded(f"{address} had not finished after {timeout_s:.3g} s ({details}); raise timeout_s")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None and _OWN_DEADLINE in details:
+        return DeadlineExceeded(f"{address} had not finished after {timeout_s:.3g} s; raise timeout_s")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return OutriderError(
             f"{address} does not offer outrider.v1.GenerationService ({details}); "

@@ -369,7 +369,7 @@ async def test_the_error_tree_crosses_the_wire(
         with pytest.raises(raised) as caught:
             await client.generate("hello")
     assert type(caught.value) is raised
-    assert sent.message in caught.value.message
+    assert caught.value.message == sent.message
     assert caught.value.param == sent.param
     assert caught.value.retry_after_s == sent.retry_after_s
 
