@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -30,17 +30,14 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self._knows_developer = "developer" in source
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool, **extra: Any) -> str:
-        """`extra` are more names for the template, such as enable_thinking.
-
-        Raises InvalidRequest with the template's own words when it refuses the messages.
-        """
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool, extra: Mapping[str, Any]) -> str:
+        """Raises InvalidRequest with the template's own words when it refuses the messages."""
         names: dict[str, Any] = {"messages": [self._known(message) for message in messages], **self._special_tokens}
         names |= {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
         if clash := sorted(names.keys() & extra.keys()):
             raise InvalidRequest(f"chat_template_kwargs may not set {clash[0]}", param="chat_template_kwargs")
         try:
-            return self._template.render(**names, **extra)
+            return self._template.render({**names, **extra})
         except Exception as error:  # whatever a template does to these messages is about these messages
             raise InvalidRequest(f"the chat template refuses the messages: {error}", param="messages") from None
 

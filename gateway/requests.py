@@ -150,8 +150,7 @@ def _num_chars(prompt: Prompt) -> int:
 
 def _encode(prompt: Prompt, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
     if isinstance(prompt, Chat):
-        extra = prompt.template_kwargs
-        ids = tuple(tokenizer.encode_chat(prompt.messages, prompt.add_generation_prompt, **extra))
+        ids = tuple(tokenizer.encode_chat(prompt.messages, prompt.add_generation_prompt, prompt.template_kwargs))
     else:
         ids = tuple(tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
     if not ids:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -70,14 +70,19 @@ class Tokenizer:
             ) from None
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool, **extra: Any) -> list[int]:
-        """The messages through the chat template. Raises InvalidRequest when there is none or it refuses them."""
+    def encode_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, names: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """The messages through the chat template. Raises InvalidRequest when there is none or it refuses them.
+
+        `names` are more variables for the template, such as enable_thinking.
+        """
         if self.template is None:
             raise InvalidRequest(
                 "this model has no chat template; use /v1/completions, or start the gateway with --chat-template",
                 param="messages",
             )
-        return self.encode(self.template.render(messages, add_generation_prompt, **extra), add_special_tokens=False)
+        return self.encode(self.template.render(messages, add_generation_prompt, names or {}), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Special tokens and ids past the vocabulary add nothing; bytes that are no UTF-8 show as U+FFFD."""

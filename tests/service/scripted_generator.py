@@ -1,0 +1,161 @@
+"""A Generator that plays back a given text in rounds of three tokens, through the real tokenizer and detokeniser.
+
+It stands in for the workers only: the front ends, the tokenizer and the servers around it are the product's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gateway.detokenizer import Detokenizer, Pushed
+from gateway.generation import (
+    FinishReason,
+    GenerationRequest,
+    ModelFacts,
+    RoundOutput,
+    RoundTimings,
+    Token,
+    TokenKind,
+    TokenLogprobs,
+    Usage,
+)
+from gateway.tokenizer import Tokenizer
+from outrider.v1.common_pb2 import TokenizerFiles
+from outrider.wire.config import GatewayConfig
+from outrider.wire.errors import OutriderError
+
+DEMO = Path(__file__).parents[2] / "models/demo/target"
+CONTEXT_LIMIT = 2048
+ROUND = (TokenKind.ACCEPTED, TokenKind.ACCEPTED, TokenKind.RECOVERED)
+NUM_DRAFTED = 5
+TIMINGS = RoundTimings(0.004, 0.001, 0.0005, 0.002, 0.0005)
+
+
+def demo_tokenizer() -> Tokenizer:
+    return Tokenizer.from_files(
+        TokenizerFiles(
+            tokenizer_json=(DEMO / "tokenizer.json").read_bytes(),
+            tokenizer_config_json=(DEMO / "tokenizer_config.json").read_bytes(),
+            chat_template=(DEMO / "chat_template.jinja").read_bytes(),
+        )
+    )
+
+
+def config(**changes: object) -> GatewayConfig:
+    return GatewayConfig(target="127.0.0.1:1", **changes)
+
+
+@dataclass
+class ScriptedGenerator:
+    """Answers every request with `text`, or `text` + str(choice) when `numbered`."""
+
+    tokenizer: Tokenizer
+    text: str = "the quick brown fox"
+    numbered: bool = False
+    reason: str | None = None
+    """Why it is not ready."""
+    refusal: OutriderError | None = None
+    """Raised by admit."""
+    fail_at: tuple[int, Exception] | None = None
+    """(round, error) of every answer."""
+    pause_at: int | None = None
+    """Round before which every answer waits for ever."""
+    requests: list[GenerationRequest] = field(default_factory=list)
+    num_open: int = 0
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+    all_left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def models(self) -> tuple[ModelFacts, ...]:
+        return (ModelFacts("models/demo/target", CONTEXT_LIMIT, self.tokenizer.vocab_size, 1_700_000_000, "draft"),)
+
+    def ready(self) -> str | None:
+        return self.reason
+
+    def admit(self, requests: tuple[GenerationRequest, ...]) -> Playback:
+        if self.refusal is not None:
+            raise self.refusal
+        self.requests.extend(requests)
+        return Playback(self, requests)
+
+
+@dataclass
+class Playback:
+    generator: ScriptedGenerator
+    requests: tuple[GenerationRequest, ...]
+
+    async def __aenter__(self) -> Playback:
+        self.generator.num_open += 1
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.generator.num_open -= 1
+        if not self.generator.num_open:
+            self.generator.all_left.set()
+
+    async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
+        """Choices interleaved round by round, as a batch would give them."""
+        answers = [rounds(self.generator, request) for request in self.requests]
+        for number in range(max(map(len, answers))):
+            await self._mishap(number)
+            await asyncio.sleep(0)
+            for index, answer in enumerate(answers):
+                if number < len(answer):
+                    yield index, answer[number]
+
+    async def _mishap(self, number: int) -> None:
+        if self.generator.fail_at is not None and self.generator.fail_at[0] == number:
+            raise self.generator.fail_at[1]
+        if self.generator.pause_at == number:
+            self.generator.paused.set()
+            await asyncio.Event().wait()
+
+
+def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[RoundOutput]:
+    tokenizer = generator.tokenizer
+    text = generator.text + (str(request.params.choice) if generator.numbered else "")
+    ids = tokenizer.encode(text)[: request.params.max_tokens]
+    short = len(ids) == request.params.max_tokens
+    detokenizer = Detokenizer(tokenizer, request.stop)
+    usage = Usage(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed)
+    outputs: list[RoundOutput] = []
+    for start in range(0, len(ids), len(ROUND)):
+        chunk = ids[start : start + len(ROUND)]
+        pushed = detokenizer.push(chunk)
+        usage.num_completion_tokens += pushed.num_kept
+        usage.num_rounds += 1
+        usage.num_draft_tokens += NUM_DRAFTED
+        usage.num_accepted_tokens += len(ROUND) - 1
+        last = pushed.stop is not None or start + len(ROUND) >= len(ids)
+        finish = None if not last else FinishReason.LENGTH if short and not pushed.stop else FinishReason.STOP
+        tail = detokenizer.finish() if last else ""
+        outputs.append(
+            RoundOutput(
+                tokens=_tokens(request, chunk, pushed),
+                text_delta=pushed.text_delta + tail,
+                num_drafted=NUM_DRAFTED,
+                num_accepted=len(ROUND) - 1,
+                timings=TIMINGS,
+                finish_reason=finish,
+                stop_reason=pushed.stop,
+                usage=usage if last else None,
+            )
+        )
+        if last:
+            break
+    return outputs
+
+
+def _tokens(request: GenerationRequest, ids: list[int], pushed: Pushed) -> tuple[Token, ...]:
+    """Log-probs are made up, but tell apart: of the chosen id -0.5, of its neighbours -1, -2, ..., the last -inf."""
+    wanted = request.params.num_logprobs
+    tokens = []
+    for kind, token_id, (text, offset) in zip(ROUND, ids, pushed.tokens, strict=False):
+        logprobs = None
+        if wanted is not None:
+            top = [(token_id, -0.5), *((token_id + rank, -float(rank)) for rank in range(1, wanted))][:wanted]
+            logprobs = TokenLogprobs(-0.5, tuple([*top[:-1], (top[-1][0], float("-inf"))] if wanted > 1 else top))
+        tokens.append(Token(token_id, kind, text, offset, logprobs))
+    return tuple(tokens)

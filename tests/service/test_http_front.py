@@ -1,0 +1,507 @@
+"""The HTTP front end, with a scripted generator behind it: OpenAI's forms, errors, limits, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway.app import create_app
+from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
+from tests.service.scripted_generator import NUM_DRAFTED, ScriptedGenerator, config, demo_tokenizer
+
+TOKENIZER = demo_tokenizer()
+MODEL = "models/demo/target"
+TEXT = "the quick brown fox"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def app_of(generator: ScriptedGenerator, **settings: object) -> Any:
+    registry = CollectorRegistry()
+    Counter("spec_rounds", "Rounds.", registry=registry).inc(3)
+    return create_app(generator, TOKENIZER, config(**settings), registry)
+
+
+def in_process(generator: ScriptedGenerator, **settings: object) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=app_of(generator, **settings))
+    return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+
+@asynccontextmanager
+async def served(generator: ScriptedGenerator, **settings: object) -> AsyncIterator[str]:
+    """A real server on a free port; yields its URL."""
+    server = uvicorn.Server(uvicorn.Config(app_of(generator, **settings), port=0, log_config=None, lifespan="off"))
+    task = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110  (uvicorn has no event for it)
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+@pytest.fixture
+def generator() -> ScriptedGenerator:
+    return ScriptedGenerator(TOKENIZER, TEXT)
+
+
+def num_tokens(text: str) -> int:
+    return len(TOKENIZER.encode(text))
+
+
+def events_of(body: str) -> list[Any]:
+    """Parsed data of each event but the last, which must be [DONE]."""
+    lines = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+# --- whole answers -----------------------------------------------------------------------------------------------
+
+
+async def test_a_completion_has_openai_form_and_what_speculation_did(generator: ScriptedGenerator) -> None:
+    async with in_process(generator) as http:
+        response = await http.post(COMPLETIONS, json={"model": MODEL, "prompt": "Once", "seed": -1, "max_tokens": 50})
+    body = response.json()
+    assert response.status_code == 200
+    assert body["id"].startswith("cmpl-") and response.headers["x-request-id"] == body["id"]
+    assert (body["object"], body["model"]) == ("text_completion", MODEL)
+    choice = {"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    assert body["choices"] == [choice]
+    completion, rounds = num_tokens(TEXT), -(-num_tokens(TEXT) // 3)
+    assert body["usage"] == {
+        "prompt_tokens": num_tokens("Once"),
+        "completion_tokens": completion,
+        "total_tokens": num_tokens("Once") + completion,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 2 * rounds,
+            "rejected_prediction_tokens": (NUM_DRAFTED - 2) * rounds,
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+        },
+        "speculation": {
+            "num_rounds": rounds,
+            "num_draft_tokens": NUM_DRAFTED * rounds,
+            "num_accepted_tokens": 2 * rounds,
+            "acceptance_rate": 2 / NUM_DRAFTED,
+            "mean_accepted_length": 3.0,
+            "seed": 2**64 - 1,
+        },
+    }
+    assert generator.num_open == 0
+
+
+async def test_a_batch_times_n_is_indexed_by_prompt_then_choice(generator: ScriptedGenerator) -> None:
+    generator.numbered = True
+    async with in_process(generator) as http:
+        body = {"prompt": ["one", "two"], "n": 3, "seed": 7, "max_tokens": 50}
+        answer = (await http.post(COMPLETIONS, json=body)).json()
+    assert [choice["text"] for choice in answer["choices"]] == [f"{TEXT}{i}" for i in (0, 1, 2, 0, 1, 2)]
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    prompts = [tuple(TOKENIZER.encode(each)) for each in ("one", "one", "one", "two", "two", "two")]
+    assert [each.prompt_ids for each in generator.requests] == prompts
+    assert [(each.params.seed, each.params.choice) for each in generator.requests] == [(7, i % 3) for i in range(6)]
+    assert answer["usage"]["prompt_tokens"] == num_tokens("one") + num_tokens("two")
+    assert answer["usage"]["completion_tokens"] == sum(num_tokens(f"{TEXT}{i}") for i in (0, 1, 2)) * 2
+
+
+@pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7]]])
+async def test_token_id_prompts_go_through_as_they_are(generator: ScriptedGenerator, prompt: list[Any]) -> None:
+    async with in_process(generator) as http:
+        assert (await http.post(COMPLETIONS, json={"prompt": prompt})).status_code == 200
+    assert generator.requests[0].prompt_ids == (5, 6, 7)
+
+
+async def test_without_a_seed_each_prompt_draws_its_own(generator: ScriptedGenerator) -> None:
+    async with in_process(generator) as http:
+        await http.post(COMPLETIONS, json={"prompt": ["same", "same"], "n": 2})
+    seeds = [each.params.seed for each in generator.requests]
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+
+
+async def test_all_parameters_arrive(generator: ScriptedGenerator) -> None:
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "presence_penalty": 1, "min_tokens": 2}
+    more = {"frequency_penalty": -1, "repetition_penalty": 1.2, "stop_token_ids": [9], "ignore_eos": True}
+    body = {**sampling, **more, "logit_bias": {"11": -100}, "bad_words": ["fox"], "stop": ["\n\n", "END"]}
+    speculation = {"enabled": True, "num_draft_tokens": 3, "draft_logprobs": "topk:64"}
+    async with in_process(generator) as http:
+        response = await http.post(COMPLETIONS, json={"prompt": "x", **body, "speculation": speculation})
+    assert response.status_code == 200, response.text
+    request = generator.requests[0]
+    for name, value in (sampling | more).items():
+        got = getattr(request.params, name)
+        assert (list(got) if isinstance(got, tuple) else got) == value, name
+    assert request.params.logit_bias == {11: -100}
+    assert request.params.max_tokens == 16
+    words = {tuple(TOKENIZER.encode("fox")), tuple(TOKENIZER.encode(" fox"))}
+    assert set(request.params.bad_words) == words
+    assert request.stop == ("\n\n", "END")
+    wishes = request.speculation
+    assert (wishes.num_draft_tokens, wishes.draft_logprobs.name, wishes.draft_topk) == (3, "TOPK", 64)
+
+
+async def test_a_chat_goes_through_the_template_and_takes_what_the_context_leaves(generator: ScriptedGenerator) -> None:
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
+    messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": parts}]
+    async with in_process(generator) as http:
+        answer = (await http.post(CHAT, json={"messages": messages})).json()
+    assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": TEXT, "refusal": None}
+    request = generator.requests[0]
+    assert TOKENIZER.decode(request.prompt_ids) == "a\n\nb\nc"
+    assert request.params.max_tokens == 2048 - len(request.prompt_ids)
+
+
+async def test_an_answer_can_be_sent_back_with_its_empty_fields(generator: ScriptedGenerator) -> None:
+    back = {"role": "assistant", "content": "b", "refusal": None, "tool_calls": None, "annotations": [], "audio": None}
+    async with in_process(generator) as http:
+        response = await http.post(CHAT, json={"messages": [{"role": "user", "content": "a"}, back]})
+    assert response.status_code == 200, response.text
+
+
+async def test_echo_puts_the_prompt_in_front(generator: ScriptedGenerator) -> None:
+    async with in_process(generator) as http:
+        whole = await http.post(COMPLETIONS, json={"prompt": "Once ", "echo": True})
+        stream = await http.post(COMPLETIONS, json={"prompt": "Once ", "echo": True, "stream": True})
+    assert whole.json()["choices"][0]["text"] == f"Once {TEXT}"
+    assert "".join(each["choices"][0]["text"] for each in events_of(stream.text)) == f"Once {TEXT}"
+
+
+async def test_stop_and_length_are_told(generator: ScriptedGenerator) -> None:
+    async with in_process(generator) as http:
+        stopped = (await http.post(COMPLETIONS, json={"prompt": "x", "stop": " brown"})).json()["choices"][0]
+        cut = (await http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1})).json()["choices"][0]
+    assert (stopped["text"], stopped["finish_reason"], stopped["stop_reason"]) == ("the quick", "stop", " brown")
+    assert cut["finish_reason"] == "length"
+
+
+async def test_completion_logprobs_are_four_parallel_lists(generator: ScriptedGenerator) -> None:
+    generator.text = "a 😀"
+    async with in_process(generator) as http:
+        answer = (await http.post(COMPLETIONS, json={"prompt": "x", "logprobs": 2})).json()
+        bare = (await http.post(COMPLETIONS, json={"prompt": "x", "logprobs": 0})).json()
+    logprobs = answer["choices"][0]["logprobs"]
+    raw = b"".join(
+        token.removeprefix("bytes:").encode().decode("unicode_escape").encode("latin-1")
+        if token.startswith("bytes:")
+        else token.encode()
+        for token in logprobs["tokens"]
+    )
+    assert raw.decode() == "a 😀", "tokens give back the bytes, cut characters too"
+    assert logprobs["token_logprobs"] == [-0.5] * len(logprobs["tokens"])
+    assert logprobs["text_offset"][:2] == [0, 1]
+    assert all(len(top) == 2 and min(top.values()) == -9999.0 for top in logprobs["top_logprobs"])
+    chosen = [list(top) for top in bare["choices"][0]["logprobs"]["top_logprobs"]]
+    assert chosen == [[token] for token in logprobs["tokens"]]
+
+
+async def test_chat_logprobs_carry_bytes(generator: ScriptedGenerator) -> None:
+    generator.text = "a 😀"
+    body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 3}
+    async with in_process(generator) as http:
+        content = (await http.post(CHAT, json=body)).json()["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == "a 😀"
+    assert all(len(entry["top_logprobs"]) == 3 for entry in content)
+
+
+# --- streams -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_is_one_event_a_round_then_usage_then_done(generator: ScriptedGenerator) -> None:
+    body = {"prompt": "Once", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 50}
+    async with in_process(generator) as http:
+        response = await http.post(COMPLETIONS, json=body)
+        whole = (await http.post(COMPLETIONS, json={**body, "stream": False, "stream_options": None})).json()
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert "content-length" not in response.headers
+    *chunks, last = events_of(response.text)
+    assert len(chunks) == -(-num_tokens(TEXT) // 3)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TEXT
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert {chunk["id"] for chunk in chunks} == {last["id"]} == {response.headers["x-request-id"]}
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    seeds = [usage["speculation"].pop("seed") for usage in (last["usage"], whole["usage"])]
+    assert seeds[0] != seeds[1]
+    assert last["usage"] == whole["usage"]
+
+
+async def test_a_chat_stream_names_the_role_once_per_choice(generator: ScriptedGenerator) -> None:
+    generator.numbered = True
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "n": 2}
+    async with in_process(generator) as http:
+        events = events_of((await http.post(CHAT, json=body)).text)
+    for index in (0, 1):
+        mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
+        assert [choice["delta"].get("role") for choice in mine] == ["assistant"] + [None] * (len(mine) - 1)
+        assert "".join(choice["delta"]["content"] for choice in mine) == f"{TEXT}{index}"
+    assert all("usage" not in event for event in events)
+
+
+async def test_an_error_before_the_first_event_is_a_status_and_later_an_event(generator: ScriptedGenerator) -> None:
+    body = {"prompt": "x", "stream": True}
+    async with in_process(generator) as http:
+        generator.fail_at = (0, WorkerLost("the target is gone"))
+        early = await http.post(COMPLETIONS, json=body)
+        generator.fail_at = (1, WorkerLost("the target is gone"))
+        late = await http.post(COMPLETIONS, json=body)
+        whole = await http.post(COMPLETIONS, json={"prompt": "x"})
+    error = {"message": "the target is gone", "type": "server_error", "param": None, "code": None}
+    assert (early.status_code, early.json()) == (503, {"error": error})
+    assert (whole.status_code, whole.json()) == (503, {"error": error})
+    assert late.status_code == 200
+    assert [event.get("error") for event in events_of(late.text)] == [None, error]
+    assert generator.num_open == 0
+
+
+async def test_our_own_faults_are_500_and_never_logged_with_a_prompt(
+    generator: ScriptedGenerator, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with in_process(generator) as http:
+        for round_number, stream in ((0, False), (0, True), (1, True)):
+            generator.fail_at = (round_number, RuntimeError("secret prompt"))
+            response = await http.post(COMPLETIONS, json={"prompt": "x", "stream": stream})
+            assert response.status_code == (200 if round_number else 500)
+            assert "internal error" in response.text and "x-request-id" in response.headers
+    assert "RuntimeError" in caplog.text and "secret" not in caplog.text
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------
+
+REFUSED = [
+    ({"prompt": "x", "temprature": 1}, "temprature"),
+    ({"prompt": "x", "suffix": "y"}, "suffix"),
+    ({"prompt": "x", "best_of": 2}, "best_of"),
+    ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
+    ({"prompt": "x", "temperature": -1}, "temperature"),
+    ({"prompt": "x", "temperature": "hot"}, "temperature"),
+    ({"prompt": "x", "top_p": 0}, "top_p"),
+    ({"prompt": "x", "top_k": -2}, "top_k"),
+    ({"prompt": "x", "min_p": 1.5}, "min_p"),
+    ({"prompt": "x", "presence_penalty": 3}, "presence_penalty"),
+    ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty"),
+    ({"prompt": "x", "logit_bias": {"4096": 1}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"the": 1}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias"),
+    ({"prompt": "x", "bad_words": [" "]}, "bad_words"),
+    ({"prompt": "x", "stop": ["a"] * 17}, "stop"),
+    ({"prompt": "x", "stop": ""}, "stop"),
+    ({"prompt": "x", "stop": ["a", 1]}, "stop"),
+    ({"prompt": "x", "stop_token_ids": [4096]}, "stop_token_ids"),
+    ({"prompt": "x", "seed": 2**64}, "seed"),
+    ({"prompt": "x", "seed": -(2**63) - 1}, "seed"),
+    ({"prompt": "x", "n": 0}, "n"),
+    ({"prompt": "x", "n": 129}, "n"),
+    ({"prompt": "x", "n": True}, "n"),
+    ({"prompt": ["x"] * 11, "n": 30}, "prompt"),
+    ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 2048}, "max_tokens"),
+    ({"prompt": "x", "min_tokens": 17}, "min_tokens"),
+    ({"prompt": "x", "logprobs": 21}, "logprobs"),
+    ({"prompt": "x", "logprobs": True}, "logprobs"),
+    ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
+    ({"prompt": "x", "stream": True, "stream_options": {"extra": 1}}, "stream_options.extra"),
+    ({"prompt": "x", "speculation": {"num_draft_tokens": 65}}, "speculation.num_draft_tokens"),
+    ({"prompt": "x", "speculation": {"draft_logprobs": "half"}}, "speculation.draft_logprobs"),
+    ({"prompt": "x", "speculation": {"draft_logprobs": "topk:0"}}, "speculation.draft_logprobs"),
+    ({"prompt": "x", "speculation": {"k": 1}}, "speculation.k"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [4096]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": [1] * 2048}, "prompt"),
+    ({"prompt": {"text": "x"}}, "prompt"),
+    ({}, "prompt"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "top_logprobs"),
+    ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools"),
+    ({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}, "response_format"),
+    ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    ({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 2048}, "max_tokens"),
+    (
+        {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"messages": []}},
+        "chat_template_kwargs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_cannot_be_is_refused_by_name(
+    generator: ScriptedGenerator, body: dict[str, Any], param: str, stream: bool
+) -> None:
+    stream = stream and "stream_options" not in body
+    async with in_process(generator) as http:
+        path = CHAT if "messages" in body else COMPLETIONS
+        response = await http.post(path, json={**body, "stream": stream} if stream else body)
+    error = response.json()["error"]
+    assert response.status_code == 400, response.text
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert generator.requests == [], "nothing may have been started"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"prompt": "x", "temperature": NaN}'],
+    ids=["empty", "cut", "list", "invalid utf-8", "lone surrogate", "nan"],
+)
+async def test_bodies_that_are_no_json_objects(generator: ScriptedGenerator, raw: bytes) -> None:
+    async with in_process(generator) as http:
+        response = await http.post(COMPLETIONS, content=raw)
+    assert response.status_code == 400
+    assert "body is" in response.json()["error"]["message"]
+
+
+async def test_numbers_are_told_when_the_context_is_too_short(generator: ScriptedGenerator) -> None:
+    async with in_process(generator) as http:
+        response = await http.post(COMPLETIONS, json={"prompt": [1] * 2000, "max_tokens": 100})
+    message = response.json()["error"]["message"]
+    assert all(number in message for number in ("2000", "100", "2100", "2048", "48"))
+
+
+async def test_bodies_over_the_limit_are_413_declared_or_not(generator: ScriptedGenerator) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b" " * 100
+
+    async with in_process(generator, max_body_bytes=1000) as http:
+        declared = await http.post(COMPLETIONS, content=b" " * 1001)
+        chunked = await http.post(COMPLETIONS, content=parts())
+    assert declared.status_code == chunked.status_code == 413
+    assert "1000 bytes" in chunked.json()["error"]["message"]
+
+
+async def test_unknown_models_routes_and_methods(generator: ScriptedGenerator) -> None:
+    async with in_process(generator) as http:
+        model = await http.post(COMPLETIONS, json={"prompt": "x", "model": "gpt-9"})
+        assert (model.status_code, model.json()["error"]["code"]) == (404, "model_not_found")
+        assert MODEL in model.json()["error"]["message"]
+        assert (await http.get("/v1/models/gpt-9")).status_code == 404
+        route = await http.post("/v1/embeddings", json={})
+        assert (route.status_code, route.json()["error"]["type"]) == (404, "invalid_request_error")
+        method = await http.get(COMPLETIONS)
+        assert (method.status_code, method.headers["allow"]) == (405, "POST")
+        assert method.headers["x-request-id"].startswith("req-")
+
+
+async def test_overload_is_429_with_retry_after(generator: ScriptedGenerator) -> None:
+    generator.refusal = Overloaded("320 answers are running or waiting; try again later", retry_after_s=1.4)
+    async with in_process(generator) as http:
+        for stream in (False, True):
+            response = await http.post(COMPLETIONS, json={"prompt": "x", "stream": stream})
+            assert (response.status_code, response.headers["retry-after"]) == (429, "2")
+            assert response.json()["error"]["type"] == "rate_limit_error"
+        generator.refusal = Unavailable("no target")
+        assert (await http.post(COMPLETIONS, json={"prompt": "x"})).status_code == 503
+
+
+# --- the rest ----------------------------------------------------------------------------------------------------
+
+
+async def test_models_health_readiness_and_metrics(generator: ScriptedGenerator) -> None:
+    async with in_process(generator) as http:
+        listed = (await http.get("/v1/models")).json()
+        assert [model["id"] for model in listed["data"]] == [MODEL]
+        assert (await http.get(f"/v1/models/{MODEL}")).json() == listed["data"][0]
+        assert (await http.get("/readyz")).status_code == 200
+        generator.reason = "no target at 127.0.0.1:1"
+        ready = await http.get("/readyz")
+        assert (ready.status_code, ready.json()["reason"]) == (503, generator.reason)
+        assert (await http.get("/healthz")).status_code == 200
+        metrics = await http.get("/metrics")
+    assert "spec_rounds_total 3.0" in metrics.text
+    assert metrics.headers["content-type"].startswith("text/plain; version=")
+
+
+async def test_the_official_client(generator: ScriptedGenerator) -> None:
+    generator.numbered = True
+    async with served(generator) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai:
+        assert [model.id async for model in ai.models.list()] == [MODEL]
+        assert (await ai.models.retrieve(MODEL)).owned_by == "outrider"
+        whole = await ai.completions.create(model=MODEL, prompt="x", n=2, seed=1, logprobs=2, stop=["zzz"], user="me")
+        assert [choice.text for choice in whole.choices] == [f"{TEXT}0", f"{TEXT}1"]
+        assert whole.choices[0].logprobs and len(whole.choices[0].logprobs.top_logprobs or []) == num_tokens(f"{TEXT}0")
+        assert whole.usage and whole.usage.completion_tokens_details
+        assert whole.usage.completion_tokens_details.accepted_prediction_tokens
+        chat = await ai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=2, store=True
+        )
+        assert chat.choices[0].message.content == f"{TEXT}0"
+        again = await ai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "x"}, chat.choices[0].message.model_dump()]
+        )
+        assert again.choices[0].finish_reason == "stop"
+        stream = await ai.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "x"}],
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"speculation": {"num_draft_tokens": 4}},
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == f"{TEXT}0"
+        assert chunks[-1].usage and chunks[-1].usage.model_extra["speculation"]["num_rounds"]
+        assert generator.requests[-1].speculation.num_draft_tokens == 4
+        with pytest.raises(openai.BadRequestError) as bad:
+            await ai.completions.create(model=MODEL, prompt="x", temperature=-1)
+        assert bad.value.param == "temperature"
+        with pytest.raises(openai.NotFoundError):
+            await ai.completions.create(model="gpt-9", prompt="x")
+        generator.refusal = Overloaded("full", retry_after_s=1)
+        with pytest.raises(openai.RateLimitError) as full:
+            await ai.completions.create(model=MODEL, prompt="x")
+        assert full.value.response.headers["retry-after"] == "1"
+        generator.refusal, generator.fail_at = None, (1, WorkerLost("the target is gone"))
+        broken = await ai.completions.create(model=MODEL, prompt="x", stream=True)
+        with pytest.raises(openai.APIError, match="the target is gone"):
+            _ = [chunk async for chunk in broken]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("pause_at", [0, 1])
+async def test_a_client_that_leaves_frees_its_place_at_once(
+    generator: ScriptedGenerator, stream: bool, pause_at: int
+) -> None:
+    generator.pause_at = pause_at
+    async with served(generator) as url, httpx.AsyncClient(base_url=url) as http:
+        call = asyncio.create_task(_read(http, {"prompt": "x", "stream": stream}))
+        await asyncio.wait_for(generator.paused.wait(), 10)
+        assert generator.num_open == 1
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await asyncio.wait_for(generator.all_left.wait(), 10)
+    assert generator.num_open == 0
+
+
+async def _read(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    async with http.stream("POST", COMPLETIONS, json=body, timeout=30) as response:
+        async for _ in response.aiter_bytes():
+            pass
+
+
+async def test_a_long_prompt_does_not_stop_the_event_loop(generator: ScriptedGenerator) -> None:
+    prompt = "def word(text):\n    return text\n" * 60_000  # about 2 MB: seconds of tokenising, past the context
+    longest, last = 0.0, asyncio.get_running_loop().time()
+    async with in_process(generator) as http:
+        call = asyncio.create_task(http.post(COMPLETIONS, json={"prompt": prompt}))
+        while not call.done():
+            await asyncio.sleep(0.005)
+            now = asyncio.get_running_loop().time()
+            longest, last = max(longest, now - last), now
+    assert (await call).status_code == 400
+    assert longest < 0.3
