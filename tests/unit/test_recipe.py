@@ -74,6 +74,17 @@ def test_training_beats_a_uniform_guess(work: Path, which: str) -> None:
     assert loss < math.log(model.config.vocab_size) - 0.5
 
 
+def test_losses_by_hand() -> None:
+    ids = torch.tensor([[2, 0, 1]])
+    sure = torch.nn.functional.one_hot(torch.tensor([[0, 1, 2]]), 3) * 50.0  # [1, 3, 3], sure of each next token
+    assert train.next_token_loss(sure, ids).item() == pytest.approx(0.0, abs=1e-6)
+    logits, teacher = torch.tensor([[[0.0, 0.0]]]), torch.tensor([[[math.log(3), 0.0]]])
+    assert train.distillation_loss(logits, teacher).item() == pytest.approx(math.log(2))
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert train.distillation_loss(teacher, teacher).item() == pytest.approx(entropy)
+    assert train.distillation_loss(teacher, logits).item() == pytest.approx(-(math.log(0.75) + math.log(0.25)) / 2)
+
+
 def test_distillation_raises_acceptance(work: Path) -> None:
     target, draft = (load_model(work / which, torch.float32, "cpu") for which in ("target", "draft"))
     torch.manual_seed(1)
