@@ -32,6 +32,7 @@ from outrider.wire.log import configure_logging
 
 _POLL_S = 0.2
 _STOP_GRACE_S = 2.0
+_STOP_TIMEOUT_S = 4.0
 _CALL_TIMEOUT_S = 10.0
 
 
@@ -78,7 +79,7 @@ class Launcher:
         import ray
 
         with contextlib.suppress(Exception):  # an actor that is restarting or dead has nothing to stop
-            ray.get([actor.stop.remote(_STOP_GRACE_S) for actor in self._actors.values()], timeout=_CALL_TIMEOUT_S)
+            ray.get([actor.stop.remote(_STOP_GRACE_S) for actor in self._actors.values()], timeout=_STOP_TIMEOUT_S)
         for actor in self._actors.values():
             with contextlib.suppress(Exception):
                 ray.kill(actor, no_restart=True)

@@ -9,6 +9,7 @@ import typer
 from outrider import __version__
 from outrider.cli.chat import chat
 from outrider.cli.generate import generate
+from outrider.cli.up import up
 
 app = typer.Typer(
     name="outrider",
@@ -16,6 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
+app.command()(up)
 app.command()(generate)
 app.command()(chat)
 

@@ -1,0 +1,42 @@
+"""Shows how a start goes on: one line a part, with a spinner and its seconds on a terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+
+class StartProgress:
+    """A `supervisor.Reporter`. Use as `with`; where nobody watches it prints one plain line a part."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._tasks: dict[str, TaskID] = {}
+        self._progress = Progress(
+            SpinnerColumn(finished_text="[green]✓[/]"),
+            TextColumn("{task.fields[part]:<8}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> StartProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def progress(self, part: str, state: str, detail: str) -> None:
+        text = f"{state} {detail}"
+        if not self._console.is_terminal:
+            self._console.print(f"{part}: {text}", markup=False)
+            return
+        if part not in self._tasks:
+            self._tasks[part] = self._progress.add_task(text, total=1, part=part)
+        self._progress.update(self._tasks[part], description=text, completed=1 if state == "ready" else 0)

@@ -1,0 +1,217 @@
+"""Starts a whole system, watches it, and ends all of it. Used by `outrider up` and `outrider demo`.
+
+Three child processes with Ray (launcher, gateway; the workers are Ray's), three or two without.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import httpx
+
+from outrider.cli.cores import format_cores, split_cores
+from outrider.cli.processes import Child, Event, OnLog, become_subreaper, end_descendants
+from outrider.cli.stopping import StopFlag
+from outrider.cli.system import SystemConfig, flags, gateway_config
+from outrider.wire.config import DraftConfig, GatewayConfig, TargetConfig
+from outrider.wire.errors import ConfigError, Unavailable
+
+_POLL_S = 0.1
+_GATEWAY_GRACE_S = 5.0
+_WORKERS_GRACE_S = 30.0
+"""The launcher stops two actors and Ray, which takes seconds."""
+_SHOWN_LINES = 20
+
+
+class Reporter(Protocol):
+    """Told how the start goes on."""
+
+    def progress(self, part: str, state: str, detail: str) -> None:
+        """`state` is "starting", "loading" or "ready"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a running system listens, as "host:port"."""
+
+    http: str
+    grpc: str
+    target: str
+    draft: str | None
+
+
+class PartFailed(Unavailable):
+    """A process of the system ended by itself, or was never ready."""
+
+    def __init__(self, message: str, log_lines: list[str]) -> None:
+        super().__init__(message)
+        self.log_lines = log_lines
+        """The end of its log."""
+
+
+class Supervisor:
+    """Use as `with`: leaving the block ends every process below this one. For a process that does nothing else."""
+
+    def __init__(self, config: SystemConfig, stop: StopFlag, on_log: OnLog | None = None) -> None:
+        self._config = config
+        self._reporter: Reporter | None = None
+        self._stop_flag = stop
+        self._on_log = on_log
+        self._children: dict[str, Child] = {}
+
+    def __enter__(self) -> Supervisor:
+        become_subreaper()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, reporter: Reporter) -> Endpoints:
+        """Blocks until a request would be served. Raises OutriderError with what is wrong, or StopRequested."""
+        self._reporter = reporter
+        wanted = gateway_config(self._config.gateway, "127.0.0.1:0", None)
+        check_free(wanted.host, wanted.port, "--port")
+        check_free(wanted.host, wanted.grpc_port, "--grpc-port")
+        target, draft = self._start_plain() if self._config.ray is None else self._start_ray()
+        return self._start_gateway(target, draft)
+
+    def watch(self) -> None:
+        """Blocks until a stop is requested. Raises PartFailed when a part that nobody restarts has ended."""
+        while not self._stop_flag.wait(_POLL_S):
+            for child in self._children.values():
+                if child.returncode is not None:
+                    raise _ended(child)
+
+    def stop(self) -> None:
+        """End the gateway, then the workers, then whatever they left behind. Idempotent."""
+        for name in ("gateway", "launcher", "draft", "target"):
+            if child := self._children.get(name):
+                grace_s = _GATEWAY_GRACE_S if name == "gateway" else _WORKERS_GRACE_S
+                child.stop(0.0 if self._stop_flag.hurry else grace_s)
+        end_descendants(grace_s=0.5)
+        for child in self._children.values():
+            child.close()
+        self._children.clear()
+
+    def _start_ray(self) -> tuple[str, str | None]:
+        line = self._config.to_json() + "\n"
+        child = self._spawn("launcher", ["-m", "deploy.launcher", "--config", "-"], stdin=line)
+        assert self._config.ray is not None
+        ready = self._await_ready(child, self._config.ray.start_timeout_s + 60)
+        return str(ready["target"]), ready["draft"]
+
+    def _start_plain(self) -> tuple[str, str | None]:
+        workers = {"target": self._config.target, "draft": self._config.draft}
+        cores = _plain_cores(workers)
+        for role, worker in workers.items():
+            if worker is not None:
+                line = flags(worker) + (["--cpu-cores", cores[role]] if role in cores else [])
+                self._progress(role, "loading", f"{worker.model} {_where(cores.get(role))}".rstrip())
+                self._spawn(role, ["-m", f"{role}_service", *line])
+        addresses: dict[str, str] = {}
+        for role in self._children.copy():
+            addresses[role] = str(self._await_ready(self._children[role], timeout_s=900.0)["address"])
+            self._progress(role, "ready", addresses[role])
+        return addresses["target"], addresses.get("draft")
+
+    def _start_gateway(self, target: str, draft: str | None) -> Endpoints:
+        config = gateway_config(self._config.gateway, target, draft)
+        self._progress("gateway", "starting", f"for {target}")
+        child = self._spawn("gateway", ["-m", "gateway", *flags(config)])
+        ready = self._await_ready(child, config.start_timeout_s)
+        endpoints = Endpoints(http=str(ready["http"]), grpc=str(ready["grpc"]), target=target, draft=draft)
+        self._await_served(child, endpoints.http, config)
+        self._progress("gateway", "ready", endpoints.http)
+        return endpoints
+
+    def _progress(self, part: str, state: str, detail: str) -> None:
+        if self._reporter is not None:
+            self._reporter.progress(part, state, detail)
+
+    def _spawn(self, name: str, args: list[str], stdin: str | None = None) -> Child:
+        child = Child(name, [sys.executable, *args], stdin=stdin, on_log=self._on_log)
+        self._children[name] = child
+        return child
+
+    def _await_ready(self, child: Child, timeout_s: float) -> Event:
+        give_up = time.monotonic() + timeout_s
+        while time.monotonic() < give_up:
+            self._stop_flag.check()
+            try:
+                event = child.events.get(timeout=_POLL_S)
+            except queue.Empty:
+                self._check_running()
+                continue
+            if event["event"] == "ready":
+                return event
+            if event["event"] == "progress":
+                self._progress(event["part"], event["state"], event["detail"])
+        raise PartFailed(f"{child.name} is not ready after {timeout_s:g} s", child.last_lines(_SHOWN_LINES))
+
+    def _await_served(self, child: Child, http: str, config: GatewayConfig) -> None:
+        """`/readyz` says 200 only when a request would be served."""
+        give_up = time.monotonic() + config.start_timeout_s
+        reason = "it does not answer"
+        while time.monotonic() < give_up:
+            self._stop_flag.check()
+            self._check_running()
+            try:
+                reply = httpx.get(f"http://{http}/readyz", timeout=5.0, trust_env=False)
+                if reply.status_code == httpx.codes.OK:
+                    return
+                reason = reply.text.strip()
+            except httpx.TransportError:
+                pass
+            self._stop_flag.wait(_POLL_S)
+        raise Unavailable(f"the gateway serves no request after {config.start_timeout_s:g} s: {reason}")
+
+    def _check_running(self) -> None:
+        for child in self._children.values():
+            if child.returncode is not None and child.events.empty():
+                raise _ended(child)
+
+
+def check_free(host: str, port: int, option: str) -> None:
+    """Raise ConfigError when somebody listens on host:port. Saves loading two models only to find out."""
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = f"{error.strerror}; choose another with {option}"
+            raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from None
+
+
+def _plain_cores(workers: Mapping[str, TargetConfig | DraftConfig | None]) -> dict[str, str]:
+    """Cores for workers that were given none, when both run on the CPU: Ray is not there to say it."""
+    present = [worker for worker in workers.values() if worker is not None]
+    has_gpu = Path("/dev/nvidiactl").exists()
+    on_cpu = all(worker.device == "cpu" or (worker.device == "auto" and not has_gpu) for worker in present)
+    if len(present) < 2 or not on_cpu or any(worker.cpu_cores for worker in present):
+        return {}
+    target, draft = split_cores(frozenset(os.sched_getaffinity(0)))
+    return {"target": format_cores(target), "draft": format_cores(draft)}
+
+
+def _where(cores: str | None) -> str:
+    return "" if cores is None else f"on cores {cores}"
+
+
+def _ended(child: Child) -> PartFailed:
+    code = child.returncode or 0
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return PartFailed(f"{child.name} {how}", child.last_lines(_SHOWN_LINES))

@@ -1,0 +1,156 @@
+"""`outrider up`: the whole system on this machine (or a Ray cluster) until Ctrl-C."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from outrider.cli.console import EXIT_FAILED, note_console, print_error
+from outrider.cli.progress import StartProgress
+from outrider.cli.stopping import StopFlag, StopRequested
+from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
+from outrider.cli.system import SystemConfig, Values, demo_model, read_yaml
+from outrider.wire.errors import ConfigError, OutriderError
+
+_ALARMING = re.compile(r" (WARNING|ERROR|CRITICAL) ")
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with the parts' settings; flags win.")]
+Target = Annotated[str | None, typer.Option(help="Folder or hub id of the target; absent = the demo pair.")]
+Draft = Annotated[str | None, typer.Option(help="Folder or hub id of the draft.")]
+NoDraft = Annotated[bool, typer.Option("--no-draft", help="The target alone: plain decoding.")]
+TargetDevice = Annotated[str | None, typer.Option(help="cpu, cuda or auto; without Ray also cuda:N.")]
+DraftDevice = Annotated[str | None, typer.Option(help="The same for the draft.")]
+DType = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or auto, for both.")]
+TargetCores = Annotated[str | None, typer.Option(help="CPU cores of the target, such as 1 or 0,2-3.")]
+DraftCores = Annotated[str | None, typer.Option(help="CPU cores of the draft.")]
+Host = Annotated[str | None, typer.Option(help="Address that HTTP and gRPC listen on; 127.0.0.1 unless set.")]
+HttpPort = Annotated[int | None, typer.Option("--port", help="HTTP port; 8000 unless set; 0 = a free one.")]
+GrpcPort = Annotated[int | None, typer.Option(help="gRPC port; 8001 unless set; 0 = a free one.")]
+K = Annotated[int | None, typer.Option("--num-draft-tokens", "-K", help="Tokens drafted a round; 5 unless set.")]
+ModelName = Annotated[str | None, typer.Option(help="Id under which the pair is served.")]
+NoRay = Annotated[bool, typer.Option("--no-ray", help="Plain processes; nothing restarts a worker then.")]
+RayAddress = Annotated[str | None, typer.Option(help="A running Ray cluster, or auto; absent = Ray on this machine.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log, not only its warnings.")]
+
+
+def up(
+    config: ConfigFile = None,
+    target: Target = None,
+    draft: Draft = None,
+    no_draft: NoDraft = False,
+    target_device: TargetDevice = None,
+    draft_device: DraftDevice = None,
+    dtype: DType = None,
+    target_cores: TargetCores = None,
+    draft_cores: DraftCores = None,
+    host: Host = None,
+    port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    num_draft_tokens: K = None,
+    model_name: ModelName = None,
+    no_ray: NoRay = False,
+    ray_address: RayAddress = None,
+    verbose: Verbose = False,
+) -> None:
+    """Start a draft, a target and a gateway; serve until Ctrl-C.
+
+    Exit code 0 after Ctrl-C or SIGTERM, 1 when a part could not start or ended by itself. No process is left behind.
+    """
+    flags: Values = {
+        "target": {"model": target, "device": target_device, "dtype": dtype, "cpu_cores": target_cores},
+        "draft": {"model": draft, "device": draft_device, "dtype": dtype, "cpu_cores": draft_cores},
+        "gateway": {
+            "host": host,
+            "port": port,
+            "grpc_port": grpc_port,
+            "num_draft_tokens": num_draft_tokens,
+            "model_name": model_name,
+        },
+        "ray": {"address": ray_address},
+    }
+    console = note_console()
+    with failures_as_lines(console):
+        settings = merged(read_yaml(config) if config is not None else {}, flags, no_draft=no_draft, no_ray=no_ray)
+        stop = StopFlag()
+        stop.install()
+        with Supervisor(settings, stop, log_to(console, verbose)) as system:
+            with StartProgress(console) as progress:
+                endpoints = system.start(progress)
+            _show_ready(console, endpoints)
+            system.watch()
+
+
+def merged(file: Values, flags: Values, *, no_draft: bool, no_ray: bool) -> SystemConfig:
+    """The settings of the file with the given flags over them, the demo pair where no model is named."""
+    values: dict[str, Any] = dict(file)
+    for part, given in flags.items():
+        over = {name: value for name, value in given.items() if value is not None}
+        if over or part not in values:
+            values[part] = {**(values.get(part) or {}), **over}
+    if no_draft and flags["draft"]["model"] is not None:
+        raise ConfigError("--no-draft and --draft contradict each other; leave one out")
+    if no_ray and flags["ray"]["address"] is not None:
+        raise ConfigError("--no-ray and --ray-address contradict each other; leave one out")
+    if no_draft or ("draft" in file and file["draft"] is None and flags["draft"]["model"] is None):
+        values["draft"] = None
+    if no_ray:
+        values["ray"] = None
+    _default_models(values)
+    return SystemConfig.read(values)
+
+
+def _default_models(values: Values) -> None:
+    named = [role for role in ("target", "draft") if values[role] is not None and "model" in values[role]]
+    if not named:
+        values["target"]["model"] = demo_model("target")
+        if values["draft"] is not None:
+            values["draft"]["model"] = demo_model("draft")
+    elif values["draft"] is not None and len(named) == 1:
+        other = "draft" if named == ["target"] else "target"
+        alone = " or --no-draft" if other == "draft" else ""
+        raise ConfigError(
+            f"--{named[0]} is {values[named[0]]['model']!r} and no {other} is named; say --{other}{alone}"
+        )
+
+
+def log_to(console: Console, verbose: bool) -> Any:
+    """What to do with a line of a part's log."""
+
+    def show(part: str, line: str) -> None:
+        if verbose or _ALARMING.search(line):
+            console.print(f"{part}: {line}", markup=False, style="dim" if verbose else None)
+
+    return show
+
+
+@contextmanager
+def failures_as_lines(console: Console) -> Iterator[None]:
+    """An error as one line, with the end of the log where there is one, and exit code 1. A requested stop is none."""
+    try:
+        yield
+    except StopRequested:
+        return
+    except OutriderError as error:
+        print_error(error.message)
+        for line in error.log_lines if isinstance(error, PartFailed) else ():
+            console.print(f"  {line}", markup=False, style="dim")
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def _show_ready(console: Console, endpoints: Endpoints) -> None:
+    drafts = "plain decoding" if endpoints.draft is None else f"draft {endpoints.draft}"
+    console.print(f"\n[bold green]ready[/]  target {endpoints.target}, {drafts}")
+    console.print(f"  HTTP  http://{endpoints.http}/v1   metrics http://{endpoints.http}/metrics")
+    console.print(f"  gRPC  {endpoints.grpc}\n")
+    body = '{"prompt": "import os\\n\\ndef ", "max_tokens": 64, "temperature": 0}'
+    console.print(
+        f"  curl http://{endpoints.http}/v1/completions -H 'Content-Type: application/json' -d '{body}'", markup=False
+    )
+    console.print(f"  outrider generate 'import os' --address {endpoints.grpc}\n", markup=False)
+    console.print("Ctrl-C stops everything.")
