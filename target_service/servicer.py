@@ -10,7 +10,7 @@ import grpc.aio
 
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import JobError, Opened, OwnerGone
-from outrider.engine.translate import close_job, error_to_proto, open_job, stale_epoch, truncate_job
+from outrider.engine.translate import close_job, error_to_proto, no_item, open_job, stale_epoch, truncate_job
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
@@ -76,6 +76,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             self._engine.submit(truncate_job(owner, item.truncate))
         elif kind == "close":
             self._engine.submit(close_job(owner, item.close))
+        elif item.id:
+            respond(no_item())
 
     async def Deliver(
         self, batches: AsyncIterator[tpb.DeliveryBatch], context: grpc.aio.ServicerContext[Any, Any]
@@ -97,8 +99,9 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             arrival = Arrival.REFUSED
         else:
             arrival = self._tickets.deliver(part, now)
-        if arrival not in (Arrival.TAKEN, Arrival.LATE):
-            self._engine.submit(None)  # its verify can go now, with drafts or without
+        if item.start == 0 or arrival not in (Arrival.TAKEN, Arrival.LATE):
+            # Its verify can go now, with drafts or without; or a proposal is newly parked and its time has begun.
+            self._engine.submit(None)
         return arrival
 
     def _part(self, item: tpb.Delivery) -> Part:
@@ -107,6 +110,9 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             raise BadTensor(f"proposal is for target epoch {item.target_epoch}, this is {self._epoch}")
         if not 1 <= item.num_draft_tokens <= MAX_DRAFT_TOKENS:
             raise BadTensor(f"num_draft_tokens is {item.num_draft_tokens}, must be from 1 to {MAX_DRAFT_TOKENS}")
+        if item.start + len(item.draft_ids) > item.num_draft_tokens:
+            last = item.start + len(item.draft_ids)
+            raise BadTensor(f"part ends at {last}, more than the {item.num_draft_tokens} ids announced")
         draft_ids = tuple(item.draft_ids)
         for token_id in draft_ids:
             if token_id >= self._vocab_size:

@@ -42,7 +42,8 @@ class Proposal:
     refused: str | None = None
     expected: tuple[int, int] | None = None
     """(committed_len, num_draft_tokens) of the verify, once it is here."""
-    owner: int | None = None
+    gone: bool = False
+    """The ticket was finished before its verify came (expired, or no room): nothing more will arrive."""
     completed_s: float | None = None
 
     @property
@@ -64,7 +65,10 @@ class Part:
 
 
 class TicketTable:
-    """`on_drop(why, num_tokens)` is called for draft tokens that no verify will see."""
+    """`on_drop(why, num_tokens)` is called for draft tokens that no verify will see.
+
+    A complete proposal never changes until the engine finishes or rejects it: the engine reads it without the lock.
+    """
 
     def __init__(
         self,
@@ -86,99 +90,89 @@ class TicketTable:
         with self._lock:
             return len(self._open)
 
+    # gRPC loop
+
     def deliver(self, part: Part, now: float) -> Arrival:
         """Take one part in. Parts of a ticket must come in order and agree with each other and with the verify."""
         with self._lock:
             arrival = self._deliver(part, now)
             if arrival not in (Arrival.TAKEN, Arrival.COMPLETE):
-                self._on_drop(arrival.value, len(part.draft_ids))
+                self._drop(arrival.value, len(part.draft_ids))
             return arrival
+
+    def refuse(self, ticket: int, reason: str, num_tokens: int, now: float) -> None:
+        """A delivery that the servicer could not even translate: the verify must not wait for its budget."""
+        with self._lock:
+            self._drop(Arrival.REFUSED.value, num_tokens)
+            if ticket in self._finished:
+                return
+            proposal = self._find_or_open(ticket, now)
+            if proposal is not None and not proposal.complete:
+                self._refuse(proposal, reason)
 
     def _deliver(self, part: Part, now: float) -> Arrival:
         if part.ticket in self._finished:
             return Arrival.LATE
-        proposal = self._open.get(part.ticket)
+        proposal = self._find_or_open(part.ticket, now)
         if proposal is None:
-            self._expire(now)
-            if len(self._open) >= self._max_tickets:
-                return Arrival.OVERFLOW
-            proposal = self._open[part.ticket] = Proposal(part.ticket, now)
+            return Arrival.OVERFLOW
         if proposal.refused is not None or proposal.complete:
             return Arrival.REFUSED
         if self._num_bytes + part.num_bytes > self._max_bytes:
             return self._refuse(proposal, "parked proposals exceed their memory limit", Arrival.OVERFLOW)
-        return self._append(proposal, part, now)
+        wrong = _wrong(proposal, part)
+        return self._append(proposal, part, now) if wrong is None else self._refuse(proposal, wrong)
+
+    def _find_or_open(self, ticket: int, now: float) -> Proposal | None:
+        """None when there is no room; the ticket is then finished, so that its verify does not wait for it."""
+        proposal = self._open.get(ticket)
+        if proposal is None:
+            self._expire(now)
+            if len(self._open) >= self._max_tickets:
+                self._remember(ticket)
+                return None
+            proposal = self._open[ticket] = Proposal(ticket, now)
+        return proposal
 
     def _append(self, proposal: Proposal, part: Part, now: float) -> Arrival:
-        first = not proposal.draft_ids
-        if part.start != len(proposal.draft_ids) or not part.draft_ids:
-            return self._refuse(proposal, f"part starts at {part.start}, expected {len(proposal.draft_ids)}")
-        if first:
-            proposal.committed_len, proposal.num_draft_tokens = part.committed_len, part.num_draft_tokens
-        if (part.committed_len, part.num_draft_tokens) != (proposal.committed_len, proposal.num_draft_tokens):
-            return self._refuse(proposal, "parts of one proposal disagree")
-        if (part.rows is None) != (not proposal.rows) and not first:
-            return self._refuse(proposal, "some parts carry distributions, others do not")
+        proposal.committed_len, proposal.num_draft_tokens = part.committed_len, part.num_draft_tokens
         proposal.draft_ids.extend(part.draft_ids)
         if part.rows is not None:
             proposal.rows.append(part.rows)
         proposal.num_bytes += part.num_bytes
         self._num_bytes += part.num_bytes
-        if len(proposal.draft_ids) > proposal.num_draft_tokens:
-            return self._refuse(proposal, f"more than the {proposal.num_draft_tokens} ids announced")
-        if not self._matches(proposal):
-            return Arrival.REFUSED
         if len(proposal.draft_ids) == proposal.num_draft_tokens:
             proposal.completed_s = now
             return Arrival.COMPLETE
         return Arrival.TAKEN
 
-    def _matches(self, proposal: Proposal) -> bool:
-        """Whether what arrived is for the state that the verify asked about."""
-        if proposal.expected is None or not proposal.draft_ids:
-            return True
-        committed_len, num_draft_tokens = proposal.expected
-        if proposal.committed_len != committed_len:
-            self._refuse(proposal, f"proposal continues length {proposal.committed_len}, verify is at {committed_len}")
-        elif proposal.num_draft_tokens > num_draft_tokens:
-            self._refuse(proposal, f"{proposal.num_draft_tokens} draft tokens, verify asked for {num_draft_tokens}")
-        return proposal.refused is None
+    # engine thread
 
-    def _refuse(self, proposal: Proposal, reason: str, arrival: Arrival = Arrival.REFUSED) -> Arrival:
-        self._release(proposal)
-        proposal.refused = reason
-        proposal.draft_ids.clear()
-        return arrival
-
-    def refuse(self, ticket: int, reason: str, num_tokens: int, now: float) -> None:
-        """A delivery that the servicer could not even translate: the verify must not wait for its budget."""
-        with self._lock:
-            self._on_drop(Arrival.REFUSED.value, num_tokens)
-            if ticket in self._finished:
-                return
-            proposal = self._open.get(ticket)
-            if proposal is None:
-                if len(self._open) >= self._max_tickets:
-                    return
-                proposal = self._open[ticket] = Proposal(ticket, now)
-            self._refuse(proposal, reason)
-
-    def expect(self, ticket: int, owner: int, committed_len: int, num_draft_tokens: int, now: float) -> Proposal:
+    def expect(self, ticket: int, committed_len: int, num_draft_tokens: int, now: float) -> Proposal:
         """A verify has come for this ticket. The proposal may be here already."""
         with self._lock:
             proposal = self._open.get(ticket)
             if proposal is None:
-                proposal = self._open[ticket] = Proposal(ticket, now)
-            proposal.owner = owner
+                proposal = self._open[ticket] = Proposal(ticket, now, gone=ticket in self._finished)
             proposal.expected = (committed_len, num_draft_tokens)
-            self._matches(proposal)
+            if proposal.draft_ids:
+                wrong = _mismatch(proposal.expected, proposal.committed_len, proposal.num_draft_tokens)
+                if wrong is not None:
+                    self._refuse(proposal, wrong)
             return proposal
 
-    def finish(self, ticket: int) -> None:
-        """The round is over: release what is held; whatever comes later is late."""
+    def reject(self, proposal: Proposal, reason: str) -> None:
+        """The engine found what only tensors show: the proposal is dropped and counted."""
+        with self._lock:
+            self._refuse(proposal, reason)
+
+    def finish(self, ticket: int, unused: str | None = None) -> None:
+        """The round is over: release what is held; whatever comes later is late. `unused`: why no verify saw it."""
         with self._lock:
             proposal = self._open.pop(ticket, None)
             if proposal is not None:
+                if unused is not None:
+                    self._drop(unused, len(proposal.draft_ids))
                 self._release(proposal)
             self._remember(ticket)
 
@@ -193,10 +187,18 @@ class TicketTable:
         with self._lock:
             self._expire(now)
 
+    # under the lock
+
+    def _refuse(self, proposal: Proposal, reason: str, arrival: Arrival = Arrival.REFUSED) -> Arrival:
+        self._drop(arrival.value, len(proposal.draft_ids))
+        self._release(proposal)
+        proposal.refused = reason
+        return arrival
+
     def _expire(self, now: float) -> None:
         old = [p for p in self._open.values() if p.expected is None and now - p.created_s >= self._ttl_s]
         for proposal in old:
-            self._on_drop("expired", len(proposal.draft_ids))
+            self._drop("expired", len(proposal.draft_ids))
             del self._open[proposal.ticket]
             self._release(proposal)
             self._remember(proposal.ticket)
@@ -209,4 +211,37 @@ class TicketTable:
     def _release(self, proposal: Proposal) -> None:
         self._num_bytes -= proposal.num_bytes
         proposal.num_bytes = 0
+        proposal.draft_ids.clear()
         proposal.rows.clear()
+
+    def _drop(self, why: str, num_tokens: int) -> None:
+        if num_tokens:
+            self._on_drop(why, num_tokens)
+
+
+def _wrong(proposal: Proposal, part: Part) -> str | None:
+    """What is wrong with the part after what has arrived before it; None for nothing."""
+    num_here = len(proposal.draft_ids)
+    if part.start != num_here:
+        return f"part starts at {part.start}, expected {num_here}"
+    if not part.draft_ids:
+        return "part has no ids"
+    if num_here + len(part.draft_ids) > part.num_draft_tokens:
+        return f"{num_here + len(part.draft_ids)} ids, more than the {part.num_draft_tokens} announced"
+    if num_here:
+        if (part.committed_len, part.num_draft_tokens) != (proposal.committed_len, proposal.num_draft_tokens):
+            return "parts of one proposal disagree"
+        if (part.rows is None) != (not proposal.rows):
+            return "some parts carry distributions, others do not"
+    return (
+        None if proposal.expected is None else _mismatch(proposal.expected, part.committed_len, part.num_draft_tokens)
+    )
+
+
+def _mismatch(expected: tuple[int, int], committed_len: int, num_draft_tokens: int) -> str | None:
+    """Why a proposal is not for the state that its verify asked about; None when it is."""
+    if committed_len != expected[0]:
+        return f"proposal continues length {committed_len}, verify is at {expected[0]}"
+    if num_draft_tokens > expected[1]:
+        return f"{num_draft_tokens} draft tokens, verify asked for {expected[1]}"
+    return None

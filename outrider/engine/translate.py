@@ -35,6 +35,10 @@ def stale_epoch(got: int, own: int) -> JobError:
     return JobError(Fault.STALE_EPOCH, f"message is for epoch {got}, this worker's is {own}; open the slot again")
 
 
+def no_item() -> JobError:
+    return JobError(Fault.INVALID, "message has no item, or one that this worker does not know; set exactly one")
+
+
 def open_job(owner: int, message: pb.OpenSlot, respond: Callable[[Any], None]) -> OpenJob:
     return OpenJob(
         owner=owner,

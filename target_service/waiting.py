@@ -1,0 +1,160 @@
+"""Verifies that have arrived and not been answered, and which of them go into the next forward. On the engine thread.
+
+A batch never waits for one slot's proposal: slots that are ready go, the others wait on, at most their budget.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.engine.jobs import Fault, JobError
+from outrider.engine.slot_keeper import needs_prefill
+from outrider.engine.slots import Slot
+from outrider.engine.wire_tensors import decode_rows
+from outrider.wire.codec import BadTensor
+from outrider.wire.log import get_logger
+from outrider.wire.metrics import WorkerMetrics
+from target_service.jobs import Fallback, VerifyJob
+from target_service.tickets import Proposal, TicketTable
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A verify that has arrived and not been answered."""
+
+    job: VerifyJob
+    slot: Slot
+    proposal: Proposal | None
+    """None for a plain step."""
+    runnable_s: float | None = None
+    """When all committed tokens but the last were in the cache: the wait budget runs from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A verify that goes into the next forward."""
+
+    waiting: Waiting
+    draft_ids: list[int]
+    draft_log_probs: Tensor | None
+    """[K, V] float32; None for greedy and plain."""
+    fallback: Fallback | None
+
+    @property
+    def slot(self) -> Slot:
+        return self.waiting.slot
+
+
+class WaitingRoom:
+    """At most one verify a slot. `cancelled(job, error)` answers those that will never run."""
+
+    def __init__(
+        self,
+        tickets: TicketTable,
+        metrics: WorkerMetrics,
+        vocab_size: int,
+        device: torch.device,
+        cancelled: Callable[[VerifyJob, JobError], None],
+    ) -> None:
+        self._tickets = tickets
+        self._metrics = metrics
+        self._vocab_size = vocab_size
+        self._device = device
+        self._cancelled = cancelled
+        self._waiting: dict[tuple[int, int], Waiting] = {}
+
+    def add(self, job: VerifyJob, slot: Slot) -> None:
+        """`slot` has been brought to the committed tokens of the job."""
+        proposal = None
+        if job.num_draft_tokens:
+            length, now = len(slot.committed), time.monotonic()
+            proposal = self._tickets.expect(job.ticket, length, job.num_draft_tokens, now)
+        self._waiting[job.owner, job.slot_id] = Waiting(job, slot, proposal)
+
+    def cancel(
+        self, owner: int, slot_id: int, why: str, fault: Fault = Fault.CANCELLED, keep_ticket: int | None = None
+    ) -> None:
+        """Answer the slot's verify, if there is one, with an error. `keep_ticket`: a repeated verify still wants it."""
+        waiting = self._waiting.pop((owner, slot_id), None)
+        if waiting is None:
+            return
+        if waiting.job.ticket != keep_ticket:
+            self._finish_ticket(waiting, "cancelled")
+        self._cancelled(waiting.job, JobError(fault, why))
+
+    def cancel_owner(self, owner: int, why: str) -> None:
+        for key in [key for key in self._waiting if key[0] == owner]:
+            self.cancel(*key, why)
+
+    def done(self, ready: Ready) -> None:
+        """Its verdict is on its way."""
+        job = ready.waiting.job
+        del self._waiting[job.owner, job.slot_id]
+        self._finish_ticket(ready.waiting, None if ready.fallback is None else ready.fallback.name.lower())
+
+    def _finish_ticket(self, waiting: Waiting, unused: str | None) -> None:
+        if waiting.proposal is not None:
+            self._tickets.finish(waiting.proposal.ticket, unused)
+
+    def next_wake(self) -> float | None:
+        """The earliest end of a wait budget, or of a parked proposal's life."""
+        times = [w.runnable_s + w.job.wait_budget_s for w in self._waiting.values() if w.runnable_s is not None]
+        expiry = self._tickets.next_expiry()
+        return min([*times, *([] if expiry is None else [expiry])], default=None)
+
+    def ready(self, now: float) -> list[Ready]:
+        """Those that go now, each with its drafts or without."""
+        self._tickets.expire(now)
+        return [r for waiting in self._waiting.values() if (r := self._ready(waiting, now)) is not None]
+
+    def _ready(self, waiting: Waiting, now: float) -> Ready | None:
+        if needs_prefill(waiting.slot):
+            return None  # its prompt is still being fed
+        if waiting.runnable_s is None:
+            waiting.runnable_s = now
+        proposal = waiting.proposal
+        if proposal is None:
+            return Ready(waiting, [], None, None)
+        if proposal.refused is not None:
+            return self._refused(waiting, proposal.refused)
+        if proposal.complete:
+            return self._with_drafts(waiting, proposal)
+        if proposal.gone or now >= waiting.runnable_s + waiting.job.wait_budget_s:
+            return Ready(waiting, [], None, Fallback.LATE)
+        return None
+
+    def _refused(self, waiting: Waiting, why: str) -> Ready:
+        log.warning("refused a proposal for slot %d: %s", waiting.job.slot_id, why)
+        self._metrics.proposals_refused.inc()
+        return Ready(waiting, [], None, Fallback.REFUSED)
+
+    def _with_drafts(self, waiting: Waiting, proposal: Proposal) -> Ready:
+        try:
+            return self._checked(waiting, proposal)
+        except BadTensor as error:
+            self._tickets.reject(proposal, str(error))
+            return self._refused(waiting, str(error))
+
+    def _checked(self, waiting: Waiting, proposal: Proposal) -> Ready:
+        """Raises BadTensor for a proposal that cannot be verified."""
+        slot, draft_ids = waiting.slot, list(proposal.draft_ids)
+        room = slot.max_len - len(slot.committed) - 1
+        if len(draft_ids) > room:
+            raise BadTensor(f"{len(draft_ids)} draft tokens, room for {room} before max_tokens")
+        if slot.params.greedy:
+            return Ready(waiting, draft_ids, None, None)
+        if not proposal.rows:
+            raise BadTensor("distributions are missing and the temperature is not 0")
+        start, parts = 0, []
+        for rows in proposal.rows:
+            ids = draft_ids[start : start + rows.num_rows]
+            parts.append(decode_rows(rows, self._vocab_size, ids, self._device))
+            start += rows.num_rows
+        return Ready(waiting, draft_ids, torch.cat(parts), None)
