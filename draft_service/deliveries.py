@@ -82,11 +82,15 @@ class _Link:
             reason = "the target ended the stream"
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
+        except asyncio.CancelledError:  # by `close`, or by grpc when a write failed
+            reason = "cancelled"
+        if not self.broken:
+            log.warning("delivery stream to %s ended: %s", self._address, reason)
         self.broken = True
-        log.warning("delivery stream to %s ended: %s", self._address, reason)
         await self.outbox.close()
 
     async def close(self) -> None:
+        self.broken = True
         self._watch.cancel()
         await asyncio.gather(self._watch, return_exceptions=True)
         await self.outbox.close()

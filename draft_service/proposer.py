@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from outrider.engine.model_runner import ModelRunner
-from outrider.engine.noise import Purpose
-from outrider.engine.sampling import LogitRow, argmax, distributions, draw, process, truncate_topk
-from outrider.engine.step_plan import Row
 from torch import Tensor
 
 from draft_service.jobs import Encoding, PartOut, Proposed, ProposeJob
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.noise import Purpose
+from outrider.engine.sampling import LogitRow, argmax, distributions, draw, process, truncate_topk
 from outrider.engine.slot_keeper import SlotKeeper, needs_prefill
 from outrider.engine.slot_noise import slot_uniforms
 from outrider.engine.slots import Slot
+from outrider.engine.step_plan import Row
 from outrider.engine.wire_tensors import encode_rows
 from outrider.wire.codec import DenseRows
 from outrider.wire.metrics import WorkerMetrics
@@ -125,10 +125,10 @@ class Proposer:
         num_full = 1 + sum(1 for a in self._active.values() if not a.greedy and a.topk is None)
         return None if num_full * self._runner.facts.vocab_size * 4 <= self._full_budget_bytes else job.topk
 
-    def _cancel(self, owner: int, slot_id: int, why: str) -> None:
+    def _cancel(self, owner: int, slot_id: int, why: str, fault: Fault = Fault.CANCELLED) -> None:
         active = self._active.pop((owner, slot_id), None)
         if active is not None:
-            self._answer(active.job, JobError(Fault.CANCELLED, f"propose cancelled: {why}"))
+            self._answer(active.job, JobError(fault, f"propose cancelled: {why}"))
 
     def _answer(self, job: ProposeJob, result: Proposed | JobError) -> None:
         self._engine.answer(lambda: job.respond(result))
@@ -151,10 +151,10 @@ class Proposer:
         logits = self._runner.forward([*rows, *(p.row for p in pieces)])  # [R, V] float32
         for piece in pieces:
             piece.slot.fed(piece.new_ids)
+            self._active[piece.slot.key].num_fed += len(piece.new_ids)
         for a, row in zip(ready, rows, strict=True):
             a.slot.fed(row.token_ids[row.num_cached :])
-        for a in active:
-            a.num_fed = a.num_fed if a.draft_ids else len(a.slot.cached)
+            a.num_fed += 0 if a.draft_ids else row.num_new
         if ready:
             self._extend(ready, logits)
         self._metrics.batch_size.observe(len(rows) + len(pieces))
@@ -169,7 +169,7 @@ class Proposer:
     def fail_step(self, error: Exception) -> None:
         """The slots' caches cannot be trusted any more: the gateway opens them again."""
         for a in list(self._active.values()):
-            self._cancel(a.job.owner, a.job.slot_id, f"the draft's step failed: {error}")
+            self._cancel(a.job.owner, a.job.slot_id, f"the draft's step failed: {error}", Fault.INTERNAL)
             self._keeper.close(CloseJob(a.job.owner, a.job.slot_id))
 
     def _extend(self, ready: list[Active], logits: Tensor) -> None:

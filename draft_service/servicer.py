@@ -9,7 +9,7 @@ from typing import Any
 from draft_service.jobs import Encoding, Proposed, ProposeJob
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import Fault, JobError, Opened, OwnerGone
-from outrider.engine.translate import close_job, error_to_proto, open_job, stale_epoch, truncate_job
+from outrider.engine.translate import close_job, error_to_proto, no_item, open_job, stale_epoch, truncate_job
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc
@@ -65,6 +65,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             self._engine.submit(truncate_job(owner, item.truncate))
         elif kind == "close":
             self._engine.submit(close_job(owner, item.close))
+        elif item.id:
+            respond(no_item())
 
     def _propose(self, owner: int, message: dpb.Propose, respond: Callable[[Any], None]) -> None:
         if not 1 <= message.num_draft_tokens <= MAX_DRAFT_TOKENS:
