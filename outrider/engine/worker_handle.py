@@ -34,6 +34,8 @@ class Loaded:
     runner: ModelRunner
     slots: SlotTable
     tokenizer: pb.TokenizerFiles
+    fingerprint: str
+    """Of the tokenizer; worked out once, since parsing a large vocabulary would hold up the event loop."""
     epoch: int
     config: DraftConfig | TargetConfig
     cpu_cores: tuple[int, ...]
@@ -51,7 +53,7 @@ class Loaded:
         return pb.WorkerInfo(
             model_id=facts.model_id,
             vocab_size=facts.vocab_size,
-            tokenizer_fingerprint=tokenizer_fingerprint(self.tokenizer.tokenizer_json),
+            tokenizer_fingerprint=self.fingerprint,
             context_limit=facts.context_limit,
             dtype=facts.dtype,
             device=facts.device,
@@ -91,7 +93,8 @@ def load(config: DraftConfig | TargetConfig, epoch: int) -> Loaded:
         tokenizer_config_json=files.tokenizer_config_json,
         chat_template=files.chat_template,
     )
-    return Loaded(runner, slots, tokenizer, epoch, config, tuple(sorted(os.sched_getaffinity(0))))
+    fingerprint = tokenizer_fingerprint(tokenizer.tokenizer_json)
+    return Loaded(runner, slots, tokenizer, fingerprint, epoch, config, tuple(sorted(os.sched_getaffinity(0))))
 
 
 class WorkerHandle:

@@ -13,7 +13,10 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
 from outrider.wire.rpc import ErrorInterceptor, server_options
+
+log = get_logger(__name__)
 
 AddServices = Callable[[grpc.aio.Server], Sequence[str]]
 """Adds servicers to the server and returns their full names."""
@@ -68,11 +71,17 @@ class ServerThread:
         self.loop.close()
 
     def post(self, calls: list[Callable[[], None]]) -> None:
-        """From any thread: run the calls on the loop, in order, with one wake-up. Dropped once the loop has ended."""
+        """From any thread: run the calls on the loop, in order, with one wake-up. Dropped once the loop has ended.
+
+        One that raises does not keep the others from running: they answer other requests.
+        """
 
         def run() -> None:
             for call in calls:
-                call()
+                try:
+                    call()
+                except Exception:
+                    log.exception("an answer could not be sent")
 
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(run)

@@ -12,6 +12,9 @@ from typing import Generic, Protocol, TypeVar
 import grpc.aio
 
 from outrider.wire.errors import WorkerLost
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
 
 Item = TypeVar("Item")
 
@@ -34,17 +37,20 @@ class Outbox(Generic[Item]):
             self._wake.set()
 
     async def _run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._queue:
-                batch, self._queue = self._queue[: self._max_batch], self._queue[self._max_batch :]
-                try:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._queue:
+                    batch, self._queue = self._queue[: self._max_batch], self._queue[self._max_batch :]
                     await self._write(batch)
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-                    self._closed = True  # writing to a stream that has ended; the reader says why
-                    self._queue.clear()
-                    return
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            pass  # writing to a stream that has ended; the reader says why
+        except Exception:
+            log.exception("writing to a stream failed")
+        finally:  # also when grpc cancels the writer of a call that it has cancelled
+            self._closed = True
+            self._queue.clear()
 
     async def close(self) -> None:
         self._closed = True
