@@ -1,0 +1,214 @@
+"""Does speculation pay? Tokens per second with it over without it, side by side in one run, and where a round goes.
+
+    make bench                                        # or: python -m benchmarks.bench --help
+
+The target is the demo target *widened* (benchmarks/widen.py): the same logits, hence the same acceptance, at the cost
+of a model of about 94M parameters. Target and draft are separate processes, each on its own core. Both arms are measured
+in turn on the same running system, prompt set by prompt set, so that a drift of the machine hits both alike; the ratio
+is the median over these pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.widen import main as widen_main
+from outrider.cli.stopping import StopFlag
+from outrider.cli.supervisor import Supervisor
+from outrider.cli.system import SystemConfig, demo_model
+from outrider.client import AsyncClient, Round, Speculation
+
+REPO = Path(__file__).resolve().parent.parent
+WIDE = REPO / ".work" / "widened-94M"
+WIDTH = ["--hidden", "1024", "--intermediate", "2816", "--heads", "16", "--kv-heads", "4", "--extra-layers", "2"]
+PHASES = ("propose", "deliver", "verify", "overhead")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One pass over the prompts in one arm."""
+
+    tokens_per_s: float
+    rounds: list[Round]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table. Shares are of the speculative rounds' time."""
+
+    dtype: str
+    temperature: float
+    concurrency: int
+    num_draft_tokens: int
+    plain_tokens_per_s: float
+    speculative_tokens_per_s: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    tokens_per_round: float
+    acceptance_rate: float
+    round_ms: float
+    plain_step_ms: float
+    shares: dict[str, float]
+
+
+class Quiet:
+    """A supervisor's reporter that says nothing."""
+
+    def progress(self, part: str, state: str, detail: str) -> None:
+        return
+
+
+def prompts(count: int) -> list[str]:
+    lines = (REPO / "tests" / "data" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [str(json.loads(line)["prompt"]) for line in lines[:count]]
+
+
+async def one_pass(
+    client: AsyncClient, texts: list[str], concurrency: int, temperature: float, max_tokens: int, k: int
+) -> Sample:
+    """All prompts once, `concurrency` at a time; k = 0 is the plain arm."""
+    places = asyncio.Semaphore(concurrency)
+    rounds: list[Round] = []
+
+    async def run(index: int, text: str) -> None:
+        wishes = Speculation(enabled=k > 0, num_draft_tokens=k)
+        async with (
+            places,
+            client.stream(
+                text,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=index,
+                ignore_eos=True,
+                speculation=wishes,
+            ) as stream,
+        ):
+            rounds.extend([item async for item in stream])
+
+    started = time.perf_counter()
+    await asyncio.gather(*(run(index, text) for index, text in enumerate(texts)))
+    elapsed = time.perf_counter() - started
+    return Sample(sum(len(item.tokens) for item in rounds) / elapsed, rounds)
+
+
+async def measure(address: str, dtype: str, options: argparse.Namespace) -> list[Result]:
+    results = []
+    async with AsyncClient(address) as client:
+        for k in (options.num_draft_tokens, 0):
+            await one_pass(client, prompts(2), 1, 0.0, 32, k)  # warm-up
+        for temperature in options.temperature:
+            for concurrency in options.concurrency:
+                texts = prompts(max(options.prompts, concurrency))
+                plain, speculative = [], []
+                for repetition in range(options.repetitions):
+                    arms = [(0, plain), (options.num_draft_tokens, speculative)]
+                    for k, arm in arms if repetition % 2 else reversed(arms):
+                        arm.append(await one_pass(client, texts, concurrency, temperature, options.max_tokens, k))
+                results.append(summarise(dtype, temperature, concurrency, options.num_draft_tokens, plain, speculative))
+    return results
+
+
+def summarise(
+    dtype: str, temperature: float, concurrency: int, k: int, plain: list[Sample], speculative: list[Sample]
+) -> Result:
+    ratios = [s.tokens_per_s / p.tokens_per_s for s, p in zip(speculative, plain, strict=True)]
+    rounds = [item for sample in speculative for item in sample.rounds if item.num_drafted]
+    steps = [item for sample in plain for item in sample.rounds]
+    total = sum(item.timings.total_s for item in rounds)
+    shares = {name: sum(getattr(item.timings, f"{name}_s") for item in rounds) / total for name in PHASES}
+    return Result(
+        dtype=dtype,
+        temperature=temperature,
+        concurrency=concurrency,
+        num_draft_tokens=k,
+        plain_tokens_per_s=statistics.median(p.tokens_per_s for p in plain),
+        speculative_tokens_per_s=statistics.median(s.tokens_per_s for s in speculative),
+        speedup=statistics.median(ratios),
+        speedup_low=min(ratios),
+        speedup_high=max(ratios),
+        tokens_per_round=sum(len(item.tokens) for item in rounds) / len(rounds),
+        acceptance_rate=sum(item.num_accepted for item in rounds) / sum(item.num_drafted for item in rounds),
+        round_ms=1e3 * total / len(rounds),
+        plain_step_ms=1e3 * sum(item.timings.total_s for item in steps) / len(steps),
+        shares=shares,
+    )
+
+
+def show(console: Console, results: list[Result]) -> None:
+    table = Table(title=f"demo draft for the demo target WIDENED to {WIDE.name.split('-')[1]}, one core each")
+    columns = ("dtype", "T", "conc.", "K", "plain tok/s", "spec tok/s", "speedup (range)", "tok/round", "accepted")
+    for name in (*columns, "round ms", "step ms", "draft", "wire", "verify", "overhead"):
+        table.add_column(name, justify="right")
+    for r in results:
+        shares = [f"{100 * r.shares[name]:.1f} %" for name in PHASES]
+        table.add_row(
+            r.dtype,
+            f"{r.temperature:g}",
+            str(r.concurrency),
+            str(r.num_draft_tokens),
+            f"{r.plain_tokens_per_s:.1f}",
+            f"{r.speculative_tokens_per_s:.1f}",
+            f"{r.speedup:.2f} ({r.speedup_low:.2f}-{r.speedup_high:.2f})",
+            f"{r.tokens_per_round:.2f}",
+            f"{100 * r.acceptance_rate:.1f} %",
+            f"{r.round_ms:.2f}",
+            f"{r.plain_step_ms:.2f}",
+            *shares,
+        )
+    console.print(table)
+    console.print("draft: the draft's work; wire: waiting for the proposal beyond that; verify: queue, forward and")
+    console.print("acceptance in the target; overhead: the rest (gateway, control streams). Shares of a round's time.")
+
+
+def make_target() -> str:
+    """Widen once; later runs take the folder."""
+    if not (WIDE / "config.json").exists():
+        widen_main([demo_model("target"), str(WIDE), *WIDTH])
+    return str(WIDE)
+
+
+def run_dtype(dtype: str, options: argparse.Namespace) -> list[Result]:
+    cores = sorted(os.sched_getaffinity(0))
+    values = {
+        "target": {"model": make_target(), "dtype": dtype, "cpu_cores": str(cores[-1])},
+        "draft": {"model": demo_model("draft"), "cpu_cores": str(cores[0])},
+        "ray": None,
+        "gateway": {"port": 0, "grpc_port": 0},
+    }
+    stop = StopFlag()
+    stop.install()
+    with Supervisor(SystemConfig.read(values), Quiet(), stop) as supervisor:
+        endpoints = supervisor.start()
+        return asyncio.run(measure(endpoints.grpc, dtype, options))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], help="of the target")
+    parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("-K", "--num-draft-tokens", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=8, help="prompts in a pass; at least the concurrency")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--repetitions", type=int, default=5, help="pairs of passes")
+    parser.add_argument("--json", type=Path, help="write the results here, too")
+    options = parser.parse_args()
+    results = [result for dtype in options.dtype for result in run_dtype(dtype, options)]
+    show(Console(width=max(Console().width, 180)), results)
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
