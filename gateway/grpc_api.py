@@ -20,7 +20,7 @@ from gateway.generation import (
     Usage,
 )
 from gateway.http_io import unexpected
-from gateway.requests import Chat, Demand, Prompt, build_requests
+from gateway.requests import Chat, Demand, FieldNames, Prompt, build_requests
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from outrider.wire.config import GatewayConfig
@@ -97,7 +97,7 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
         request_id=request_id,
         model=request.model,
         prompts=(prompt,),
-        prompt_name=name,
+        names=FieldNames(prompt=name, num_choices="num_choices", num_logprobs="num_logprobs"),
         params=SamplingParams.from_proto(request.params),
         max_tokens=request.params.max_tokens or DEFAULT_MAX_TOKENS,
         seed=request.params.seed if request.has_seed else None,

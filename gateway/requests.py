@@ -17,7 +17,7 @@ from gateway.generation import DraftLogprobs, GenerationRequest, Generator, Mode
 from gateway.tokenizer import Tokenizer
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import InvalidRequest, ModelNotFound
-from outrider.wire.params import MAX_CHOICES, SamplingParams, check_token_ids
+from outrider.wire.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams, check_token_ids
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -39,6 +39,16 @@ Prompt = str | tuple[int, ...] | Chat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FieldNames:
+    """How the caller's protocol spells what a message may have to name."""
+
+    prompt: str
+    num_choices: str = "n"
+    max_tokens: str = "max_tokens"
+    num_logprobs: str = "logprobs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """What a caller asked for, before tokenisation and before the model's limits are known."""
 
@@ -46,8 +56,7 @@ class Demand:
     model: str
     """Empty = the only one."""
     prompts: tuple[Prompt, ...]
-    prompt_name: str
-    """The caller's field with the prompt, for error messages."""
+    names: FieldNames
     params: SamplingParams
     """max_tokens, seed and choice are filled in here; bad_words are those given as ids."""
     max_tokens: int | None
@@ -72,9 +81,9 @@ async def build_requests(
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
         if texts > INLINE_CHARS:
-            ids = await asyncio.to_thread(_encode, prompt, tokenizer, demand.prompt_name)
+            ids = await asyncio.to_thread(_encode, prompt, tokenizer, demand.names.prompt)
         else:
-            ids = _encode(prompt, tokenizer, demand.prompt_name)
+            ids = _encode(prompt, tokenizer, demand.names.prompt)
         requests += _answers(demand, facts, base, ids)
     return tuple(requests)
 
@@ -101,19 +110,28 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
 
 
 def _check_demand(demand: Demand, facts: ModelFacts, config: GatewayConfig) -> None:
-    if not 1 <= demand.num_choices <= MAX_CHOICES:
-        raise InvalidRequest(f"n is {demand.num_choices}, must be from 1 to {MAX_CHOICES}", param="n")
+    names, num_choices = demand.names, demand.num_choices
+    _in_range(names.num_choices, num_choices, 1, MAX_CHOICES)
+    if demand.max_tokens is not None:
+        _in_range(names.max_tokens, demand.max_tokens, 1, facts.context_limit)
+    if demand.params.num_logprobs is not None:
+        _in_range(names.num_logprobs, demand.params.num_logprobs, 0, min(MAX_LOGPROBS, facts.vocab_size))
     if not demand.prompts:
-        raise InvalidRequest(f"{demand.prompt_name} is an empty list", param=demand.prompt_name)
-    num_answers, most = len(demand.prompts) * demand.num_choices, config.max_running + config.max_queue
+        raise InvalidRequest(f"{names.prompt} is an empty list", param=names.prompt)
+    num_answers, most = len(demand.prompts) * num_choices, config.max_running + config.max_queue
     if num_answers > most:
         raise InvalidRequest(
-            f"{len(demand.prompts)} prompts times n = {demand.num_choices} are {num_answers} answers, this server "
-            f"takes at most {most} at once; split the request",
-            param=demand.prompt_name if len(demand.prompts) > 1 else "n",
+            f"{len(demand.prompts)} prompts times {names.num_choices} = {num_choices} are {num_answers} answers, this "
+            f"server takes at most {most} at once; split the request",
+            param=names.prompt if len(demand.prompts) > 1 else names.num_choices,
         )
     _check_stops(demand.stop)
     _check_speculation(demand.speculation, facts.vocab_size)
+
+
+def _in_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}, must be from {low} to {high}", param=name)
 
 
 def _check_stops(stop: tuple[str, ...]) -> None:
@@ -159,21 +177,8 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
 
 
 def _answers(demand: Demand, facts: ModelFacts, base: SamplingParams, ids: tuple[int, ...]) -> list[GenerationRequest]:
-    left = facts.context_limit - len(ids)
-    if left < 1:
-        raise InvalidRequest(
-            f"{demand.prompt_name} has {len(ids)} tokens, the context limit is {facts.context_limit} for prompt and "
-            "output together; shorten it",
-            param=demand.prompt_name,
-        )
-    check_token_ids(demand.prompt_name, ids, facts.vocab_size)
-    max_tokens = left if demand.max_tokens is None else demand.max_tokens
-    if max_tokens > left:
-        raise InvalidRequest(
-            f"{demand.prompt_name} has {len(ids)} tokens and max_tokens is {max_tokens}, together "
-            f"{len(ids) + max_tokens}; the context limit is {facts.context_limit}, so at most {left} can follow",
-            param="max_tokens",
-        )
+    max_tokens = _max_tokens(demand, facts.context_limit, len(ids))
+    check_token_ids(demand.names.prompt, ids, facts.vocab_size)
     seed = secrets.randbits(64) if demand.seed is None else demand.seed
     params = dataclasses.replace(base, max_tokens=max_tokens, seed=seed)
     params.check(facts.vocab_size)
@@ -188,3 +193,23 @@ def _answers(demand: Demand, facts: ModelFacts, base: SamplingParams, ids: tuple
         )
         for choice in range(demand.num_choices)
     ]
+
+
+def _max_tokens(demand: Demand, context_limit: int, num_prompt: int) -> int:
+    """Largest number of output tokens. Raises InvalidRequest with the numbers when prompt and output do not fit."""
+    left, name = context_limit - num_prompt, demand.names.prompt
+    if left < 1:
+        raise InvalidRequest(
+            f"{name} has {num_prompt} tokens, the context limit is {context_limit} for prompt and output together; "
+            "shorten it",
+            param=name,
+        )
+    if demand.max_tokens is None:
+        return left
+    if demand.max_tokens > left:
+        raise InvalidRequest(
+            f"{name} has {num_prompt} tokens and {demand.names.max_tokens} is {demand.max_tokens}, together "
+            f"{num_prompt + demand.max_tokens}; the context limit is {context_limit}, so at most {left} can follow",
+            param=demand.names.max_tokens,
+        )
+    return demand.max_tokens

@@ -22,7 +22,7 @@ from gateway.parameters import (
     text_of,
     unsigned_seed,
 )
-from gateway.requests import Chat, Demand
+from gateway.requests import Chat, Demand, FieldNames
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import SamplingParams
 
@@ -149,7 +149,7 @@ class CompletionBody(_Body):
         return Demand(
             request_id=request_id,
             prompts=tuple(self.prompt),
-            prompt_name="prompt",
+            names=FieldNames(prompt="prompt"),
             params=self.sampling(self.logprobs),
             max_tokens=or_else(self.max_tokens, DEFAULT_MAX_TOKENS),
             **self.common(),
@@ -168,13 +168,14 @@ class ChatBody(_Body):
 
     def demand(self, request_id: str) -> Demand:
         messages = tuple(message.model_dump(exclude_none=True) for message in self.messages)
+        name, max_tokens = self._max_tokens()
         chat = Chat(messages, or_else(self.add_generation_prompt, True), self.chat_template_kwargs or {})
         return Demand(
             request_id=request_id,
             prompts=(chat,),
-            prompt_name="messages",
+            names=FieldNames(prompt="messages", max_tokens=name, num_logprobs="top_logprobs"),
             params=self.sampling(self._num_logprobs()),
-            max_tokens=self._max_tokens(),
+            max_tokens=max_tokens,
             **self.common(),
         )
 
@@ -185,13 +186,14 @@ class ChatBody(_Body):
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         return None
 
-    def _max_tokens(self) -> int | None:
+    def _max_tokens(self) -> tuple[str, int | None]:
+        """(the name that was used, the value)."""
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
             raise InvalidRequest(
                 f"max_tokens is {old} and max_completion_tokens is {new}; give one of them", param="max_tokens"
             )
-        return old if new is None else new
+        return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
 
 
 Body = TypeVar("Body", CompletionBody, ChatBody)

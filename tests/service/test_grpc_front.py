@@ -1,0 +1,215 @@
+"""GenerationService over a real gRPC server, with a scripted generator behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from gateway.grpc_api import GenerationServicer
+from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+from outrider.wire.errors import Overloaded, WorkerLost
+from outrider.wire.serving import start_server
+from tests.service.scripted_generator import CONTEXT_LIMIT, NUM_DRAFTED, ScriptedGenerator, config, demo_tokenizer
+
+TOKENIZER = demo_tokenizer()
+MODEL = "models/demo/target"
+TEXT = "the quick brown fox"
+
+
+@pytest.fixture
+def generator() -> ScriptedGenerator:
+    return ScriptedGenerator(TOKENIZER, TEXT)
+
+
+@asynccontextmanager
+async def stub_of(generator: ScriptedGenerator) -> AsyncIterator[Any]:
+    def add(server: Any) -> list[str]:
+        servicer = GenerationServicer(generator, TOKENIZER, config())
+        gateway_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+        return ["outrider.v1.GenerationService"]
+
+    server, address, _ = await start_server(add, "127.0.0.1", 0, 1 << 24)
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield gateway_pb2_grpc.GenerationServiceStub(channel)
+    await server.stop(None)
+
+
+async def collect(call: Any) -> list[gateway_pb2.GenerateResponse]:
+    return [message async for message in call]
+
+
+def asking(**fields: Any) -> gateway_pb2.GenerateRequest:
+    fields.setdefault("prompt", "Once")
+    params = common_pb2.SamplingParams(**fields.pop("params", {"max_tokens": 50}))
+    return gateway_pb2.GenerateRequest(params=params, **fields)
+
+
+async def test_each_round_is_a_message_with_its_tokens_and_counts(generator: ScriptedGenerator) -> None:
+    async with stub_of(generator) as stub:
+        request = asking(has_seed=True, params={"seed": 2**64 - 1, "max_tokens": 50})
+        messages = await collect(stub.Generate(request))
+    ids = TOKENIZER.encode(TEXT)
+    assert [token.id for message in messages for token in message.tokens] == ids
+    assert "".join(message.text_delta for message in messages) == TEXT
+    assert len(messages) == math.ceil(len(ids) / 3)
+    assert len({message.request_id for message in messages}) == 1
+    kinds = [token.kind for token in messages[0].tokens]
+    assert kinds == [common_pb2.TOKEN_KIND_ACCEPTED] * 2 + [common_pb2.TOKEN_KIND_RECOVERED]
+    assert {(message.num_drafted, message.num_accepted) for message in messages} == {(NUM_DRAFTED, 2)}
+    timings = messages[0].timings
+    parts = (timings.propose_us, timings.deliver_us, timings.verify_us, timings.overhead_us)
+    assert (timings.total_us, parts) == (4000, (1000, 500, 2000, 500))
+    assert [message.HasField("usage") for message in messages] == [False] * (len(messages) - 1) + [True]
+    usage = messages[-1].usage
+    assert messages[-1].finish_reason == common_pb2.FINISH_REASON_STOP
+    assert (usage.num_completion_tokens, usage.num_rounds, usage.seed) == (len(ids), len(messages), 2**64 - 1)
+
+
+async def test_choices_logprobs_and_stops(generator: ScriptedGenerator) -> None:
+    generator.numbered = True
+    request = asking(
+        num_choices=2, stop=[" brown"], params={"max_tokens": 9, "num_logprobs": 2}, bad_words=["fox"], model=MODEL
+    )
+    async with stub_of(generator) as stub:
+        messages = await collect(stub.Generate(request))
+    for choice in (0, 1):
+        mine = [message for message in messages if message.choice == choice]
+        assert "".join(message.text_delta for message in mine) == "the quick"
+        assert (mine[-1].finish_reason, mine[-1].stop_reason) == (common_pb2.FINISH_REASON_STOP, " brown")
+        for message in mine:
+            for token in message.tokens:
+                assert token.logprobs.logprob == -0.5
+                assert list(token.logprobs.top_ids) == [token.id, token.id + 1]
+    assert [each.params.choice for each in generator.requests] == [0, 1]
+    assert generator.requests[0].params.seed == generator.requests[1].params.seed
+    assert tuple(TOKENIZER.encode(" fox")) in generator.requests[0].params.bad_words
+
+
+async def test_chats_ids_defaults_and_speculation_arrive(generator: ScriptedGenerator) -> None:
+    chat = gateway_pb2.ChatInput(
+        messages=[
+            gateway_pb2.ChatMessage(role="system", content="a"),
+            gateway_pb2.ChatMessage(role="user", content="b"),
+        ]
+    )
+    wishes = gateway_pb2.SpeculationOptions(
+        enabled=False, num_draft_tokens=0, draft_logprobs=common_pb2.DRAFT_LOGPROBS_TOPK, draft_topk=9
+    )
+    async with stub_of(generator) as stub:
+        await collect(stub.Generate(gateway_pb2.GenerateRequest(chat=chat, speculation=wishes)))
+        ids = common_pb2.TokenSequence(ids=[5, 6])
+        await collect(stub.Generate(gateway_pb2.GenerateRequest(prompt_ids=ids)))
+    first, second = generator.requests
+    assert TOKENIZER.decode(first.prompt_ids) == "a\n\nb"
+    assert (first.params.max_tokens, first.params.temperature, first.params.top_p) == (16, 0.0, 1.0)
+    assert (first.speculation.enabled, first.speculation.num_draft_tokens, first.speculation.draft_topk) == (
+        False,
+        0,
+        9,
+    )
+    assert second.prompt_ids == (5, 6)
+    assert second.speculation.enabled and second.speculation.num_draft_tokens is None
+
+
+async def test_models(generator: ScriptedGenerator) -> None:
+    async with stub_of(generator) as stub:
+        (model,) = (await stub.GetModels(gateway_pb2.GetModelsRequest())).models
+    assert (model.id, model.context_limit, model.vocab_size, model.draft_id) == (MODEL, CONTEXT_LIMIT, 4096, "draft")
+
+
+CHAT_OF_NOBODY = gateway_pb2.ChatInput(messages=[gateway_pb2.ChatMessage(role="nobody", content="x")])
+REFUSED: list[tuple[Callable[[], gateway_pb2.GenerateRequest], str]] = [
+    (gateway_pb2.GenerateRequest, "input"),
+    (lambda: gateway_pb2.GenerateRequest(prompt=""), "prompt"),
+    (lambda: gateway_pb2.GenerateRequest(prompt_ids=common_pb2.TokenSequence(ids=[4096])), "prompt_ids"),
+    (lambda: gateway_pb2.GenerateRequest(chat=gateway_pb2.ChatInput()), "chat"),
+    (lambda: gateway_pb2.GenerateRequest(chat=CHAT_OF_NOBODY), "chat.messages[0].role"),
+    (lambda: asking(params={"temperature": math.nan}), "temperature"),
+    (lambda: asking(params={"temperature": math.inf}), "temperature"),
+    (lambda: asking(params={"max_tokens": CONTEXT_LIMIT}), "max_tokens"),
+    (lambda: asking(params={"choice": 1}), "params.choice"),
+    (lambda: asking(params={"seed": 1}), "has_seed"),
+    (lambda: asking(params={"logit_bias": {4096: 1.0}}), "logit_bias"),
+    (lambda: asking(params={"bad_words": [common_pb2.TokenSequence()]}), "bad_words"),
+    (lambda: asking(num_choices=129), "num_choices"),
+    (lambda: asking(params={"num_logprobs": 21}), "num_logprobs"),
+    (lambda: asking(stop=[""]), "stop"),
+    (lambda: asking(speculation=gateway_pb2.SpeculationOptions(num_draft_tokens=65)), "speculation.num_draft_tokens"),
+    (lambda: asking(speculation=gateway_pb2.SpeculationOptions(draft_topk=5)), "speculation.draft_topk"),
+    (lambda: asking(speculation=gateway_pb2.SpeculationOptions(draft_logprobs=9)), "speculation.draft_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("make", "param"), REFUSED, ids=[param for _, param in REFUSED])
+async def test_what_cannot_be_is_refused_by_name(
+    generator: ScriptedGenerator, make: Callable[[], gateway_pb2.GenerateRequest], param: str
+) -> None:
+    async with stub_of(generator) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(stub.Generate(make()))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert dict(caught.value.trailing_metadata())["outrider-param"] == param
+    assert generator.requests == []
+
+
+async def test_codes_and_trailers_of_other_errors(generator: ScriptedGenerator, caplog: Any) -> None:
+    async def failure(request: gateway_pb2.GenerateRequest) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(stub.Generate(request))
+        return caught.value
+
+    async with stub_of(generator) as stub:
+        assert (await failure(asking(model="gpt-9"))).code() is grpc.StatusCode.NOT_FOUND
+        generator.refusal = Overloaded("full", retry_after_s=1.5)
+        full = await failure(asking())
+        assert full.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(full.trailing_metadata())["retry-after"] == "1.5"
+        generator.refusal, generator.fail_at = None, (1, WorkerLost("the target is gone"))
+        lost = await failure(asking())
+        assert (lost.code(), lost.details()) == (grpc.StatusCode.UNAVAILABLE, "the target is gone")
+        generator.fail_at = (1, RuntimeError("secret prompt"))
+        fault = await failure(asking())
+        assert fault.code() is grpc.StatusCode.INTERNAL
+        assert "secret" not in fault.details() and "secret" not in caplog.text
+    assert generator.num_open == 0
+
+
+@pytest.mark.parametrize("pause_at", [0, 1])
+async def test_a_client_that_cancels_frees_its_place_at_once(generator: ScriptedGenerator, pause_at: int) -> None:
+    generator.pause_at = pause_at
+    async with stub_of(generator) as stub:
+        call = stub.Generate(asking())
+        reading = asyncio.create_task(collect(call))
+        await asyncio.wait_for(generator.paused.wait(), 10)
+        assert generator.num_open == 1
+        call.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await asyncio.wait_for(generator.all_left.wait(), 10)
+    assert generator.num_open == 0
+
+
+async def test_a_deadline_frees_the_place_and_is_told(generator: ScriptedGenerator) -> None:
+    generator.pause_at = 1
+    async with stub_of(generator) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(stub.Generate(asking(), timeout=0.3))
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await asyncio.wait_for(generator.all_left.wait(), 10)
+    assert generator.num_open == 0
+
+
+async def test_a_slow_reader_that_leaves_frees_its_place(generator: ScriptedGenerator) -> None:
+    generator.text = "word " * 2000  # more than flow control lets through unread
+    async with stub_of(generator) as stub:
+        call = stub.Generate(asking(params={"max_tokens": 2000, "num_logprobs": 20}, num_choices=8))
+        await call.read()
+        call.cancel()
+        await asyncio.wait_for(generator.all_left.wait(), 10)
+    assert generator.num_open == 0

@@ -1,0 +1,114 @@
+"""Bodies to Demands: defaults, odd forms, and a document that lists exactly what is read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.generation import DraftLogprobs, SpeculationOptions
+from gateway.parameters import IGNORED, NEUTRAL
+from gateway.requests import Chat, Demand
+from gateway.schemas import ChatBody, CompletionBody, parse_body
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.params import SamplingParams
+
+DOCUMENT = Path(__file__).parents[2] / "docs/openai.md"
+
+
+def completion(**body: Any) -> Demand:
+    return parse_body(CompletionBody, {"prompt": "x", **body}).demand("cmpl-1")
+
+
+def chat(**body: Any) -> Demand:
+    return parse_body(ChatBody, {"messages": [{"role": "user", "content": "x"}], **body}).demand("chatcmpl-1")
+
+
+def test_defaults_are_openais() -> None:
+    demand = completion()
+    assert demand.params == SamplingParams(temperature=1.0)
+    assert (demand.max_tokens, demand.num_choices, demand.seed, demand.stop) == (16, 1, None, ())
+    assert demand.speculation == SpeculationOptions()
+    assert chat().max_tokens is None
+    assert chat().prompts == (Chat(({"role": "user", "content": "x"},)),)
+
+
+def test_null_is_the_default_everywhere() -> None:
+    for cls, make, needed in ((CompletionBody, completion, "prompt"), (ChatBody, chat, "messages")):
+        nothing = dict.fromkeys([*cls.model_fields, *IGNORED, *NEUTRAL])
+        del nothing[needed]
+        assert make(**nothing) == make()
+
+
+@pytest.mark.parametrize(("given", "seed"), [(5, 5), (-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1)])
+def test_seeds_are_64_bits_of_twos_complement(given: int, seed: int) -> None:
+    assert completion(seed=given).seed == seed
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1], [2, 3]], ((1,), (2, 3))), ([[]], ((),))],
+)
+def test_the_four_forms_of_a_prompt(given: Any, prompts: tuple[Any, ...]) -> None:
+    assert completion(prompt=given).prompts == prompts
+
+
+@pytest.mark.parametrize("given", [None, 5, True, [True], ["a", 1], [["a"]], [[1], 2], {}])
+def test_no_other_form_of_a_prompt(given: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(prompt=given)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "topk"),
+    [("auto", "AUTO", None), ("full", "FULL", None), ("topk", "TOPK", None), ("topk:7", "TOPK", 7), (None, None, None)],
+)
+def test_forms_of_draft_logprobs(given: str | None, kind: str | None, topk: int | None) -> None:
+    options = completion(speculation={"draft_logprobs": given}).speculation
+    assert (options.draft_logprobs, options.draft_topk) == (DraftLogprobs[kind] if kind else None, topk)
+
+
+@pytest.mark.parametrize("given", ["", "topk:", "topk:x", "topk:-1", "full:3", "TOPK", "topk:7:7", "topk:٣"])
+def test_no_other_form_of_draft_logprobs(given: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(speculation={"draft_logprobs": given})
+    assert caught.value.param == "speculation.draft_logprobs"
+
+
+def test_a_stop_is_one_string_or_several_and_top_k_minus_one_is_off() -> None:
+    assert completion(stop="ab", top_k=-1).stop == ("ab",)
+    assert completion(stop="ab", top_k=-1).params.top_k == 0
+    assert completion(best_of=3, n=3).num_choices == 3
+
+
+def test_chat_limits_and_logprobs() -> None:
+    assert chat(max_tokens=3).max_tokens == chat(max_completion_tokens=3).max_tokens == 3
+    assert chat(max_tokens=3, max_completion_tokens=3).max_tokens == 3
+    assert [chat(logprobs=on, top_logprobs=top).params.num_logprobs for on, top in ((True, None), (True, 5))] == [0, 5]
+    assert chat(logprobs=False, top_logprobs=0).params.num_logprobs is None
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_what_is_not_offered_is_refused_unless_it_asks_for_nothing(name: str) -> None:
+    for value in NEUTRAL[name]:
+        assert chat(**{name: value}) == chat()
+    with pytest.raises(InvalidRequest, match="not offered") as caught:
+        chat(**{name: {"anything": 1}})
+    assert caught.value.param == name
+
+
+def test_wrong_types_are_not_converted_and_long_values_not_echoed() -> None:
+    for body in ({"temperature": "1"}, {"max_tokens": 1.5}, {"stream": 1}, {"logit_bias": {"1": "x"}}):
+        with pytest.raises(InvalidRequest):
+            completion(**body)
+    with pytest.raises(InvalidRequest) as caught:
+        completion(max_tokens="9" * 100_000)
+    assert len(caught.value.message) < 200
+
+
+def test_the_document_lists_every_parameter_and_no_other() -> None:
+    listed = set(re.findall(r"^\| `([a-z_]+)`", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE))
+    assert listed == {*CompletionBody.model_fields, *ChatBody.model_fields, *IGNORED, *NEUTRAL}

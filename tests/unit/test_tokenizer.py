@@ -1,0 +1,199 @@
+"""The tokenizer against the library itself, and chat templates against transformers' own rendering."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.chat import ChatTemplate, find_template
+from gateway.requests import bad_word_ids
+from gateway.tokenizer import Tokenizer
+from outrider.v1.common_pb2 import TokenizerFiles
+from outrider.wire.errors import ConfigError, InvalidRequest
+from tests.unit.test_detokenizer import BYTE_LEVEL, SENTENCEPIECE, TOKENIZERS, WORDS, byte_ids
+
+DEMO = Path(__file__).parents[2] / "models/demo/target"
+LIBRARY = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be <brief> & clear."},
+    {"role": "user", "content": "Grüße, “world”"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": "why?\n"},
+]
+
+
+def files(config: dict[str, Any] | None = None, template: str = "") -> TokenizerFiles:
+    return TokenizerFiles(
+        tokenizer_json=(DEMO / "tokenizer.json").read_bytes(),
+        tokenizer_config_json=b"" if config is None else json.dumps(config).encode(),
+        chat_template=template.encode(),
+    )
+
+
+@given(st.text(max_size=60))
+def test_encode_and_decode_are_the_librarys(text: str) -> None:
+    ids = BYTE_LEVEL.encode(text)
+    assert ids == LIBRARY.encode(text).ids
+    assert BYTE_LEVEL.decode(ids) == LIBRARY.decode(ids)
+
+
+def test_token_bytes_joined_are_the_text() -> None:
+    text = "naïve 日本 😀\n\tcode"
+    ids = BYTE_LEVEL.encode(text)
+    assert b"".join(BYTE_LEVEL.token_bytes(token_id) or b"" for token_id in ids) == text.encode()
+    assert any("\ufffd" in BYTE_LEVEL.token_text(token_id) for token_id in ids), "the text has characters that are cut"
+
+
+def test_every_byte_level_piece_decodes_as_the_library_does() -> None:
+    for token_id in range(BYTE_LEVEL.vocab_size):
+        assert (BYTE_LEVEL.piece(token_id) or b"").decode("utf-8", "replace") == LIBRARY.decode([token_id])
+
+
+def test_special_tokens_have_a_name_but_add_no_text() -> None:
+    assert BYTE_LEVEL.token_text(0) == "<|endoftext|>"
+    assert BYTE_LEVEL.token_bytes(0) == b"<|endoftext|>"
+    assert BYTE_LEVEL.decode([0]) == ""
+    assert BYTE_LEVEL.encode("<|endoftext|>") == [0]
+
+
+def test_ids_past_the_vocabulary_add_nothing() -> None:
+    assert (BYTE_LEVEL.vocab_size, BYTE_LEVEL.piece(4096)) == (4096, None)
+    assert (BYTE_LEVEL.token_text(4096), BYTE_LEVEL.token_bytes(4096), BYTE_LEVEL.decode([4096])) == ("", None, "")
+
+
+def test_tokens_of_other_kinds_keep_their_leading_space() -> None:
+    assert SENTENCEPIECE.token_text(259 + WORDS.index("▁the")) == " the"
+    assert SENTENCEPIECE.token_text(byte_ids(b"\xe9")[0]) == "\ufffd"
+    assert SENTENCEPIECE.token_bytes(byte_ids(b"\xe9")[0]) == b"\xe9"
+    assert TOKENIZERS["metaspace"].token_text(1 + WORDS.index("▁a")) == " a"
+    assert TOKENIZERS["wordpiece"].token_text(2) == "s"
+
+
+def test_bad_words_are_tokenised_with_and_without_a_space() -> None:
+    expected = (tuple(BYTE_LEVEL.encode("return")), tuple(BYTE_LEVEL.encode(" return")))
+    assert bad_word_ids(["return", " return "], BYTE_LEVEL) == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (TokenizerFiles(tokenizer_json=b"{}"), "tokenizer.json"),
+        (TokenizerFiles(tokenizer_json=b"no json"), "tokenizer.json"),
+        (TokenizerFiles(tokenizer_json=b"{}", tokenizer_config_json=b"[]"), "tokenizer_config.json"),
+        (TokenizerFiles(tokenizer_json=b"{}", tokenizer_config_json=b"{"), "tokenizer_config.json"),
+        (files(template="{% if %}"), "chat template"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(parts: TokenizerFiles, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Tokenizer.from_files(parts)
+
+
+def test_a_decoder_that_cannot_be_streamed_is_refused() -> None:
+    data = json.loads((DEMO / "tokenizer.json").read_text())
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    data["decoder"] = {"type": "Sequence", "decoders": [data["decoder"], strip]}
+    with pytest.raises(ConfigError, match="ByteLevel together with"):
+        Tokenizer(json.dumps(data), {}, None)
+
+
+def test_truncation_and_padding_of_the_file_are_off() -> None:
+    library = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    library.enable_truncation(4)
+    library.enable_padding(length=9)
+    tokenizer = Tokenizer(library.to_str(), {}, None)
+    text = "a text of more than four tokens"
+    assert tokenizer.encode(text) == LIBRARY.encode(text).ids
+    assert tokenizer.encode("a") == LIBRARY.encode("a").ids
+
+
+def test_the_tokenizers_own_special_tokens_are_added_to_text_but_not_to_chats() -> None:
+    data = json.loads((DEMO / "tokenizer.json").read_text())
+    special = {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+    data["post_processor"]["single"].insert(0, {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}})
+    data["post_processor"]["special_tokens"] = {"<|endoftext|>": special}
+    parts = files({"bos_token": "<|endoftext|>"}, "{{ bos_token }}{{ messages[0].content }}")
+    parts.tokenizer_json = json.dumps(data).encode()
+    tokenizer = Tokenizer.from_files(parts)
+    assert tokenizer.encode("hi") == tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    assert tokenizer.encode("hi")[0] == 0 != tokenizer.encode("hi")[1]
+
+
+def test_lone_surrogates_are_the_callers_fault() -> None:
+    with pytest.raises(InvalidRequest, match="lone surrogate at character 1"):
+        BYTE_LEVEL.encode("a\ud800")
+
+
+# --- chat templates ----------------------------------------------------------------------------------------------
+
+TEMPLATES = {
+    "chatml": (
+        "{% for m in messages %}\n    {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}\n"
+        "{% endfor %}\n{% if add_generation_prompt %}\n{{- '<|im_start|>assistant\\n' }}\n{% endif %}"
+    ),
+    "tojson": "{{ messages | tojson }} {{ messages | tojson(indent=2) }} {{ messages[0].content }}",
+    "blocks": (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% continue %}{% endif %}{{ m.content | trim }}{{ eos_token }}{% endfor %}"
+    ),
+    "date": "{{ strftime_now('%Y') }}{% if tools is none %}no tools{% endif %}{{ undefined_name }}",
+    "names": "{% if enable_thinking %}think{% else %}do not{% endif %}",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("prompt", [True, False])
+def test_templates_render_as_in_transformers(name: str, prompt: bool) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    expected, _ = render_jinja_template(
+        [CHAT], chat_template=TEMPLATES[name], add_generation_prompt=prompt, enable_thinking=True, **special
+    )
+    assert ChatTemplate(TEMPLATES[name], special).render(CHAT, prompt, {"enable_thinking": True}) == expected[0]
+
+
+def test_a_template_may_refuse_and_is_sandboxed() -> None:
+    refusing = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
+        refusing.render(CHAT, True, {})
+    assert caught.value.param == "messages"
+    for source in ("{{ messages.append(1) }}", "{{ ''.__class__.__mro__[1].__subclasses__()[0] }}"):
+        with pytest.raises(InvalidRequest):
+            ChatTemplate(source, {}).render(CHAT, True, {})
+
+
+def test_developer_is_system_where_a_template_does_not_know_it() -> None:
+    messages = [{"role": "developer", "content": "x"}]
+    assert ChatTemplate("{{ messages[0].role }}", {}).render(messages, True, {}) == "system"
+    assert ChatTemplate("{# developer #}{{ messages[0].role }}", {}).render(messages, True, {}) == "developer"
+
+
+def test_which_template_is_taken() -> None:
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    assert [find_template("f", "c"), find_template("", "c"), find_template("", named), find_template("", None)] == [
+        "f",
+        "c",
+        "d",
+        None,
+    ]
+    own = Tokenizer.from_files(files({"chat_template": "own"}))
+    other = Tokenizer.from_files(files({"chat_template": "own"}), "{{ messages[0].content }}")
+    assert own.decode(own.encode_chat(CHAT)) == "own"
+    assert other.decode(other.encode_chat(CHAT)) == CHAT[0]["content"]
+
+
+def test_without_a_template_chats_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        Tokenizer.from_files(files()).encode_chat(CHAT)
+
+
+def test_special_tokens_may_be_objects() -> None:
+    tokenizer = Tokenizer.from_files(files({"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": None}))
+    assert tokenizer.special_tokens == {"bos_token": "<s>"}
