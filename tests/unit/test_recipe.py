@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models.recipe import alpha, prepare, train
-from models.recipe.pair import END_OF_TEXT_ID, load_model, new_model, read_ids, sample_windows
+from models.recipe.pair import END_OF_TEXT_ID, SIZES, load_model, new_model, read_ids, sample_windows
 
 NUM_FILES = 150
 
@@ -21,7 +22,19 @@ def source_text(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_target() -> Iterator[None]:
+    """The recipe is the same at any size; on one thread, so that a busy machine does not make threads wait in turn."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 2}
+        patch.setitem(SIZES, "target", SIZES["target"] | sizes)
+        yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def work(small_target: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared folder with a target and a draft trained for a few steps."""
     root = tmp_path_factory.mktemp("recipe")
     sources, docs, folder = root / "lib", root / "doc", root / "work"
