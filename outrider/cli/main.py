@@ -8,6 +8,7 @@ import typer
 
 from outrider import __version__
 from outrider.cli.chat import chat
+from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.up import up
 
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.command()(up)
+app.command()(demo)
 app.command()(generate)
 app.command()(chat)
 

@@ -1,0 +1,135 @@
+"""What the demo measures: the same greedy answers with and without speculation, and who else would give them."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.cli.processes import Child
+from outrider.cli.stopping import StopFlag
+from outrider.client import Client, ConfigError, OutriderError, Round, Usage
+from outrider.client.types import total_usage
+
+_REFERENCE_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One greedy answer."""
+
+    prompt: str
+    ids: list[int]
+    usage: Usage
+    elapsed_s: float
+    """From the call to the last token, as the client saw it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """The answers of one way to run."""
+
+    answers: list[Answer]
+
+    @property
+    def usage(self) -> Usage:
+        return total_usage([answer.usage for answer in self.answers])
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.usage.num_completion_tokens / sum(answer.elapsed_s for answer in self.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of answers with transformers' own `generate` on the target."""
+
+    num_answers: int
+    num_tokens: int
+    differences: list[dict[str, Any]]
+    """answer, position, expected, found, top2_gap."""
+
+
+def answer(
+    client: Client,
+    prompt: str,
+    max_tokens: int,
+    stop: StopFlag,
+    *,
+    speculation: bool,
+    show: Callable[[Round], None] = lambda round_: None,
+) -> Answer:
+    """One greedy answer, streamed. Raises StopRequested between two rounds."""
+    started = time.perf_counter()
+    rounds: list[Round] = []
+    with client.stream(prompt, max_tokens=max_tokens, temperature=0.0, speculation=speculation) as stream:
+        for round_ in stream:
+            stop.check()
+            show(round_)
+            rounds.append(round_)
+    usage = rounds[-1].usage if rounds else None
+    if usage is None:
+        raise OutriderError("the gateway ended the stream without its last message")
+    return Answer(prompt, list(_ids(rounds)), usage, time.perf_counter() - started)
+
+
+def run_arms(
+    client: Client, prompts: Sequence[str], max_tokens: int, stop: StopFlag, done: Callable[[], None]
+) -> tuple[Arm, Arm]:
+    """(with, without) speculation, interleaved: whatever else the machine does then falls on both."""
+    arms: dict[bool, list[Answer]] = {True: [], False: []}
+    for index, prompt in enumerate(prompts):
+        for speculation in (True, False) if index % 2 == 0 else (False, True):
+            arms[speculation].append(answer(client, prompt, max_tokens, stop, speculation=speculation))
+            done()
+    return Arm(arms[True]), Arm(arms[False])
+
+
+def compare(model: str, max_tokens: int, answers: Sequence[Answer], stop: StopFlag) -> Comparison:
+    """Have a separate process generate from the prompts with transformers, and compare. Ends the process."""
+    task = {
+        "model": model,
+        "max_tokens": max_tokens,
+        "prompts": [one.prompt for one in answers],
+        "answers": [one.ids for one in answers],
+    }
+    child = Child("reference", [sys.executable, "-m", "deploy.reference_generate"], stdin=json.dumps(task) + "\n")
+    try:
+        event = _await_compared(child, stop)
+    finally:
+        child.stop(grace_s=1.0)
+        child.close()
+    return Comparison(len(answers), event["num_tokens"], event["differences"])
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The `prompt` of each line of a JSONL file. Raises ConfigError naming the file."""
+    try:
+        return [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"cannot read prompts from {path}: {error!r}") from None
+
+
+def _ids(rounds: Sequence[Round]) -> Iterator[int]:
+    for round_ in rounds:
+        for token in round_.tokens:
+            yield token.id
+
+
+def _await_compared(child: Child, stop: StopFlag) -> dict[str, Any]:
+    give_up = time.monotonic() + _REFERENCE_TIMEOUT_S
+    while time.monotonic() < give_up:
+        stop.check()
+        try:
+            return child.events.get(timeout=0.1)
+        except queue.Empty:
+            if child.returncode is not None and child.events.empty():
+                break
+    raise OutriderError(
+        f"transformers' generate gave no result: {' / '.join(child.last_lines(5)) or 'it said nothing'}"
+    )
