@@ -17,7 +17,15 @@ from gateway.session import Session
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import DeadlineExceeded, OutriderError, Overloaded, Unavailable, WorkerFault, WorkerLost
+from outrider.wire.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    OutriderError,
+    Overloaded,
+    Unavailable,
+    WorkerFault,
+    WorkerLost,
+)
 from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
@@ -25,6 +33,7 @@ log = get_logger(__name__)
 MAX_RECOVERIES = 8
 """Re-opens of one request in a row, without a committed token between, before it fails."""
 REPLY_GRACE_S = 0.05
+ROOM_POLL_S = 0.05
 _REOPEN = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_CANCELLED)
 
 
@@ -63,11 +72,11 @@ class Decoder:
         self.draft = WorkerSlot()
         self.proposing: Proposing | None = None
         self.last_propose_s = 0.0
+        self.num_recoveries = 0
         self.opening: asyncio.Future[tpb.TargetReply] | None = None
         self.deadline_s = time.monotonic() + pair.config.request_timeout_s
 
     async def run(self) -> AsyncGenerator[RoundOutput]:
-        num_recoveries = 0
         try:
             while not self.session.finished:
                 try:
@@ -76,9 +85,11 @@ class Decoder:
                     log.warning("request %s lost the target: %s", self.session.request.request_id, error.message)
                     output = None
                 if output is not None:
-                    num_recoveries = 0
+                    self.num_recoveries = 0
                     yield output
-                elif (num_recoveries := num_recoveries + 1) > MAX_RECOVERIES:
+                    continue
+                self.num_recoveries += 1
+                if self.num_recoveries > MAX_RECOVERIES:
                     raise Unavailable("the target keeps losing the request; try again later", retry_after_s=1.0)
         finally:
             self.close()
@@ -223,9 +234,22 @@ class Decoder:
         reply = await opening
         if reply.WhichOneof("item") == "error":
             if reply.error.code == pb.WORKER_ERROR_CODE_EXHAUSTED:
-                raise Overloaded(f"the target has no room: {reply.error.message}", retry_after_s=1.0)
+                await self._wait_for_room(reply.error.message)
+                return
+            if reply.error.code == pb.WORKER_ERROR_CODE_INVALID:
+                raise InvalidRequest(f"the target cannot take the request: {reply.error.message}")
             if reply.error.code not in _REOPEN:
                 raise WorkerFault(f"the target refused the request: {reply.error.message}")
+
+    async def _wait_for_room(self, reason: str) -> None:
+        """The target's slots or blocks are promised to others: try again until some end, or time runs out.
+
+        Raises Overloaded. A request that could never fit is refused as INVALID and does not come here.
+        """
+        if self._time_left() <= ROOM_POLL_S:
+            raise Overloaded(f"the target has no room: {reason}", retry_after_s=1.0)
+        self.num_recoveries = 0
+        await asyncio.sleep(ROOM_POLL_S)
 
     def _check(self, verdict: tpb.Verdict) -> None:
         """Never apply a verdict that is not for our length: it would repeat or lose tokens."""
@@ -257,9 +281,8 @@ class Decoder:
         if num_draft_tokens:
             if verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED:
                 self.session.backoff.in_time()
-            elif verdict.fallback == tpb.FALLBACK_REASON_LATE:
+            else:
                 self.session.backoff.late()
-            if verdict.fallback != tpb.FALLBACK_REASON_UNSPECIFIED:
                 self.session.usage.num_wasted_tokens += num_draft_tokens
                 self.pair.note_wasted(num_draft_tokens, verdict.fallback)
         self.pair.note_round(verdict, output, timings)
@@ -302,7 +325,10 @@ class Decoder:
             num_prompt_tokens=session.num_prompt,
             params=session.request.params.to_proto(),
         )
-        if target is not None:
+        if target is not None:  # a draft with a shorter context drafts as far as it reaches
+            room = self.pair.draft_context_limit - session.num_prompt
+            message.params.max_tokens = min(message.params.max_tokens, room)
+            message.params.min_tokens = min(message.params.min_tokens, room)
             message.deliver_to = self.pair.config.target_for_draft or self.pair.config.target
             message.target_epoch = target.epoch
         return message
