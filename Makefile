@@ -1,0 +1,50 @@
+# Each target works from a clean clone: `setup` makes .venv when it is missing and is a no-op when nothing changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+PROTOS := $(wildcard proto/outrider/v1/*.proto)
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
+
+.PHONY: setup demo up check test test-slow proto bench
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is `$(PYTHON) -V 2>&1`, Outrider needs Python 3.11 or later; say make PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine,ray,dev]'
+	@touch $@
+
+# The whole system once: a streamed answer, what speculation did, and the proof that the text is the target's own.
+demo: $(STAMP)
+	$(BIN)/outrider demo $(ARGS)
+
+# The same system, until Ctrl-C: make up ARGS='--port 9000'
+up: $(STAMP)
+	$(BIN)/outrider up $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@fresh=`mktemp -d` && trap 'rm -rf "$$fresh"' EXIT && \
+		$(PROTOC) --python_out=$$fresh --pyi_out=$$fresh --grpc_python_out=$$fresh $(PROTOS) && \
+		for file in $$fresh/outrider/v1/*; do \
+			diff -q $$file outrider/v1/ >/dev/null || \
+				{ echo "outrider/v1/`basename $$file` is stale; run make proto" >&2; exit 1; }; \
+		done && echo "stubs are fresh"
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+proto: $(STAMP)
+	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.bench $(ARGS)
