@@ -17,11 +17,6 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _NUM_ROUNDS = 10
 _WORD = 0xFFFFFFFF
 
-MAX_POSITION = 2**32
-"""Positions and candidates are counter words of 32 bits."""
-MAX_CHOICE = 2**24
-"""The choice shares its counter word with the purpose."""
-
 
 class Purpose(IntEnum):
     """What a number is for. Each purpose is an independent stream (DESIGN 3.7): sharing one would bias the output."""

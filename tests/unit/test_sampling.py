@@ -15,6 +15,7 @@ from outrider.engine.sampling import (
     argmax,
     distributions,
     draw,
+    draw_weights,
     probabilities,
     process,
     top_logprobs,
@@ -327,6 +328,22 @@ class TestDraw:
     )
     def test_inverse_cdf(self, u: float, expected: int) -> None:
         assert draw(self.LAW, torch.tensor([u], dtype=torch.float64)).tolist() == [expected]
+
+    @pytest.mark.parametrize(("u", "expected"), [(0.25, 3), (0.75, 4), (math.nextafter(0.25, 0), 1)])
+    def test_an_interval_is_closed_below(self, u: float, expected: int) -> None:
+        weights = torch.tensor([[0.0, 1.0, 0.0, 2.0, 1.0, 0.0]], dtype=torch.float64)
+        assert draw_weights(weights, torch.tensor([u], dtype=torch.float64)).tolist() == [expected]
+
+    @pytest.mark.parametrize(
+        ("cdf", "u", "expected"), [([0.0, 1.0, 1.1, 3.0, 4.0, 4.0], 0.26, 3), ([0.0, 1.0, 1.0, 3.0, 3.9, 4.0], 0.99, 4)]
+    )
+    def test_a_parallel_scan_that_rounds(
+        self, monkeypatch: pytest.MonkeyPatch, cdf: list[float], u: float, expected: int
+    ) -> None:
+        """Sums as a GPU may return them, exaggerated: raised over a zero, or short of u * total at the last mass."""
+        weights = torch.tensor([[0.0, 1.0, 0.0, 2.0, 1.0, 0.0]], dtype=torch.float64)
+        monkeypatch.setattr(Tensor, "cumsum", lambda self, dim: torch.tensor([cdf], dtype=torch.float64))
+        assert draw_weights(weights, torch.tensor([u], dtype=torch.float64)).tolist() == [expected]
 
     def test_never_an_id_without_mass(self) -> None:
         generator = torch.Generator().manual_seed(0)
