@@ -1,0 +1,119 @@
+"""What is asked of the services: every sampling parameter in turn and all together, every encoding, K from 0 to 4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outrider.client import DraftLogprobs, Speculation
+from outrider.wire.params import SamplingParams
+
+VOCAB_SIZE = 8
+PROMPT = (2, 3, 4, 3)
+NUM_ANSWERS = 2048
+"""Of each case. `test_power.py` computes that every broken rule then shows with p < 1e-6."""
+CHOICES_PER_CALL = 16
+"""Half of what makes answers differ is the seed of the call, half is the choice under it."""
+TOPK = 3
+"""N of `topk`: cuts off about a fifth of the draft's mass."""
+
+# Without an end, all answers are equally long and the last tokens are as well tested as the first.
+ENDLESS: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
+EVERYTHING: dict[str, Any] = {
+    "max_tokens": 4,
+    "temperature": 1.3,
+    "top_k": 7,
+    "top_p": 0.97,
+    "min_p": 0.01,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.3,
+    "logit_bias": {0: 0.5, 6: 1.0, 5: -0.7},
+    "bad_words": ((1, 2), (3, 7)),
+    "min_tokens": 2,
+    "stop_token_ids": (7,),
+}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "nothing": ENDLESS,
+    "temperature 0": {**ENDLESS, "temperature": 0.0},
+    "temperature 0.7": {**ENDLESS, "temperature": 0.7},
+    "temperature 1.5": {**ENDLESS, "temperature": 1.5},
+    "top_k": {**ENDLESS, "top_k": 4},
+    "top_p": {**ENDLESS, "top_p": 0.85},
+    "min_p": {**ENDLESS, "min_p": 0.12},
+    "repetition_penalty": {**ENDLESS, "repetition_penalty": 2.5},
+    "presence_penalty": {**ENDLESS, "presence_penalty": 1.6},
+    "frequency_penalty": {**ENDLESS, "frequency_penalty": 1.3},
+    "negative penalties": {**ENDLESS, "presence_penalty": -0.8, "frequency_penalty": -0.6},
+    "logit_bias": {**ENDLESS, "logit_bias": {5: -1.5, 2: 2.0}},
+    "bad_words": {**ENDLESS, "bad_words": ((6,), (5, 5), (3, 7), (4, 3, 5))},
+    "end of sequence": {"max_tokens": 4, "logit_bias": {0: 0.8}},
+    "min_tokens": {"max_tokens": 4, "min_tokens": 2, "logit_bias": {0: 1.5}},
+    "stop_token_ids": {**ENDLESS, "stop_token_ids": (5, 7)},
+    "everything": EVERYTHING,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One law to be tested."""
+
+    group: str
+    name: str
+    params: SamplingParams
+    speculation: Speculation
+    first_seed: int = 0
+
+    @property
+    def id(self) -> str:
+        return f"{self.group}: {self.name}"
+
+
+def _group(group: str, speculation: Speculation, names: list[str]) -> list[Case]:
+    return [Case(group, name, SamplingParams(**PARAMETERS[name]), speculation) for name in names]
+
+
+def _lengths() -> list[Case]:
+    """K = 3 is in the other groups. Every draft token may be used: max_tokens leaves room for K of them."""
+    found = []
+    for k in (1, 2, 4):
+        for name in ("nothing", "everything"):
+            params = replace(SamplingParams(**PARAMETERS[name]), max_tokens=max(4, k + 1))
+            found.append(Case("lengths", f"K = {k}, {name}", params, Speculation(num_draft_tokens=k)))
+    return found
+
+
+def _cases() -> list[Case]:
+    full = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.FULL)
+    topk = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.TOPK, draft_topk=TOPK)
+    auto = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.AUTO, draft_topk=TOPK)
+    off = Speculation(enabled=False)
+    some = ["nothing", "frequency_penalty", "everything"]
+    cases = [
+        *_group("full", full, list(PARAMETERS)),
+        *_group("topk", topk, list(PARAMETERS)),
+        *_group("auto", auto, some),
+        *_lengths(),
+        *_group("off", off, some),
+        *_group("unreliable draft", full, some),
+    ]
+    return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
+
+
+CASES = _cases()
+"""Sound services; each must have its law."""
+CASE = {case.id: case for case in CASES}
+_NUM_MIXED = 5
+
+
+def batches() -> list[list[Case]]:
+    """Cases that are drawn at the same time and meet in the services' batches: parameters, encodings and K mixed.
+
+    `auto` is alone, so that its own load makes it change between whole and cut laws.
+    """
+    alone = ("auto", "unreliable draft")
+    mixed = [case for case in CASES if case.group not in alone]
+    return [
+        *(mixed[i::_NUM_MIXED] for i in range(_NUM_MIXED)),
+        *([case for case in CASES if case.group == group] for group in alone),
+    ]

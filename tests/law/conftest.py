@@ -1,0 +1,60 @@
+"""Services and samples shared by the tests of the law. Each sample is drawn at its first use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.law.cases import CASES, Case, batches
+from tests.law.sampling import Sample, draw
+from tests.law.services import HASTY, Models, Services, make_models
+from tests.stack import read_metrics
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return make_models(tmp_path_factory.mktemp("law_models"))
+
+
+@pytest.fixture(scope="session")
+def services(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    started = Services(models, tmp_path_factory.mktemp("law_logs"))
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+class Samples:
+    """What the services answered."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._batches = batches()
+        assert sorted(case.id for batch in self._batches for case in batch) == sorted(case.id for case in CASES)
+        self._samples: dict[str, Sample] = {}
+        self.counters: dict[str, dict[str, float]] = {}
+        """By group: the gateway's counters, increments while the group's batch was drawn."""
+
+    def of(self, case: Case) -> Sample:
+        if case.id not in self._samples:
+            self._draw(next(batch for batch in self._batches if case in batch))
+        return self._samples[case.id]
+
+    def _draw(self, batch: list[Case]) -> None:
+        if batch[0].group == "unreliable draft":
+            gateway = self._services.gateway(draft_module="tests.law.faults.unreliable", options=HASTY)
+        else:
+            gateway = self._services.gateway()
+        url = f"http://{gateway.ready['http']}/metrics"
+        before = read_metrics(url)
+        self._samples |= draw(str(gateway.ready["grpc"]), batch)
+        after = read_metrics(url)
+        increments = {name: value - before.get(name, 0.0) for name, value in after.items()}
+        self.counters |= {case.group: increments for case in batch}
+
+
+@pytest.fixture(scope="session")
+def samples(services: Services) -> Samples:
+    return Samples(services)

@@ -1,0 +1,66 @@
+"""Workers and gateways of the law's tests. Broken workers stand beside the sound ones; each gateway is a pair."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.law.cases import VOCAB_SIZE
+from tests.stack import Process
+from tests.tiny_models import tiny_llama
+
+PATIENT = ("--wait-budget-min-ms", "10000", "--wait-budget-max-ms", "10000")
+"""No proposal is ever late: what is tested is speculation, not its fallback."""
+HASTY = ("--wait-budget-min-ms", "25", "--wait-budget-max-ms", "25")
+AUTO_BUDGET_BYTES = 24 * 4 * VOCAB_SIZE
+"""`auto` sends whole laws for the first 24 proposals at work and cuts those of the rest."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """Folders. Two seeds share nothing: the laws differ by about 0.5 in total variation."""
+
+    target: str
+    draft: str
+
+
+def make_models(folder: Path) -> Models:
+    def make(name: str, seed: int) -> str:
+        return tiny_llama(folder / name, VOCAB_SIZE, seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
+
+    return Models(make("target", 3), make("draft", 4))
+
+
+class Services:
+    """Starts each worker at its first use, and a gateway for each pair; `stop` ends them all."""
+
+    def __init__(self, models: Models, log_folder: Path) -> None:
+        self.models = models
+        self._log_folder = log_folder
+        self._started: dict[tuple[str, ...], Process] = {}
+
+    def gateway(
+        self,
+        target_module: str = "target_service",
+        draft_module: str = "draft_service",
+        options: tuple[str, ...] = PATIENT,
+    ) -> Process:
+        cores = sorted(os.sched_getaffinity(0))
+        common = ("--log-level", "error", "--cpu-cores")
+        budget = ("--full-logprobs-budget-bytes", str(AUTO_BUDGET_BYTES))
+        target = self._start(target_module, "--model", self.models.target, *common, str(cores[-1]))
+        draft = self._start(draft_module, "--model", self.models.draft, *common, str(cores[0]), *budget)
+        pair = ("--target", target.address, "--draft", draft.address)
+        return self._start("gateway", *pair, "--port", "0", "--grpc-port", "0", *options)
+
+    def _start(self, *command: str) -> Process:
+        if command not in self._started:
+            module, *args = command
+            log = self._log_folder / f"{len(self._started)}-{module}.log"
+            self._started[command] = Process(module, args, stderr_path=log)
+        return self._started[command]
+
+    def stop(self) -> None:
+        while self._started:
+            self._started.popitem()[1].stop()

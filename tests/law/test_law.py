@@ -1,0 +1,137 @@
+"""Invariant 1 through the real services: under `rejection`, answers have the target's law. Broken rules are caught.
+
+Target, draft and gateway are processes; answers come over gRPC. Each case is tested by chi-square on the joint law of
+its first three and of its last three tokens. Seeds and sample sizes are fixed. Family-wise error: all tests of sound
+services together fail by chance with probability at most ALPHA (Bonferroni); every broken rule must fail below BROKEN,
+in the same test with the same number of answers, and `test_power.py` computes beforehand that it will.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+
+from tests.law.cases import CASE, CASES, NUM_ANSWERS, PROMPT, Case
+from tests.law.chi_square import first_three, last_three, p_value, seen_through
+from tests.law.conftest import Samples
+from tests.law.expected import Law, conditionals, joint
+from tests.law.sampling import Sample, draw
+from tests.law.services import Models, Services
+
+ALPHA = 1e-3
+BROKEN = 1e-6
+WINDOWS = {"first": first_three, "last": last_three}
+NUM_TESTS = len(WINDOWS) * len(CASES) + 2
+"""Chi-square tests of sound services in this file: two for each case, two of independence."""
+MIN_OF_A_KIND = 200
+"""Tokens of each kind that a case must hold: a rule that never ran was not tested."""
+PLAIN = CASE["full: nothing"]
+
+
+@lru_cache(maxsize=8)
+def target_law(models: Models, case_id: str) -> Law:
+    params = CASE[case_id].params
+    return joint(conditionals(models.target, PROMPT, params), params.max_tokens)
+
+
+def p_values(models: Models, case: Case, sample: Sample) -> dict[str, float]:
+    """By window: the test that sound services pass and broken ones fail."""
+    law = target_law(models, case.id)
+    return {name: p_value(sample.counts(window), seen_through(law, window)) for name, window in WINDOWS.items()}
+
+
+@pytest.mark.parametrize("case_id", CASE)
+def test_answers_have_the_targets_law(models: Models, samples: Samples, case_id: str) -> None:
+    case = CASE[case_id]
+    sample = samples.of(case)
+    assert len(sample.answers) == NUM_ANSWERS
+    assert min(p_values(models, case, sample).values()) > ALPHA / NUM_TESTS
+
+
+@pytest.mark.parametrize("case_id", [case.id for case in CASES if case.speculation.enabled and not case.params.greedy])
+def test_drafts_were_kept_replaced_and_followed(samples: Samples, case_id: str) -> None:
+    """Else a case proves nothing of speculation."""
+    sample = samples.of(CASE[case_id])
+    assert min(sample.kinds[kind] for kind in ("accepted", "recovered", "bonus")) >= MIN_OF_A_KIND
+    if CASE[case_id].group != "unreliable draft":
+        assert sample.num_wasted_tokens == 0  # nothing was late or refused
+
+
+@pytest.mark.parametrize("case_id", [case.id for case in CASES if not case.speculation.enabled])
+def test_without_speculation_all_steps_are_plain(samples: Samples, case_id: str) -> None:
+    assert set(samples.of(CASE[case_id]).kinds) == {"plain"}
+
+
+def test_auto_shipped_whole_and_cut_laws(samples: Samples) -> None:
+    samples.of(CASE["auto: nothing"])
+    shipped = samples.counters["auto"]
+    for encoding in ("full", "topk"):
+        assert shipped[f'spec_wire_bytes_total{{encoding="{encoding}",link="draft_target"}}'] > 100_000
+
+
+def test_an_unreliable_draft_was_late_and_refused(samples: Samples) -> None:
+    samples.of(CASE["unreliable draft: nothing"])
+    counted = samples.counters["unreliable draft"]
+    assert counted["spec_proposals_late_total"] >= MIN_OF_A_KIND
+    assert counted["spec_proposals_refused_total"] >= MIN_OF_A_KIND
+
+
+class TestIndependence:
+    """Disjoint pairs of answers: what one begins with says nothing of the other."""
+
+    def pairs(self, sample: Sample, seed_step: int, choice_step: int) -> Counter[tuple[int, ...]]:
+        """First tokens of answer (seed, choice) and of the one a step further, for even numbers only."""
+        counts: Counter[tuple[int, ...]] = Counter()
+        for (seed, choice), answer in sample.answers.items():
+            number = seed * seed_step + choice * choice_step
+            if number % 2 == 0:
+                other = sample.answers[seed + seed_step, choice + choice_step]
+                counts[answer[0], other[0]] += 1
+        return counts
+
+    def law(self, models: Models) -> Law:
+        one = seen_through(target_law(models, PLAIN.id), lambda answer: answer[:1])
+        return {(*a, *b): one[a] * one[b] for a in one for b in one}
+
+    def test_choices_under_one_seed(self, models: Models, samples: Samples) -> None:
+        counts = self.pairs(samples.of(PLAIN), 0, 1)
+        assert counts.total() == NUM_ANSWERS // 2
+        assert p_value(counts, self.law(models)) > ALPHA / NUM_TESTS
+
+    def test_neighbouring_seeds(self, models: Models, samples: Samples) -> None:
+        counts = self.pairs(samples.of(PLAIN), 1, 0)
+        assert counts.total() == NUM_ANSWERS // 2
+        assert p_value(counts, self.law(models)) > ALPHA / NUM_TESTS
+
+    def test_equal_choices_would_be_caught(self, models: Models, samples: Samples) -> None:
+        """As if the choice were left out of the generator's counter."""
+        sample = samples.of(PLAIN)
+        copied = replace(sample, answers={(s, c): sample.answers[s, c - c % 2] for s, c in sample.answers})
+        assert p_value(self.pairs(copied, 0, 1), self.law(models)) < BROKEN
+
+
+class TestBrokenRules:
+    """One function of one worker is replaced; everything else is the product."""
+
+    def p_values(self, models: Models, services: Services, case: Case, **modules: str) -> dict[str, float]:
+        gateway = services.gateway(**modules)
+        sample = draw(str(gateway.ready["grpc"]), [case])[case.id]
+        assert len(sample.answers) == NUM_ANSWERS
+        assert sample.num_wasted_tokens == 0  # the fault reached the verify
+        return p_values(models, case, sample)
+
+    def test_residual_skipped(self, models: Models, services: Services) -> None:
+        found = self.p_values(models, services, PLAIN, target_module="tests.law.faults.residual_skipped")
+        assert found["first"] < BROKEN
+
+    def test_truncated_after_the_draw(self, models: Models, services: Services) -> None:
+        case = CASE["topk: nothing"]
+        found = self.p_values(models, services, case, draft_module="tests.law.faults.truncated_after_draw")
+        assert found["first"] < BROKEN
+
+    def test_noise_shared(self, models: Models, services: Services) -> None:
+        found = self.p_values(models, services, PLAIN, target_module="tests.law.faults.noise_shared")
+        assert found["first"] < BROKEN

@@ -1,0 +1,69 @@
+"""That the tests of the law can fail: exact laws of the broken rules, and the power of the chi-square against them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from tests.law.cases import CASE, NUM_ANSWERS, PROMPT, TOPK
+from tests.law.chi_square import first_three, p_value, power, seen_through
+from tests.law.expected import Conditionals, Law, conditionals, joint
+from tests.law.rounds import Rule, noise_shared, output_law, residual_skipped, sound, truncated_after_draw
+from tests.law.services import Models
+from tests.law.test_law import BROKEN
+
+PARAMS = CASE["full: nothing"].params
+K = 3
+
+
+@pytest.fixture(scope="module")
+def laws(models: Models) -> tuple[Conditionals, Conditionals]:
+    """Target's and draft's."""
+    return conditionals(models.target, PROMPT, PARAMS), conditionals(models.draft, PROMPT, PARAMS)
+
+
+def broken_law(laws: tuple[Conditionals, Conditionals], rule: Rule) -> Law:
+    found = output_law(*laws, rule, K, PARAMS.max_tokens)
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
+    return found
+
+
+def test_the_sound_rule_has_the_targets_law(laws: tuple[Conditionals, Conditionals]) -> None:
+    found, expected = broken_law(laws, sound), joint(laws[0], PARAMS.max_tokens)
+    assert found.keys() == expected.keys()
+    assert max(abs(found[answer] - expected[answer]) for answer in expected) < 1e-15
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [residual_skipped, truncated_after_draw(TOPK), noise_shared],
+    ids=["residual skipped", "truncated after the draw", "noise shared"],
+)
+def test_the_sample_is_large_enough(laws: tuple[Conditionals, Conditionals], rule: Rule) -> None:
+    """The chance that a broken rule passes is below one in a thousand."""
+    expected = joint(laws[0], PARAMS.max_tokens)
+    actual, assumed = seen_through(broken_law(laws, rule), first_three), seen_through(expected, first_three)
+    assert power(actual, assumed, NUM_ANSWERS, BROKEN) > 0.999
+
+
+def drawn(law: Law, num_answers: int, seed: int) -> Counter[tuple[int, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    cells, weights = list(law), torch.tensor(list(law.values()), dtype=torch.float64)
+    return Counter(cells[i] for i in torch.multinomial(weights, num_answers, True, generator=generator).tolist())
+
+
+def test_p_values_of_a_true_law_are_uniform(laws: tuple[Conditionals, Conditionals]) -> None:
+    """Joined bins keep the chi-square approximation good: of 1,000 samples 1 % +- 1 % are below 0.01."""
+    law = seen_through(joint(laws[0], PARAMS.max_tokens), first_three)
+    found = [p_value(drawn(law, NUM_ANSWERS, seed), law) for seed in range(1000)]
+    assert sum(p < 0.01 for p in found) <= 20
+    assert sum(p < 0.5 for p in found) == pytest.approx(500, abs=60)
+
+
+def test_an_impossible_answer_fails_alone(laws: tuple[Conditionals, Conditionals]) -> None:
+    law = {(0,): 0.5, (1,): 0.5, (2,): 0.0}
+    assert p_value(Counter({(0,): 1000, (1,): 1000}), law) == pytest.approx(1.0)
+    assert p_value(Counter({(0,): 1000, (1,): 999, (2,): 1}), law) == 0.0
+    assert p_value(Counter({(0,): 1000, (1,): 999, (3,): 1}), law) == 0.0
