@@ -100,4 +100,6 @@ def test_the_gateway_renders_a_chat_as_transformers_does() -> None:
         {"role": "user", "content": "b "},
         {"role": "assistant", "content": "c"},
     ]
-    assert template.render(chat, add_generation_prompt=True) == tokenizer.apply_chat_template(chat, tokenize=False)
+    assert template.render(chat, add_generation_prompt=True, extra={}) == tokenizer.apply_chat_template(
+        chat, tokenize=False
+    )
