@@ -6,7 +6,7 @@ shared between purposes cannot be seen one function at a time: `simulate` runs r
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -33,6 +33,15 @@ TINY, ALMOST_ONE = 2.0**-54, 1 - 2.0**-53
 
 Law = Callable[[tuple[int, ...]], Tensor]
 """Prefix of output tokens -> [V] float32 log-probs."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Thousands of small operations: on a busy machine two threads wait for each other at every one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def bisect(is_below: Callable[[Tensor], Tensor], num: int) -> Tensor:
