@@ -16,7 +16,6 @@ from gateway.generation import (
     Usage,
 )
 from gateway.tokenizer import Tokenizer
-from gateway.wait_budget import Backoff
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 
@@ -28,7 +27,6 @@ class Session:
         self.committed: list[int] = list(request.prompt_ids)
         self.num_prompt = len(request.prompt_ids)
         self.usage = Usage(num_prompt_tokens=self.num_prompt, seed=request.params.seed)
-        self.backoff = Backoff()
         self.finished = False
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, request.stop)
@@ -44,6 +42,15 @@ class Session:
     def draft_room(self) -> int:
         """Draft tokens that a round may still use: it commits one more than it accepts."""
         return self.request.params.max_tokens - self.num_output - 1
+
+    def open_message(self) -> pb.OpenSlot:
+        """A slot that continues from what is committed."""
+        return pb.OpenSlot(
+            slot=self.slot_id,
+            committed_ids=self.committed,
+            num_prompt_tokens=self.num_prompt,
+            params=self.request.params.to_proto(),
+        )
 
     def apply(self, verdict: tpb.Verdict, timings: RoundTimings) -> RoundOutput:
         """Commit a verdict. A stop string may cut it further; then `finished` is set though the target goes on."""

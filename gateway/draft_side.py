@@ -1,0 +1,133 @@
+"""The draft's part of a round: when to ask it, what to ask, what its answers teach. Nothing here waits for long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.generation import DraftLogprobs
+from gateway.links import Connection
+from gateway.pair import Pair
+from gateway.session import Session
+from gateway.wait_budget import Backoff
+from gateway.worker_slot import WorkerSlot
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2 as dpb
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
+
+REPLY_GRACE_S = 0.05
+
+
+@dataclass(frozen=True)
+class Proposing:
+    """A Propose on its way."""
+
+    future: asyncio.Future[dpb.DraftReply]
+    committed_len: int
+    sent_s: float
+
+
+class DraftSide:
+    def __init__(self, pair: Pair, session: Session) -> None:
+        self.slot = WorkerSlot(session.slot_id, dpb.DraftRequest)
+        self.last_propose_s = 0.0
+        """Queue and compute of the last proposal, by the draft's own clock."""
+        self._pair = pair
+        self._session = session
+        self._backoff = Backoff()
+        self._proposing: Proposing | None = None
+
+    def propose(self, ticket: int, target: Connection) -> int:
+        """Sends Open (once a connection) and Propose together. Returns K; 0 = nothing sent, the round is plain.
+
+        While an earlier proposal is still unanswered the rounds are plain: a hung draft costs one wait budget.
+        """
+        num_draft_tokens = self._num_draft_tokens()
+        draft = None if self._pair.draft is None else self._pair.draft.connection
+        if not num_draft_tokens or draft is None or self._proposing is not None or not self._backoff.may_draft():
+            return 0
+        if not self.slot.is_open_on(draft, target.epoch):
+            opening = draft.call(dpb.DraftRequest(open=self._open_message(target, draft)))
+            opening.add_done_callback(ignore_outcome)  # a refused open shows as UNKNOWN_SLOT in the propose's answer
+            self.slot.opened(draft, self._session.committed_len, target.epoch)
+        future = draft.call(dpb.DraftRequest(propose=self._propose_message(ticket, num_draft_tokens)))
+        self._proposing = Proposing(future, self._session.committed_len, time.monotonic())
+        future.add_done_callback(self._on_reply)
+        return num_draft_tokens
+
+    async def let_reply_arrive(self) -> None:
+        """The draft's reply left together with the proposal that was verified: it is here, or about to be."""
+        if self._proposing is not None:
+            await asyncio.wait({self._proposing.future}, timeout=REPLY_GRACE_S)
+            await asyncio.sleep(0)  # its callback
+
+    def note_verdict(self, verdict: tpb.Verdict, num_draft_tokens: int) -> None:
+        """A draft that was late or refused is left alone for some rounds."""
+        if verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED:
+            self._backoff.in_time()
+            return
+        self._backoff.late()
+        self._session.usage.num_wasted_tokens += num_draft_tokens
+        self._pair.note_wasted(num_draft_tokens, verdict.fallback)
+
+    def _num_draft_tokens(self) -> int:
+        """K: the wish, capped by what is left of max_tokens and of the draft's context."""
+        options = self._session.request.speculation
+        if not options.enabled:
+            return 0
+        wanted = self._pair.config.num_draft_tokens if options.num_draft_tokens is None else options.num_draft_tokens
+        context_left = self._pair.draft_context_limit - self._session.committed_len - 1
+        return max(0, min(wanted, self._session.draft_room(), context_left))
+
+    def _open_message(self, target: Connection, draft: Connection) -> pb.OpenSlot:
+        message = self._session.open_message()
+        # A draft with a shorter context drafts as far as it reaches.
+        room = draft.info.context_limit - self._session.num_prompt
+        message.params.max_tokens = min(message.params.max_tokens, room)
+        message.params.min_tokens = min(message.params.min_tokens, room)
+        message.deliver_to = self._pair.config.target_for_draft or self._pair.config.target
+        message.target_epoch = target.epoch
+        return message
+
+    def _propose_message(self, ticket: int, num_draft_tokens: int) -> dpb.Propose:
+        options, config = self._session.request.speculation, self._pair.config
+        encoding = options.draft_logprobs or DraftLogprobs[config.draft_logprobs.upper()]
+        topk: Any = options.draft_topk or config.draft_topk
+        return dpb.Propose(
+            slot=self._session.slot_id,
+            base_len=self.slot.agreed_len,
+            committed_ids=self._session.committed[self.slot.agreed_len :],
+            num_draft_tokens=num_draft_tokens,
+            ticket=ticket,
+            draft_logprobs=encoding.value,
+            draft_topk=min(topk, self._pair.facts.vocab_size),
+        )
+
+    def _on_reply(self, future: asyncio.Future[dpb.DraftReply]) -> None:
+        """The draft answered, in time or not, or was lost."""
+        proposing, self._proposing = self._proposing, None
+        if proposing is None or future.cancelled() or future.exception() is not None:
+            self.slot.open_again()
+            return
+        reply = future.result()
+        if reply.WhichOneof("item") == "propose":
+            self.slot.agreed_len = proposing.committed_len
+            self.last_propose_s = (reply.propose.queue_us + reply.propose.compute_us) / 1e6
+            self._pair.note_proposal(reply.propose, time.monotonic() - proposing.sent_s)
+        elif reply.error.code == pb.WORKER_ERROR_CODE_BEHIND:
+            self.slot.agreed_len = min(reply.error.known_len, proposing.committed_len)
+        else:
+            log.info("the draft refused slot %d: %s", self._session.slot_id, reply.error.message)
+            self.slot.open_again()
+            self._backoff.late()
+
+
+def ignore_outcome(future: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of a future that may have no other reader."""
+    if not future.cancelled():
+        future.exception()
