@@ -30,12 +30,12 @@ class Cluster:
 
     def __init__(self, address: str | None) -> None:
         """`address` of a running cluster, or None to start Ray here."""
-        self._address = address
+        self._wanted = address
         self._folder: str | None = None
 
     @property
     def is_ours(self) -> bool:
-        return self._address is None
+        return self._wanted is None
 
     def __enter__(self) -> Cluster:
         if self.is_ours:
@@ -51,6 +51,11 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._end()
+
+    @property
+    def address(self) -> str:
+        """host:port at which others may join while it is up."""
+        return str(_ray().get_runtime_context().gcs_address)
 
     def nodes(self) -> list[Node]:
         """What each living machine has in all."""
@@ -80,9 +85,9 @@ class Cluster:
                 "_temp_dir": self._folder,
             }
         try:
-            _ray().init(address=self._address or "local", namespace=NAMESPACE, **local)
+            _ray().init(address=self._wanted or "local", namespace=NAMESPACE, **local)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            where = "on this machine" if self.is_ours else f"at {self._address!r}"
+            where = "on this machine" if self.is_ours else f"at {self._wanted!r}"
             raise ConfigError(f"no Ray {where}: {error}; start one, or use --no-ray") from error
 
     def _end(self) -> None:

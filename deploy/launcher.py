@@ -58,7 +58,7 @@ class Launcher:
             self._actors[role] = self._create(role, worker, placements[role])
         return self._await_all(cluster)
 
-    def announce(self, workers: Mapping[str, Started]) -> None:
+    def announce(self, workers: Mapping[str, Started], cluster: Cluster) -> None:
         draft = workers.get("draft")
         pids = {role: worker.pid for role, worker in workers.items()}
         metrics = {role: worker.metrics_address for role, worker in workers.items()}
@@ -67,8 +67,9 @@ class Launcher:
             target=workers["target"].address,
             draft=draft and draft.address,
             pids=pids,
-            metrics_addresses=metrics,
+            metrics=metrics,
             run=self._run,
+            ray=cluster.address,
         )
 
     def progress(self, part: str, state: str, detail: str) -> None:
@@ -90,6 +91,8 @@ class Launcher:
         settings = worker.model_dump(exclude_unset=True)
         # Chosen here and kept through restarts: the gateway finds a restarted worker where the old one was.
         settings["port"] = worker.port or free_port(worker.host)
+        if worker.metrics_port == 0:
+            settings["metrics_port"] = free_port(worker.host)
         settings["device"] = placement.device
         settings["cpu_cores"] = None if placement.cpu_cores is None else format_cores(placement.cpu_cores)
         options = ray.remote(WorkerActor).options(
@@ -189,7 +192,7 @@ def run(config: SystemConfig, stop: StopFlag, events: TextIO) -> None:
         stop.install()  # Ray has put its own handler in
         launcher.progress("ray", "ready", f"{len(cluster.nodes())} node(s)")
         try:
-            launcher.announce(launcher.start(cluster))
+            launcher.announce(launcher.start(cluster), cluster)
             while not stop.wait(1.0):
                 pass
         finally:

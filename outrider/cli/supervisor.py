@@ -47,6 +47,16 @@ class Endpoints:
     grpc: str
     target: str
     draft: str | None
+    metrics: dict[str, str]
+    """Where each worker's own metrics are, by its role; the gateway's are at /metrics of `http`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    """Both by role, as "host:port"."""
+
+    addresses: dict[str, str]
+    metrics: dict[str, str]
 
 
 class PartFailed(Unavailable):
@@ -83,15 +93,19 @@ class Supervisor:
         wanted = gateway_config(self._config.gateway, "127.0.0.1:0", None)
         check_free(wanted.host, wanted.port, "--port")
         check_free(wanted.host, wanted.grpc_port, "--grpc-port")
-        target, draft = self._start_plain() if self._config.ray is None else self._start_ray()
-        return self._start_gateway(target, draft)
+        workers = self._start_plain() if self._config.ray is None else self._start_ray()
+        return self._start_gateway(workers)
 
     def watch(self) -> None:
-        """Blocks until a stop is requested. Raises PartFailed when a part that nobody restarts has ended."""
+        """Blocks until a stop is requested. Raises PartFailed when a part that is needed has ended by itself."""
         while not self._stop_flag.wait(_POLL_S):
-            for child in self._children.values():
-                if child.returncode is not None:
+            for name, child in list(self._children.items()):
+                if child.returncode is not None and name != "draft":
                     raise _ended(child)
+                if child.returncode is not None and self._on_log is not None:
+                    del self._children[name]
+                    self._on_log(name, f" WARNING {_ended(child).message}; plain decoding from now on")
+                    child.close()
 
     def stop(self) -> None:
         """End the gateway, then the workers, then whatever they left behind. Idempotent."""
@@ -104,14 +118,14 @@ class Supervisor:
             child.close()
         self._children.clear()
 
-    def _start_ray(self) -> tuple[str, str | None]:
+    def _start_ray(self) -> _Workers:
         line = self._config.to_json() + "\n"
         child = self._spawn("launcher", ["-m", "deploy.launcher", "--config", "-"], stdin=line)
         assert self._config.ray is not None
         ready = self._await_ready(child, self._config.ray.start_timeout_s + 60)
-        return str(ready["target"]), ready["draft"]
+        return _Workers({role: ready[role] for role in ready["pids"]}, _present(ready["metrics"]))
 
-    def _start_plain(self) -> tuple[str, str | None]:
+    def _start_plain(self) -> _Workers:
         workers = {"target": self._config.target, "draft": self._config.draft}
         cores = _plain_cores(workers)
         for role, worker in workers.items():
@@ -119,18 +133,21 @@ class Supervisor:
                 line = flags(worker) + (["--cpu-cores", cores[role]] if role in cores else [])
                 self._progress(role, "loading", f"{worker.model} {_where(cores.get(role))}".rstrip())
                 self._spawn(role, ["-m", f"{role}_service", *line])
-        addresses: dict[str, str] = {}
-        for role in self._children.copy():
-            addresses[role] = str(self._await_ready(self._children[role], timeout_s=900.0)["address"])
-            self._progress(role, "ready", addresses[role])
-        return addresses["target"], addresses.get("draft")
+        started = _Workers({}, {})
+        for role, child in list(self._children.items()):
+            ready = self._await_ready(child, timeout_s=900.0)
+            started.addresses[role] = ready["address"]
+            started.metrics.update(_present({role: ready["metrics_address"]}))
+            self._progress(role, "ready", ready["address"])
+        return started
 
-    def _start_gateway(self, target: str, draft: str | None) -> Endpoints:
+    def _start_gateway(self, workers: _Workers) -> Endpoints:
+        target, draft = workers.addresses["target"], workers.addresses.get("draft")
         config = gateway_config(self._config.gateway, target, draft)
         self._progress("gateway", "starting", f"for {target}")
         child = self._spawn("gateway", ["-m", "gateway", *flags(config)])
         ready = self._await_ready(child, config.start_timeout_s)
-        endpoints = Endpoints(http=str(ready["http"]), grpc=str(ready["grpc"]), target=target, draft=draft)
+        endpoints = Endpoints(str(ready["http"]), str(ready["grpc"]), target, draft, workers.metrics)
         self._await_served(child, endpoints.http, config)
         self._progress("gateway", "ready", endpoints.http)
         return endpoints
@@ -205,6 +222,10 @@ def _plain_cores(workers: Mapping[str, TargetConfig | DraftConfig | None]) -> di
         return {}
     target, draft = split_cores(frozenset(os.sched_getaffinity(0)))
     return {"target": format_cores(target), "draft": format_cores(draft)}
+
+
+def _present(addresses: Mapping[str, str | None]) -> dict[str, str]:
+    return {role: address for role, address in addresses.items() if address is not None}
 
 
 def _where(cores: str | None) -> str:

@@ -12,11 +12,12 @@ import typer
 from rich.console import Console
 
 from outrider.cli.console import EXIT_FAILED, note_console, print_error
+from outrider.cli.merging import merged
 from outrider.cli.progress import StartProgress
 from outrider.cli.stopping import StopFlag, StopRequested
 from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
-from outrider.cli.system import SystemConfig, Values, demo_model, read_yaml
-from outrider.wire.errors import ConfigError, OutriderError
+from outrider.cli.system import Values, read_yaml
+from outrider.wire.errors import OutriderError
 
 _ALARMING = re.compile(r" (WARNING|ERROR|CRITICAL) ")
 
@@ -86,39 +87,6 @@ def up(
             system.watch()
 
 
-def merged(file: Values, flags: Values, *, no_draft: bool, no_ray: bool) -> SystemConfig:
-    """The settings of the file with the given flags over them, the demo pair where no model is named."""
-    values: dict[str, Any] = dict(file)
-    for part, given in flags.items():
-        over = {name: value for name, value in given.items() if value is not None}
-        if over or part not in values:
-            values[part] = {**(values.get(part) or {}), **over}
-    if no_draft and flags["draft"]["model"] is not None:
-        raise ConfigError("--no-draft and --draft contradict each other; leave one out")
-    if no_ray and flags["ray"]["address"] is not None:
-        raise ConfigError("--no-ray and --ray-address contradict each other; leave one out")
-    if no_draft or ("draft" in file and file["draft"] is None and flags["draft"]["model"] is None):
-        values["draft"] = None
-    if no_ray:
-        values["ray"] = None
-    _default_models(values)
-    return SystemConfig.read(values)
-
-
-def _default_models(values: Values) -> None:
-    named = [role for role in ("target", "draft") if values[role] is not None and "model" in values[role]]
-    if not named:
-        values["target"]["model"] = demo_model("target")
-        if values["draft"] is not None:
-            values["draft"]["model"] = demo_model("draft")
-    elif values["draft"] is not None and len(named) == 1:
-        other = "draft" if named == ["target"] else "target"
-        alone = " or --no-draft" if other == "draft" else ""
-        raise ConfigError(
-            f"--{named[0]} is {values[named[0]]['model']!r} and no {other} is named; say --{other}{alone}"
-        )
-
-
 def log_to(console: Console, verbose: bool) -> Any:
     """What to do with a line of a part's log."""
 
@@ -147,10 +115,12 @@ def _show_ready(console: Console, endpoints: Endpoints) -> None:
     drafts = "plain decoding" if endpoints.draft is None else f"draft {endpoints.draft}"
     console.print(f"\n[bold green]ready[/]  target {endpoints.target}, {drafts}")
     console.print(f"  HTTP  http://{endpoints.http}/v1   metrics http://{endpoints.http}/metrics")
-    console.print(f"  gRPC  {endpoints.grpc}\n")
+    console.print(f"  gRPC  {endpoints.grpc}")
+    for role, address in endpoints.metrics.items():
+        console.print(f"  {role} metrics  http://{address}/metrics")
     body = '{"prompt": "import os\\n\\ndef ", "max_tokens": 64, "temperature": 0}'
     console.print(
-        f"  curl http://{endpoints.http}/v1/completions -H 'Content-Type: application/json' -d '{body}'", markup=False
+        f"\n  curl http://{endpoints.http}/v1/completions -H 'Content-Type: application/json' -d '{body}'", markup=False
     )
     console.print(f"  outrider generate 'import os' --address {endpoints.grpc}\n", markup=False)
     console.print("Ctrl-C stops everything.")
