@@ -1,0 +1,56 @@
+"""Small models, workers of them as processes, and streams to these, shared by the tests of a module.
+
+Processes and one event loop a module: grpc.aio does not stand several loops in one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+import pytest_asyncio
+
+from tests.service.control_client import ControlClient, eventually
+from tests.service.reference_model import ReferenceModel
+from tests.stack import Process
+from tests.tiny_models import tiny_llama
+
+StartWorker = Callable[..., contextlib.AbstractContextManager[Process]]
+
+
+@contextlib.contextmanager
+def worker(module: str, folder: str, *args: str) -> Iterator[Process]:
+    """A worker process on one core, its metrics served; ended with the block."""
+    core = str(max(os.sched_getaffinity(0)))
+    process = Process(module, ["--model", folder, "--cpu-cores", core, "--metrics-port", "0", *args])
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+@pytest.fixture(scope="session")
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_llama(tmp_path_factory.mktemp("target"), sharpness=3.0)
+
+
+@pytest.fixture(scope="session")
+def reference(target_folder: str) -> ReferenceModel:
+    return ReferenceModel(target_folder)
+
+
+@pytest.fixture(scope="module")
+def target_worker(target_folder: str) -> Iterator[Process]:
+    with worker("target_service", target_folder, "--max-slots", "8", "--parked-ttl-s", "2") as process:
+        yield process
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def target(target_worker: Process) -> AsyncIterator[ControlClient]:
+    """A stream to the module's target; whatever the test opened on it is freed when it ends."""
+    async with ControlClient(target_worker.address, "target") as client:
+        yield client
+    async with ControlClient(target_worker.address, "target") as client:
+        await eventually(lambda info: info.num_slots_in_use == 0 and info.num_kv_blocks_in_use == 0, client)

@@ -1,0 +1,84 @@
+"""What the target must answer, from transformers' own forward without a cache and a few lines of NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.engine.noise import Purpose
+from outrider.engine.sampling import LogitRow, SamplingState, distributions, process
+from outrider.engine.slot_noise import slot_uniforms
+from outrider.wire.params import SamplingParams
+
+
+class ReferenceModel:
+    """`prompt` counts tokens of the prompt among `ids` wherever penalties need it."""
+
+    def __init__(self, folder: str, eos_token_ids: tuple[int, ...] = (0,)) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._eos_token_ids = eos_token_ids
+
+    @torch.inference_mode()
+    def logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """[T, V] float32."""
+        return self._model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float()
+
+    def greedy(self, ids: Sequence[int], count: int) -> list[int]:
+        """The next `count` ids."""
+        sequence = list(ids)
+        for _ in range(count):
+            sequence.append(int(self.logits(sequence)[-1].argmax()))
+        return sequence[len(ids) :]
+
+    def laws(self, ids: Sequence[int], num_prompt: int, params: SamplingParams, drafts: Sequence[int]) -> torch.Tensor:
+        """[K + 1, V] float32 log-probs: the processed law at each draft position and after them."""
+        state = SamplingState(params, ids[:num_prompt], self._eos_token_ids)
+        state.set_output(list(ids[num_prompt:]))
+        rows = [LogitRow(state, tuple(drafts[:j])) for j in range(len(drafts) + 1)]
+        raw = self.logits([*ids, *drafts])[len(ids) - 1 :]
+        return distributions(process(raw, rows), rows)
+
+    def next_id(self, ids: Sequence[int], num_prompt: int, params: SamplingParams) -> int:
+        """What a plain step answers."""
+        law = self.laws(ids, num_prompt, params, [])[0]
+        return _draw(_probs(law), uniform(params, len(ids), Purpose.TARGET))
+
+    def verdict(
+        self,
+        ids: Sequence[int],
+        num_prompt: int,
+        params: SamplingParams,
+        drafts: Sequence[int],
+        draft_log_probs: torch.Tensor,
+    ) -> tuple[int, list[int]]:
+        """(num_accepted, committed ids) by Leviathan et al., Algorithm 1, a position at a time."""
+        laws = self.laws(ids, num_prompt, params, drafts)
+        for j, token in enumerate(drafts):
+            target, draft = _probs(laws[j]), _probs(draft_log_probs[j])
+            if uniform(params, len(ids) + j, Purpose.ACCEPT) >= target[token] / draft[token]:
+                residual = np.maximum(target - draft, 0.0)
+                return j, [*drafts[:j], _draw(residual, uniform(params, len(ids) + j, Purpose.RECOVER))]
+        at = len(ids) + len(drafts)
+        return len(drafts), [*drafts, _draw(_probs(laws[-1]), uniform(params, at, Purpose.TARGET))]
+
+
+def uniform(params: SamplingParams, position: int, purpose: Purpose) -> float:
+    return float(slot_uniforms([params], [position], purpose, torch.device("cpu"))[0])
+
+
+def draw(log_probs: torch.Tensor, u: float) -> int:
+    """log_probs [V] float32; inverse CDF in id order."""
+    return _draw(_probs(log_probs), u)
+
+
+def _probs(log_probs: torch.Tensor) -> np.ndarray:
+    weights = np.exp(log_probs.double().numpy())
+    return weights / weights.sum()
+
+
+def _draw(weights: np.ndarray, u: float) -> int:
+    cdf = np.cumsum(weights)
+    return int(np.argmax((cdf > u * cdf[-1]) & (weights > 0)))

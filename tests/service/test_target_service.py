@@ -1,0 +1,641 @@
+"""The target over real gRPC: what verdicts hold, what repeated and stale requests get, and that nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2 as tpb
+from tests.service.conftest import worker
+from tests.service.control_client import (
+    ControlClient,
+    deliver,
+    delivery,
+    eventually,
+    idle,
+    new_ticket,
+    open_slot,
+    sampling,
+    verify,
+)
+from tests.service.reference_model import ReferenceModel, draw
+from tests.stack import REPO, Process
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ACCEPTED, RECOVERED = pb.TOKEN_KIND_ACCEPTED, pb.TOKEN_KIND_RECOVERED
+BONUS, PLAIN = pb.TOKEN_KIND_BONUS, pb.TOKEN_KIND_PLAIN
+PROMPT = (12, 7, 99, 4, 31)
+VOCAB = 320
+
+
+def other_than(token: int) -> int:
+    return (token + 5) % VOCAB
+
+
+async def verdict_with(
+    client: ControlClient,
+    slot: int,
+    ids: list[int],
+    drafts: list[int],
+    log_probs: torch.Tensor | None = None,
+    *,
+    sparse: bool = False,
+) -> tpb.Verdict:
+    """One round: the proposal and its verify leave together."""
+    ticket = new_ticket()
+    future = client.start(verify(slot, 0, ids, k=len(drafts), ticket=ticket))
+    await deliver(client, delivery(client, ticket, len(ids), drafts, log_probs, sparse=sparse))
+    verdict = await asyncio.wait_for(future, 30)
+    assert isinstance(verdict, tpb.Verdict), verdict
+    assert verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED
+    return verdict
+
+
+# what a verdict holds
+
+
+async def test_plain_steps_are_the_target_alone(target: ControlClient, reference: ReferenceModel) -> None:
+    await target.opened(1, PROMPT)
+    ids, expected = list(PROMPT), reference.greedy(PROMPT, 12)
+    new: list[int] = []
+    for _ in range(12):
+        verdict = await target.ask(verify(1, len(ids), new))
+        ids, new = [*ids, *new], list(verdict.token_ids)
+        assert verdict.committed_len == len(ids)
+        assert list(verdict.kinds) == [PLAIN]
+        assert (verdict.num_drafted, verdict.num_accepted, verdict.finish_reason) == (0, 0, 0)
+        assert not verdict.HasField("stop_token_id") and not verdict.logprobs
+        assert verdict.batch_size == 1 and verdict.forward_us > 0
+    assert [*ids, *new][len(PROMPT) :] == expected
+
+
+@pytest.mark.parametrize("wrong_at", range(5))
+async def test_greedy_proposal(target: ControlClient, reference: ReferenceModel, wrong_at: int) -> None:
+    """Drafts are kept up to the first that is not the target's own; position 4 is past the four drafts."""
+    expected = reference.greedy(PROMPT, 5)
+    drafts = [other_than(token) if j == wrong_at else token for j, token in enumerate(expected[:4])]
+    await target.opened(1, PROMPT)
+    verdict = await verdict_with(target, 1, list(PROMPT), drafts)
+    assert list(verdict.token_ids) == expected[: wrong_at + 1]
+    assert list(verdict.kinds) == [ACCEPTED] * wrong_at + [RECOVERED if wrong_at < 4 else BONUS]
+    assert (verdict.num_drafted, verdict.num_accepted) == (4, wrong_at)
+    # The slot goes on from there with the target's own next token.
+    committed = [*PROMPT, *verdict.token_ids]
+    after = await target.ask(verify(1, len(committed)))
+    assert list(after.token_ids) == reference.greedy(committed, 1)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["full", "sparse"])
+async def test_sampled_proposals_follow_algorithm_1(
+    target: ControlClient, reference: ReferenceModel, sparse: bool
+) -> None:
+    """Drafts from a blurred copy of the target's own law, so that some are kept and some are not."""
+    kept = rejected = bonus = 0
+    for seed in range(8):
+        params = sampling(temperature=1.0, seed=seed, max_tokens=64)
+        await target.opened(seed, PROMPT, temperature=1.0, seed=seed, max_tokens=64)
+        ids = list(PROMPT)
+        for _ in range(3):
+            drafts, laws = blurred_drafts(reference, ids, params, count=3, top=60 if sparse else VOCAB)
+            verdict = await verdict_with(target, seed, ids, drafts, laws, sparse=sparse)
+            num_accepted, tokens = reference.verdict(ids, len(PROMPT), params, drafts, laws)
+            assert (verdict.num_accepted, list(verdict.token_ids)) == (num_accepted, tokens)
+            last = BONUS if num_accepted == 3 else RECOVERED
+            assert list(verdict.kinds) == [ACCEPTED] * num_accepted + [last]
+            kept, rejected, bonus = kept + num_accepted, rejected + (last == RECOVERED), bonus + (last == BONUS)
+            ids += verdict.token_ids
+        target.tell(pb.CloseSlot(slot=seed))
+    assert kept > 0 and rejected > 0 and bonus > 0, "the drafts do not exercise the rule"
+
+
+def blurred_drafts(
+    reference: ReferenceModel, ids: list[int], params: Any, count: int, top: int
+) -> tuple[list[int], torch.Tensor]:
+    """(drafts, [count, V] float32 log-probs they were drawn from, cut to the `top` best)."""
+    drafts: list[int] = []
+    rows = []
+    generator = torch.Generator().manual_seed(params.seed * 1000 + len(ids))
+    for _ in range(count):
+        law = reference.laws(ids, len(PROMPT), params, drafts)[-1]
+        blurred = law + 0.3 * torch.randn(VOCAB, generator=generator)
+        kept = blurred.masked_fill(blurred < blurred.topk(top).values[-1], -torch.inf).log_softmax(0)
+        drafts.append(draw(kept, float(torch.rand(1, generator=generator))))
+        rows.append(kept)
+    return drafts, torch.stack(rows)
+
+
+async def test_sampled_plain_steps_use_the_target_noise(target: ControlClient, reference: ReferenceModel) -> None:
+    options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.3, "seed": 2**63 + 9}
+    params = sampling(**options)
+    await target.opened(1, PROMPT, **options)
+    ids = list(PROMPT)
+    for _ in range(6):
+        verdict = await target.ask(verify(1, 0, ids))
+        assert list(verdict.token_ids) == [reference.next_id(ids, len(PROMPT), params)]
+        ids += verdict.token_ids
+
+
+# stops
+
+
+@pytest.mark.parametrize("at", range(5))
+async def test_stop_id_cuts_an_accepted_run(target: ControlClient, reference: ReferenceModel, at: int) -> None:
+    """The stop is the token at position `at` of four accepted drafts and a bonus."""
+    expected = reference.greedy(PROMPT, 5)
+    assert len(set(expected)) == 5, "the test needs five different tokens"
+    await target.opened(1, PROMPT, stop_token_ids=(expected[at],))
+    verdict = await verdict_with(target, 1, list(PROMPT), expected[:4])
+    assert list(verdict.token_ids) == expected[: at + 1]
+    assert list(verdict.kinds) == [*[ACCEPTED] * 4, BONUS][: at + 1]
+    assert verdict.num_accepted == 4, "counted by the rule, before stops cut"
+    assert verdict.finish_reason == pb.FINISH_REASON_STOP
+    assert verdict.stop_token_id == expected[at]
+
+
+@pytest.mark.parametrize("drafted", [False, True], ids=["plain", "drafted"])
+async def test_end_of_sequence(target: ControlClient, drafted: bool) -> None:
+    always_eos: dict[str, Any] = {"logit_bias": {0: 100.0}}
+    await target.opened(1, PROMPT, ignore_eos=False, **always_eos)
+    await target.opened(2, PROMPT, ignore_eos=True, **always_eos)
+    await target.opened(3, PROMPT, ignore_eos=False, min_tokens=3, **always_eos)
+    if drafted:
+        verdicts = [await verdict_with(target, slot, list(PROMPT), [0, 0, 0]) for slot in (1, 2)]
+    else:
+        verdicts = [await target.ask(verify(slot, 0, PROMPT)) for slot in (1, 2)]
+    assert list(verdicts[0].token_ids) == [0]
+    assert verdicts[0].finish_reason == pb.FINISH_REASON_STOP and verdicts[0].stop_token_id == 0
+    assert list(verdicts[1].token_ids) == [0] * (4 if drafted else 1)
+    assert verdicts[1].finish_reason == pb.FINISH_REASON_UNSPECIFIED
+    ids = list(PROMPT)
+    for num_output in range(4):
+        verdict = await target.ask(verify(3, 0, ids))
+        assert (verdict.token_ids[0] == 0) is (num_output == 3), "three tokens come before the end"
+        ids += verdict.token_ids
+    assert verdict.finish_reason == pb.FINISH_REASON_STOP
+
+
+async def test_min_tokens_inside_an_accepted_run(target: ControlClient, reference: ReferenceModel) -> None:
+    """Drafts that end too early are refused at their position, by the rule."""
+    always_eos: dict[str, Any] = {"logit_bias": {0: 100.0}, "min_tokens": 2, "ignore_eos": False}
+    params = sampling(**always_eos)
+    first = reference.next_id(PROMPT, len(PROMPT), params)
+    second = reference.next_id([*PROMPT, first], len(PROMPT), params)
+    await target.opened(1, PROMPT, **always_eos)
+    verdict = await verdict_with(target, 1, list(PROMPT), [first, 0, 0])
+    assert (verdict.num_accepted, list(verdict.token_ids)) == (1, [first, second])
+    assert verdict.finish_reason == pb.FINISH_REASON_UNSPECIFIED
+    last = await target.ask(verify(1, 0, [*PROMPT, first, second]))
+    assert list(last.token_ids) == [0] and last.finish_reason == pb.FINISH_REASON_STOP
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+async def test_max_tokens(target: ControlClient, reference: ReferenceModel, max_tokens: int) -> None:
+    """K is at most max_tokens - 1, so the target's own token is the last one allowed."""
+    expected = reference.greedy(PROMPT, max_tokens)
+    await target.opened(1, PROMPT, max_tokens=max_tokens)
+    if max_tokens == 1:
+        verdict = await target.ask(verify(1, 0, PROMPT))
+    else:
+        verdict = await verdict_with(target, 1, list(PROMPT), expected[:-1])
+    assert list(verdict.token_ids) == expected
+    assert verdict.finish_reason == pb.FINISH_REASON_LENGTH
+    assert not verdict.HasField("stop_token_id")
+    beyond = await target.ask(verify(1, 0, [*PROMPT, *expected]))
+    assert beyond.code == pb.WORKER_ERROR_CODE_INVALID
+    assert str(len(PROMPT) + max_tokens) in beyond.message
+
+
+async def test_a_stop_id_on_the_last_token_is_a_stop(target: ControlClient, reference: ReferenceModel) -> None:
+    expected = reference.greedy(PROMPT, 3)
+    await target.opened(1, PROMPT, max_tokens=3, stop_token_ids=(expected[2],))
+    verdict = await verdict_with(target, 1, list(PROMPT), expected[:2])
+    assert verdict.finish_reason == pb.FINISH_REASON_STOP and verdict.stop_token_id == expected[2]
+
+
+# log-probs
+
+
+async def test_logprobs_are_the_unmodified_models(target: ControlClient, reference: ReferenceModel) -> None:
+    options: dict[str, Any] = {"temperature": 0.5, "repetition_penalty": 2.0, "seed": 3}
+    expected = reference.greedy(PROMPT, 4)
+    await target.opened(1, PROMPT, num_logprobs=3)
+    await target.opened(2, PROMPT, num_logprobs=0, **options)
+    drafted = await verdict_with(target, 1, list(PROMPT), expected[:3])
+    plain = await target.ask(verify(2, 0, PROMPT))
+    raw = reference.logits([*PROMPT, *expected[:3]]).log_softmax(dim=1)[len(PROMPT) - 1 :]  # [4, V]
+    assert len(drafted.logprobs) == 4
+    for row, token, got in zip(raw, expected, drafted.logprobs, strict=True):
+        assert math.isclose(got.logprob, float(row[token]), abs_tol=1e-4)
+        assert list(got.top_ids) == row.topk(3).indices.tolist()
+        assert got.top_logprobs == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+    assert len(plain.logprobs) == 1 and not plain.logprobs[0].top_ids
+    assert math.isclose(plain.logprobs[0].logprob, float(raw[0][plain.token_ids[0]]), abs_tol=1e-4)
+
+
+async def test_slots_of_mixed_parameters_share_forwards(target: ControlClient, reference: ReferenceModel) -> None:
+    """Each slot answers as if it were alone, and some forwards really are shared."""
+    options: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.8, "seed": 5},
+        {"temperature": 1.2, "top_k": 7, "seed": 6},
+        {"logit_bias": {40: 3.0}, "frequency_penalty": 1.0},
+        {"temperature": 1.0, "min_p": 0.05, "bad_words": ((9,), (11, 12)), "seed": 7},
+        {"temperature": 1.0, "seed": 5, "choice": 2},
+    ]
+    prompts = [[(3 * slot + 11 * i) % VOCAB for i in range(4 + 5 * slot)] for slot in range(len(options))]
+    sequences, largest = [list(prompt) for prompt in prompts], 0
+    for slot, (prompt, own) in enumerate(zip(prompts, options, strict=True)):
+        await target.opened(slot, prompt, **own)
+    for _ in range(10):
+        futures = []
+        for slot, (ids, own) in enumerate(zip(sequences, options, strict=True)):
+            if slot % 2:
+                futures.append(target.start(verify(slot, 0, ids)))
+            else:
+                futures.append(asyncio.ensure_future(drafted_round(target, reference, slot, ids, prompts, own)))
+        for ids, verdict in zip(sequences, await asyncio.gather(*futures), strict=True):
+            largest = max(largest, verdict.batch_size)
+            ids.append(verdict.token_ids[0])
+    for slot in (0, 1, 3, 5):  # the others are checked a round at a time: their drafts change what is drawn
+        prompt, params = prompts[slot], sampling(**options[slot])
+        expected = list(prompt)
+        while len(expected) < len(sequences[slot]):
+            expected.append(reference.next_id(expected, len(prompt), params))
+        assert sequences[slot] == expected
+    assert largest > 1
+
+
+async def drafted_round(
+    client: ControlClient,
+    reference: ReferenceModel,
+    slot: int,
+    ids: list[int],
+    prompts: list[list[int]],
+    own: dict[str, Any],
+) -> tpb.Verdict:
+    """A proposal of two drafts; the verdict is compared with the rule's."""
+    params = sampling(**own)
+    if params.greedy:
+        return await verdict_with(client, slot, list(ids), reference.greedy(ids, 2))
+    law = reference.laws(ids, len(prompts[slot]), params, [])[0]
+    drafts = [int(law.argmax()), 17]
+    rows = torch.full((2, VOCAB), -torch.inf)
+    rows[0], rows[1, 17] = law, 0.0
+    verdict = await verdict_with(client, slot, list(ids), drafts, rows)
+    assert (verdict.num_accepted, list(verdict.token_ids)) == reference.verdict(
+        ids, len(prompts[slot]), params, drafts, rows
+    )
+    return verdict
+
+
+# repeated, stale and wrong requests
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 4}], ids=["greedy", "sampled"])
+async def test_the_same_plain_verify_twice(target: ControlClient, options: dict[str, Any]) -> None:
+    await target.opened(1, PROMPT, **options)
+    first = await target.ask(verify(1, len(PROMPT)))
+    second = await target.ask(verify(1, len(PROMPT)))
+    assert list(first.token_ids) == list(second.token_ids)
+    known = len(PROMPT) + 1
+    behind = await target.ask(verify(1, known + 1))
+    assert (behind.code, behind.known_len) == (pb.WORKER_ERROR_CODE_BEHIND, known)
+
+
+async def test_a_verify_repeated_after_its_verdict(target: ControlClient, reference: ReferenceModel) -> None:
+    """Its proposal is spent: a plain step at once, of the same tokens; the slot is as long as that says."""
+    expected = reference.greedy(PROMPT, 4)
+    await target.opened(1, PROMPT)
+    ticket = new_ticket()
+    message = verify(1, len(PROMPT), k=3, ticket=ticket)
+    future = target.start(message)
+    await deliver(target, delivery(target, ticket, len(PROMPT), expected[:3]))
+    first, second = await future, await target.ask_at_once(message)
+    assert list(first.token_ids) == expected
+    assert list(second.token_ids) == expected[:1]
+    assert (second.num_drafted, second.fallback) == (0, tpb.FALLBACK_REASON_LATE)
+    third = await target.ask(verify(1, len(PROMPT), expected))
+    assert list(third.token_ids) == reference.greedy([*PROMPT, *expected], 1)
+
+
+async def test_a_verify_repeated_while_it_waits_keeps_its_proposal(
+    target: ControlClient, reference: ReferenceModel
+) -> None:
+    expected = reference.greedy(PROMPT, 4)
+    await target.opened(1, PROMPT)
+    ticket = new_ticket()
+    first = target.start(verify(1, len(PROMPT), k=3, ticket=ticket))
+    await deliver(target, delivery(target, ticket, len(PROMPT), expected[:1], of=3))
+    second = target.start(verify(1, len(PROMPT), k=3, ticket=ticket))
+    assert (await first).code == pb.WORKER_ERROR_CODE_CANCELLED
+    await deliver(target, delivery(target, ticket, len(PROMPT), expected[1:3], start=1, of=3))
+    assert list((await asyncio.wait_for(second, 30)).token_ids) == expected
+
+
+async def test_older_base_len_and_rewritten_history(target: ControlClient, reference: ReferenceModel) -> None:
+    """The message says what is committed; the slot follows it, back, forward and sideways."""
+    await target.opened(1, PROMPT)
+    ids = [*PROMPT, *reference.greedy(PROMPT, 6)]
+    for base_len, new in [
+        (len(PROMPT), ids[len(PROMPT) :]),
+        (0, ids[:8]),
+        (6, ids[6:9]),
+        (7, [200, 201, 202]),
+        (len(PROMPT), []),
+    ]:
+        committed = [*ids[:base_len], *new]
+        verdict = await target.ask(verify(1, base_len, new))
+        assert verdict.committed_len == len(committed)
+        assert list(verdict.token_ids) == reference.greedy(committed, 1)
+
+
+async def test_behind_then_sent_again(target: ControlClient, reference: ReferenceModel) -> None:
+    await target.opened(1, PROMPT)
+    new = reference.greedy(PROMPT, 4)
+    ticket = new_ticket()
+    behind = await target.ask(verify(1, len(PROMPT) + 2, new[2:3], k=2, ticket=ticket))
+    assert (behind.code, behind.known_len) == (pb.WORKER_ERROR_CODE_BEHIND, len(PROMPT))
+    again = await target.ask(verify(1, behind.known_len, new[:3]))
+    assert list(again.token_ids) == new[3:]
+    late = await deliver(target, delivery(target, ticket, len(PROMPT) + 3, [1, 2]))
+    assert late.num_deliveries == 1
+    assert (await target.info()).num_tickets == 0
+
+
+@pytest.mark.parametrize("item", [verify(77, 3), verify(77, 0, PROMPT, k=2, ticket=10**9)], ids=["plain", "drafted"])
+async def test_unknown_slot(target: ControlClient, item: tpb.Verify) -> None:
+    error = await target.ask_at_once(item)
+    assert error.code == pb.WORKER_ERROR_CODE_UNKNOWN_SLOT and "77" in error.message
+
+
+async def test_a_slot_belongs_to_its_stream(target: ControlClient, target_worker: Process) -> None:
+    await target.opened(1, PROMPT)
+    async with ControlClient(target_worker.address, "target") as other:
+        other.tell(pb.CloseSlot(slot=1))
+        assert (await other.ask(verify(1, len(PROMPT)))).code == pb.WORKER_ERROR_CODE_UNKNOWN_SLOT
+    assert isinstance(await target.ask(verify(1, len(PROMPT))), tpb.Verdict)
+
+
+async def test_stale_epoch(target: ControlClient) -> None:
+    old = target.epoch ^ 2
+    before = await target.metrics()
+    for item in (open_slot(1, PROMPT), verify(1, 5)):
+        error = await target.ask(item, epoch=old)
+        assert error.code == pb.WORKER_ERROR_CODE_STALE_EPOCH
+        assert str(old) in error.message and str(target.epoch) in error.message
+    await target.opened(1, PROMPT)
+    for one_way in (pb.CloseSlot(slot=1), pb.Truncate(slot=1, committed_len=1)):
+        target.tell(one_way, epoch=old)
+    assert isinstance(await target.ask(verify(1, len(PROMPT))), tpb.Verdict), "a stale close closed the slot"
+    assert truncates(await target.metrics()) == truncates(before)
+
+
+def truncates(metrics: dict[str, float]) -> float:
+    return sum(value for name, value in metrics.items() if name.startswith("outrider_worker_truncates_total"))
+
+
+@pytest.mark.parametrize(
+    "item, named",
+    [
+        (verify(1, 0, [*PROMPT, VOCAB]), str(VOCAB)),
+        (verify(1, 0, PROMPT[:-1]), "4 tokens"),
+        (verify(1, 0, []), "0 tokens"),
+        (verify(1, 5, [3] * 32), "37 tokens"),
+        (None, "no item"),
+    ],
+    ids=["id out of range", "part of the prompt", "nothing", "past max_tokens", "no item"],
+)
+async def test_invalid_requests_leave_the_slot_as_it_was(
+    target: ControlClient, reference: ReferenceModel, item: tpb.Verify | None, named: str
+) -> None:
+    await target.opened(1, PROMPT)
+    error = await target.ask_at_once(item)
+    assert error.code == pb.WORKER_ERROR_CODE_INVALID
+    assert named in error.message
+    verdict = await target.ask(verify(1, len(PROMPT)))
+    assert list(verdict.token_ids) == reference.greedy(PROMPT, 1)
+
+
+# opening, and what is refused before work starts
+
+
+@pytest.mark.parametrize(
+    "message, code, named",
+    [
+        (open_slot(1, []), pb.WORKER_ERROR_CODE_INVALID, "num_prompt_tokens is 0"),
+        (open_slot(1, PROMPT, num_prompt=6), pb.WORKER_ERROR_CODE_INVALID, "num_prompt_tokens is 6"),
+        (open_slot(1, [1, 320]), pb.WORKER_ERROR_CODE_INVALID, "320"),
+        (open_slot(1, [1, 2**32 - 1]), pb.WORKER_ERROR_CODE_INVALID, str(2**32 - 1)),
+        (open_slot(1, PROMPT, temperature=math.nan), pb.WORKER_ERROR_CODE_INVALID, "temperature is nan"),
+        (open_slot(1, PROMPT, temperature=-1.0), pb.WORKER_ERROR_CODE_INVALID, "temperature is -1"),
+        (open_slot(1, PROMPT, top_p=0.0), pb.WORKER_ERROR_CODE_INVALID, "top_p"),
+        (open_slot(1, PROMPT, max_tokens=0), pb.WORKER_ERROR_CODE_INVALID, "max_tokens is 0"),
+        (open_slot(1, PROMPT, logit_bias={400: 1.0}), pb.WORKER_ERROR_CODE_INVALID, "400"),
+        (open_slot(1, PROMPT, logit_bias={4: math.inf}), pb.WORKER_ERROR_CODE_INVALID, "inf"),
+        (open_slot(1, PROMPT, bad_words=((),)), pb.WORKER_ERROR_CODE_INVALID, "bad_words"),
+        (open_slot(1, PROMPT, max_tokens=252), pb.WORKER_ERROR_CODE_INVALID, "256"),
+        (open_slot(1, PROMPT, max_tokens=2**31), pb.WORKER_ERROR_CODE_INVALID, str(2**31)),
+        (pb.OpenSlot(), pb.WORKER_ERROR_CODE_INVALID, "max_tokens is 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_bad_opens_are_refused_by_name(target: ControlClient, message: Any, code: Any, named: str) -> None:
+    error = await target.ask(message)
+    assert error.code == code and named in error.message
+    assert idle(await target.info())
+
+
+async def test_a_refused_reopen_keeps_the_slot(target: ControlClient, reference: ReferenceModel) -> None:
+    await target.opened(1, PROMPT)
+    assert (await target.ask(open_slot(1, [5], max_tokens=999))).code == pb.WORKER_ERROR_CODE_INVALID
+    assert list((await target.ask(verify(1, 5))).token_ids) == reference.greedy(PROMPT, 1)
+    await target.opened(1, [9, 8])
+    assert list((await target.ask(verify(1, 2))).token_ids) == reference.greedy([9, 8], 1)
+    assert (await target.info()).num_slots_in_use == 1
+
+
+async def test_slot_limit(target: ControlClient) -> None:
+    for slot in range(8):
+        await target.opened(slot, PROMPT, max_tokens=4)
+    error = await target.ask(open_slot(8, PROMPT, max_tokens=4))
+    assert error.code == pb.WORKER_ERROR_CODE_EXHAUSTED and "8 slots" in error.message
+    assert (await target.info()).num_slots_in_use == 8
+    target.tell(pb.CloseSlot(slot=3))
+    await target.opened(8, PROMPT, max_tokens=4)
+
+
+async def test_memory_limit(target_folder: str) -> None:
+    """Ten blocks: what can never fit is INVALID, what does not fit now EXHAUSTED; both with the numbers."""
+    with worker("target_service", target_folder, "--kv-cache-tokens", "160") as process:
+        async with ControlClient(process.address, "target") as client:
+            never = await client.ask(open_slot(1, PROMPT, max_tokens=200))
+            assert never.code == pb.WORKER_ERROR_CODE_INVALID
+            assert "14 cache blocks" in never.message and "has 10" in never.message
+            await client.opened(1, PROMPT, max_tokens=91)  # 96 tokens: 6 blocks and one
+            now = await client.ask(open_slot(2, PROMPT, max_tokens=91))
+            assert now.code == pb.WORKER_ERROR_CODE_EXHAUSTED
+            assert "7 of 10" in now.message
+            assert (await client.info()).num_slots_in_use == 1
+            await client.opened(2, PROMPT, max_tokens=27)  # 32 tokens: 2 blocks and one
+            for slot in (1, 2):
+                client.tell(pb.CloseSlot(slot=slot))
+            await eventually(idle, client)
+            await client.opened(3, PROMPT, max_tokens=130)
+
+
+async def test_close_cancels_and_forgets(target: ControlClient) -> None:
+    await target.opened(1, PROMPT)
+    ticket = new_ticket()
+    waiting = target.start(verify(1, len(PROMPT), k=2, ticket=ticket))
+    target.tell(pb.CloseSlot(slot=1))
+    target.tell(pb.CloseSlot(slot=1))
+    target.tell(pb.CloseSlot(slot=1234))
+    assert (await asyncio.wait_for(waiting, 30)).code == pb.WORKER_ERROR_CODE_CANCELLED
+    assert idle(await target.info())
+    assert (await target.ask(verify(1, len(PROMPT)))).code == pb.WORKER_ERROR_CODE_UNKNOWN_SLOT
+
+
+# truncation
+
+
+async def test_truncate_frees_blocks_at_once(target: ControlClient, reference: ReferenceModel) -> None:
+    """14 committed, 8 drafts: 22 entries in two blocks; all rejected, one block is enough."""
+    prompt = list(range(20, 34))
+    await target.opened(1, prompt)
+    wrong = [other_than(token) for token in reference.greedy(prompt, 1)] + [3] * 7
+    before = await target.metrics()
+    verdict = await verdict_with(target, 1, prompt, wrong)
+    assert verdict.num_accepted == 0
+    assert (await target.info()).num_kv_blocks_in_use == 2
+    message = pb.Truncate(slot=1, committed_len=15, reason=pb.TRUNCATE_REASON_REJECTED)
+    target.tell(message)
+    await eventually(lambda info: info.num_kv_blocks_in_use == 1, target)
+    target.tell(message)  # twice changes nothing
+    target.tell(pb.Truncate(slot=1, committed_len=4000, reason=pb.TRUNCATE_REASON_STOP))  # nor does a late, long one
+    target.tell(pb.Truncate(slot=99, committed_len=1, reason=pb.TRUNCATE_REASON_WASTED))  # nor an unknown slot
+    target.tell(pb.Truncate(slot=1, committed_len=15))
+    committed = [*prompt, *verdict.token_ids]
+    after = await target.ask(verify(1, len(committed)))
+    assert list(after.token_ids) == reference.greedy(committed, 1)
+    metrics = await target.metrics()
+    gained = {name: metrics[name] - before.get(name, 0.0) for name in metrics}
+    name = 'outrider_worker_truncates_total{{reason="{}",worker="target"}}'
+    reasons = {reason: gained[name.format(reason)] for reason in ("rejected", "stop", "wasted", "unspecified")}
+    assert reasons == {"rejected": 2, "stop": 1, "wasted": 1, "unspecified": 1}
+    assert gained['outrider_worker_truncate_freed_blocks_total{worker="target"}'] == 1
+
+
+@pytest.mark.parametrize("committed_len", [0, 1, 3])
+async def test_a_late_truncate_costs_work_only(
+    target: ControlClient, reference: ReferenceModel, committed_len: int
+) -> None:
+    """Truncates of a length long past, before and while a verify waits: the cache is fed again."""
+    prompt = list(range(40, 80))
+    await target.opened(1, prompt)
+    assert list((await target.ask(verify(1, 40))).token_ids) == reference.greedy(prompt, 1)
+    ticket = new_ticket()
+    future = target.start(verify(1, 40, k=2, ticket=ticket))
+    target.tell(pb.Truncate(slot=1, committed_len=committed_len))
+    expected = reference.greedy(prompt, 3)
+    await deliver(target, delivery(target, ticket, 40, expected[:2]))
+    assert list((await asyncio.wait_for(future, 30)).token_ids) == expected
+
+
+# nothing leaks
+
+
+@pytest.mark.parametrize("how", ["cancel", "half close", "channel close"])
+async def test_a_stream_that_ends_frees_everything(target: ControlClient, target_worker: Process, how: str) -> None:
+    other = ControlClient(target_worker.address, "target")
+    async with other:
+        for slot in range(3):
+            await other.opened(slot, list(range(30)))
+        other.start(verify(0, 30, k=3, ticket=new_ticket()))
+        await other.ask(verify(1, 30))
+        info = await target.info()
+        assert info.num_slots_in_use == 3 and info.num_kv_blocks_in_use >= 3 and info.num_tickets == 1
+        if how == "cancel":
+            other.stream.cancel()
+        elif how == "half close":
+            await other.stream.done_writing()
+        else:
+            await other.channel.close()
+        await eventually(idle, target)
+
+
+_HOLDER = """
+import sys, time, grpc
+from outrider.v1 import common_pb2 as pb, target_pb2 as tpb, target_pb2_grpc
+stub = target_pb2_grpc.TargetServiceStub(grpc.insecure_channel(sys.argv[1]))
+epoch = stub.GetInfo(pb.GetInfoRequest()).epoch
+slot = pb.OpenSlot(slot=1, committed_ids=range(40), num_prompt_tokens=40, params=pb.SamplingParams(max_tokens=9))
+def requests():
+    yield tpb.TargetRequestBatch(items=[tpb.TargetRequest(id=1, epoch=epoch, open=slot)])
+    wait = tpb.Verify(slot=1, base_len=40, num_draft_tokens=3, ticket=2**60, wait_budget_us=60_000_000)
+    yield tpb.TargetRequestBatch(items=[tpb.TargetRequest(id=2, epoch=epoch, verify=wait)])
+    time.sleep(600)
+for batch in stub.Control(requests()):
+    print("opened", flush=True)
+"""
+
+
+async def test_a_killed_gateway_frees_everything(target: ControlClient, target_worker: Process) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _HOLDER, target_worker.address, stdout=subprocess.PIPE, cwd=REPO
+    )
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"opened\n"
+        await eventually(lambda info: info.num_slots_in_use == 1 and info.num_tickets == 1, target)
+    finally:
+        process.kill()
+        await process.wait()
+    await eventually(idle, target)
+
+
+# the wait budget
+
+
+async def test_a_proposal_that_never_comes_costs_the_budget(target: ControlClient, reference: ReferenceModel) -> None:
+    await target.opened(1, PROMPT)
+    loop = asyncio.get_running_loop()
+    await target.ask(verify(1, len(PROMPT)))
+    started = loop.time()
+    verdict = await target.ask(verify(1, 0, PROMPT, k=4, ticket=new_ticket(), budget_s=0.5))
+    took = loop.time() - started
+    assert 0.5 <= took < 10
+    assert list(verdict.token_ids) == reference.greedy(PROMPT, 1)
+    assert list(verdict.kinds) == [PLAIN]
+    assert verdict.fallback == tpb.FALLBACK_REASON_LATE
+    assert verdict.wait_us >= 500_000
+    assert (await target.info()).num_tickets == 0
+
+
+async def test_a_budget_of_nothing_is_a_plain_step_at_once(target: ControlClient, reference: ReferenceModel) -> None:
+    await target.opened(1, PROMPT)
+    verdict = await target.ask_at_once(verify(1, len(PROMPT), k=4, ticket=new_ticket(), budget_s=0))
+    assert list(verdict.token_ids) == reference.greedy(PROMPT, 1)
+    assert verdict.fallback == tpb.FALLBACK_REASON_LATE
+
+
+async def test_no_batch_waits_for_one_slots_proposal(target: ControlClient, reference: ReferenceModel) -> None:
+    await target.opened(1, PROMPT)
+    await target.opened(2, PROMPT)
+    ticket = new_ticket()
+    slow = target.start(verify(1, len(PROMPT), k=2, ticket=ticket))
+    ids = list(PROMPT)
+    for _ in range(5):
+        verdict = await target.ask_at_once(verify(2, 0, ids))
+        ids += verdict.token_ids
+    assert not slow.done()
+    assert ids[len(PROMPT) :] == reference.greedy(PROMPT, 5)
+    await deliver(target, delivery(target, ticket, len(PROMPT), ids[5:7]))
+    assert list((await asyncio.wait_for(slow, 30)).token_ids) == ids[5:8]
