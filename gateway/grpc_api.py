@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import Any
 
@@ -24,7 +23,7 @@ from gateway.requests import Chat, Demand, FieldNames, Prompt, build_requests
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from outrider.wire.config import GatewayConfig
-from outrider.wire.errors import DeadlineExceeded, InvalidRequest, OutriderError
+from outrider.wire.errors import InvalidRequest, OutriderError
 from outrider.wire.params import SamplingParams
 from outrider.wire.rpc import abort
 
@@ -46,18 +45,14 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         self._config = config
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
-        """Writes to the context instead of yielding: a cancelled call then always unwinds through `admit`'s block."""
-        remaining_s = context.time_remaining()
-        deadline = asyncio.timeout(remaining_s)
+        """Writes to the context instead of yielding: a call that gRPC cancels, because the client left or its deadline
+        passed, then always unwinds through `admit`'s block.
+        """
         try:
-            async with deadline:
-                await self._generate(request, context)
+            await self._generate(request, context)
             return
         except OutriderError as error:
             failure = error
-        except TimeoutError as error:
-            message = f"the call's deadline of {remaining_s:.3g} s has passed" if remaining_s is not None else ""
-            failure = DeadlineExceeded(message) if deadline.expired() else unexpected(error)
         except Exception as error:
             failure = unexpected(error)
         await abort(context, failure)
