@@ -38,6 +38,8 @@ class Active:
     target_epoch: int
     topk: int | None
     """Cut each law to this many best tokens before drawing; None = the whole law."""
+    uniforms: list[float]
+    """One per token to draft; empty for greedy."""
     draft_ids: list[int] = field(default_factory=list)
     unsent: list[Tensor] = field(default_factory=list)
     """Laws [V] float32 of drafted tokens that have not been sent yet."""
@@ -113,7 +115,7 @@ class Proposer:
             self._answer(job, JobError(Fault.INVALID, message))
             return
         deliver_to, target_epoch = self._routes[job.owner, job.slot_id]
-        active = Active(job, slot, deliver_to, target_epoch, topk=self._cut(job, slot))
+        active = Active(job, slot, deliver_to, target_epoch, self._cut(job, slot), _uniforms(job, slot))
         self._active[job.owner, job.slot_id] = active
 
     def _cut(self, job: ProposeJob, slot: Slot) -> int | None:
@@ -192,8 +194,7 @@ class Proposer:
         for topk in {a.topk for a in ready if a.topk is not None}:
             cut = [i for i, a in enumerate(ready) if a.topk == topk]
             laws[cut] = truncate_topk(laws[cut], topk)
-        positions = [len(a.slot.committed) + len(a.draft_ids) for a in ready]
-        u = slot_uniforms([a.slot.params for a in ready], positions, Purpose.DRAFT, laws.device)  # [S] float64
+        u = torch.tensor([a.uniforms[len(a.draft_ids)] for a in ready], dtype=torch.float64, device=laws.device)  # [S]
         for a, law, token_id in zip(ready, laws, draw(laws, u).tolist(), strict=True):
             a.draft_ids.append(token_id)
             a.unsent.append(law)
@@ -241,3 +242,12 @@ class Proposer:
             tuple(a.draft_ids), started - a.job.arrived_s, now - started, a.payload_bytes, a.encoding, a.num_fed
         )
         self._answer(a.job, result)
+
+
+def _uniforms(job: ProposeJob, slot: Slot) -> list[float]:
+    """What each token of the proposal will be drawn with."""
+    if slot.params.greedy:
+        return []
+    positions = range(len(slot.committed), len(slot.committed) + job.num_draft_tokens)
+    params = [slot.params] * job.num_draft_tokens
+    return slot_uniforms(params, positions, [Purpose.DRAFT], torch.device("cpu"))[0].tolist()

@@ -48,14 +48,15 @@ def _sampled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
     used = batch.used_rows()  # rows of sampled slots only
     target = processed.new_full((len(rows), processed.shape[1]), -torch.inf)
     target[used] = distributions(processed[used], [rows[i] for i in used])
+    accept_u, recover_u, target_u = batch.uniforms((Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET))
     return accept_rejection(
         target[batch.row_index],  # [B, K+1, V]
         batch.draft_log_probs(processed.shape[1]),  # [B, K, V]
         batch.draft_ids,
         batch.num_drafted,
-        batch.uniforms(Purpose.ACCEPT)[:, :-1],
-        batch.uniforms(Purpose.RECOVER)[:, :-1],
-        batch.uniforms(Purpose.TARGET),
+        accept_u[:, :-1],
+        recover_u[:, :-1],
+        target_u,
     )
 
 
@@ -87,9 +88,9 @@ class Batch:
                 out[b, : len(r.draft_ids)] = r.draft_log_probs
         return out
 
-    def uniforms(self, purpose: Purpose) -> Tensor:
-        """[B, K+1] float64, one per position that may be decided."""
+    def uniforms(self, purposes: Sequence[Purpose]) -> Tensor:
+        """[P, B, K+1] float64, one per purpose and position that may be decided."""
         width = self.draft_ids.shape[1] + 1
         params = [r.slot.params for r in self._ready for _ in range(width)]
         positions = [len(r.slot.committed) + j for r in self._ready for j in range(width)]
-        return slot_uniforms(params, positions, purpose, self._device).view(-1, width)
+        return slot_uniforms(params, positions, purposes, self._device).view(len(purposes), -1, width)

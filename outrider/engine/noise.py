@@ -32,12 +32,13 @@ class Purpose(IntEnum):
 
 
 def uniforms(
-    seeds: Tensor, choices: Tensor, positions: Tensor, purpose: Purpose, candidates: Tensor | None = None
+    seeds: Tensor, choices: Tensor, positions: Tensor, purpose: Purpose | Tensor, candidates: Tensor | None = None
 ) -> Tensor:
     """Uniform numbers in the open interval (0, 1), 53 bits each -> [N] float64, on the device of `seeds`.
 
     seeds [N] int64: the 64 bits in two's complement. choices [N] int64 in [0, 2^24).
-    positions [N] int64: index of the token in the sequence, [0, 2^32). candidates [N] int64: number of a candidate at
+    positions [N] int64: index of the token in the sequence, [0, 2^32). purpose: one for all, or [N] int64.
+    candidates [N] int64: number of a candidate at
     that position, [0, 2^32); absent = 0. The key is the seed, the counter is (candidate, position,
     purpose + 256 choice, 0).
 
@@ -45,7 +46,7 @@ def uniforms(
     """
     if candidates is None:
         candidates = torch.zeros_like(positions)
-    purposes = int(purpose) | choices << 8
+    purposes = choices << 8 | purpose
     words = philox4x32((candidates, positions, purposes, torch.zeros_like(positions)), (seeds, seeds >> 32))
     bits = words[0] << 21 | words[1] >> 11  # [N] int64 in [0, 2^53)
     # Exact: 53 bits fit a double. 0 becomes 2^-54, so that 0 < u < 1 and a probability of 0 or 1 is always honoured.

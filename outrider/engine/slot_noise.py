@@ -12,13 +12,17 @@ from outrider.wire.params import SamplingParams
 
 
 def slot_uniforms(
-    params: Sequence[SamplingParams], positions: Sequence[int], purpose: Purpose, device: torch.device
+    params: Sequence[SamplingParams], positions: Sequence[int], purposes: Sequence[Purpose], device: torch.device
 ) -> Tensor:
-    """One uniform per (params, position): [N] float64 in (0, 1)."""
-    seeds = torch.tensor([_signed(p.seed) for p in params], dtype=torch.int64, device=device)
-    choices = torch.tensor([p.choice for p in params], dtype=torch.int64, device=device)
-    at = torch.tensor(positions, dtype=torch.int64, device=device)
-    return uniforms(seeds, choices, at, purpose)
+    """One uniform per purpose and (params, position): [P, N] float64 in (0, 1).
+
+    All at once: the generator costs some 200 small operations a call, however many numbers it makes.
+    """
+    count, repeats = len(params), len(purposes)
+    keys = [[_signed(p.seed) for p in params] * repeats, [p.choice for p in params] * repeats]
+    counts = [list(positions) * repeats, [int(purpose) for purpose in purposes for _ in range(count)]]
+    seeds, choices, at, kinds = torch.tensor([*keys, *counts], dtype=torch.int64, device=device)
+    return uniforms(seeds, choices, at, kinds).view(repeats, count)
 
 
 def _signed(seed: int) -> int:
