@@ -18,7 +18,7 @@ from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.noise import Purpose
-from outrider.engine.sampling import LogitRow, argmax, distributions, draw, process, truncate_topk
+from outrider.engine.sampling import LogitRow, NonFiniteLogits, argmax, distributions, draw, process, truncate_topk
 from outrider.engine.slot_keeper import SlotKeeper, needs_prefill
 from outrider.engine.slot_noise import slot_uniforms
 from outrider.engine.slots import Slot
@@ -178,7 +178,11 @@ class Proposer:
         """Draw one token per slot from logits [R, V] and send what is due."""
         states = [self._keeper.sampling_state(a.slot) for a in ready]
         rows = [LogitRow(state, tuple(a.draft_ids)) for a, state in zip(ready, states, strict=True)]
-        processed = process(logits[: len(ready)], rows)
+        try:
+            processed = process(logits[: len(ready)], rows)
+        except NonFiniteLogits as error:
+            self._extend_without(error, ready, logits)
+            return
         greedy = [i for i, a in enumerate(ready) if a.greedy]
         sampled = [i for i, a in enumerate(ready) if not a.greedy]
         if greedy:
@@ -188,6 +192,14 @@ class Proposer:
             self._sample([ready[i] for i in sampled], processed[sampled], [rows[i] for i in sampled])
         for a in ready:
             self._send(a)
+
+    def _extend_without(self, error: NonFiniteLogits, ready: list[Active], logits: Tensor) -> None:
+        """NaN in one slot's logits ends that proposal alone."""
+        for i in error.rows:
+            self._cancel(ready[i].job.owner, ready[i].job.slot_id, f"propose failed: {error.message}", Fault.INTERNAL)
+        sound = [i for i in range(len(ready)) if i not in error.rows]
+        if sound:
+            self._extend([ready[i] for i in sound], logits[sound])
 
     def _sample(self, ready: list[Active], processed: Tensor, rows: list[LogitRow]) -> None:
         laws = distributions(processed, rows)  # [S, V] float32

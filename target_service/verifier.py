@@ -7,6 +7,7 @@ engine thread.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.sampling import top_logprobs
+from outrider.engine.sampling import NonFiniteLogits, top_logprobs
 from outrider.engine.slot_keeper import Piece, SlotKeeper
 from outrider.engine.step_plan import Row
 from outrider.wire.metrics import WorkerMetrics
@@ -119,12 +120,28 @@ class Verifier:
 
     def _decide(self, ready: list[Ready], logits: Tensor, started: float, forwarded: float) -> None:
         """Accept, commit and answer. logits: [sum(K_b + 1), V] float32, slots in order."""
-        outcomes = decide(ready, [self._keeper.sampling_state(r.slot) for r in ready], logits)
-        decided = time.monotonic()
         raw = logits.split([len(r.draft_ids) + 1 for r in ready])  # [K_b + 1, V] each
+        try:
+            outcomes = decide(ready, [self._keeper.sampling_state(r.slot) for r in ready], logits)
+        except NonFiniteLogits as error:
+            self._decide_without(error, ready, raw, started, forwarded)
+            return
+        decided = time.monotonic()
         for r, own, (num_accepted, next_id) in zip(ready, raw, outcomes, strict=True):
             timings = _timings(r.waiting, started, forwarded, decided, len(ready))
             self._commit(r, own, num_accepted, next_id, timings)
+
+    def _decide_without(
+        self, error: NonFiniteLogits, ready: list[Ready], raw: Sequence[Tensor], started: float, forwarded: float
+    ) -> None:
+        """NaN in one slot's logits is that request's misfortune alone."""
+        slot_of_row = [b for b, own in enumerate(raw) for _ in range(len(own))]
+        bad = {slot_of_row[row] for row in error.rows}
+        for b in bad:
+            self._room.cancel(*ready[b].slot.key, f"verify failed: {error.message}", Fault.INTERNAL)
+        sound = [b for b in range(len(ready)) if b not in bad]
+        if sound:
+            self._decide([ready[b] for b in sound], torch.cat([raw[b] for b in sound]), started, forwarded)
 
     def _commit(self, r: Ready, raw: Tensor, num_accepted: int, next_id: int, timings: Timings) -> None:
         slot = r.slot

@@ -38,9 +38,8 @@ def uniforms(
 
     seeds [N] int64: the 64 bits in two's complement. choices [N] int64 in [0, 2^24).
     positions [N] int64: index of the token in the sequence, [0, 2^32). purpose: one for all, or [N] int64.
-    candidates [N] int64: number of a candidate at
-    that position, [0, 2^32); absent = 0. The key is the seed, the counter is (candidate, position,
-    purpose + 256 choice, 0).
+    candidates [N] int64: number of a candidate at that position, [0, 2^32); absent = 0.
+    The key is the seed, the counter is (candidate, position, purpose + 256 choice, 0).
 
     Integer operations and one exact scaling: the same bits on every device.
     """
