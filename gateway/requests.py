@@ -179,6 +179,7 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
 def _answers(demand: Demand, facts: ModelFacts, base: SamplingParams, ids: tuple[int, ...]) -> list[GenerationRequest]:
     max_tokens = _max_tokens(demand, facts.context_limit, len(ids))
     check_token_ids(demand.names.prompt, ids, facts.vocab_size)
+    # 53 bits: the seed is reported, and JSON numbers lose more in many clients.
     seed = secrets.randbits(53) if demand.seed is None else demand.seed
     params = dataclasses.replace(base, max_tokens=max_tokens, seed=seed)
     params.check(facts.vocab_size)
