@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.law.cases import VOCAB_SIZE
+from tests.law.cases import TOPK, VOCAB_SIZE
 from tests.stack import Process
 from tests.tiny_models import tiny_llama
 
-PATIENT = ("--wait-budget-min-ms", "10000", "--wait-budget-max-ms", "10000")
+PATIENT = ("--draft-topk", str(TOPK), "--wait-budget-min-ms", "10000", "--wait-budget-max-ms", "10000")
 """No proposal is ever late: what is tested is speculation, not its fallback."""
 HASTY = ("--wait-budget-min-ms", "25", "--wait-budget-max-ms", "25")
 AUTO_BUDGET_BYTES = 24 * 4 * VOCAB_SIZE
@@ -29,7 +30,7 @@ def make_models(folder: Path) -> Models:
     def make(name: str, seed: int) -> str:
         return tiny_llama(folder / name, VOCAB_SIZE, seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
 
-    return Models(make("target", 3), make("draft", 4))
+    return Models(make("target", 4), make("draft", 3))
 
 
 class Services:
@@ -62,5 +63,9 @@ class Services:
         return self._started[command]
 
     def stop(self) -> None:
-        while self._started:
-            self._started.popitem()[1].stop()
+        """Gateways before their workers; those of a kind at the same time."""
+        for is_gateway in (True, False):
+            of_kind = [p for p in self._started.values() if (p.module == "gateway") is is_gateway]
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(Process.stop, of_kind))
+        self._started.clear()

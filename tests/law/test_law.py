@@ -135,3 +135,8 @@ class TestBrokenRules:
     def test_noise_shared(self, models: Models, services: Services) -> None:
         found = self.p_values(models, services, PLAIN, target_module="tests.law.faults.noise_shared")
         assert found["first"] < BROKEN
+
+    def test_penalties_frozen_at_the_committed_tokens(self, models: Models, services: Services) -> None:
+        case = CASE["full: frequency_penalty"]
+        found = self.p_values(models, services, case, target_module="tests.law.faults.penalties_frozen")
+        assert found["first"] < BROKEN

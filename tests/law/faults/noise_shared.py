@@ -2,18 +2,18 @@
 
 import sys
 
-from outrider.engine.noise import Purpose
-from outrider.engine.slot_noise import slot_uniforms
+from outrider.engine import slot_noise
+from outrider.engine.noise import Purpose, uniforms
 from outrider.wire.config import TargetConfig
 from outrider.wire.worker_main import run_worker
-from target_service import verifier
 from target_service.worker import start_worker
+from tests.law.faults import replace
 
 
-def shared(params, positions, purpose, device):
-    return slot_uniforms(params, positions, Purpose.DRAFT, device)
+def shared(seeds, choices, positions, purpose):
+    return uniforms(seeds, choices, positions, Purpose.DRAFT)
 
 
 if __name__ == "__main__":
-    verifier.slot_uniforms = shared
+    replace(slot_noise, "uniforms", shared)
     sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

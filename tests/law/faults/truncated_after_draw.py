@@ -11,14 +11,16 @@ from draft_service import proposer
 from draft_service.worker import start_worker
 from outrider.wire.config import DraftConfig
 from outrider.wire.worker_main import run_worker
+from tests.law.faults import replace
+
+deliver_part = proposer.Proposer._deliver_part
 
 
-class Proposer(proposer.Proposer):
-    def _deliver_part(self, a):
-        if a.topk is not None:
-            drawn = a.draft_ids[a.num_sent :]
-            a.unsent[:] = [cut(law, a.topk, token_id) for law, token_id in zip(a.unsent, drawn, strict=True)]
-        super()._deliver_part(a)
+def deliver_cut(self, a):
+    if a.topk is not None:
+        drawn = a.draft_ids[a.num_sent :]
+        a.unsent[:] = [cut(law, a.topk, token_id) for law, token_id in zip(a.unsent, drawn, strict=True)]
+    deliver_part(self, a)
 
 
 def cut(law, n, token_id):
@@ -30,6 +32,6 @@ def cut(law, n, token_id):
 
 
 if __name__ == "__main__":
-    proposer.truncate_topk = lambda log_probs, n: log_probs
-    proposer.Proposer = Proposer
+    replace(proposer, "truncate_topk", lambda log_probs, n: log_probs)
+    replace(proposer.Proposer, "_deliver_part", deliver_cut)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

@@ -6,26 +6,27 @@ import asyncio
 import dataclasses
 import sys
 
-from draft_service import deliveries
+from draft_service.deliveries import Deliverer
 from draft_service.worker import start_worker
 from outrider.wire.codec import DenseRows
 from outrider.wire.config import DraftConfig
 from outrider.wire.worker_main import run_worker
+from tests.law.faults import replace
 
 DELAY_S = 0.1
 """Four times the wait budget of the gateway that this draft is tested with."""
 
+send = Deliverer.send
 
-class Deliverer(deliveries.Deliverer):
+
+def send_unreliably(self, part):
     """Runs on the gRPC loop's thread. Which proposals suffer depends on the ticket alone, never on what they say."""
-
-    def send(self, part):
-        if part.ticket % 4 == 1:
-            asyncio.get_running_loop().call_later(DELAY_S, super().send, part)
-        elif part.ticket % 4 == 3 and part.rows is not None:
-            super().send(dataclasses.replace(part, rows=damaged(part.rows)))
-        else:
-            super().send(part)
+    if part.ticket % 4 == 1:
+        asyncio.get_running_loop().call_later(DELAY_S, send, self, part)
+    elif part.ticket % 4 == 3 and part.rows is not None:
+        send(self, dataclasses.replace(part, rows=damaged(part.rows)))
+    else:
+        send(self, part)
 
 
 def damaged(rows):
@@ -36,5 +37,5 @@ def damaged(rows):
 
 
 if __name__ == "__main__":
-    deliveries.Deliverer = Deliverer
+    replace(Deliverer, "send", send_unreliably)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

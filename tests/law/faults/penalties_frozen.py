@@ -1,0 +1,20 @@
+"""A target whose penalties count the committed tokens alone and forget the draft tokens before a position."""
+
+import sys
+
+from outrider.engine.penalties import SamplingState
+from outrider.wire.config import TargetConfig
+from outrider.wire.worker_main import run_worker
+from target_service.worker import start_worker
+from tests.law.faults import replace
+
+edits = SamplingState.edits
+
+
+def frozen(self, draft_prefix):
+    return edits(self, ())
+
+
+if __name__ == "__main__":
+    replace(SamplingState, "edits", frozen)
+    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))
