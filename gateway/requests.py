@@ -62,7 +62,7 @@ class Demand:
     max_tokens: int | None
     """None = what the context leaves."""
     seed: int | None
-    """64 bits; None = drawn from the operating system."""
+    """64 bits; None = one is drawn for each prompt."""
     num_choices: int = 1
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()

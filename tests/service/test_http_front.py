@@ -126,6 +126,7 @@ async def test_without_a_seed_each_prompt_draws_its_own(generator: ScriptedGener
         await http.post(COMPLETIONS, json={"prompt": ["same", "same"], "n": 2})
     seeds = [each.params.seed for each in generator.requests]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+    assert max(seeds) < 2**53, "every JSON reader keeps them"
 
 
 async def test_all_parameters_arrive(generator: ScriptedGenerator) -> None:
