@@ -44,7 +44,7 @@ def check_folder(folder: Path) -> None:
         return
     try:
         shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(f"{index} is not an index of weights; save the model again", param="model") from None
     for shard in shards:
         _require(folder, shard, "a part of the weights that the index names")

@@ -1,0 +1,189 @@
+"""What cannot be served is refused at load, in one line that names it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, MambaConfig, Qwen3NextConfig, T5Config
+
+from outrider.engine import dense_attention, loader
+from outrider.engine.dense_attention import DenseLayer
+from outrider.engine.loader import load_runner, tokenizer_files
+from outrider.engine.model_runner import ModelRunner
+from outrider.wire.errors import ConfigError
+from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
+from tests.tiny_models import perturbed_copy, tiny_llama, write_tokenizer
+
+
+def load(model: str, **changes: Any) -> ModelRunner:
+    options: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "auto",
+        "kv_cache_tokens": None,
+        "max_slots": 2,
+        "context_limit": None,
+    }
+    return load_runner(model, **{**options, **changes})
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_llama(tmp_path_factory.mktemp("original"), vocab_size=300)
+
+
+@pytest.fixture
+def folder(original: str, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(original, tmp_path / "model"))
+
+
+def test_facts_and_cache_size(original: str) -> None:
+    runner = load(original)
+    facts = runner.facts
+    assert (facts.model_id, facts.vocab_size, facts.context_limit) == (original, 300, 256)
+    assert (facts.dtype, facts.device, facts.eos_token_ids, facts.attention_path) == ("float32", "cpu", (0,), "dense")
+    assert facts.num_parameters == sum(t.numel() for t in load_file(Path(original) / "model.safetensors").values())
+    assert (runner.pool.num_blocks, runner.pool.block_size, runner.pool.num_in_use) == (2 * 17, 16, 0)
+
+
+def test_settings_are_followed(original: str) -> None:
+    runner = load(original, kv_cache_tokens=100, context_limit=64, dtype="bfloat16")
+    assert (runner.pool.num_blocks, runner.facts.context_limit, runner.facts.dtype) == (7, 64, "bfloat16")
+
+
+def test_the_cache_takes_at_most_half_of_the_free_memory(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    block_bytes = 16 * 2 * 2 * 2 * 8 * 4  # tokens, layers, keys and values, heads, head width, float32
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda _: 20 * block_bytes)
+    assert load(original).pool.num_blocks == 10
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda _: block_bytes)
+    with pytest.raises(ConfigError, match=f"a block takes {block_bytes} bytes"):
+        load(original)
+
+
+def test_every_end_of_sequence_id_is_known(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert load(str(folder)).facts.eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: (path / "config.json").unlink(), r"has no config\.json"),
+        (lambda path: (path / "tokenizer.json").unlink(), r"has no tokenizer\.json"),
+        (lambda path: (path / "model.safetensors").unlink(), r"has no model\.safetensors"),
+        (
+            lambda path: (path / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "model-2-of-2.safetensors"}}'
+            ),
+            r"has no model-2-of-2\.safetensors \(a part of the weights",
+        ),
+        (lambda path: (path / "model.safetensors.index.json").write_text("[]"), "is not an index of weights"),
+        (lambda path: (path / "config.json").write_text("{"), "cannot read the configuration"),
+        (lambda path: (path / "config.json").write_text('{"model_type": "unheard_of"}'), "unheard_of"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"\0" * 50), "cannot load"),
+        (lambda path: drop_a_tensor(path), r"lack 1 tensors of LlamaForCausalLM, first model\.norm\.weight"),
+    ],
+)
+def test_a_damaged_folder_is_named_in_one_line(folder: Path, change: Callable[[Path], Any], message: str) -> None:
+    change(folder)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(str(folder))
+    assert "\n" not in caught.value.message
+
+
+def drop_a_tensor(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_folder_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"'\./nowhere/at/all', and there is no such folder"):
+        load("./nowhere/at/all")
+    with pytest.raises(ConfigError, match="which is a file"):
+        load(__file__)
+    with pytest.raises(ConfigError, match="no such folder"):
+        tokenizer_files("/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "abacus"}, "device is 'abacus', must be cpu, cuda, cuda:N or auto"),
+        ({"device": "cuda:77"}, r"device is 'cuda:77', this process sees \d+ CUDA devices"),
+        ({"context_limit": 257}, "context_limit is 257, the model was made for 256"),
+        ({"context_limit": 8}, "context_limit is 8, must be at least 16"),
+        ({"kv_cache_tokens": 10}, "kv_cache_tokens is 10, must be over 16"),
+    ],
+)
+def test_impossible_settings(original: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(original, **changes)
+
+
+def write_weights(path: Path, config: Any) -> str:
+    """Any causal class; the loader must refuse it before it gets to the weights."""
+    config.save_pretrained(path)
+    save_file({"x": torch.zeros(1)}, path / "model.safetensors")
+    write_tokenizer(path, 64)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (MambaConfig(architectures=["MambaForCausalLM"]), "MambaForCausalLM keeps a running state"),
+        (Qwen3NextConfig(architectures=["Qwen3NextForCausalLM"]), r"Qwen3NextForCausalLM .*linear_attention layers"),
+        (T5Config(architectures=["T5ForConditionalGeneration"]), "T5ForConditionalGeneration is an encoder-decoder"),
+    ],
+)
+def test_models_that_cannot_be_rolled_back_are_refused_by_name(tmp_path: Path, config: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(write_weights(tmp_path, config))
+
+
+def test_the_self_test_refuses_wrong_logits(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KV read one column off gives nonsense without any error."""
+    right = dense_attention._write_and_read
+    monkeypatch.setattr(dense_attention, "_write_and_read", lambda *arguments: right(*arguments).roll(1, dims=2))
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM computes other logits .* largest difference \d\.\d\de"):
+        load(original)
+
+
+def test_the_self_test_refuses_a_class_that_fails(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def update(self: DenseLayer, *args: Any, **kwargs: Any) -> None:
+        raise AttributeError("no such cache")
+
+    monkeypatch.setattr(DenseLayer, "update", update)
+    with pytest.raises(ConfigError, match="LlamaForCausalLM does not run on this engine's cache: AttributeError"):
+        load(original)
+
+
+def test_tokenizer_files_and_their_fingerprint(original: str, folder: Path, tmp_path: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    files = tokenizer_files(str(folder))
+    assert files.chat_template == b"{{ messages }}" and b"eos_token" in files.tokenizer_config_json
+    assert tokenizer_files(original).chat_template == b""
+    assert tokenizer_fingerprint(files.tokenizer_json) == tokenizer_fingerprint(
+        tokenizer_files(original).tokenizer_json
+    )
+    other = tokenizer_files(tiny_llama(tmp_path / "other", vocab_size=301))
+    difference = first_difference(files.tokenizer_json, other.tokenizer_json)
+    assert difference is not None and difference.startswith("id 300 is missing in the target and '")
+
+
+def test_a_perturbed_copy_is_a_likely_draft(original: str, tmp_path: Path) -> None:
+    """The helper that other tests take their drafts from: not the target, and not a stranger."""
+    draft = AutoModelForCausalLM.from_pretrained(perturbed_copy(original, tmp_path / "draft", noise=0.1))
+    target = AutoModelForCausalLM.from_pretrained(original)
+    ids = torch.arange(2, 202)[None]
+    with torch.inference_mode():
+        agree = (draft(ids).logits.argmax(-1) == target(ids).logits.argmax(-1)).float().mean()
+    assert 0.3 < float(agree) < 1.0
