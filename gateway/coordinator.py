@@ -11,7 +11,7 @@ from gateway.decode_loop import Decoder
 from gateway.generation import GenerationRequest, ModelFacts, RoundOutput
 from gateway.pair import Pair
 from gateway.session import Session
-from outrider.wire.errors import InvalidRequest, ModelNotFound, OutriderError, Overloaded, Unavailable
+from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound, OutriderError, Overloaded, Unavailable
 from outrider.wire.log import get_logger
 from outrider.wire.params import check_token_ids
 
@@ -85,7 +85,7 @@ class Coordinator:
         request.params.check(facts.vocab_size)
         total = len(request.prompt_ids) + request.params.max_tokens
         if total > facts.context_limit:
-            raise InvalidRequest(
+            raise ContextExceeded(
                 f"prompt has {len(request.prompt_ids)} tokens and max_tokens is {request.params.max_tokens}, "
                 f"together {total}; the context limit is {facts.context_limit}",
                 param="max_tokens",

@@ -16,7 +16,7 @@ from gateway.chat import Message
 from gateway.generation import DraftLogprobs, GenerationRequest, Generator, ModelFacts, SpeculationOptions
 from gateway.tokenizer import Tokenizer
 from outrider.wire.config import GatewayConfig
-from outrider.wire.errors import InvalidRequest, ModelNotFound
+from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
 from outrider.wire.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams, check_token_ids
 
 MAX_STOPS = 16
@@ -197,10 +197,10 @@ def _answers(demand: Demand, facts: ModelFacts, base: SamplingParams, ids: tuple
 
 
 def _max_tokens(demand: Demand, context_limit: int, num_prompt: int) -> int:
-    """Largest number of output tokens. Raises InvalidRequest with the numbers when prompt and output do not fit."""
+    """Largest number of output tokens. Raises ContextExceeded with the numbers when prompt and output do not fit."""
     left, name = context_limit - num_prompt, demand.names.prompt
     if left < 1:
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"{name} has {num_prompt} tokens, the context limit is {context_limit} for prompt and output together; "
             "shorten it",
             param=name,
@@ -208,7 +208,7 @@ def _max_tokens(demand: Demand, context_limit: int, num_prompt: int) -> int:
     if demand.max_tokens is None:
         return left
     if demand.max_tokens > left:
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"{name} has {num_prompt} tokens and {demand.names.max_tokens} is {demand.max_tokens}, together "
             f"{num_prompt + demand.max_tokens}; the context limit is {context_limit}, so at most {left} can follow",
             param=demand.names.max_tokens,

@@ -3,6 +3,7 @@
 OutriderError
 |- InvalidRequest        the caller's fault; names the parameter
 |  |- ModelNotFound
+|  |- ContextExceeded
 |  `- RequestTooLarge
 |- Overloaded            refused at the door
 |- Unavailable           a part of the system is not there
@@ -50,6 +51,12 @@ class ModelNotFound(InvalidRequest):
     grpc_code = grpc.StatusCode.NOT_FOUND
     http_status = 404
     openai_code = "model_not_found"
+
+
+class ContextExceeded(InvalidRequest):
+    """Prompt and output together are longer than the model's context."""
+
+    openai_code = "context_length_exceeded"
 
 
 class RequestTooLarge(InvalidRequest):
