@@ -233,6 +233,10 @@ def _where(cores: str | None) -> str:
 
 
 def _ended(child: Child) -> PartFailed:
+    """A part that cannot start says why in its last line, "part: reason"; of one that crashed the log is shown."""
+    lines = child.last_lines(_SHOWN_LINES)
+    if child.returncode == 1 and lines and lines[-1].startswith(f"{child.name}: "):
+        return PartFailed(lines[-1], [])
     code = child.returncode or 0
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return PartFailed(f"{child.name} {how}", child.last_lines(_SHOWN_LINES))
+    return PartFailed(f"{child.name} {how}", lines)
