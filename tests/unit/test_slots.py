@@ -101,6 +101,16 @@ def test_a_rewritten_past_is_compared_again() -> None:
     assert slot.reconcile() == 4
 
 
+def test_what_is_fed_after_a_truncate_is_compared_again() -> None:
+    slot = open_slot()
+    slot.commit_from(4, [1, 2, 3])
+    feed(slot, [5, 6, 7, 8, 1, 2])
+    assert slot.reconcile() == 6
+    slot.truncate(5)
+    feed(slot, [9, 2])
+    assert slot.reconcile() == 4
+
+
 def test_truncate_is_idempotent_and_leaves_committed_alone() -> None:
     slot = open_slot()
     feed(slot, [5, 6, 7, 8, 20, 21, 22, 23, 24])
