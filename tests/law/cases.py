@@ -44,6 +44,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "repetition_penalty": {**ENDLESS, "repetition_penalty": 2.5},
     "presence_penalty": {**ENDLESS, "presence_penalty": 1.6},
     "frequency_penalty": {**ENDLESS, "frequency_penalty": 1.3},
+    # A token that both models like is drafted, kept and drafted again: its penalty must grow within the round.
+    "repeated drafts": {**ENDLESS, "frequency_penalty": 1.3, "logit_bias": {3: 2.0}},
     "negative penalties": {**ENDLESS, "presence_penalty": -0.8, "frequency_penalty": -0.6},
     "logit_bias": {**ENDLESS, "logit_bias": {1: -1.5, 2: 2.0}},
     "bad_words": {**ENDLESS, "bad_words": ((6,), (1, 1), (3, 7), (4, 3, 5))},
@@ -95,7 +97,7 @@ def _cases() -> list[Case]:
         *_group("auto", auto, some),
         *_lengths(),
         *_group("off", off, some),
-        *_group("unreliable draft", full, some),
+        *_group("unreliable draft", replace(full, num_draft_tokens=2), some),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.law.cases import CASES, Case, batches
 from tests.law.sampling import Sample, draw
 from tests.law.services import HASTY, Models, Services, make_models
-from tests.stack import read_metrics
+from tests.stack import Process, read_metrics
 
 
 @pytest.fixture(scope="session")
@@ -42,11 +42,14 @@ class Samples:
             self._draw(next(batch for batch in self._batches if case in batch))
         return self._samples[case.id]
 
-    def _draw(self, batch: list[Case]) -> None:
+    def gateway(self, batch: list[Case]) -> Process:
+        """The services that the batch is meant for."""
         if batch[0].group == "unreliable draft":
-            gateway = self._services.gateway(draft_module="tests.law.faults.unreliable", options=HASTY)
-        else:
-            gateway = self._services.gateway()
+            return self._services.gateway(draft_module="tests.law.faults.unreliable", options=HASTY)
+        return self._services.gateway()
+
+    def _draw(self, batch: list[Case]) -> None:
+        gateway = self.gateway(batch)
         url = f"http://{gateway.ready['http']}/metrics"
         before = read_metrics(url)
         self._samples |= draw(str(gateway.ready["grpc"]), batch)

@@ -62,8 +62,23 @@ def noise_shared(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
     return kept, recovered
 
 
-def output_law(target: Conditionals, draft: Conditionals, rule: Rule, num_draft_tokens: int, max_tokens: int) -> Law:
-    """Joint law of whole answers when every round drafts num_draft_tokens, or as many as max_tokens leaves room for."""
+Believed = Callable[[Answer, Answer], Tensor]
+"""(output when the round began, output and drafts before a position) -> what the target takes for its law there."""
+
+
+def output_law(
+    target: Conditionals,
+    draft: Conditionals,
+    rule: Rule,
+    num_draft_tokens: int,
+    max_tokens: int,
+    believed: Believed | None = None,
+) -> Law:
+    """Joint law of whole answers when every round drafts num_draft_tokens, or as many as max_tokens leaves room for.
+
+    `believed` stands in for `target` in the round, of a target that is wrong about its own law.
+    """
+    at: Believed = believed or (lambda start, prefix: target[prefix])
     starts: list[dict[Answer, float]] = [{(): 1.0}, *({} for _ in range(max_tokens))]
     whole: Law = dict.fromkeys((a for p in target for a in _next(p, target) if a not in target), 0.0)
 
@@ -78,7 +93,7 @@ def output_law(target: Conditionals, draft: Conditionals, rule: Rule, num_draft_
             for _ in range(min(num_draft_tokens, max_tokens - length - 1)):
                 drafted: dict[Answer, float] = {}
                 for prefix, reached in live.items():
-                    kept, recovered = rule(target[prefix], draft[prefix])
+                    kept, recovered = rule(at(start, prefix), draft[prefix])
                     commit(prefix, reached * recovered)
                     drafted.update(zip(_next(prefix, target), (reached * kept).tolist(), strict=True))
                 live = {}
@@ -88,8 +103,19 @@ def output_law(target: Conditionals, draft: Conditionals, rule: Rule, num_draft_
                     else:  # a kept draft that ends the answer
                         whole[answer] += reached
             for prefix, reached in live.items():
-                commit(prefix, reached * target[prefix])
+                commit(prefix, reached * at(start, prefix))
     return whole
+
+
+def forgetful(unpenalised: Conditionals, frequency_penalty: float) -> Believed:
+    """A target whose frequency penalty counts the committed tokens alone."""
+
+    def at(start: Answer, prefix: Answer) -> Tensor:
+        counts = torch.bincount(torch.tensor(start, dtype=torch.int64), minlength=len(unpenalised[prefix])).double()
+        weights = unpenalised[prefix] * torch.exp(-frequency_penalty * counts)
+        return weights / weights.sum()
+
+    return at
 
 
 def _next(prefix: Answer, laws: Conditionals) -> list[Answer]:

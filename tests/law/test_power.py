@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from tests.law.cases import CASE, NUM_ANSWERS, PROMPT, TOPK
 from tests.law.chi_square import first_three, p_value, power, seen_through
 from tests.law.expected import Conditionals, Law, conditionals, joint
-from tests.law.rounds import Rule, noise_shared, output_law, residual_skipped, sound, truncated_after_draw
+from tests.law.rounds import Rule, forgetful, noise_shared, output_law, residual_skipped, sound, truncated_after_draw
 from tests.law.services import Models
 from tests.law.test_law import BROKEN
 
@@ -46,6 +47,17 @@ def test_the_sample_is_large_enough(laws: tuple[Conditionals, Conditionals], rul
     expected = joint(laws[0], PARAMS.max_tokens)
     actual, assumed = seen_through(broken_law(laws, rule), first_three), seen_through(expected, first_three)
     assert power(actual, assumed, NUM_ANSWERS, BROKEN) > 0.999
+
+
+def test_the_sample_is_large_enough_for_frozen_penalties(models: Models) -> None:
+    params = CASE["full: repeated drafts"].params
+    target, draft = (conditionals(path, PROMPT, params) for path in (models.target, models.draft))
+    expected = joint(target, params.max_tokens)
+    free = conditionals(models.target, PROMPT, replace(params, frequency_penalty=0.0))
+    believed = forgetful(free, params.frequency_penalty)
+    actual = output_law(target, draft, sound, K, params.max_tokens, believed)
+    assert sum(actual.values()) == pytest.approx(1.0, abs=1e-12)
+    assert power(seen_through(actual, first_three), seen_through(expected, first_three), NUM_ANSWERS, BROKEN) > 0.999
 
 
 def drawn(law: Law, num_answers: int, seed: int) -> Counter[tuple[int, ...]]:
