@@ -3,9 +3,9 @@
     make bench                                        # or: python -m benchmarks.bench --help
 
 The target is the demo target *widened* (benchmarks/widen.py): the same logits, hence the same acceptance, at the cost
-of a model of about 94M parameters. Target and draft are separate processes, each on its own core. Both arms are measured
-in turn on the same running system, prompt set by prompt set, so that a drift of the machine hits both alike; the ratio
-is the median over these pairs.
+of a model of about 94M parameters. Target and draft are separate processes, each on its own core. Both arms are
+measured in turn on the same running system, prompt set by prompt set, so that a drift of the machine hits both alike;
+the ratio is the median over these pairs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.widen import main as widen_main
+from outrider.cli.progress import StartProgress
 from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
 from outrider.cli.system import SystemConfig, demo_model
@@ -60,13 +61,6 @@ class Result:
     round_ms: float
     plain_step_ms: float
     shares: dict[str, float]
-
-
-class Quiet:
-    """A supervisor's reporter that says nothing."""
-
-    def progress(self, part: str, state: str, detail: str) -> None:
-        return
 
 
 def prompts(count: int) -> list[str]:
@@ -188,8 +182,8 @@ def run_dtype(dtype: str, options: argparse.Namespace) -> list[Result]:
     }
     stop = StopFlag()
     stop.install()
-    with Supervisor(SystemConfig.read(values), Quiet(), stop) as supervisor:
-        endpoints = supervisor.start()
+    with Supervisor(SystemConfig.read(values), stop) as supervisor, StartProgress(Console(stderr=True)) as progress:
+        endpoints = supervisor.start(progress)
         return asyncio.run(measure(endpoints.grpc, dtype, options))
 
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
+
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import get_logger
 
@@ -83,7 +85,8 @@ class EngineThread:
         try:
             self.worker = self._make(self)
             self._ready.set()
-            self._loop()
+            with torch.inference_mode():
+                self._loop()
         except BaseException as error:
             self._error = error
             if self._ready.is_set():
