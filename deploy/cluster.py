@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 from types import TracebackType
 from typing import Any
 
 from deploy.placement import Node
 from outrider.cli.processes import become_subreaper, end_descendants
+from outrider.cli.stopping import StopRequested
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
@@ -18,6 +20,7 @@ log = get_logger(__name__)
 NAMESPACE = "outrider"
 _OBJECT_STORE_BYTES = 100 << 20  # near Ray's least: nothing but start-up facts goes through it
 _GRACE_S = 2.0
+_CONNECT_TIMEOUT_S = 5.0
 _LOCAL_ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # no token file in the user's home; see the next line
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what makes Ray listen on 127.0.0.1 alone, here too
@@ -74,6 +77,8 @@ class Cluster:
     def _start(self) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         local: dict[str, Any] = {}
+        if self._wanted not in (None, "auto"):
+            check_reachable(str(self._wanted))
         if self.is_ours:
             os.environ.update(_LOCAL_ENVIRONMENT)
             self._folder = tempfile.mkdtemp(prefix="outrider-")
@@ -89,6 +94,8 @@ class Cluster:
         except (ConnectionError, ValueError, RuntimeError) as error:
             where = "on this machine" if self.is_ours else f"at {self._wanted!r}"
             raise ConfigError(f"no Ray {where}: {error}; start one, or use --no-ray") from error
+        except SystemExit:  # Ray's own answer to SIGTERM while it starts
+            raise StopRequested from None
 
     def _end(self) -> None:
         _ray().shutdown()
@@ -96,6 +103,19 @@ class Cluster:
             log.debug("ended what Ray left behind: %s", left)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def check_reachable(address: str) -> None:
+    """Raise ConfigError unless somebody listens there: Ray itself tries for minutes and cannot be interrupted."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        raise ConfigError(
+            f"ray.address is {address!r}, must be auto or host:port of a cluster's head, such as head:6379"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"no Ray at {address!r}: {error}; start a cluster, or leave ray.address out") from None
 
 
 def _ray() -> Any:

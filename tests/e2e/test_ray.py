@@ -96,8 +96,15 @@ def test_a_killed_draft_comes_back_at_the_same_address_with_a_new_epoch(pair: di
     assert get_info("target", pair["target"]).epoch == target.epoch
 
 
-def test_a_second_system_is_refused_while_the_cores_are_taken(pair: dict[str, Any], monkeypatch: Any) -> None:
+@pytest.fixture
+def joining_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a driver reaches a Ray that has no token and listens on loopback alone."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
+@pytest.mark.usefixtures("joining_ours")
+def test_a_second_system_is_refused_while_the_cores_are_taken(pair: dict[str, Any]) -> None:
     with launched(settings(ray={"address": pair["ray"]})) as command:
         assert command.wait() == 1
     assert "the workers cannot be placed" in command.err[-1]
@@ -105,8 +112,8 @@ def test_a_second_system_is_refused_while_the_cores_are_taken(pair: dict[str, An
     assert get_info("target", pair["target"]).pid == pair["pids"]["target"]
 
 
-def test_two_systems_share_a_cluster_and_end_apart(processes: Tree, monkeypatch: Any) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+@pytest.mark.usefixtures("joining_ours")
+def test_two_systems_share_a_cluster_and_end_apart(processes: Tree) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("two systems need a core each")
@@ -135,6 +142,16 @@ def test_a_gpu_that_is_not_there_is_an_error_with_a_reason(processes: Tree) -> N
     assert command.err[-1] == (
         "launcher: target.device is 'cuda' and Ray sees no GPU; say --target-device cpu, or join a cluster"
     )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://head:10001", "head"])
+def test_a_cluster_that_is_not_there_is_an_error_at_once(address: str) -> None:
+    started = time.monotonic()
+    with launched(settings(ray={"address": address})) as command:
+        assert command.wait() == 1
+    assert time.monotonic() - started < 30
+    assert len(command.err) == 1
+    assert address in command.err[0]
 
 
 def test_a_model_that_is_not_there_is_an_error_with_a_reason(processes: Tree) -> None:

@@ -1,0 +1,169 @@
+"""`outrider up` as a user runs it: what it serves, how it ends, and that nothing is left, however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.process_tree import Command, Tree, tree
+from tests.stack import DEMO_TARGET
+
+PLAIN = ("--no-ray", "--port", "0", "--grpc-port", "0")
+WITH_RAY = ("--port", "0", "--grpc-port", "0")
+
+
+def up(*args: str) -> Command:
+    return Command("-c", "from outrider.cli.main import main; main()", "up", *args)
+
+
+def http_of(command: Command) -> str:
+    """Base URL, once the command says that it serves."""
+    found = re.search(r"http://[\d.]+:\d+", command.wait_for("HTTP"))
+    assert found is not None, command.log()
+    return found[0]
+
+
+def complete(url: str) -> dict[str, object]:
+    body = {"prompt": "import os\n\ndef ", "max_tokens": 16, "temperature": 0}
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def assert_nothing_left(left: Tree, within_s: float) -> None:
+    assert left.wait_empty(within_s) == {}
+
+
+@pytest.mark.parametrize("args", [WITH_RAY, PLAIN], ids=["ray", "no-ray"])
+def test_it_serves_and_ctrl_c_leaves_no_process(args: tuple[str, ...]) -> None:
+    with tree() as left:
+        command = up(*args)
+        try:
+            url = http_of(command)
+            assert httpx.get(f"{url}/readyz").status_code == 200
+            assert complete(url)["usage"]["speculation"]["num_draft_tokens"] > 0  # type: ignore[index]
+            assert bool(left.pids_of("raylet")) == (args == WITH_RAY)
+            command.signal(signal.SIGINT)
+            assert command.wait() == 0, command.log()
+            assert left.now() == {}
+        finally:
+            command.end()
+
+
+def test_a_terminals_ctrl_c_reaches_all_and_still_leaves_nothing() -> None:
+    """A terminal signals every process of its group: ours are in sessions of their own, so the order is kept."""
+    with tree() as left:
+        command = up(*WITH_RAY)
+        try:
+            command.wait_for("target: loading")
+            groups = {os.getpgid(pid) for pid in left.now()}
+            assert os.getpgid(command.process.pid) in groups
+            below = [pid for pid in left.now() if pid != command.process.pid]
+            assert os.getpgid(command.process.pid) not in {os.getpgid(pid) for pid in below}
+            command.signal(signal.SIGINT)  # in the middle of the start
+            assert command.wait() == 0, command.log()
+            assert left.now() == {}
+        finally:
+            command.end()
+
+
+def test_a_killed_launcher_is_reported_and_takes_ray_with_it() -> None:
+    with tree() as left:
+        command = up(*WITH_RAY)
+        try:
+            http_of(command)
+            os.kill(left.pids_of("deploy.launcher")[0], signal.SIGKILL)
+            assert command.wait() == 1
+            assert "launcher was ended by signal 9" in command.log()
+            assert left.now() == {}
+        finally:
+            command.end()
+
+
+@pytest.mark.parametrize("args", [WITH_RAY, PLAIN], ids=["ray", "no-ray"])
+def test_when_it_is_killed_itself_nothing_outlives_it_for_long(args: tuple[str, ...]) -> None:
+    with tree() as left:
+        command = up(*args)
+        try:
+            http_of(command)
+            command.signal(signal.SIGKILL)
+            command.wait()
+            assert_nothing_left(left, within_s=30)
+        finally:
+            command.end()
+
+
+def test_without_ray_a_dead_draft_is_a_warning_and_a_dead_target_the_end() -> None:
+    with tree() as left:
+        command = up(*PLAIN)
+        try:
+            url = http_of(command)
+            text = complete(url)["choices"]
+            os.kill(left.pids_of("draft_service")[0], signal.SIGKILL)
+            command.wait_for("plain decoding from now on")
+            assert complete(url)["choices"] == text
+            os.kill(left.pids_of("target_service")[0], signal.SIGKILL)
+            assert command.wait() == 1
+            assert "target was ended by signal 9" in command.log()
+            assert left.now() == {}
+        finally:
+            command.end()
+
+
+def test_a_port_in_use_is_one_line_before_anything_starts() -> None:
+    with socket.socket() as taken, tree() as left:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        started = time.monotonic()
+        command = up("--port", str(port))
+        assert command.wait() == 1
+        assert time.monotonic() - started < 20
+        assert command.err == [
+            f"error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another with --port"
+        ]
+        assert left.now() == {}
+        command.end()
+
+
+def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path) -> None:
+    with tree() as left:
+        command = up(*PLAIN, "--target", DEMO_TARGET, "--draft", str(tmp_path))
+        assert command.wait() == 1
+        assert command.err[-1].startswith("error: draft: ")
+        assert str(tmp_path) in command.err[-1]
+        assert left.now() == {}
+        command.end()
+
+
+@pytest.mark.parametrize(
+    ("args", "yaml", "message"),
+    [
+        (("--target", "x"), "", "only one model of the pair is named; say --draft MODEL or --no-draft"),
+        (("--draft", "x", "--no-draft"), "", "--no-draft and --draft contradict"),
+        (("--dtype", "float8"), "", "target.dtype is 'float8'"),
+        (("--port", "70000"), "", "gateway.port is '70000'"),
+        (("--config", "{file}"), "target: {max_slotz: 3}", "target.max_slotz is no setting; known: context_limit"),
+        (("--config", "{file}"), "drafts: {}", "'drafts' is no part of a system"),
+        (("--config", "{file}"), "gateway: {target: a:1}", "gateway.target is 'a:1': it follows from where"),
+        (("--config", "{file}"), "ray: {target_gpus: -1}", "ray.target_gpus is -1"),
+        (("--config", "{file}"), "target: [", "is not YAML"),
+        (("--config", "{file}"), "- 1", "must be settings by name"),
+        (("--config", "/nowhere.yaml"), "", "cannot read /nowhere.yaml: No such file"),
+    ],
+)
+def test_bad_settings_are_one_line(args: tuple[str, ...], yaml: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "system.yaml"
+    file.write_text(yaml)
+    command = up(*(arg.format(file=file) for arg in args))
+    assert command.wait() == 1
+    assert len(command.err) == 1, command.log()
+    assert message in command.err[0]
+    command.end()
