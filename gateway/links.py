@@ -107,7 +107,7 @@ class WorkerLink:
         """`accept` raises IncompatiblePair for a worker that must not be used."""
         self.name = name
         self.address = address
-        self.connection: Connection | None = None
+        self._connection: Connection | None = None
         self.refused: str | None = None
         """Why the worker at this address is not used, when it answers but does not fit."""
         self._accept = accept
@@ -118,6 +118,11 @@ class WorkerLink:
         stub_type, self._batch_type = _TYPES[name]
         self._stub = stub_type(self._channel)
         self._task = asyncio.create_task(self._keep_connected())
+
+    @property
+    def connection(self) -> Connection | None:
+        """None from the moment the stream ends: a round must not go to a worker that is known to be gone."""
+        return self._connection if self._connection is not None and self._connection.alive else None
 
     async def get_info(self) -> pb.WorkerInfo:
         info: pb.WorkerInfo = await self._stub.GetInfo(pb.GetInfoRequest(), timeout=CALL_TIMEOUT_S)
@@ -136,9 +141,10 @@ class WorkerLink:
             raise Unavailable(
                 f"no {self.name} at {self.address} within {timeout_s:g} s: is it running there?", retry_after_s=1.0
             ) from None
-        if self.connection is None:
+        connection = self.connection
+        if connection is None:
             raise IncompatiblePair(self.refused or f"the {self.name} was refused")
-        return self.connection
+        return connection
 
     async def _keep_connected(self) -> None:
         while True:
@@ -172,7 +178,7 @@ class WorkerLink:
 
     async def _set(self, connection: Connection | None, refused: str | None) -> None:
         async with self._changed:
-            self.connection, self.refused = connection, refused
+            self._connection, self.refused = connection, refused
             self._on_change(connection is not None)
             self._changed.notify_all()
 
