@@ -1,0 +1,1 @@
+"""Workers with one thing replaced, each run as a process, as `python -m draft_service` is."""

@@ -1,0 +1,211 @@
+"""Workers that die, hang or lie in the middle of streams: no token changes, and drafts come back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from outrider.client import AsyncClient, FinishReason, Round, RoundStream, TokenKind
+from tests.e2e.faults import lying_draft
+from tests.e2e.reference import assert_target_alone
+from tests.stack import DEMO_TARGET, Process, Stack, running
+
+PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n        self.maxsize = maxsize\n"
+MAX_WAIT_S = 1.0
+"""The gateway's longest wait budget, its default."""
+SLACK_S = 1.5
+"""What a busy machine may add to a round."""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def paced(tmp_path: Path) -> Iterator[Stack]:
+    """A target that takes 30 ms longer a step, so that streams outlive a restart."""
+    with running(target_module="tests.e2e.faults.paced_target", log_folder=tmp_path) as stack:
+        yield stack
+        for worker in (stack.draft, stack.target):
+            assert worker is not None
+            worker.stop()
+
+
+def restart(stack: Stack, name: str) -> None:
+    """A new life at the address of the old one."""
+    old: Process = getattr(stack, name)
+    port = old.address.rpartition(":")[2]
+    setattr(stack, name, Process(old.module, [*old.args, "--port", port], stderr_path=old.stderr_path))
+
+
+@dataclass
+class Seen:
+    """What one stream has said, and when."""
+
+    rounds: list[Round] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+
+    async def read(self, stream: RoundStream, enough: Callable[[list[Round]], bool]) -> None:
+        """Until `enough` of the rounds read by this call, or the end."""
+        first = len(self.rounds)
+        async for each in stream:
+            self.rounds.append(each)
+            self.times_s.append(time.monotonic())
+            if enough(self.rounds[first:]):
+                return
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for each in self.rounds for token in each.tokens]
+
+    @property
+    def phases(self) -> str:
+        """One letter for each run of three or more speculative (s) or plain (p) rounds: "sps" is a draft's return."""
+        kinds = ["s" if each.num_drafted else "p" for each in self.rounds]
+        runs = "".join(kind for kind, *others in zip(kinds, kinds[1:], kinds[2:], strict=False) if {kind} == {*others})
+        return "".join(one for one, before in zip(runs, " " + runs, strict=False) if one != before)
+
+
+def speculative(count: int) -> Callable[[list[Round]], bool]:
+    """This many rounds with drafts, the last three in a row."""
+
+    def enough(rounds: list[Round]) -> bool:
+        return sum(r.num_drafted > 0 for r in rounds) >= count and all(r.num_drafted for r in rounds[-3:])
+
+    return enough
+
+
+def plain(count: int) -> Callable[[list[Round]], bool]:
+    """This many rounds without drafts at the end."""
+    return lambda rounds: len(rounds) >= count and not any(r.num_drafted for r in rounds[-count:])
+
+
+@pytest.fixture
+async def client(paced: Stack) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(paced.grpc) as made:
+        yield made
+
+
+def greedy(client: AsyncClient, max_tokens: int) -> RoundStream:
+    return client.stream(PROMPT, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+
+
+async def test_a_draft_killed_in_the_middle_changes_no_token_and_its_successor_drafts_again(
+    paced: Stack, client: AsyncClient
+) -> None:
+    seen = Seen()
+    assert paced.draft is not None
+    async with greedy(client, 1900) as stream:
+        await seen.read(stream, speculative(5))
+        paced.draft.kill()
+        await seen.read(stream, plain(10))
+        assert paced.metrics()['outrider_worker_connected{worker="draft"}'] == 0
+        before = paced.draft.ready["epoch"]
+        await asyncio.to_thread(restart, paced, "draft")
+        assert paced.draft.ready["epoch"] != before
+        await seen.read(stream, speculative(10))
+    assert seen.phases == "sps", seen.phases
+    assert all(token.kind is TokenKind.PLAIN for r in seen.rounds if not r.num_drafted for token in r.tokens)
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen.ids))
+
+
+@pytest.mark.parametrize("hang_s", [3.0, pytest.param(15.0, marks=pytest.mark.slow)])
+async def test_a_draft_that_hangs_costs_each_request_one_wait_budget(
+    paced: Stack, client: AsyncClient, hang_s: float
+) -> None:
+    """Three seconds are within the keepalive, fifteen are past it: the connection is given up and made again."""
+    streams = [greedy(client, 1900) for _ in range(3)]
+    seen = [Seen() for _ in streams]
+    assert paced.draft is not None
+
+    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
+        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
+
+    await read_all(speculative(5))
+    late_before = paced.metrics()["spec_proposals_late_total"]
+    os.kill(paced.draft.pid, signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    await read_all(lambda rounds: time.monotonic() - stopped_s > hang_s)
+    num_late = paced.metrics()["spec_proposals_late_total"] - late_before
+    os.kill(paced.draft.pid, signal.SIGCONT)
+    await read_all(speculative(10))
+    for stream in streams:
+        await stream.aclose()
+    assert 1 <= num_late <= len(streams)
+    for one in seen:
+        assert one.phases == "sps", one.phases
+        waits = [
+            b - a for a, b in zip(one.times_s, one.times_s[1:], strict=False) if stopped_s < b < stopped_s + hang_s
+        ]
+        assert max(waits) < MAX_WAIT_S + SLACK_S
+        assert len(waits) > hang_s / 0.2  # and the other rounds go at the pace of plain steps
+    outputs = [(PROMPT, one.ids) for one in seen]
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *outputs)
+
+
+async def test_a_target_killed_in_the_middle_neither_repeats_nor_loses_a_token(
+    paced: Stack, client: AsyncClient
+) -> None:
+    streams = [greedy(client, 160) for _ in range(3)]
+    seen = [Seen() for _ in streams]
+
+    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
+        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
+
+    await read_all(speculative(5))
+    paced.target.kill()
+    restarting = asyncio.create_task(asyncio.to_thread(restart, paced, "target"))
+    await read_all(lambda rounds: False)
+    await restarting
+    for one in seen:
+        assert len(one.ids) == 160
+        assert one.rounds[-1].finish_reason is FinishReason.LENGTH
+        assert one.rounds[-1].num_drafted or one.rounds[-2].num_drafted  # drafts go to the new target
+        assert max(b - a for a, b in zip(one.times_s, one.times_s[1:], strict=False)) > 0.5  # it was away
+    outputs = [(PROMPT, one.ids) for one in seen]
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *outputs)
+
+
+@pytest.fixture(scope="module")
+def lied_to(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Long wait budgets: a lie must be refused at once, never waited out."""
+    budgets = ("--wait-budget-min-ms", "20000", "--wait-budget-max-ms", "20000")
+    folder = tmp_path_factory.mktemp("lies")
+    with running(draft_module="tests.e2e.faults.lying_draft", gateway_args=budgets, log_folder=folder) as stack:
+        yield stack
+
+
+@pytest.mark.parametrize(
+    ("temperature", "lies"), [(0.0, lying_draft.OF_IDS), (0.8, lying_draft.OF_LAWS)], ids=["ids", "laws"]
+)
+async def test_a_draft_that_lies_is_refused_counted_and_changes_nothing(
+    lied_to: Stack, temperature: float, lies: dict[object, str]
+) -> None:
+    """Every round is then a plain step, so that the text is that of plain decoding at any temperature."""
+    before, started_s = lied_to.metrics(), time.monotonic()
+    num_rounds = num_wasted = 0
+    async with AsyncClient(lied_to.grpc) as client:
+        for seed in range(4):
+            options = {"max_tokens": 40, "temperature": temperature, "seed": seed, "ignore_eos": True}
+            told = await client.generate(PROMPT, **options)
+            alone = await client.generate(PROMPT, **options, speculation=False)
+            assert [token.id for token in told.choices[0].tokens] == [token.id for token in alone.choices[0].tokens]
+            assert told.usage.num_draft_tokens == 0
+            assert told.usage.num_plain_steps == told.usage.num_completion_tokens == 40
+            assert told.usage.num_wasted_tokens > 0
+            num_wasted += told.usage.num_wasted_tokens
+            num_rounds += told.usage.num_rounds
+    after = lied_to.metrics()
+    assert time.monotonic() - started_s < 20.0
+    assert num_rounds == 0
+    assert after["spec_wasted_tokens_total"] - before["spec_wasted_tokens_total"] == num_wasted
+    assert after["spec_proposals_refused_total"] - before["spec_proposals_refused_total"] == num_wasted / 5
+    assert after["spec_draft_tokens_total"] == 0
+    refusals = [line for line in lied_to.target.log().splitlines() if "refused a proposal" in line]
+    for lie in lies.values():
+        assert any(lie in line for line in refusals), f"{lie!r} not in {refusals}"
