@@ -112,6 +112,7 @@ def test_a_second_system_is_refused_while_the_cores_are_taken(pair: dict[str, An
     assert get_info("target", pair["target"]).pid == pair["pids"]["target"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("joining_ours")
 def test_two_systems_share_a_cluster_and_end_apart(processes: Tree) -> None:
     cores = sorted(os.sched_getaffinity(0))
