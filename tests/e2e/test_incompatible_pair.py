@@ -1,0 +1,121 @@
+"""A pair that does not fit is refused at start: exit code 1 and one line that names the first difference."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stack import REPO, Process
+from tests.tiny_models import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    process = Process("target_service", ["--model", tiny_llama(tmp_path_factory.mktemp("target"), 320)])
+    yield process
+    process.stop()
+
+
+def start_gateway(*args: str) -> tuple[int, list[str]]:
+    """(exit code, lines on stderr that are no log)."""
+    command = [sys.executable, "-m", "gateway", "--port", "0", "--grpc-port", "0", "--log-level", "error", *args]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=REPO, check=False)
+    assert made.stdout == ""  # nothing was announced
+    return made.returncode, made.stderr.splitlines()
+
+
+def refusal(target: Process, draft_folder: Path) -> str:
+    """What the gateway says of this draft, in one line; its exit code is 1."""
+    draft = Process("draft_service", ["--model", str(draft_folder)])
+    try:
+        code, lines = start_gateway("--target", target.address, "--draft", draft.address)
+    finally:
+        draft.stop()
+    assert code == 1
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def rename_token(folder: Path, old: str, new: str) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab[new] = vocab.pop(old)
+    for merge in tokenizer["model"]["merges"]:
+        assert old not in ("".join(merge), *merge), merge
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def test_tokenizers_that_give_an_id_two_meanings_are_refused(target: Process, tmp_path: Path) -> None:
+    tiny_llama(tmp_path, 320, seed=1)
+    vocab = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    rename_token(tmp_path, "Ā", "☃")
+    line = refusal(target, tmp_path)
+    assert line.startswith(f"gateway: draft {tmp_path} does not fit target ")
+    assert str(vocab["Ā"]) in line
+    assert "'Ā'" in line
+    assert "'☃'" in line
+
+
+def test_tokenizers_of_different_sizes_are_refused(target: Process, tmp_path: Path) -> None:
+    line = refusal(target, Path(tiny_llama(tmp_path, 330, seed=1)))
+    assert "does not fit target" in line
+    assert "320" in line  # the first id that only one of them knows, or the sizes
+
+
+def test_logits_of_different_widths_are_refused(target: Process, tmp_path: Path) -> None:
+    """The same tokenizer, but a head that is padded."""
+    tiny_llama(tmp_path / "wide", 352, seed=1)
+    tiny_llama(tmp_path / "narrow", 320, seed=1)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "wide" / name).write_bytes((tmp_path / "narrow" / name).read_bytes())
+    line = refusal(target, tmp_path / "wide")
+    assert "logits have 320 entries in the target and 352 in the draft" in line
+    assert "use two models of one vocabulary size" in line
+
+
+def test_a_worker_that_is_not_there_is_named(target: Process) -> None:
+    code, lines = start_gateway("--target", "127.0.0.1:9", "--start-timeout-s", "1")
+    assert code == 1
+    assert lines == ["gateway: no target at 127.0.0.1:9 within 1 s: is it running there?"]
+    code, lines = start_gateway("--target", target.address, "--draft", "127.0.0.1:9", "--start-timeout-s", "1")
+    assert code == 1
+    assert lines == ["gateway: no draft at 127.0.0.1:9 within 1 s: is it running there?"]
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "told"),
+    [
+        ("draft_service", None, "there is no such folder"),
+        ("target_service", None, "there is no such folder"),
+        ("target_service", "tokenizer.json", "tokenizer.json"),
+        ("target_service", "config.json", "config.json"),
+        ("draft_service", "model.safetensors", "model.safetensors"),
+    ],
+)
+def test_a_missing_model_folder_or_file_is_one_line(
+    tmp_path: Path, module: str, missing: str | None, told: str
+) -> None:
+    folder = tmp_path / "model"
+    if missing is not None:
+        tiny_llama(folder, 320)
+        (folder / missing).unlink()
+    made = subprocess.run(
+        [sys.executable, "-m", module, "--model", str(folder), "--log-level", "error"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=REPO,
+        check=False,
+    )
+    lines = made.stderr.splitlines()
+    assert made.returncode == 1
+    assert made.stdout == ""
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(f"{module.partition('_')[0]}: ")
+    assert str(folder) in lines[0]
+    assert told in lines[0]
