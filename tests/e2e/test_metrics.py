@@ -1,0 +1,147 @@
+"""The gateway's series against a count made by a client from the rounds of Generate: equal, not close."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from outrider.client import AsyncClient, Round, Speculation
+from tests.stack import Process, Stack, read_metrics
+
+WINDOW_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def fresh(stack: Stack) -> Iterator[Process]:
+    """A gateway of its own, so that its window and its counters hold this module's run only."""
+    assert stack.draft is not None
+    addresses = ("--target", stack.target.address, "--draft", stack.draft.address)
+    gateway = Process("gateway", [*addresses, "--port", "0", "--grpc-port", "0"])
+    yield gateway
+    gateway.stop()
+
+
+def metrics_of(gateway: Process) -> dict[str, float]:
+    return read_metrics(f"http://{gateway.ready['http']}/metrics")
+
+
+def acceptance_rate(samples: dict[str, float]) -> float:
+    (rate,) = (value for name, value in samples.items() if name.startswith("spec_acceptance_rate{"))
+    return rate
+
+
+def test_before_anything_was_drafted_the_rate_is_nan(fresh: Process) -> None:
+    samples = metrics_of(fresh)
+    assert math.isnan(acceptance_rate(samples))
+    (name,) = (name for name in samples if name.startswith("spec_acceptance_rate{"))
+    assert 'target="' in name
+    assert 'draft="' in name
+    assert samples["spec_draft_tokens_total"] == samples["spec_rounds_total"] == 0
+    text = httpx.get(f"http://{fresh.ready['http']}/metrics").text
+    assert "# TYPE spec_acceptance_rate gauge" in text
+    (about,) = (line for line in text.splitlines() if line.startswith("# HELP spec_acceptance_rate"))
+    assert "last 60 s" in about
+
+
+async def run_mixed(gateway: Process, prompts: list[str]) -> list[Round]:
+    """Every round of twelve answers: greedy and sampled, K from 1 to 8, without drafts, two answers, a stop string."""
+    wishes = [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "speculation": Speculation(num_draft_tokens=8)},
+        {"temperature": 0.0, "speculation": Speculation(num_draft_tokens=1)},
+        {"temperature": 0.0, "speculation": False},
+        {"temperature": 0.0, "stop": ["self"]},
+        {"temperature": 0.8, "n": 2},
+        {"temperature": 0.8, "top_k": 40, "speculation": Speculation(num_draft_tokens=3)},
+        {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1, "stop": [")\n"]},
+        {"temperature": 1.0, "min_p": 0.05, "stop_token_ids": [202]},
+        {"temperature": 0.6, "max_tokens": 1},
+        {"temperature": 0.6, "max_tokens": 2},
+    ]
+    async with AsyncClient(str(gateway.ready["grpc"])) as client:
+
+        async def rounds_of(index: int) -> list[Round]:
+            options = {"max_tokens": 48, **wishes[index]}
+            return [each async for each in client.stream(prompts[index][-300:], **options)]
+
+        answers = await asyncio.gather(*(rounds_of(index) for index in range(len(wishes))))
+    return [each for answer in answers for each in answer]
+
+
+async def test_every_counter_equals_the_clients_own_count(fresh: Process, dev_prompts: list[str]) -> None:
+    before, started_s = metrics_of(fresh), time.monotonic()
+    rounds = await run_mixed(fresh, dev_prompts)
+    after = metrics_of(fresh)
+    assert time.monotonic() - started_s < WINDOW_S, "the machine is too slow to say what the gauge must be"
+    drafted, accepted = sum(r.num_drafted for r in rounds), sum(r.num_accepted for r in rounds)
+    assert drafted > 300
+    assert 0 < accepted < drafted
+    assert acceptance_rate(after) == accepted / drafted
+
+    speculative = [r for r in rounds if r.num_drafted]
+    expected = {
+        "spec_draft_tokens_total": drafted,
+        "spec_accepted_tokens_total": accepted,
+        "spec_rounds_total": len(speculative),
+        "spec_wasted_tokens_total": sum(r.usage.num_wasted_tokens for r in rounds if r.usage is not None),
+        "spec_accepted_length_count": len(speculative),
+        "spec_accepted_length_sum": accepted + len(speculative),
+        'spec_round_seconds_count{phase="total"}': len(speculative),
+        'outrider_requests_total{outcome="ok"}': sum(r.usage is not None for r in rounds),
+    }
+    kinds = Counter(token.kind.value for r in rounds for token in r.tokens)
+    assert set(kinds) == {"accepted", "recovered", "bonus", "plain"}
+    expected |= {f'spec_emitted_tokens_total{{kind="{kind}"}}': count for kind, count in kinds.items()}
+    expected |= by_position("drafted", [r.num_drafted for r in rounds])
+    expected |= by_position("accepted", [r.num_accepted for r in rounds])
+    lengths = [r.num_accepted + 1 for r in speculative]
+    for edge in (*range(1, 18), 33, 65):
+        name = f'spec_accepted_length_bucket{{le="{edge:.1f}"}}'
+        expected[name] = sum(length <= edge for length in lengths)
+    assert {name: after[name] - before.get(name, 0.0) for name in expected} == expected
+
+    usages = [r.usage for r in rounds if r.usage is not None]
+    assert sum(usage.num_draft_tokens for usage in usages) == drafted
+    assert sum(usage.num_accepted_tokens for usage in usages) == accepted
+    assert sum(usage.num_rounds for usage in usages) == len(speculative)
+    assert sum(usage.num_plain_steps for usage in usages) == len(rounds) - len(speculative)
+    assert sum(usage.num_completion_tokens for usage in usages) == sum(kinds.values())
+
+
+def by_position(name: str, counts: list[int]) -> dict[str, float]:
+    """One sample for each position that any round reached."""
+    return {
+        f'spec_{name}_per_position_total{{position="{position}"}}': sum(count > position for count in counts)
+        for position in range(max(counts))
+    }
+
+
+async def test_the_phases_of_rounds_add_up_to_their_total(fresh: Process, dev_prompts: list[str]) -> None:
+    before = metrics_of(fresh)
+    rounds = await run_mixed(fresh, dev_prompts[12:])
+    after = metrics_of(fresh)
+
+    def seconds(phase: str) -> float:
+        name = f'spec_round_seconds_sum{{phase="{phase}"}}'
+        return after[name] - before.get(name, 0.0)
+
+    parts = sum(seconds(phase) for phase in ("propose", "deliver", "verify", "overhead"))
+    assert parts == pytest.approx(seconds("total"), rel=1e-6)
+    told = sum(r.timings.total_s for r in rounds if r.num_drafted)
+    assert told == pytest.approx(seconds("total"), abs=1e-6 * len(rounds))
+    assert after["outrider_running"] == after["outrider_queue_depth"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+async def test_the_rate_forgets_what_is_older_than_a_minute(fresh: Process, dev_prompts: list[str]) -> None:
+    await run_mixed(fresh, dev_prompts)
+    assert not math.isnan(acceptance_rate(metrics_of(fresh)))
+    await asyncio.sleep(WINDOW_S + 1.0)
+    assert math.isnan(acceptance_rate(metrics_of(fresh)))
