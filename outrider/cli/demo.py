@@ -49,7 +49,7 @@ def demo(
             with notes.status("asking transformers' generate for the same answers"):
                 answers = [first, *arms[0].answers, *arms[1].answers]
                 comparison = compare(settings.target.model, max_tokens, answers, stop)
-        _report(arms, comparison)
+        report(arms, comparison)
         if comparison.differences:
             raise typer.Exit(EXIT_FAILED)
 
@@ -96,7 +96,7 @@ def _measure(client: Client, prompts: list[str], max_tokens: int, stop: StopFlag
         return run_arms(client, prompts, max_tokens, stop, done)
 
 
-def _report(arms: tuple[Arm, Arm], comparison: Comparison) -> None:
+def report(arms: tuple[Arm, Arm], comparison: Comparison) -> None:
     console = answer_console()
     with_speculation, plain = arms
     usage = with_speculation.usage

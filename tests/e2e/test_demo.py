@@ -1,0 +1,82 @@
+"""`outrider demo`, and the judge that it calls: it must be able to say no."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from outrider.cli.demo import report
+from outrider.cli.demo_runs import Answer, Arm, Comparison, compare
+from outrider.cli.stopping import StopFlag, StopRequested
+from outrider.client import Client, Usage
+from tests.e2e.process_tree import Command, tree
+from tests.stack import DEMO_TARGET, Stack
+
+PROMPT = "import os\n\ndef "
+NUM_TOKENS = 24
+
+
+def an_answer(ids: list[int]) -> Answer:
+    return Answer(PROMPT, ids, Usage(0, len(ids), 0, 0, 0, 0, 0, 0), 1.0)
+
+
+@pytest.fixture(scope="module")
+def ids(stack: Stack) -> list[int]:
+    """The system's greedy answer."""
+    with Client(stack.grpc) as client:
+        tokens = client.generate(PROMPT, max_tokens=NUM_TOKENS, temperature=0.0).choices[0].tokens
+    return [token.id for token in tokens]
+
+
+def test_the_judge_says_yes_to_the_target_and_no_to_one_wrong_token(ids: list[int]) -> None:
+    wrong, cut = [*ids], ids[:-2]
+    wrong[7] += 1
+    found = compare(DEMO_TARGET, NUM_TOKENS, [an_answer(ids), an_answer(wrong), an_answer(cut)], StopFlag())
+    assert found.num_answers == 3
+    assert found.num_tokens == 3 * NUM_TOKENS
+    at = [(one["answer"], one["position"], one["expected"], one["found"]) for one in found.differences]
+    assert at == [(1, 7, ids[7], ids[7] + 1), (2, NUM_TOKENS - 2, ids[-2], None)]
+    assert all(one["top2_gap"] > 0 for one in found.differences)
+
+
+def test_a_stop_ends_the_judge() -> None:
+    stop = StopFlag()
+    stop.set()
+    with tree() as left:
+        with pytest.raises(StopRequested):
+            compare(DEMO_TARGET, NUM_TOKENS, [an_answer([1])], stop)
+        assert left.now() == {}
+
+
+def test_the_demo_shows_what_speculation_did_and_proves_the_text() -> None:
+    with tree() as left:
+        command = Command("-c", "from outrider.cli.main import main; main()", "demo", "--no-ray", "--max-tokens", "24")
+        assert command.wait(110) == 0, command.log()
+        assert left.now() == {}
+    out = "\n".join(command.out)
+    assert "def list_files(path):" in out
+    assert re.search(r"start to first token: \d+\.\d s", out)
+    assert re.search(r"acceptance rate: 0\.\d\d \(\d+/\d+\)", out)
+    assert re.search(r"mean accepted length: [2-6]\.\d\d", out)
+    assert re.search(r"tokens per target pass: [2-6]\.\d\d", out)
+    assert re.search(r"tokens/s with speculation: \d+\.\d", out)
+    assert re.search(r"tokens/s without speculation: \d+\.\d", out)
+    assert "matches target alone: yes (13 answers" in out
+    command.end()
+
+
+def test_a_difference_is_shown_with_its_gap_and_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
+    usage = Usage(9, 24, 8, 40, 16, 0, 0, 0)
+    arm = Arm([Answer(PROMPT, [1] * 24, usage, 2.0)])
+    plain = Arm([Answer(PROMPT, [1] * 24, Usage(9, 24, 0, 0, 0, 24, 0, 0), 3.0)])
+    difference = {"answer": 2, "position": 5, "expected": 11, "found": 12, "top2_gap": 3e-6}
+    report((arm, plain), Comparison(3, 72, [difference]))
+    out = capsys.readouterr().out
+    assert "acceptance rate: 0.40 (16/40)" in out
+    assert "mean accepted length: 3.00" in out
+    assert "tokens/s with speculation: 12.0" in out
+    assert "tokens/s without speculation: 8.0 (1.50x with)" in out
+    assert "answer 2 differs at position 5: token 12, the target alone says 11" in out
+    assert "3e-06 apart, a near-tie" in out
+    assert "matches target alone: no" in out
