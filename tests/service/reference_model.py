@@ -66,7 +66,7 @@ class ReferenceModel:
 
 
 def uniform(params: SamplingParams, position: int, purpose: Purpose) -> float:
-    return float(slot_uniforms([params], [position], purpose, torch.device("cpu"))[0])
+    return float(slot_uniforms([params], [position], [purpose], torch.device("cpu"))[0, 0])
 
 
 def draw(log_probs: torch.Tensor, u: float) -> int:
