@@ -27,6 +27,9 @@ from outrider.engine.wire_tensors import encode_rows
 from outrider.wire.codec import DenseRows
 from outrider.wire.metrics import WorkerMetrics
 
+SMALL_PAYLOAD_BYTES = 64 * 1024
+"""Cut laws of up to this many bytes travel as one part; a wide cut of many tokens would pass the message limit."""
+
 
 @dataclass(slots=True)
 class Active:
@@ -213,7 +216,7 @@ class Proposer:
 
     def _send(self, a: Active) -> None:
         """Whole laws leave row by row, so that the wire works while the draft does; small payloads leave at the end."""
-        if a.unsent and a.topk is None:
+        if a.unsent and (a.topk is None or len(a.unsent) * a.topk * 8 > SMALL_PAYLOAD_BYTES):
             self._deliver_part(a)
         if a.done:
             if a.num_sent < len(a.draft_ids):
