@@ -1,0 +1,309 @@
+"""The official `openai` client against the real system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+import torch
+from openai import OpenAI
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.e2e.reference import judge
+from tests.stack import DEMO_TARGET, Process, Stack
+
+PROMPT = "def read_file(path):\n    with open(path) as file:\n"
+CHAT: Any = [{"role": "system", "content": "Answer in Python."}, {"role": "user", "content": "def add(a, b):"}]
+PATIENT = ("--wait-budget-min-ms", "20000", "--wait-budget-max-ms", "20000")
+"""No proposal is late, so that under `rejection` a seed gives the same text again (DESIGN 3.7)."""
+
+
+def client_of(gateway: Process) -> OpenAI:
+    return OpenAI(base_url=f"http://{gateway.ready['http']}/v1", api_key="any", max_retries=0, timeout=100)
+
+
+@pytest.fixture(scope="module")
+def patient(stack: Stack) -> Iterator[Process]:
+    """Another gateway before the same workers."""
+    assert stack.draft is not None
+    workers = ("--target", stack.target.address, "--draft", stack.draft.address)
+    gateway = Process("gateway", [*workers, "--port", "0", "--grpc-port", "0", *PATIENT])
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture
+def client(patient: Process) -> Iterator[OpenAI]:
+    with client_of(patient) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def model(stack: Stack) -> str:
+    return stack.model
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(DEMO_TARGET)
+
+
+@pytest.fixture(scope="module")
+def expected(tokenizer: Any) -> str:
+    """What the target alone makes of PROMPT in 48 tokens."""
+    (answer,) = judge(DEMO_TARGET, generate=[PROMPT], max_tokens=48).answers
+    return str(tokenizer.decode(answer.ids, skip_special_tokens=True))
+
+
+def completion(client: OpenAI, model: str, **options: Any) -> Any:
+    return client.completions.create(
+        **{"model": model, "prompt": PROMPT, "max_tokens": 48, "temperature": 0, **options}
+    )
+
+
+def test_a_completion_and_what_speculation_did(client: OpenAI, model: str, expected: str, tokenizer: Any) -> None:
+    answer = completion(client, model)
+    (choice,) = answer.choices
+    assert choice.text == expected
+    assert choice.finish_reason == "length"
+    usage, what = answer.usage, answer.usage.speculation
+    assert usage.prompt_tokens == len(tokenizer(PROMPT)["input_ids"])
+    assert usage.completion_tokens == 48
+    assert usage.total_tokens == usage.prompt_tokens + 48
+    assert usage.completion_tokens_details.accepted_prediction_tokens == what["num_accepted_tokens"] > 0
+    rejected = usage.completion_tokens_details.rejected_prediction_tokens
+    assert rejected == what["num_draft_tokens"] - what["num_accepted_tokens"] > 0
+    assert what["acceptance_rate"] == what["num_accepted_tokens"] / what["num_draft_tokens"]
+    assert what["mean_accepted_length"] == 1 + what["num_accepted_tokens"] / what["num_rounds"]
+
+
+def test_speculation_is_the_callers_to_set(client: OpenAI, model: str, expected: str) -> None:
+    off = completion(client, model, extra_body={"speculation": {"enabled": False}})
+    assert off.choices[0].text == expected
+    assert off.usage.speculation["num_draft_tokens"] == 0
+    assert off.usage.speculation["acceptance_rate"] is None
+    one = completion(client, model, extra_body={"speculation": {"num_draft_tokens": 1}})
+    assert one.choices[0].text == expected
+    assert one.usage.speculation["num_draft_tokens"] == one.usage.speculation["num_rounds"] > 0
+
+
+def test_a_streamed_completion_is_the_whole_one(client: OpenAI, model: str, expected: str) -> None:
+    chunks = list(completion(client, model, stream=True, stream_options={"include_usage": True}))
+    assert len(chunks) > 5
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == expected
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 48
+    assert chunks[-1].usage.completion_tokens_details.accepted_prediction_tokens > 0
+    assert chunks[-1].usage.speculation["num_rounds"] > 0
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_a_chat_whole_and_streamed(client: OpenAI, model: str, tokenizer: Any) -> None:
+    options: Any = {"model": model, "messages": CHAT, "max_completion_tokens": 32, "temperature": 0}
+    answer = client.chat.completions.create(**options)
+    (choice,) = answer.choices
+    assert choice.message.role == "assistant"
+    templated = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
+    (alone,) = judge(DEMO_TARGET, generate=[templated], max_tokens=32).answers
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(alone.prompt_ids)
+    assert choice.message.content == tokenizer.decode(alone.ids, skip_special_tokens=True)
+    with client.chat.completions.create(**options, stream=True) as stream:
+        deltas = [chunk.choices[0].delta for chunk in stream]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == choice.message.content
+
+
+def test_answers_differ_under_one_seed_and_come_back_with_it(client: OpenAI, model: str) -> None:
+    options: Any = {"temperature": 1.0, "seed": 7, "n": 4, "max_tokens": 32}
+    first = completion(client, model, **options)
+    texts = [choice.text for choice in first.choices]
+    assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
+    assert len(set(texts)) == 4
+    assert [choice.text for choice in completion(client, model, **options).choices] == texts
+    assert [choice.text for choice in completion(client, model, **options | {"seed": 8}).choices] != texts
+    assert first.usage.completion_tokens <= 4 * 32
+    assert first.usage.speculation["num_accepted_tokens"] > 0
+    streamed = dict.fromkeys(range(4), "")
+    for chunk in completion(client, model, **options, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert list(streamed.values()) == texts
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_across_token_boundaries(client: OpenAI, model: str, expected: str, stream: bool) -> None:
+    tokens = completion(client, model, logprobs=0).choices[0].logprobs.tokens
+    assert "".join(tokens) == expected
+    across = [i for i in range(8, 40) if len(tokens[i]) > 1 and len(tokens[i + 1]) > 1 and tokens[i].strip()]
+    stop = tokens[across[0]][1:] + tokens[across[0] + 1][:-1]
+    answer = completion(client, model, stop=[stop, "\x00never"], stream=stream)
+    parts = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
+    assert "".join(part.text for part in parts) == expected[: expected.index(stop)]
+    assert parts[-1].finish_reason == "stop"
+    assert parts[-1].stop_reason == stop
+
+
+@pytest.fixture(scope="module")
+def scores(tokenizer: Any) -> Any:
+    """text, output ids -> [num_output, V] float32, transformers' log_softmax of the target's logits."""
+    target = AutoModelForCausalLM.from_pretrained(DEMO_TARGET, dtype=torch.float32)
+
+    def score(text: str, output_ids: list[int]) -> torch.Tensor:
+        prompt_ids = tokenizer(text)["input_ids"]
+        with torch.inference_mode():
+            logits = target(torch.tensor([[*prompt_ids, *output_ids]])).logits[0, len(prompt_ids) - 1 : -1]
+        return logits.log_softmax(-1)
+
+    return score
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_logprobs_of_a_completion_are_the_targets_own(
+    client: OpenAI, model: str, tokenizer: Any, scores: Any, temperature: float
+) -> None:
+    """Of the unmodified distribution: neither temperature nor penalties show."""
+    options = {"temperature": temperature, "seed": 3, "presence_penalty": 0.5}
+    (choice,) = completion(client, model, logprobs=5, **options).choices
+    told = choice.logprobs
+    ids = [id_of(tokenizer, token) for token in told.tokens]
+    assert "".join(told.tokens) == choice.text
+    rows = scores(PROMPT, ids)
+    for position, (token_id, row) in enumerate(zip(ids, rows, strict=True)):
+        assert told.token_logprobs[position] == pytest.approx(float(row[token_id]), abs=1e-3)
+        best = {id_of(tokenizer, text): value for text, value in told.top_logprobs[position].items()}
+        assert len(best) in (5, 6)  # the chosen one is always among them
+        for other, value in best.items():
+            assert value == pytest.approx(float(row[other]), abs=1e-3)
+        assert sorted(best.values())[-5:] == pytest.approx(sorted(row.topk(5).values.tolist()), abs=1e-3)
+    offsets = [0]
+    for token in told.tokens[:-1]:
+        offsets.append(offsets[-1] + len(token))
+    assert told.text_offset == offsets
+
+
+def test_logprobs_of_a_chat_are_the_targets_own(client: OpenAI, model: str, tokenizer: Any, scores: Any) -> None:
+    options: Any = {"max_completion_tokens": 24, "temperature": 0.7, "seed": 5}
+    answer = client.chat.completions.create(model=model, messages=CHAT, logprobs=True, top_logprobs=3, **options)
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content
+    assert content is not None
+    assert b"".join(bytes(entry.bytes or []) for entry in content).decode() == answer.choices[0].message.content
+    ids = [id_of(tokenizer, entry.token) for entry in content]
+    rows = scores(tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False), ids)
+    for entry, token_id, row in zip(content, ids, rows, strict=True):
+        assert entry.logprob == pytest.approx(float(row[token_id]), abs=1e-3)
+        values = [other.logprob for other in entry.top_logprobs]
+        assert values == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
+
+
+def id_of(tokenizer: Any, text: str) -> int:
+    """Of a token by its text, which for these prompts is printable ASCII and unambiguous."""
+    found = tokenizer.convert_tokens_to_ids("".join({" ": "Ġ", "\n": "Ċ", "\t": "ĉ"}.get(c, c) for c in text))
+    assert isinstance(found, int), text
+    return found
+
+
+def test_models(client: OpenAI, model: str) -> None:
+    assert [each.id for each in client.models.list()] == [model]
+    assert client.models.retrieve(model).id == model
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 4000}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"logprobs": 99}, "logprobs"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"stop": [""]}, "stop"),
+        ({"prompt": [5000]}, "prompt"),
+        ({"extra_body": {"colour": "red"}}, "colour"),
+        ({"extra_body": {"speculation": {"num_draft_tokens": 65}}}, "speculation.num_draft_tokens"),
+    ],
+)
+def test_a_bad_request_names_its_parameter(client: OpenAI, model: str, options: dict[str, Any], param: str) -> None:
+    """Never a 422, the status of the web framework's own checks."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        completion(client, model, **options)
+    assert refused.value.status_code == 400
+    assert refused.value.param == param
+    assert refused.value.type == "invalid_request_error"
+    assert refused.value.request_id
+
+
+def test_an_unknown_model_is_not_found(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        completion(client, "gpt-4")
+    assert refused.value.code == "model_not_found"
+    assert refused.value.param == "model"
+
+
+def test_a_body_over_the_limit(client: OpenAI, model: str) -> None:
+    with pytest.raises(openai.APIStatusError) as refused:
+        completion(client, model, prompt="x" * (4 << 20))
+    assert refused.value.status_code == 413
+    assert refused.value.code == "request_too_large"
+
+
+@pytest.fixture(scope="module")
+def narrow(stack: Stack) -> Iterator[Process]:
+    """One answer at a time, one in the queue, and little patience."""
+    assert stack.draft is not None
+    limits = ("--max-running", "1", "--max-queue", "1", "--request-timeout-s", "15")
+    workers = ("--target", stack.target.address, "--draft", stack.draft.address)
+    gateway = Process("gateway", [*workers, "--port", "0", "--grpc-port", "0", *limits])
+    yield gateway
+    gateway.stop()
+
+
+def test_overload_is_429_with_retry_after_and_the_admitted_go_on(narrow: Process, model: str) -> None:
+    def ask(index: int) -> Any:
+        with client_of(narrow) as client:
+            try:
+                return completion(client, model, max_tokens=200, seed=index, extra_body={"ignore_eos": True})
+            except openai.RateLimitError as refused:
+                return refused
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(ask, range(8)))
+    refused = [each for each in results if isinstance(each, openai.RateLimitError)]
+    served = [each for each in results if not isinstance(each, openai.RateLimitError)]
+    assert len(served) >= 2
+    assert len(refused) >= 1
+    assert all(each.usage.completion_tokens == 200 for each in served)
+    for error in refused:
+        assert error.code == "overloaded"
+        assert int(error.response.headers["retry-after"]) >= 1
+    with client_of(narrow) as client:
+        assert completion(client, model).usage.completion_tokens == 48  # there is room again
+
+
+def test_more_answers_than_the_server_ever_takes_is_a_bad_request(narrow: Process, model: str) -> None:
+    with client_of(narrow) as client, pytest.raises(openai.BadRequestError) as refused:
+        completion(client, model, n=3)
+    assert refused.value.param == "n"
+
+
+def test_a_request_past_its_time_is_504(stack: Stack, model: str) -> None:
+    assert stack.draft is not None
+    workers = ("--target", stack.target.address, "--draft", stack.draft.address)
+    gateway = Process("gateway", [*workers, "--port", "0", "--grpc-port", "0", "--request-timeout-s", "0.5"])
+    try:
+        with client_of(gateway) as client, pytest.raises(openai.InternalServerError) as refused:
+            completion(
+                client, model, max_tokens=1900, extra_body={"ignore_eos": True, "speculation": {"enabled": False}}
+            )
+    finally:
+        gateway.stop()
+    assert refused.value.status_code == 504
+    assert refused.value.type == "timeout_error"

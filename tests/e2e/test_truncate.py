@@ -1,0 +1,183 @@
+"""Truncate: sent after rejections and stop strings, seen by both workers, frees memory, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from outrider.client import AsyncClient, Completion, Speculation
+from tests.e2e.reference import assert_target_alone
+from tests.e2e.relay import Relay
+from tests.stack import DEMO_TARGET, Process, Stack, read_metrics
+
+WORKERS = ("draft", "target")
+HELD_S = 2.0
+
+
+@pytest.fixture
+def prompt(dev_prompts: list[str]) -> str:
+    """Of the continuations of these texts, one with both rejected and accepted rounds all along."""
+    return dev_prompts[16][-300:]
+
+
+@pytest.fixture
+def gateway(stack: Stack) -> Iterator[Process]:
+    """With counters of its own; its workers are shared, so theirs are compared by what they grow."""
+    assert stack.draft is not None
+    with_gateway = Process("gateway", [*addresses(stack.target.address, stack.draft.address)])
+    yield with_gateway
+    with_gateway.stop()
+
+
+def addresses(target: str, draft: str) -> list[str]:
+    return ["--target", target, "--draft", draft, "--port", "0", "--grpc-port", "0"]
+
+
+def worker_metrics(stack: Stack) -> dict[str, dict[str, float]]:
+    infos = {"draft": stack.draft_info(), "target": stack.target_info()}
+    return {name: read_metrics(f"http://{info.metrics_address}/metrics") for name, info in infos.items()}
+
+
+class Truncates:
+    """What the gateway says it sent, and what each worker says arrived since the start."""
+
+    def __init__(self, stack: Stack, gateway: Process) -> None:
+        self._stack = stack
+        self._gateway = gateway
+        self._before = worker_metrics(stack)
+
+    def sent(self, worker: str, reason: str) -> float:
+        name = f'spec_truncate_total{{reason="{reason}",worker="{worker}"}}'
+        return read_metrics(f"http://{self._gateway.ready['http']}/metrics").get(name, 0.0)
+
+    def arrived(self, worker: str, reason: str) -> float:
+        return self._grown(worker, f'outrider_worker_truncates_total{{reason="{reason}",worker="{worker}"}}')
+
+    def freed_blocks(self, worker: str) -> float:
+        return self._grown(worker, f'outrider_worker_truncate_freed_blocks_total{{worker="{worker}"}}')
+
+    def _grown(self, worker: str, name: str) -> float:
+        return worker_metrics(self._stack)[worker].get(name, 0.0) - self._before[worker].get(name, 0.0)
+
+    async def all_have_arrived(self, worker: str, reason: str) -> float:
+        """They are one way: the last may still be on its way when the answer ends. Returns how many there were."""
+        deadline_s = time.monotonic() + 20.0
+        while (arrived := self.arrived(worker, reason)) != (sent := self.sent(worker, reason)):
+            assert time.monotonic() < deadline_s, f"{worker}: {sent} {reason} sent, {arrived} arrived"
+            await asyncio.sleep(0.05)
+        return sent
+
+
+async def generate(gateway: Process, prompt: str, **options: Any) -> Completion:
+    async with AsyncClient(str(gateway.ready["grpc"])) as client:
+        return await client.generate(prompt, **{"temperature": 0.0, "max_tokens": 200, "ignore_eos": True, **options})
+
+
+async def test_rejections_are_truncated_on_both_workers_and_free_blocks(
+    stack: Stack, gateway: Process, prompt: str
+) -> None:
+    """K = 24 guesses cross a border between blocks of 16 tokens in most rounds."""
+    truncates = Truncates(stack, gateway)
+    answer = await generate(gateway, prompt, speculation=Speculation(num_draft_tokens=24))
+    assert answer.usage.num_accepted_tokens < answer.usage.num_draft_tokens
+    for worker in WORKERS:
+        num_rejected = await truncates.all_have_arrived(worker, "rejected")
+        assert 0 < num_rejected <= answer.usage.num_rounds
+        assert truncates.freed_blocks(worker) > 0.5 * num_rejected
+        assert truncates.sent(worker, "stop") == 0
+
+
+async def test_rounds_without_a_rejection_send_none(stack: Stack, gateway: Process, prompt: str) -> None:
+    truncates = Truncates(stack, gateway)
+    await generate(gateway, prompt, speculation=False)
+    for worker in WORKERS:
+        for reason in ("rejected", "stop", "wasted"):
+            assert await truncates.all_have_arrived(worker, reason) == 0
+
+
+async def test_a_stop_string_inside_a_round_is_truncated_on_both_workers(
+    stack: Stack, gateway: Process, prompt: str
+) -> None:
+    """The string is cut out of accepted guesses: some rounds must therefore lose tokens that were committed."""
+    truncates = Truncates(stack, gateway)
+    async with AsyncClient(str(gateway.ready["grpc"])) as client:
+        rounds = [r async for r in client.stream(prompt, temperature=0.0, max_tokens=120, ignore_eos=True)]
+    long_round = next(r for r in rounds[3:] if len(r.tokens) >= 4 and r.tokens[0].text.strip())
+    before = "".join(r.text_delta for r in rounds[: rounds.index(long_round)])
+    stop = before[-12:] + long_round.tokens[0].text
+    assert stop not in before
+    cut = await generate(gateway, prompt, max_tokens=120, stop=[stop])
+    assert cut.choices[0].stop_reason == stop
+    assert cut.text == before[:-12]
+    for worker in WORKERS:
+        assert await truncates.all_have_arrived(worker, "stop") == 1
+        assert await truncates.all_have_arrived(worker, "rejected") > 0
+    assert stack.target_info().num_kv_blocks_in_use == stack.draft_info().num_kv_blocks_in_use == 0
+
+
+@asynccontextmanager
+async def relayed(stack: Stack, hold_s: float | None) -> AsyncIterator[tuple[Process, Relay, Relay]]:
+    """A gateway that reaches both workers through relays which hold every Truncate back."""
+
+    def hold(item: Any) -> float | None:
+        return hold_s if item.WhichOneof("item") == "truncate" else 0.0
+
+    assert stack.draft is not None
+    async with (
+        Relay("target", stack.target.address, hold) as target,
+        Relay("draft", stack.draft.address, hold) as draft,
+    ):
+        direct = ["--target-for-draft", stack.target.address]
+        started = await asyncio.to_thread(Process, "gateway", [*addresses(target.address, draft.address), *direct])
+        try:
+            yield started, target, draft
+        finally:
+            await asyncio.to_thread(started.stop)
+
+
+async def test_a_truncate_leaves_in_the_same_message_as_the_next_round(stack: Stack, prompt: str) -> None:
+    """With one request alone, every Truncate is in front of the Propose or Verify (or Close) that follows it."""
+    async with relayed(stack, hold_s=0.0) as (gateway, target, draft):
+        answer = await generate(gateway, prompt)
+    for relay, work in ((target, "verify"), (draft, "propose")):
+        kinds = [[item.WhichOneof("item") for item in batch] for batch in relay.batches]
+        with_truncate = [batch for batch in kinds if "truncate" in batch]
+        assert len(with_truncate) > 10
+        for batch in with_truncate:
+            assert batch in (["truncate", work], ["truncate", "close"]), batch
+        num_work = sum(batch.count(work) for batch in kinds)
+        assert num_work >= answer.usage.num_rounds
+        assert len(kinds) <= num_work + 2  # no message but the rounds' own, an open and a close
+
+
+@pytest.mark.parametrize("hold_s", [HELD_S, None], ids=["late", "lost"])
+async def test_rounds_neither_wait_for_truncates_nor_need_them(stack: Stack, prompt: str, hold_s: float | None) -> None:
+    """Each Truncate arrives two seconds late, when its slot has long gone on, or never: same text, no slower."""
+    async with relayed(stack, hold_s) as (gateway, target, draft):
+        started_s = time.monotonic()
+        answer = await generate(gateway, prompt)
+        took_s = time.monotonic() - started_s
+        assert target.num_held > 10
+        assert draft.num_held > 10
+        assert took_s < target.num_held * HELD_S / 2  # waiting for each would have taken twice that
+        if hold_s is not None:
+            await asyncio.sleep(hold_s)
+        again = await generate(gateway, prompt)
+    ids = [token.id for token in answer.choices[0].tokens]
+    assert [token.id for token in again.choices[0].tokens] == ids
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (prompt, ids))
+
+
+async def test_late_truncates_cost_work_but_never_an_error(stack: Stack, prompt: str) -> None:
+    """One that arrives in a later round crops what that round has cached: it is fed again, and nothing else happens."""
+    async with relayed(stack, hold_s=0.03) as (gateway, target, _):
+        answer = await generate(gateway, prompt, max_tokens=400)
+        assert target.num_held > 20
+    assert answer.usage.num_completion_tokens == 400
+    ids = [token.id for token in answer.choices[0].tokens]
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (prompt, ids))
