@@ -60,6 +60,11 @@ class Cluster:
         """host:port at which others may join while it is up."""
         return str(_ray().get_runtime_context().gcs_address)
 
+    @property
+    def folder(self) -> str | None:
+        """Of the session that we started: logs and sockets. Whoever outlives us may remove it."""
+        return self._folder
+
     def nodes(self) -> list[Node]:
         """What each living machine has in all."""
         resources = [node["Resources"] for node in _ray().nodes() if node["Alive"]]

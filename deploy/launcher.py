@@ -72,8 +72,8 @@ class Launcher:
             ray=cluster.address,
         )
 
-    def progress(self, part: str, state: str, detail: str) -> None:
-        self._print(event="progress", part=part, state=state, detail=detail)
+    def progress(self, part: str, state: str, detail: str, **more: object) -> None:
+        self._print(event="progress", part=part, state=state, detail=detail, **more)
 
     def stop(self) -> None:
         """Orderly first, then for good: a detached actor ends only when it is killed."""
@@ -190,7 +190,7 @@ def run(config: SystemConfig, stop: StopFlag, events: TextIO) -> None:
     launcher.progress("ray", "starting", config.ray.address or "on this machine")
     with Cluster(config.ray.address) as cluster:
         stop.install()  # Ray has put its own handler in
-        launcher.progress("ray", "ready", f"{len(cluster.nodes())} node(s)")
+        launcher.progress("ray", "ready", f"{len(cluster.nodes())} node(s)", folder=cluster.folder)
         try:
             launcher.announce(launcher.start(cluster), cluster)
             while not stop.wait(1.0):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import socket
 import sys
 import time
@@ -77,6 +78,7 @@ class Supervisor:
         self._stop_flag = stop
         self._on_log = on_log
         self._children: dict[str, Child] = {}
+        self._ray_folder: str | None = None
 
     def __enter__(self) -> Supervisor:
         become_subreaper()
@@ -117,6 +119,8 @@ class Supervisor:
         for child in self._children.values():
             child.close()
         self._children.clear()
+        if self._ray_folder is not None:  # a launcher that was killed could not remove it
+            shutil.rmtree(self._ray_folder, ignore_errors=True)
 
     def _start_ray(self) -> _Workers:
         line = self._config.to_json() + "\n"
@@ -173,6 +177,7 @@ class Supervisor:
             if event["event"] == "ready":
                 return event
             if event["event"] == "progress":
+                self._ray_folder = event.get("folder") or self._ray_folder
                 self._progress(event["part"], event["state"], event["detail"])
         raise PartFailed(f"{child.name} is not ready after {timeout_s:g} s", child.last_lines(_SHOWN_LINES))
 

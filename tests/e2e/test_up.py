@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -74,17 +76,22 @@ def test_a_terminals_ctrl_c_reaches_all_and_still_leaves_nothing() -> None:
             command.end()
 
 
-def test_a_killed_launcher_is_reported_and_takes_ray_with_it() -> None:
+def test_a_killed_launcher_is_reported_and_takes_ray_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = Path(tempfile.mkdtemp(prefix="t-"))  # short: Ray's sockets lie below it
+    monkeypatch.setenv("TMPDIR", str(folders))
     with tree() as left:
         command = up(*WITH_RAY)
         try:
             http_of(command)
+            assert len(list(folders.glob("outrider-*"))) == 1
             os.kill(left.pids_of("deploy.launcher")[0], signal.SIGKILL)
             assert command.wait() == 1
             assert "launcher was ended by signal 9" in command.log()
             assert left.now() == {}
+            assert list(folders.glob("outrider-*")) == []
         finally:
             command.end()
+            shutil.rmtree(folders)
 
 
 @pytest.mark.parametrize("args", [WITH_RAY, PLAIN], ids=["ray", "no-ray"])
