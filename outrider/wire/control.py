@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from outrider.wire.log import get_logger
@@ -15,16 +17,16 @@ log = get_logger(__name__)
 
 
 class ControlStreams:
-    """Counts owners and remembers open streams, so that a stopping server can end them."""
+    """Counts owners and remembers the open streams' readers, so that a stopping server can end them."""
 
     def __init__(self) -> None:
         self._owners = itertools.count(1)
-        self._open: dict[int, Any] = {}
+        self._reading: set[asyncio.Task[None]] = set()
 
     async def serve(
         self,
         requests: AsyncIterator[Any],
-        context: Any,
+        context: grpc.aio.ServicerContext[Any, Any],
         make_batch: Callable[[list[Any]], Any],
         dispatch: Callable[[int, Any, Callable[[Any], None]], None],
         gone: Callable[[int], None],
@@ -34,24 +36,33 @@ class ControlStreams:
         A cancelled, closed or broken stream all end the iteration alike, so the owner is freed in `finally`.
         """
         owner = next(self._owners)
-        self._open[owner] = context
 
         async def write(items: list[Any]) -> None:
             await context.write(make_batch(items))
 
         outbox: Outbox[Any] = Outbox(write)
-        try:
+
+        async def read() -> None:
             async for batch in requests:
                 for item in batch.items:
                     dispatch(owner, item, outbox.put)
+
+        reading = asyncio.create_task(read())
+        self._reading.add(reading)
+        try:
+            await asyncio.wait({reading})
+            if reading.cancelled():
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is stopping; connect again")
+            reading.result()
         except grpc.aio.AioRpcError as error:
             log.info("control stream %d ended: %s", owner, error.code().name)
         finally:
-            self._open.pop(owner, None)
+            self._reading.discard(reading)
+            reading.cancel()
             gone(owner)
             await outbox.close()
 
     async def end_all(self) -> None:
-        """Cancel every open stream: a graceful stop would otherwise wait its whole grace for them."""
-        for context in list(self._open.values()):
-            context.cancel()
+        """End every open stream: a graceful stop would otherwise wait its whole grace for them."""
+        for reading in list(self._reading):
+            reading.cancel()
