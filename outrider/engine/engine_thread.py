@@ -99,6 +99,7 @@ class EngineThread:
         faults, worked = 0, False
         while not self._stopping:
             self._drain(block=not worked)
+            self._flush()  # what needed no step does not wait for one
             try:
                 worked = self.worker.step(time.monotonic())
                 faults = 0 if worked else faults
