@@ -1,0 +1,295 @@
+"""Both workers as processes: health, reflection, answers during a forward, errors at start, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2 as dpb
+from outrider.v1 import target_pb2 as tpb
+from tests.service.conftest import worker
+from tests.service.control_client import ControlClient, eventually, idle, new_ticket, verify
+from tests.stack import REPO, Process
+from tests.tiny_models import tiny_llama
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Kind = Literal["target", "draft"]
+SERVICES = {"target": "outrider.v1.TargetService", "draft": "outrider.v1.DraftService"}
+METHODS = {
+    "target": {"GetInfo", "GetTokenizer", "Control", "Deliver"},
+    "draft": {"GetInfo", "GetTokenizer", "Control"},
+}
+LONG_PROMPT = 4000
+
+
+@pytest.fixture(scope="module")
+def slow_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Large enough that a forward over LONG_PROMPT tokens takes seconds on one core."""
+    path = tmp_path_factory.mktemp("slow")
+    return tiny_llama(path, hidden_size=384, num_layers=8, context=LONG_PROMPT + 64)
+
+
+@pytest.fixture(scope="module", params=["target", "draft"])
+def slow_worker(request: pytest.FixtureRequest, slow_folder: str) -> Iterator[tuple[Kind, Process]]:
+    """Feeds a prompt in one forward."""
+    with worker(f"{request.param}_service", slow_folder, "--max-prefill-tokens", str(LONG_PROMPT)) as process:
+        yield request.param, process
+
+
+async def test_health_service(slow_worker: tuple[Kind, Process]) -> None:
+    kind, process = slow_worker
+    async with grpc.aio.insecure_channel(process.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICES[kind]):
+            reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stub.Check(health_pb2.HealthCheckRequest(service="outrider.v1.Nothing"), timeout=10)
+        assert error.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_reflection(slow_worker: tuple[Kind, Process]) -> None:
+    """As grpcurl does: list, then describe a method."""
+    kind, process = slow_worker
+    names, methods, info_fields = await asyncio.to_thread(_reflect, process.address, SERVICES[kind])
+    assert {SERVICES[kind], "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= names
+    assert methods == METHODS[kind]
+    assert "num_kv_blocks_in_use" in info_fields
+
+
+def _reflect(address: str, service: str) -> tuple[set[str], set[str], set[str]]:
+    with grpc.insecure_channel(address) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        names = set(database.get_services())
+        descriptor = DescriptorPool(database).FindServiceByName(service)
+        fields = {f.name for f in descriptor.methods_by_name["GetInfo"].output_type.fields}
+        return names, {m.name for m in descriptor.methods}, fields
+
+
+async def test_info(slow_worker: tuple[Kind, Process], slow_folder: str) -> None:
+    kind, process = slow_worker
+    async with ControlClient(process.address, kind) as client:
+        info = await client.info()
+        files = await client.stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=10)
+    assert (info.model_id, info.vocab_size, info.context_limit) == (slow_folder, 320, LONG_PROMPT + 64)
+    assert (info.dtype, info.device, info.kv_block_size) == ("float32", "cpu", 16)
+    assert info.pid == process.pid and info.epoch == process.ready["epoch"] != 0
+    assert list(info.cpu_cores) == [max(os.sched_getaffinity(0))]
+    assert list(info.eos_token_ids) == [0]
+    assert len(info.tokenizer_fingerprint) == 64 and info.num_parameters > 1_000_000
+    assert info.metrics_address == process.ready["metrics_address"]
+    assert files.tokenizer_json == (Path(slow_folder) / "tokenizer.json").read_bytes()
+
+
+async def test_every_handler_answers_while_a_forward_runs(slow_worker: tuple[Kind, Process]) -> None:
+    kind, process = slow_worker
+    prompt = [(7 * i) % 320 for i in range(LONG_PROMPT)]
+    async with ControlClient(process.address, kind) as client:
+        stub = health_pb2_grpc.HealthStub(client.channel)
+        await client.opened(1, prompt)
+        item: Any = verify(1, LONG_PROMPT)
+        if kind == "draft":
+            item = dpb.Propose(slot=1, base_len=LONG_PROMPT, num_draft_tokens=1, ticket=1)
+        started, answer = time.monotonic(), client.start(item)
+        latencies: list[float] = []
+        while not answer.done():
+            asked = time.monotonic()
+            await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
+            await client.info()
+            await client.stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=30)
+            latencies.append(time.monotonic() - asked)
+            await asyncio.sleep(0.01)
+        took = time.monotonic() - started
+        assert not isinstance(answer.result(), pb.WorkerError)
+    assert took > 1.0, f"the forward took {took:.2f} s: too short to show anything"
+    assert len(latencies) >= 10, f"{len(latencies)} answers in {took:.2f} s"
+    assert sorted(latencies)[len(latencies) // 2] < took / 10
+
+
+async def test_a_new_slot_and_a_close_pass_a_forward(slow_worker: tuple[Kind, Process]) -> None:
+    """A client that leaves while its prompt is fed is forgotten as soon as that forward ends."""
+    kind, process = slow_worker
+    async with ControlClient(process.address, kind) as watcher:
+        async with ControlClient(process.address, kind) as client:
+            await client.opened(1, [5] * LONG_PROMPT)
+            if kind == "draft":
+                client.start(dpb.Propose(slot=1, base_len=LONG_PROMPT, num_draft_tokens=1, ticket=1))
+            await eventually(lambda info: info.num_kv_blocks_in_use > 0, watcher)
+        await eventually(idle, watcher, 60)
+
+
+# start
+
+
+@pytest.fixture(scope="module")
+def folder_without_tokenizer(target_folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("bare") / "model"
+    shutil.copytree(target_folder, path)
+    (path / "tokenizer.json").unlink()
+    return str(path)
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+async def _start(kind: str, *args: str, **env: str) -> tuple[int, str]:
+    """(exit code, stderr) of a worker that must not start."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("OUTRIDER_")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        f"{kind}_service",
+        *args,
+        cwd=REPO,
+        env={**clean, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert out == b"", "a worker that did not start announced itself"
+    assert process.returncode is not None
+    return process.returncode, err.decode()
+
+
+def _one_line(stderr: str, kind: str) -> str:
+    """The message, which is the whole of what is said at log level error."""
+    assert stderr.count("\n") == 1 and stderr.startswith(f"{kind}: "), stderr
+    return stderr
+
+
+QUIET = ("--log-level", "error")
+
+
+@pytest.mark.parametrize("kind", ["target", "draft"])
+async def test_missing_model_folder(kind: str) -> None:
+    code, stderr = await _start(kind, "--model", "/no/such/folder", *QUIET)
+    assert code == 1
+    assert "/no/such/folder" in _one_line(stderr, kind)
+
+
+@pytest.mark.parametrize("kind", ["target", "draft"])
+async def test_missing_tokenizer(kind: str, folder_without_tokenizer: str) -> None:
+    code, stderr = await _start(kind, "--model", folder_without_tokenizer, *QUIET)
+    assert code == 1
+    assert "tokenizer.json" in _one_line(stderr, kind)
+
+
+@pytest.mark.parametrize("kind", ["target", "draft"])
+async def test_taken_port(kind: str, target_folder: str, taken_port: int) -> None:
+    code, stderr = await _start(kind, "--model", target_folder, "--port", str(taken_port), *QUIET)
+    assert code == 1
+    assert f"127.0.0.1:{taken_port}" in stderr.splitlines()[-1]
+    assert "Traceback" not in stderr
+
+
+async def test_taken_metrics_port(target_folder: str, taken_port: int) -> None:
+    code, stderr = await _start("target", "--model", target_folder, "--metrics-port", str(taken_port), *QUIET)
+    assert code == 1
+    assert f"metrics on 127.0.0.1:{taken_port}" in _one_line(stderr, "target")
+
+
+@pytest.mark.parametrize(
+    "args, env, named",
+    [
+        (("--cpu-cores", "0,x"), {}, "0,x"),
+        (("--cpu-cores", "4096"), {}, "4096"),
+        (("--max-slots", "0"), {}, "max_slots"),
+        (("--max-slots", "many"), {}, "many"),
+        (("--dtype", "int8"), {}, "dtype"),
+        ((), {"OUTRIDER_TARGET_MAX_SLTOS": "3"}, "OUTRIDER_TARGET_MAX_SLTOS"),
+        ((), {"OUTRIDER_TARGET_PORT": "70000"}, "port"),
+    ],
+    ids=["cores", "absent core", "zero", "word", "dtype", "unknown variable", "bad variable"],
+)
+async def test_bad_settings(args: tuple[str, ...], env: dict[str, str], named: str, target_folder: str) -> None:
+    code, stderr = await _start("target", "--model", target_folder, *args, **env)
+    assert code == 1
+    assert named in _one_line(stderr, "target")
+
+
+async def test_unknown_flag(target_folder: str) -> None:
+    code, stderr = await _start("draft", "--model", target_folder, "--max-sltos", "3")
+    assert code == 2
+    assert "--max-sltos" in stderr and "Traceback" not in stderr
+
+
+async def test_no_model() -> None:
+    code, stderr = await _start("draft")
+    assert code in (1, 2)
+    assert "model" in stderr and "Traceback" not in stderr
+
+
+# end
+
+
+@pytest.mark.parametrize("kind", ["target", "draft"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_with_streams_open(kind: Kind, number: int, target_folder: str) -> None:
+    with worker(f"{kind}_service", target_folder) as process:
+        async with ControlClient(process.address, kind) as client:
+            await client.opened(1, [5, 6, 7])
+            if kind == "target":
+                client.start(verify(1, 3, k=3, ticket=new_ticket()))
+                await eventually(lambda info: info.num_tickets == 1, client)
+            deliver = client.stub.Deliver() if kind == "target" else None
+            if deliver is not None:
+                await deliver.write(tpb.DeliveryBatch())
+            os.kill(process.pid, number)
+            started = time.monotonic()
+            assert await asyncio.to_thread(process.popen.wait, 20) == 0
+            assert time.monotonic() - started < 10
+            assert await client.stream.code() == grpc.StatusCode.UNAVAILABLE
+            assert "stopping" in await client.stream.details()
+            if deliver is not None:
+                deliver.cancel()
+
+
+async def test_health_turns_before_it_ends(target_folder: str) -> None:
+    """A watcher is told NOT_SERVING, or finds the connection gone."""
+    with worker("target_service", target_folder) as process, grpc.insecure_channel(process.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        seen: list[int] = []
+        first = threading.Event()
+
+        def watch() -> None:
+            try:
+                for reply in stub.Watch(health_pb2.HealthCheckRequest()):
+                    seen.append(reply.status)
+                    first.set()
+            except grpc.RpcError:
+                pass
+
+        watching = threading.Thread(target=watch, daemon=True)
+        watching.start()
+        assert await asyncio.to_thread(first.wait, 30)
+        assert await asyncio.to_thread(process.stop) == 0
+        await asyncio.to_thread(watching.join, 10)
+        assert seen == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
