@@ -118,9 +118,11 @@ class Answers:
     async def __aexit__(self, *exc: object) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._change(-len(self._requests))
-        self._requests = ()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:  # a client may leave, and gRPC cancel the handler, while it is already leaving the block
+            self._change(-len(self._requests))
+            self._requests = ()
 
     async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
         """Raises the first error of any answer; the others are cancelled by leaving the block."""
