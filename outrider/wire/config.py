@@ -6,6 +6,7 @@ Field `port` of the draft is `--port` on its command line and OUTRIDER_DRAFT_POR
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,6 +20,8 @@ Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 MIB = 1 << 20
+MAX_CORES = 4096
+_CORES = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
 class _Settings(BaseSettings):
@@ -197,6 +200,9 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, environ: Mapping[
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "missing":
+            flag, variable = f"--{name.replace('_', '-')}", f"{prefix}{name}".upper()
+            raise ConfigError(f"{name} is missing; give {flag} or set {variable}", param=name) from None
         raise ConfigError(f"{name} is {first.get('input')!r}: {first['msg']}", param=name) from None
 
 
@@ -204,8 +210,9 @@ def parse_cores(text: str) -> frozenset[int]:
     """'0,2-3' -> {0, 2, 3}. Raises ValueError naming the text."""
     cores: set[int] = set()
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.strip().isdigit() or (last and not last.strip().isdigit()):
+        found = _CORES.fullmatch(part.strip())
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if not first <= last < MAX_CORES:
             raise ValueError(f"cpu cores are {text!r}, must look like 0 or 0,2-3")
-        cores.update(range(int(first), int(last or first) + 1))
+        cores.update(range(first, last + 1))
     return frozenset(cores)
