@@ -1,0 +1,137 @@
+"""Settings: command line over environment over defaults, everything unknown or impossible refused by name."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from pydantic import ValidationError
+
+from outrider.wire.config import DraftConfig, GatewayConfig, TargetConfig, load, parse_cores
+from outrider.wire.errors import ConfigError
+
+ALL = [DraftConfig, TargetConfig, GatewayConfig]
+NEEDED = {DraftConfig: {"model": "m"}, TargetConfig: {"model": "m"}, GatewayConfig: {"target": "h:1"}}
+
+
+def env(cls: type, **settings: object) -> dict[str, str]:
+    prefix = cls.model_config["env_prefix"]
+    return {f"{prefix}{name}".upper(): str(value) for name, value in {**NEEDED[cls], **settings}.items()}
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_defaults_are_valid_and_documented(cls: type) -> None:
+    config = load(cls, [], env(cls))
+    assert config == cls(**NEEDED[cls])
+    for name, field in cls.model_fields.items():
+        assert field.description or name == "log_level", f"{cls.__name__}.{name} has no docstring"
+
+
+def test_command_line_over_environment_over_default() -> None:
+    environ = env(TargetConfig, max_slots=7, port=4000)
+    config = load(TargetConfig, ["--port", "5000", "--parked-ttl-s", "2.5", "--model", "other"], environ)
+    assert (config.model, config.port, config.max_slots, config.parked_ttl_s) == ("other", 5000, 7, 2.5)
+    assert config.max_parked_tickets == TargetConfig(model="m").max_parked_tickets
+
+
+def test_without_a_command_line_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OUTRIDER_DRAFT_MODEL", "from-environment")
+    assert load(DraftConfig).model == "from-environment"
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_frozen(cls: type) -> None:
+    config = load(cls, [], env(cls))
+    with pytest.raises(ValidationError):
+        config.log_level = "debug"
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_unknown_variable_of_ours_is_refused_with_what_is_known(cls: type) -> None:
+    prefix = cls.model_config["env_prefix"]
+    with pytest.raises(ConfigError) as error:
+        load(cls, [], {**env(cls), f"{prefix}POTR": "1"})
+    assert f"{prefix}POTR" in error.value.message and f"{prefix}PORT" in error.value.message
+
+
+def test_variables_of_others_are_ignored() -> None:
+    """Each process looks at its own prefix alone."""
+    others = {"PATH": "/bin", "OUTRIDER_GATEWAY_NONSENSE": "1", "OUTRIDER_TARGET_PORT": "x"}
+    assert load(DraftConfig, [], {**env(DraftConfig), **others}).port == 0
+
+
+@pytest.mark.parametrize(
+    "cls, name, value",
+    [
+        (TargetConfig, "port", "65536"),
+        (TargetConfig, "port", "-1"),
+        (TargetConfig, "max_slots", "0"),
+        (TargetConfig, "max_slots", "1.5"),
+        (TargetConfig, "dtype", "int8"),
+        (TargetConfig, "parked_ttl_s", "0"),
+        (TargetConfig, "parked_ttl_s", "nan"),
+        (TargetConfig, "kv_cache_tokens", "0"),
+        (TargetConfig, "cpu_cores", "1-0"),
+        (DraftConfig, "cpu_cores", "a"),
+        (DraftConfig, "full_logprobs_budget_bytes", "0"),
+        (DraftConfig, "log_level", "loud"),
+        (GatewayConfig, "num_draft_tokens", "65"),
+        (GatewayConfig, "num_draft_tokens", "-1"),
+        (GatewayConfig, "draft_logprobs", "half"),
+        (GatewayConfig, "max_queue", "-1"),
+        (GatewayConfig, "wait_budget_min_ms", "0"),
+    ],
+)
+@pytest.mark.parametrize("by", ["flag", "variable"])
+def test_bad_values_are_named(cls: type, name: str, value: str, by: str) -> None:
+    flag = f"--{name.replace('_', '-')}={value}"
+    with pytest.raises(ConfigError) as error:
+        if by == "flag":
+            load(cls, [flag], env(cls))
+        else:
+            load(cls, [], env(cls, **{name: value}))
+    assert error.value.param == name
+    assert error.value.message.startswith(f"{name} is {value!r}: ")
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_what_is_missing_is_named_with_both_ways_to_give_it(cls: type) -> None:
+    (name,) = NEEDED[cls]
+    with pytest.raises(ConfigError) as error:
+        load(cls, [], {})
+    assert (
+        error.value.message == f"{name} is missing; give --{name} or set {cls.model_config['env_prefix']}{name.upper()}"
+    )
+
+
+@pytest.mark.parametrize("argv", [["--no-such-flag", "1"], ["stray"]])
+def test_unknown_flags_exit_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        load(DraftConfig, argv, env(DraftConfig))
+    assert stop.value.code == 2
+    assert argv[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_help_shows_every_setting(cls: type, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        load(cls, ["--help"], {})
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for name in cls.model_fields:
+        assert f"--{name.replace('_', '-')}" in text
+
+
+@pytest.mark.parametrize(
+    "text, cores", [("0", {0}), ("0,2-3", {0, 2, 3}), (" 1 , 1-2", {1, 2}), ("7-7", {7}), ("4095", {4095})]
+)
+def test_cores(text: str, cores: set[int]) -> None:
+    assert parse_cores(text) == cores
+
+
+@pytest.mark.parametrize("text", ["", ",", "a", "-1", "1-", "-", "3-1", "0-1-2", "1.5", "0,,1", "0-999999999", "²"])
+def test_bad_cores(text: str) -> None:
+    with pytest.raises(ValueError, match="cpu cores are"):
+        parse_cores(text)

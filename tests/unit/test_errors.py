@@ -1,0 +1,89 @@
+"""The error tree: every class, wherever it is defined, says how it travels."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+
+import grpc
+import pytest
+
+import draft_service
+import gateway
+import outrider
+import target_service
+from outrider.wire.errors import (
+    ConfigError,
+    ContextExceeded,
+    DeadlineExceeded,
+    IncompatiblePair,
+    InvalidRequest,
+    ModelNotFound,
+    OutriderError,
+    Overloaded,
+    RequestTooLarge,
+    Unavailable,
+    WorkerFault,
+    WorkerLost,
+)
+from outrider.wire.rpc import error_trailers
+
+
+def import_all(*packages: ModuleType) -> None:
+    """So that every subclass exists."""
+    for package in packages:
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+
+
+def subclasses(of: type[OutriderError]) -> Iterator[type[OutriderError]]:
+    yield of
+    for child in of.__subclasses__():
+        yield from subclasses(child)
+
+
+import_all(outrider, gateway, draft_service, target_service)
+ALL = sorted(set(subclasses(OutriderError)), key=lambda cls: cls.__qualname__)
+RETRY_CODES = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__qualname__)
+def test_every_class_says_how_it_travels(cls: type[OutriderError]) -> None:
+    assert isinstance(cls.grpc_code, grpc.StatusCode) and cls.grpc_code is not grpc.StatusCode.OK
+    assert cls.http_status in range(400, 600)
+    assert isinstance(cls.retryable, bool) and isinstance(cls.openai_type, str)
+    assert cls.openai_code is None or cls.openai_code == cls.openai_code.lower()
+    if cls.retryable:
+        assert cls.grpc_code in RETRY_CODES, "clients retry by code: it must not be one of a fault"
+    if cls.http_status < 500 and cls.http_status != 429:
+        assert not cls.retryable, "the caller's fault does not go away by itself"
+        assert cls.openai_type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "cls, code, status, retryable",
+    [
+        (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT, 400, False),
+        (ContextExceeded, grpc.StatusCode.INVALID_ARGUMENT, 400, False),
+        (ModelNotFound, grpc.StatusCode.NOT_FOUND, 404, False),
+        (RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT, 413, False),
+        (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True),
+        (Unavailable, grpc.StatusCode.UNAVAILABLE, 503, True),
+        (WorkerLost, grpc.StatusCode.UNAVAILABLE, 503, True),
+        (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED, 504, False),
+        (IncompatiblePair, grpc.StatusCode.FAILED_PRECONDITION, 500, False),
+        (WorkerFault, grpc.StatusCode.INTERNAL, 500, False),
+        (ConfigError, grpc.StatusCode.FAILED_PRECONDITION, 500, False),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_the_tree(cls: type[OutriderError], code: grpc.StatusCode, status: int, retryable: bool) -> None:
+    assert (cls.grpc_code, cls.http_status, cls.retryable) == (code, status, retryable)
+    error = cls("max_tokens is 0, must be at least 1", param="max_tokens", retry_after_s=1.5)
+    assert str(error) == error.message == "max_tokens is 0, must be at least 1"
+    assert (error.param, error.retry_after_s) == ("max_tokens", 1.5)
+    assert error_trailers(error) == (("outrider-param", "max_tokens"), ("retry-after", "1.5"))
+    assert error_trailers(cls("nothing to add")) == ()
