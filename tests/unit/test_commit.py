@@ -1,0 +1,76 @@
+"""Where a run of tokens is cut, at every position, and what each token is called."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.wire.params import SamplingParams
+from target_service.commit import Commit, commit_tokens
+from target_service.jobs import Finish, Kind
+
+DRAFTS, NEXT, EOS = (11, 12, 13, 14), 15, (0, 1)
+RUN = (*DRAFTS, NEXT)
+ALL_KEPT = (*[Kind.ACCEPTED] * 4, Kind.BONUS)
+
+
+def commit(num_output: int = 0, drafts: tuple[int, ...] = DRAFTS, kept: int = 4, **params: object) -> Commit:
+    made = SamplingParams(**{"max_tokens": 100, **params})
+    return commit_tokens(made, EOS, num_output, drafts, kept, NEXT)
+
+
+@pytest.mark.parametrize("kept", range(5))
+def test_kinds(kept: int) -> None:
+    last = Kind.BONUS if kept == 4 else Kind.RECOVERED
+    assert commit(kept=kept) == Commit((*DRAFTS[:kept], NEXT), (*[Kind.ACCEPTED] * kept, last), None, None)
+
+
+def test_a_plain_step() -> None:
+    assert commit(drafts=(), kept=0) == Commit((NEXT,), (Kind.PLAIN,), None, None)
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_stop_ids_cut_anywhere(at: int) -> None:
+    expected = Commit(RUN[: at + 1], ALL_KEPT[: at + 1], Finish.STOP, RUN[at])
+    assert commit(stop_token_ids=(RUN[at], 99)) == expected
+    assert commit(stop_token_ids=(RUN[at], 99), ignore_eos=True) == expected
+    assert commit(stop_token_ids=RUN[at:]) == expected, "the first one counts"
+
+
+@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("eos", EOS)
+def test_end_of_sequence_cuts_anywhere(at: int, eos: int) -> None:
+    run = [eos if j == at else token for j, token in enumerate(RUN)]
+    params = SamplingParams(max_tokens=100)
+    assert commit_tokens(params, EOS, 0, run[:4], 4, run[4]).token_ids == tuple(run[: at + 1])
+    ignoring = commit_tokens(SamplingParams(max_tokens=100, ignore_eos=True), EOS, 0, run[:4], 4, run[4])
+    assert ignoring == Commit(tuple(run), ALL_KEPT, None, None)
+
+
+@pytest.mark.parametrize("room", range(1, 5))
+@pytest.mark.parametrize("num_output", [0, 7])
+def test_max_tokens_cuts_anywhere(room: int, num_output: int) -> None:
+    expected = Commit(RUN[:room], ALL_KEPT[:room], Finish.LENGTH, None)
+    assert commit(num_output, max_tokens=num_output + room) == expected
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_stop_on_the_last_token_allowed_is_a_stop(at: int) -> None:
+    found = commit(max_tokens=at + 1, stop_token_ids=(RUN[at],))
+    assert (found.finish, found.stop_token_id) == (Finish.STOP, RUN[at])
+    if at:
+        before = commit(max_tokens=at, stop_token_ids=(RUN[at],))
+        assert (before.finish, before.stop_token_id) == (Finish.LENGTH, None)
+
+
+@pytest.mark.parametrize("min_tokens", range(6))
+def test_stops_before_min_tokens_do_not_count(min_tokens: int) -> None:
+    """The token after min_tokens outputs is the first that may end."""
+    found = commit(stop_token_ids=RUN, min_tokens=min_tokens)
+    if min_tokens < 5:
+        assert found.token_ids == RUN[: min_tokens + 1] and found.finish is Finish.STOP
+    else:
+        assert found == Commit(RUN, ALL_KEPT, None, None)
+
+
+def test_what_comes_after_a_rejection_is_not_looked_at() -> None:
+    assert commit(kept=1, stop_token_ids=(13,)) == Commit((11, NEXT), (Kind.ACCEPTED, Kind.RECOVERED), None, None)

@@ -1,0 +1,175 @@
+"""Every series of gateway and workers: names, labels, help, and the acceptance rate over its window."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import math
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+
+from outrider.wire import metrics
+from outrider.wire.metrics import WINDOW_S, AcceptanceWindow, GatewayMetrics, WorkerMetrics
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_rate_is_absent_until_something_is_drafted() -> None:
+    window = AcceptanceWindow("t", "d", Clock())
+    assert math.isnan(window.rate())
+    window.add(0, 0)
+    assert math.isnan(window.rate()), "plain steps draft nothing"
+
+
+def test_rate_is_over_the_window_alone() -> None:
+    clock = Clock()
+    window = AcceptanceWindow("t", "d", clock)
+    window.add(10, 10)
+    clock.now += WINDOW_S / 2
+    window.add(10, 0)
+    assert window.rate() == 0.5
+    clock.now += WINDOW_S / 2
+    assert window.rate() == 0.5, "a round is in the window up to its whole length"
+    clock.now += 0.001
+    assert window.rate() == 0.0
+    clock.now += WINDOW_S
+    assert math.isnan(window.rate())
+
+
+@given(st.lists(st.tuples(st.floats(0, 40), st.integers(0, 8), st.integers(0, 8)), max_size=60))
+def test_rate_equals_a_count_from_the_start(rounds: list[tuple[float, int, int]]) -> None:
+    clock = Clock()
+    window, seen = AcceptanceWindow("t", "d", clock), []
+    for pause_s, drafted, accepted in rounds:
+        clock.now += pause_s
+        window.add(drafted, min(accepted, drafted))
+        seen.append((clock.now, drafted, min(accepted, drafted)))
+        recent = [(d, a) for at, d, a in seen if at >= clock.now - WINDOW_S]
+        drafted_sum = sum(d for d, _ in recent)
+        if drafted_sum:
+            assert window.rate() == sum(a for _, a in recent) / drafted_sum
+        else:
+            assert math.isnan(window.rate())
+
+
+def families(registry: object) -> dict[str, Metric]:
+    return {family.name: family for family in registry.collect()}  # type: ignore[attr-defined]
+
+
+def test_the_rate_as_it_is_scraped() -> None:
+    gateway = GatewayMetrics("big", "small")
+    assert b'spec_acceptance_rate{draft="small",target="big"} NaN' in generate_latest(gateway.registry)
+    gateway.window.add(4, 3)
+    assert b'spec_acceptance_rate{draft="small",target="big"} 0.75' in generate_latest(gateway.registry)
+    assert "last 60 s" in families(gateway.registry)["spec_acceptance_rate"].documentation
+
+
+def test_series_of_the_gateway() -> None:
+    """Name and labels, as dashboards read them."""
+    gateway = GatewayMetrics("t", "d")
+    assert {name for name in families(gateway.registry) if name.startswith("spec_")} == {
+        "spec_acceptance_rate",
+        "spec_draft_tokens",
+        "spec_accepted_tokens",
+        "spec_rounds",
+        "spec_wasted_tokens",
+        "spec_truncate",
+        "spec_emitted_tokens",
+        "spec_drafted_per_position",
+        "spec_accepted_per_position",
+        "spec_wire_bytes",
+        "spec_round_seconds",
+        "spec_accepted_length",
+        "spec_proposals_refused",
+        "spec_proposals_late",
+    }
+    gateway.truncates.labels(worker="draft", reason="rejected").inc()
+    gateway.emitted_tokens.labels(kind="bonus").inc(2)
+    gateway.drafted_per_position.labels(position="0").inc()
+    gateway.accepted_per_position.labels(position="0").inc()
+    gateway.wire_bytes.labels(link="gateway_target", encoding="control").inc(10)
+    gateway.round_seconds.labels(phase="verify").observe(0.01)
+    text = generate_latest(gateway.registry).decode()
+    for sample in (
+        'spec_truncate_total{reason="rejected",worker="draft"} 1.0',
+        'spec_emitted_tokens_total{kind="bonus"} 2.0',
+        'spec_drafted_per_position_total{position="0"} 1.0',
+        'spec_accepted_per_position_total{position="0"} 1.0',
+        'spec_wire_bytes_total{encoding="control",link="gateway_target"} 10.0',
+        'spec_round_seconds_count{phase="verify"} 1.0',
+    ):
+        assert sample in text
+
+
+@pytest.mark.parametrize("worker", ["draft", "target"])
+def test_series_of_a_worker_carry_its_name(worker: str) -> None:
+    made = WorkerMetrics(worker)
+    made.truncates.labels(reason="stop").inc()
+    made.steps.labels(kind="plain").inc(3)
+    made.dropped_tokens.labels(why="late").inc(5)
+    made.wire_bytes.labels(encoding="full").inc(7)
+    made.kv_blocks_in_use.set(4)
+    made.batch_size.observe(2)
+    samples = [s for family in made.registry.collect() for s in family.samples]
+    assert samples and all(s.labels["worker"] == worker for s in samples)
+    values = {(s.name, *sorted(v for k, v in s.labels.items() if k != "worker")): s.value for s in samples}
+    assert values["outrider_worker_truncates_total", "stop"] == 1
+    assert values["outrider_worker_steps_total", "plain"] == 3
+    assert values["outrider_worker_dropped_draft_tokens_total", "late"] == 5
+    assert values["outrider_worker_delivered_bytes_total", "full"] == 7
+    assert values["outrider_worker_kv_blocks_in_use",] == 4
+
+
+def docstrings(cls: type) -> dict[str, str]:
+    """Field name to the string below it."""
+    body = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
+    found = {}
+    for node, after in pairwise(body):
+        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[node.target.id] = after.value.value  # type: ignore[union-attr]
+    return found
+
+
+@pytest.mark.parametrize("made", [GatewayMetrics("t", "d"), WorkerMetrics("draft")])
+def test_docstrings_name_only_series_that_exist(made: GatewayMetrics | WorkerMetrics) -> None:
+    """The PromQL in them reads what is scraped."""
+    cls = type(made)
+    exists = {s for family in families(made.registry).values() for s in series_of(family)}  # type: ignore[attr-defined]
+    texts = docstrings(cls)
+    fields = {f.name for f in dataclasses.fields(cls) if f.name not in ("registry", "target", "draft", "worker")}
+    assert fields <= set(texts)
+    named = {name for text in texts.values() for name in re.findall(r"\b(?:spec|outrider)_\w+", text)}
+    assert named and named <= exists, named - exists
+
+
+def series_of(family: Metric) -> set[str]:
+    endings = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}[family.type]
+    return {family.name + ending for ending in endings}
+
+
+@pytest.mark.parametrize("made", [GatewayMetrics("t", "d"), WorkerMetrics("target")])
+def test_every_series_says_what_it_is(made: object) -> None:
+    for family in families(made.registry).values():  # type: ignore[attr-defined]
+        assert family.documentation and family.documentation != family.name
+
+
+def test_registries_are_separate() -> None:
+    """Two gateways or workers in one process must not clash, nor touch the global registry."""
+    first, second = GatewayMetrics("a", "b"), GatewayMetrics("a", "b")
+    first.rounds.inc()
+    assert b"spec_rounds_total 0.0" in generate_latest(second.registry)
+    assert b"spec_rounds" not in generate_latest()
+    assert metrics.WINDOW_S == 60.0

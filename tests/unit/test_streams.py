@@ -1,0 +1,162 @@
+"""The writer that coalesces and the reader that matches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc.aio
+import pytest
+
+from outrider.wire.errors import WorkerLost
+from outrider.wire.streams import Outbox, PendingReplies
+
+
+class Wire:
+    """Records batches; `gate` closed makes a write take until it opens; `error` makes it fail."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: BaseException | None = None
+
+    async def write(self, batch: list[int]) -> None:
+        self.batches.append(batch)
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_what_queues_during_a_write_leaves_as_one() -> None:
+    wire = Wire()
+    wire.gate.clear()
+    outbox: Outbox[int] = Outbox(wire.write)
+    outbox.put(0)
+    await settle()
+    for i in range(1, 100):
+        outbox.put(i)
+    await settle()
+    assert wire.batches == [[0]]
+    wire.gate.set()
+    await settle()
+    assert wire.batches == [[0], list(range(1, 100))]
+    await outbox.close()
+
+
+async def test_batches_are_bounded_and_in_order() -> None:
+    wire = Wire()
+    outbox: Outbox[int] = Outbox(wire.write, max_batch=4)
+    for i in range(10):
+        outbox.put(i)
+    await settle()
+    assert wire.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    await outbox.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncio.InvalidStateError("RPC already finished."),
+        grpc.aio.UsageError("ended"),
+        asyncio.CancelledError(),
+        ValueError("cannot be serialised"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_writer_that_fails_holds_nothing(error: BaseException) -> None:
+    """Whatever ended the stream, what is put afterwards must not pile up."""
+    wire = Wire()
+    wire.error = error
+    outbox: Outbox[int] = Outbox(wire.write)
+    outbox.put(1)
+    await settle()
+    for i in range(1000):
+        outbox.put(i)
+    await settle()
+    assert wire.batches == [[1]]
+    assert not outbox._queue
+    await outbox.close()
+
+
+async def test_close_while_a_write_hangs() -> None:
+    wire = Wire()
+    wire.gate.clear()
+    outbox: Outbox[int] = Outbox(wire.write)
+    outbox.put(1)
+    await settle()
+    outbox.put(2)
+    await asyncio.wait_for(outbox.close(), 5)
+    await asyncio.wait_for(outbox.close(), 5)
+    outbox.put(3)
+    await settle()
+    assert wire.batches == [[1]] and not outbox._queue
+
+
+@dataclass
+class Reply:
+    id: int
+    text: str = ""
+
+
+async def batches(*items: list[Reply] | Exception) -> AsyncIterator[list[Reply]]:
+    for item in items:
+        await asyncio.sleep(0)
+        if isinstance(item, Exception):
+            raise item
+        yield item
+
+
+async def test_replies_find_their_callers_in_any_order() -> None:
+    pending: PendingReplies[Reply] = PendingReplies()
+    calls = [pending.new() for _ in range(4)]
+    ids = [message_id for message_id, _ in calls]
+    assert len(set(ids)) == 4 and 0 not in ids, "0 marks what is not answered"
+    reading = pending.read(batches([Reply(ids[2], "c"), Reply(ids[0], "a")], [Reply(ids[3], "d"), Reply(ids[1], "b")]))
+    await reading
+    assert [(await future).text for _, future in calls] == ["a", "b", "c", "d"]
+    await settle()
+    assert len(pending) == 0
+
+
+async def test_replies_that_nobody_waits_for_are_dropped() -> None:
+    pending: PendingReplies[Reply] = PendingReplies()
+    (first, future), (second, cancelled) = pending.new(), pending.new()
+    cancelled.cancel()
+    await pending.read(batches([Reply(999), Reply(second), Reply(first, "one"), Reply(first, "two"), Reply(0)]))
+    assert future.result().text == "one"
+
+
+@pytest.mark.parametrize("how", ["ends", "breaks"])
+async def test_the_end_of_the_stream_fails_who_waits(how: str) -> None:
+    pending: PendingReplies[Reply] = PendingReplies()
+    _, future = pending.new()
+    none = grpc.aio.Metadata()
+    broken = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, "socket closed")
+    await pending.read(batches(*([broken] if how == "breaks" else [])))
+    with pytest.raises(WorkerLost, match="UNAVAILABLE: socket closed" if how == "breaks" else "the stream ended"):
+        await future
+    await settle()
+    assert len(pending) == 0
+
+
+async def test_a_cancelled_reader_fails_who_waits() -> None:
+    pending: PendingReplies[Reply] = PendingReplies()
+    _, future = pending.new()
+
+    async def endless() -> AsyncIterator[list[Reply]]:
+        await asyncio.Event().wait()
+        yield []
+
+    reading = asyncio.create_task(pending.read(endless()))
+    await settle()
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    with pytest.raises(WorkerLost):
+        await future
