@@ -39,6 +39,7 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
     def make(engine: EngineThread) -> Proposer:
         torch.set_num_threads(len(cores))
         loaded = worker_handle.load(config, epoch)
+        loaded.num_steps = lambda: engine.num_steps
         facts = loaded.runner.facts
         deliverer = Deliverer(facts.vocab_size, config.max_message_bytes)
         made.append((loaded, deliverer))

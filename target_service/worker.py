@@ -47,6 +47,7 @@ def start_worker(config: TargetConfig) -> WorkerHandle:
         loaded = worker_handle.load(config, epoch)
         loaded.num_tickets = lambda: len(tickets)
         made.append(loaded)
+        loaded.num_steps = lambda: engine.num_steps
         facts = loaded.runner.facts
         keeper = SlotKeeper(loaded.slots, engine, metrics, facts.vocab_size, facts.eos_token_ids)
         return Verifier(loaded.runner, keeper, tickets, engine, metrics, loaded.max_prefill_tokens)

@@ -50,6 +50,8 @@ class EngineThread:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.worker: Any = None
+        self.num_steps = 0
+        """Steps that did something: a sign of life."""
 
     def start(self) -> None:
         """Blocks until the worker is made. Raises what making it raised."""
@@ -102,6 +104,7 @@ class EngineThread:
             self._flush()  # what needed no step does not wait for one
             try:
                 worked = self.worker.step(time.monotonic())
+                self.num_steps += worked
                 faults = 0 if worked else faults
             except Exception as error:
                 faults, worked = faults + 1, True

@@ -42,6 +42,7 @@ class Loaded:
     """Of the engine thread."""
     metrics_address: str = ""
     num_tickets: Callable[[], int] = field(default=lambda: 0)
+    num_steps: Callable[[], int] = field(default=lambda: 0)
 
     @property
     def max_prefill_tokens(self) -> int:
@@ -70,6 +71,7 @@ class Loaded:
             metrics_address=self.metrics_address,
             eos_token_ids=facts.eos_token_ids,
             num_tickets=self.num_tickets(),
+            num_steps=self.num_steps(),
             version=__version__,
             num_parameters=facts.num_parameters,
         )
