@@ -7,12 +7,14 @@ The numbers were measured: the default receive limit (4 MiB) breaks a stream at 
 from __future__ import annotations
 
 import ctypes
+import inspect
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from outrider.wire.errors import InvalidRequest, OutriderError
 from outrider.wire.log import get_logger
@@ -81,29 +83,45 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Maps the error tree to statuses for unary handlers; anything else is logged and becomes INTERNAL."""
+    """Maps the error tree, and requests that are no message, to statuses. Handlers of request streams pass as they are."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None:
-            return handler
-        inner: Any = handler.unary_unary
+    ) -> Any:
+        handler: Any = await continuation(handler_call_details)
+        if handler is not None and handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                _guarded(handler, handler.unary_unary), response_serializer=handler.response_serializer
+            )
+        if handler is not None and inspect.iscoroutinefunction(handler.unary_stream):
+            return grpc.unary_stream_rpc_method_handler(
+                _guarded(handler, handler.unary_stream), response_serializer=handler.response_serializer
+            )
+        return handler
 
-        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            try:
-                return await inner(request, context)
-            except OutriderError as error:
-                await abort(context, error)
 
-        return grpc.unary_unary_rpc_method_handler(
-            guarded,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
+def _guarded(handler: Any, inner: Any) -> Callable[[bytes, Any], Awaitable[Any]]:
+    """Parses the request itself: gRPC would answer UNKNOWN to bytes that are no message, and blame the server."""
+
+    async def guarded(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await inner(_parse(handler.request_deserializer, data), context)
+        except OutriderError as error:
+            await abort(context, error)
+
+    return guarded
+
+
+def _parse(deserialize: Any, data: bytes) -> Any:
+    try:
+        return deserialize(data)
+    except DecodeError:
+        name = deserialize.__self__.DESCRIPTOR.full_name
+        raise InvalidRequest(
+            f"the message of {len(data)} bytes is no valid {name}; text must be UTF-8 and the client of this version"
+        ) from None
 
 
 def check_message_size(num_rows: int, vocab_size: int, max_message_bytes: int) -> None:

@@ -145,8 +145,8 @@ class Load:
 async def touch_the_cache(stack: Stack, prompts: list[str]) -> None:
     """As many long requests as run at once: pages of the KV cache become resident with their first use."""
     async with AsyncClient(stack.grpc) as client:
-        longest = sorted(prompts, key=len)[-1]
-        options: dict[str, Any] = {"max_tokens": 80, "ignore_eos": True, "timeout_s": 100.0}
+        longest = sorted(prompts, key=len)[-1][-700:]
+        options: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "timeout_s": 100.0}
         await asyncio.gather(*(client.generate(longest, seed=seed, **options) for seed in range(48)))
 
 
