@@ -83,7 +83,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Maps the error tree, and requests that are no message, to statuses. Handlers of request streams pass as they are."""
+    """Maps the error tree, and requests that are no message, to statuses. Request streams see to theirs."""
 
     async def intercept_service(
         self,

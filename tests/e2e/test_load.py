@@ -135,7 +135,7 @@ class Load:
             async for line in reply.aiter_lines():
                 if line.startswith("data: "):
                     num_events, last = num_events + 1, line
-                    if '"error"' in line:
+                    if line.startswith('data: {"error"'):
                         return line
                     if num_events == leave_after:
                         return "left"
