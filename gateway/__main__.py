@@ -19,7 +19,7 @@ from gateway.grpc_api import GenerationServicer
 from gateway.pair import Pair, connect_pair
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc
 from outrider.wire.config import GatewayConfig, load
-from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger
 from outrider.wire.rpc import tune_malloc
 from outrider.wire.serving import start_server
@@ -29,6 +29,8 @@ log = get_logger(__name__)
 
 DRAIN_S = 5.0
 """How long running answers may go on after a signal."""
+END_S = 1.0
+"""And how long it may then take to tell their clients that they end."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -78,7 +80,7 @@ async def _serve(config: GatewayConfig, pair: Pair, coordinator: Coordinator, li
     )
     app = create_app(coordinator, pair.tokenizer, config, pair.metrics.registry)
     http = _HttpServer(
-        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=int(DRAIN_S))
+        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     )
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     announce(http=f"{config.host}:{listener.getsockname()[1]}", grpc=grpc_address, pid=os.getpid())
@@ -87,6 +89,8 @@ async def _serve(config: GatewayConfig, pair: Pair, coordinator: Coordinator, li
     coordinator.draining = True
     await health.enter_graceful_shutdown()
     await coordinator.wait_idle(DRAIN_S)
+    coordinator.end_all(Unavailable("the gateway is stopping; send the request again", retry_after_s=1.0))
+    await coordinator.wait_idle(END_S)
     http.should_exit = True
     await server.stop(0.5)
     await serving

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 
 from gateway.decode_loop import Decoder
 from gateway.generation import GenerationRequest, ModelFacts, RoundOutput
 from gateway.pair import Pair
 from gateway.session import Session
-from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound, OutriderError, Overloaded, Unavailable
+from gateway.target_side import timed_out
+from outrider.wire.errors import OutriderError, Overloaded, Unavailable
 from outrider.wire.log import get_logger
-from outrider.wire.params import check_token_ids
 
 log = get_logger(__name__)
 
@@ -27,6 +28,7 @@ class Coordinator:
         self._num_admitted = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._answers: weakref.WeakSet[Answers] = weakref.WeakSet()
         self.draining = False
 
     def models(self) -> tuple[ModelFacts, ...]:
@@ -54,8 +56,6 @@ class Coordinator:
         reason = self.ready()
         if reason is not None:
             raise Unavailable(reason, retry_after_s=1.0)
-        for request in requests:
-            self._check(request)
         config = self._pair.config
         limit = config.max_running + config.max_queue
         if self._num_admitted + len(requests) > limit:
@@ -66,7 +66,14 @@ class Coordinator:
                 retry_after_s=1.0,
             )
         self._change(len(requests))
-        return Answers(self._pair, self._places, requests, self._change)
+        answers = Answers(self._pair, self._places, requests, self._change)
+        self._answers.add(answers)
+        return answers
+
+    def end_all(self, error: OutriderError) -> None:
+        """Every answer that is not through ends with this error."""
+        for answers in list(self._answers):
+            answers.end(error)
 
     def _change(self, by: int) -> None:
         self._num_admitted += by
@@ -74,22 +81,6 @@ class Coordinator:
         running = min(self._num_admitted, self._pair.config.max_running)
         self._pair.metrics.running.set(running)
         self._pair.metrics.queue_depth.set(self._num_admitted - running)
-
-    def _check(self, request: GenerationRequest) -> None:
-        facts = self._pair.facts
-        if request.model and request.model != facts.id:
-            raise ModelNotFound(f"the model {request.model!r} does not exist; served here: {facts.id!r}", param="model")
-        if not request.prompt_ids:
-            raise InvalidRequest("prompt is empty: at least one token is needed", param="prompt")
-        check_token_ids("prompt", list(request.prompt_ids), facts.vocab_size)
-        request.params.check(facts.vocab_size)
-        total = len(request.prompt_ids) + request.params.max_tokens
-        if total > facts.context_limit:
-            raise ContextExceeded(
-                f"prompt has {len(request.prompt_ids)} tokens and max_tokens is {request.params.max_tokens}, "
-                f"together {total}; the context limit is {facts.context_limit}",
-                param="max_tokens",
-            )
 
 
 class Answers:
@@ -110,19 +101,23 @@ class Answers:
         self._outputs: asyncio.Queue[tuple[int, RoundOutput | Exception | None]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._admitted_s = time.monotonic()
+        self._deadline_s = self._admitted_s + pair.config.request_timeout_s
 
     async def __aenter__(self) -> Answers:
-        self._tasks = [asyncio.create_task(self._run(index, request)) for index, request in enumerate(self._requests)]
+        for index, request in enumerate(self._requests):
+            task = asyncio.create_task(self._run(index, request))
+            task.add_done_callback(lambda _: self._change(-1))  # its place is free, whoever reads the rest
+            self._tasks.append(task)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         for task in self._tasks:
             task.cancel()
-        try:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-        finally:  # a client may leave, and gRPC cancel the handler, while it is already leaving the block
-            self._change(-len(self._requests))
-            self._requests = ()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def end(self, error: OutriderError) -> None:
+        """`stream` raises this next; what runs is cancelled when its reader leaves the block."""
+        self._outputs.put_nowait((0, error))
 
     async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
         """Raises the first error of any answer; the others are cancelled by leaving the block."""
@@ -139,7 +134,7 @@ class Answers:
     async def _run(self, index: int, request: GenerationRequest) -> None:
         outcome = "cancelled"
         try:
-            async with self._places:
+            async with self._place():
                 await self._decode(index, request)
             outcome = "ok"
             self._outputs.put_nowait((index, None))
@@ -153,16 +148,29 @@ class Answers:
         finally:
             self._pair.metrics.requests.labels(outcome=outcome).inc()
 
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """One of max_running. Raises DeadlineExceeded when the request's life ends in the queue."""
+        try:
+            async with asyncio.timeout(self._deadline_s - time.monotonic()):
+                await self._places.acquire()
+        except TimeoutError:
+            raise timed_out(self._pair.config.request_timeout_s) from None
+        try:
+            yield
+        finally:
+            self._places.release()
+
     async def _decode(self, index: int, request: GenerationRequest) -> None:
         metrics = self._pair.metrics
         metrics.prompt_tokens.inc(len(request.prompt_ids))
         session = Session(request, self._pair.tokenizer, next(self._pair.slot_ids))
-        last_s = self._admitted_s
-        async with contextlib.aclosing(Decoder(self._pair, session).run()) as outputs:
+        last_s: float | None = None
+        async with contextlib.aclosing(Decoder(self._pair, session, self._deadline_s).run()) as outputs:
             async for output in outputs:
                 now = time.monotonic()
-                if last_s == self._admitted_s:
-                    metrics.time_to_first_token.observe(now - last_s)
+                if last_s is None:
+                    metrics.time_to_first_token.observe(now - self._admitted_s)
                 elif output.tokens:
                     metrics.inter_token.observe((now - last_s) / len(output.tokens))
                 last_s = now

@@ -11,7 +11,7 @@ from gateway.draft_side import DraftSide
 from gateway.generation import RoundOutput, RoundTimings
 from gateway.pair import Pair
 from gateway.session import Session
-from gateway.target_side import NoRoom, TargetSide
+from gateway.target_side import TargetSide
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import Unavailable, WorkerLost
@@ -26,11 +26,12 @@ MAX_RECOVERIES = 8
 class Decoder:
     """Runs one answer to its end. Owns its two slots and frees them, however it ends."""
 
-    def __init__(self, pair: Pair, session: Session) -> None:
+    def __init__(self, pair: Pair, session: Session, deadline_s: float) -> None:
+        """`deadline_s`: monotonic time at which the request's life ends."""
         self.pair = pair
         self.session = session
         self.draft = DraftSide(pair, session)
-        self.target = TargetSide(pair, session)
+        self.target = TargetSide(pair, session, deadline_s)
 
     async def run(self) -> AsyncGenerator[RoundOutput]:
         """Rounds until the answer is finished; goes on from the committed tokens when a worker is lost."""
@@ -39,9 +40,6 @@ class Decoder:
             while not self.session.finished:
                 try:
                     output = await self.run_round()
-                except NoRoom as error:
-                    await self.target.wait_for_room(error)
-                    continue
                 except WorkerLost as error:
                     log.warning("request %s lost the target: %s", self.session.request.request_id, error.message)
                     output = None
@@ -53,19 +51,20 @@ class Decoder:
                 if num_recoveries > MAX_RECOVERIES:
                     raise Unavailable("the target keeps losing the request; try again later", retry_after_s=1.0)
         finally:
-            self.draft.slot.close()
-            self.target.slot.close()
+            self.draft.close()
+            self.target.close()
 
     async def run_round(self) -> RoundOutput | None:
         """One round; None when nothing was committed and the slot has to be opened again."""
         target = await self.target.connection()
+        await self.target.open(target)
         ticket, started_s = self.pair.new_ticket(), time.monotonic()
 
         # 1 PROPOSE: leaves now; the proposal goes from the draft to the target directly
         num_draft_tokens = self.draft.propose(ticket, target)
 
         # 2 VERIFY: leaves together with it; the target waits for the proposal within its budget
-        verdict = await self.target.verify(target, ticket, num_draft_tokens)
+        verdict = await self.target.verify(target, ticket, num_draft_tokens, self.draft.wait_budget_s)
         if verdict is None:
             return None
         verified_s = time.monotonic()
@@ -76,7 +75,7 @@ class Decoder:
         timings = self._timings(verdict, verified_s - started_s)
         output = self.session.apply(verdict, timings)
         if num_draft_tokens:
-            self.draft.note_verdict(verdict, num_draft_tokens)
+            self.draft.note_verdict(verdict, ticket)
         self.pair.note_round(verdict, output, timings)
         self._truncate(verdict, num_draft_tokens, output)
         return output

@@ -28,8 +28,11 @@ class Proposing:
     """A Propose on its way."""
 
     future: asyncio.Future[dpb.DraftReply]
+    ticket: int
     committed_len: int
     sent_s: float
+    is_first: bool
+    """It opened the slot, so it feeds the prompt."""
 
 
 class DraftSide:
@@ -37,10 +40,16 @@ class DraftSide:
         self.slot = WorkerSlot(session.slot_id, dpb.DraftRequest)
         self.last_propose_s = 0.0
         """Queue and compute of the last proposal, by the draft's own clock."""
+        self.wait_budget_s = 0.0
+        """How long the target may wait for the proposal that was asked for last."""
         self._pair = pair
         self._session = session
         self._backoff = Backoff()
         self._proposing: Proposing | None = None
+        self._replied: tuple[int, int] = (0, 0)
+        """Ticket and tokens of the last proposal that the draft answered."""
+        self._unverified: set[int] = set()
+        """Tickets whose rounds ended without their proposals, which are still on their way."""
 
     def propose(self, ticket: int, target: Connection) -> int:
         """Sends Open (once a connection) and Propose together. Returns K; 0 = nothing sent, the round is plain.
@@ -51,12 +60,14 @@ class DraftSide:
         draft = None if self._pair.draft is None else self._pair.draft.connection
         if not num_draft_tokens or draft is None or self._proposing is not None or not self._backoff.may_draft():
             return 0
-        if not self.slot.is_open_on(draft, target.epoch):
+        is_first = not self.slot.is_open_on(draft, target.epoch)
+        if is_first:
             opening = draft.call(dpb.DraftRequest(open=self._open_message(target, draft)))
             opening.add_done_callback(ignore_outcome)  # a refused open shows as UNKNOWN_SLOT in the propose's answer
             self.slot.opened(draft, self._session.committed_len, target.epoch)
         future = draft.call(dpb.DraftRequest(propose=self._propose_message(ticket, num_draft_tokens)))
-        self._proposing = Proposing(future, self._session.committed_len, time.monotonic())
+        self._proposing = Proposing(future, ticket, self._session.committed_len, time.monotonic(), is_first)
+        self.wait_budget_s = (self._pair.first_wait_budget if is_first else self._pair.wait_budget).seconds
         future.add_done_callback(self._on_reply)
         return num_draft_tokens
 
@@ -66,14 +77,28 @@ class DraftSide:
             await asyncio.wait({self._proposing.future}, timeout=REPLY_GRACE_S)
             await asyncio.sleep(0)  # its callback
 
-    def note_verdict(self, verdict: tpb.Verdict, num_draft_tokens: int) -> None:
-        """A draft that was late or refused is left alone for some rounds."""
+    def note_verdict(self, verdict: tpb.Verdict, ticket: int) -> None:
+        """Of a round that was given a proposal to wait for. A draft that was late or refused is left alone a while."""
         if verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED:
             self._backoff.in_time()
             return
         self._backoff.late()
-        self._session.usage.num_wasted_tokens += num_draft_tokens
-        self._pair.note_wasted(num_draft_tokens, verdict.fallback)
+        self._pair.note_fallback(verdict.fallback)
+        replied, num_tokens = self._replied
+        if replied == ticket:
+            self._note_wasted(num_tokens)
+        else:
+            self._unverified = {ticket}
+
+    def close(self) -> None:
+        """Free the slot; nobody waits for a proposal that is still on its way."""
+        self.slot.close()
+        if self._proposing is not None:
+            self._proposing.future.cancel()
+
+    def _note_wasted(self, num_tokens: int) -> None:
+        self._session.usage.num_wasted_tokens += num_tokens
+        self._pair.note_wasted(num_tokens)
 
     def _num_draft_tokens(self) -> int:
         """K: the wish, capped by what is left of max_tokens and of the draft's context."""
@@ -117,14 +142,17 @@ class DraftSide:
         reply = future.result()
         if reply.WhichOneof("item") == "propose":
             self.slot.agreed_len = proposing.committed_len
+            self._replied = (proposing.ticket, len(reply.propose.draft_ids))
+            if proposing.ticket in self._unverified:
+                self._unverified.clear()
+                self._note_wasted(len(reply.propose.draft_ids))
             self.last_propose_s = (reply.propose.queue_us + reply.propose.compute_us) / 1e6
-            self._pair.note_proposal(reply.propose, time.monotonic() - proposing.sent_s)
+            self._pair.note_proposal(reply.propose, time.monotonic() - proposing.sent_s, proposing.is_first)
         elif reply.error.code == pb.WORKER_ERROR_CODE_BEHIND:
             self.slot.agreed_len = min(reply.error.known_len, proposing.committed_len)
         else:
             log.info("the draft refused slot %d: %s", self._session.slot_id, reply.error.message)
             self.slot.open_again()
-            self._backoff.late()
 
 
 def ignore_outcome(future: asyncio.Future[Any]) -> None:

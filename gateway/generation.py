@@ -139,9 +139,9 @@ class Generator(Protocol):
         """None when a request would be served now, else the reason why not."""
 
     def admit(self, requests: tuple[GenerationRequest, ...]) -> AdmittedGenerations:
-        """Check against the model's limits and take places in the queue, all or none.
+        """Take places in the queue, all or none. The requests are checked already, see `gateway.requests`.
 
-        Raises InvalidRequest, ModelNotFound, Overloaded or Unavailable before anything is started.
+        Raises Overloaded or Unavailable before anything is started.
         """
 
 

@@ -7,7 +7,8 @@ it are gone when it is gone, whatever the worker's epoch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc.aio
@@ -41,6 +42,7 @@ class Connection:
         make_batch: Callable[[list[Any]], Any],
         count_bytes: Callable[[int], None],
     ) -> None:
+        self._last_heard_s = time.monotonic()
         self.info = info
         self.epoch: int = info.epoch
         self.alive = True
@@ -71,15 +73,16 @@ class Connection:
         request.epoch = self.epoch
         self._outbox.put(request)
 
-    @property
-    def num_pending(self) -> int:
-        return len(self._pending)
+    def drop(self) -> None:
+        """Give this life of the stream up; the link makes another."""
+        self._stream.cancel()
 
     async def run(self) -> None:
         """Reads replies until the stream ends."""
 
         async def batches() -> AsyncIterator[list[Any]]:
             async for batch in self._stream:
+                self._last_heard_s = time.monotonic()
                 self._count_bytes(batch.ByteSize())
                 yield list(batch.items)
 
@@ -89,6 +92,29 @@ class Connection:
             self.alive = False
             self._stream.cancel()
             await self._outbox.close()
+
+    async def drop_when_hung(self, silence_s: float, num_steps: Callable[[], Awaitable[int]]) -> None:
+        """Drops the stream of a worker that has work, answers nothing and makes no step for `silence_s`.
+
+        A long prompt keeps a worker silent while its steps go on; an engine that hangs leaves its server answering.
+        """
+        seen_s, seen_steps = time.monotonic(), -1
+        while self.alive:
+            await asyncio.sleep(silence_s / 4)
+            now = time.monotonic()
+            if not len(self._pending) or now - self._last_heard_s < silence_s / 2:
+                seen_s = now
+                continue
+            try:
+                steps = await num_steps()
+            except grpc.aio.AioRpcError:
+                steps = seen_steps
+            if steps != seen_steps:
+                seen_s, seen_steps = now, steps
+            elif now - seen_s >= silence_s:
+                log.error("the worker made no step for %g s with work to do: dropping its stream", silence_s)
+                self.drop()
+                return
 
 
 class WorkerLink:
@@ -100,6 +126,7 @@ class WorkerLink:
         address: str,
         *,
         max_message_bytes: int,
+        silence_s: float,
         accept: Callable[[pb.WorkerInfo], None],
         count_bytes: Callable[[int], None],
         on_change: Callable[[bool], None],
@@ -110,6 +137,7 @@ class WorkerLink:
         self._connection: Connection | None = None
         self.refused: str | None = None
         """Why the worker at this address is not used, when it answers but does not fit."""
+        self._silence_s = silence_s
         self._accept = accept
         self._count_bytes = count_bytes
         self._on_change = on_change
@@ -155,6 +183,8 @@ class WorkerLink:
             except IncompatiblePair as error:
                 log.error("the %s at %s is not used: %s", self.name, self.address, error.message)
                 await self._set(None, error.message)
+            except Exception:  # whatever it was, the worker may come back
+                log.exception("the connection to the %s at %s failed", self.name, self.address)
             await asyncio.sleep(RECONNECT_S)
 
     async def _connect_once(self) -> None:
@@ -166,15 +196,20 @@ class WorkerLink:
         )
         log.info("connected to the %s %s at %s", self.name, info.model_id, self.address)
         reading = asyncio.create_task(connection.run())
+        watching = asyncio.create_task(connection.drop_when_hung(self._silence_s, self._num_steps))
         try:
             await self._set(connection, None)
             await reading
         finally:
             connection.alive = False
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            for task in (reading, watching):
+                task.cancel()
+            await asyncio.gather(reading, watching, return_exceptions=True)
             log.info("disconnected from the %s at %s", self.name, self.address)
             await self._set(None, None)
+
+    async def _num_steps(self) -> int:
+        return int((await self.get_info()).num_steps)
 
     async def _set(self, connection: Connection | None, refused: str | None) -> None:
         async with self._changed:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from gateway.generation import ModelFacts, RoundOutput, RoundTimings
 from gateway.links import WorkerLink
+from gateway.room import Room
 from gateway.tokenizer import Tokenizer
 from gateway.wait_budget import WaitBudget
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.config import GatewayConfig
-from outrider.wire.errors import IncompatiblePair
+from outrider.wire.errors import ConfigError, IncompatiblePair
 from outrider.wire.fingerprint import first_difference
 from outrider.wire.metrics import GatewayMetrics
 
@@ -28,12 +29,11 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """Of the target at start. One that comes back with others is refused."""
+    """Of the target at start. One that comes back as another model is refused, see `_Connecting`."""
 
     id: str
     vocab_size: int
     context_limit: int
-    tokenizer_fingerprint: str
     created: int
 
 
@@ -53,10 +53,14 @@ class Pair:
         self.facts = facts
         self.tokenizer = tokenizer
         self.metrics = metrics
-        self.wait_budget = WaitBudget(config.wait_budget_min_ms / 1e3, config.wait_budget_max_ms / 1e3)
+        limits_s = (config.wait_budget_min_ms / 1e3, config.wait_budget_max_ms / 1e3)
+        self.wait_budget = WaitBudget(*limits_s)
+        self.first_wait_budget = WaitBudget(*limits_s)
+        """For a slot's first proposal, which feeds the prompt: it says nothing about the next ones."""
         # Random upper half: two gateways, or two lives of one, never make the same ticket.
         self._tickets = itertools.count((int.from_bytes(os.urandom(4), "little") << 32) + 1)
         self.slot_ids = itertools.count(1)
+        self.room = Room()
 
     def new_ticket(self) -> int:
         return next(self._tickets)
@@ -74,12 +78,14 @@ class Pair:
 
     # metrics of rounds
 
-    def note_proposal(self, reply: dpb.ProposeReply, took_s: float) -> None:
-        self.wait_budget.observe(took_s)
+    def note_proposal(self, reply: dpb.ProposeReply, took_s: float, is_first: bool) -> None:
+        (self.first_wait_budget if is_first else self.wait_budget).observe(took_s)
         self.metrics.wire_bytes.labels(link="draft_target", encoding=reply.encoding).inc(reply.payload_bytes)
 
-    def note_wasted(self, num_tokens: int, why: int) -> None:
+    def note_wasted(self, num_tokens: int) -> None:
         self.metrics.wasted_tokens.inc(num_tokens)
+
+    def note_fallback(self, why: int) -> None:
         late = why == tpb.FALLBACK_REASON_LATE
         (self.metrics.proposals_late if late else self.metrics.proposals_refused).inc()
 
@@ -127,9 +133,11 @@ class _Connecting:
         self._config = config
         self._target_info: pb.WorkerInfo | None = None
         self._metrics: GatewayMetrics | None = None
+        self._template: str | None = None
 
     async def run(self) -> Pair:
         config = self._config
+        self._template = _read_template(config)
         links: list[WorkerLink] = []
         try:
             target = self._link("target", config.target)
@@ -157,6 +165,7 @@ class _Connecting:
             name,
             address,
             max_message_bytes=self._config.max_message_bytes,
+            silence_s=self._config.round_timeout_s,
             accept=lambda info: self._accept(name, info),
             count_bytes=count,
             on_change=changed,
@@ -171,6 +180,11 @@ class _Connecting:
             raise IncompatiblePair(
                 f"the {name} {info.model_id} has vocabulary {info.vocab_size} {info.tokenizer_fingerprint[:12]}, "
                 f"the pair was started with {first.vocab_size} {first.tokenizer_fingerprint[:12]}"
+            )
+        if name == "target" and _identity(info) != _identity(first):
+            raise IncompatiblePair(
+                f"the target came back as {_identity(info)}, the pair was started with {_identity(first)}; "
+                "restart the gateway to serve another model"
             )
         if name == "target" and info.context_limit < first.context_limit:
             raise IncompatiblePair(
@@ -192,9 +206,14 @@ class _Connecting:
             if link is not None:
                 metrics.worker_connected.labels(worker=link.name).set(link.connection is not None)
         name = config.model_name or info.model_id
-        facts = TargetFacts(name, info.vocab_size, info.context_limit, info.tokenizer_fingerprint, int(time.time()))
-        tokenizer = Tokenizer.from_files(files, _read_template(config))
+        facts = TargetFacts(name, info.vocab_size, info.context_limit, int(time.time()))
+        tokenizer = Tokenizer.from_files(files, self._template)
         return Pair(config, target, draft, facts, tokenizer, metrics)
+
+
+def _identity(info: pb.WorkerInfo) -> str:
+    """What must not change under a request that goes on after a restart."""
+    return f"{info.model_id} in {info.dtype} ending at {list(info.eos_token_ids)}"
 
 
 async def _check_vocabularies(
@@ -215,5 +234,10 @@ async def _check_vocabularies(
 def _read_template(config: GatewayConfig) -> str | None:
     if config.chat_template is None:
         return None
-    with open(config.chat_template, encoding="utf-8") as file:
-        return file.read()
+    try:
+        with open(config.chat_template, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"chat_template is {config.chat_template!r}, which cannot be read: {error}", param="chat_template"
+        ) from None

@@ -17,7 +17,7 @@ from gateway.generation import DraftLogprobs, GenerationRequest, Generator, Mode
 from gateway.tokenizer import Tokenizer
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
-from outrider.wire.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams, check_token_ids
+from outrider.wire.params import MAX_BAD_WORDS, MAX_CHOICES, MAX_LOGPROBS, SamplingParams, check_token_ids
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -75,6 +75,10 @@ async def build_requests(
     """Answer `prompt * num_choices + choice` stands at that index. Long texts are tokenised off the event loop."""
     facts = find_model(generator.models(), demand.model)
     _check_demand(demand, facts, config)
+    if len(demand.bad_words) > MAX_BAD_WORDS:  # before they are tokenised, which takes time
+        raise InvalidRequest(
+            f"bad_words has {len(demand.bad_words)} entries, at most {MAX_BAD_WORDS} are allowed", param="bad_words"
+        )
     words = bad_word_ids(demand.bad_words, tokenizer)
     base = dataclasses.replace(demand.params, bad_words=(*demand.params.bad_words, *words))
     texts = sum(_num_chars(prompt) for prompt in demand.prompts)

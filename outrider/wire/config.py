@@ -159,11 +159,12 @@ class GatewayConfig(_Settings):
     max_queue: Annotated[int, Field(ge=0)] = 256
     """Answers that may wait for a place; beyond it requests are refused with 429."""
     request_timeout_s: Seconds = 600.0
-    """Longest life of a request."""
+    """Longest life of a request, its time in the queue included."""
     start_timeout_s: Seconds = 120.0
     """How long to wait for the workers at start."""
     round_timeout_s: Seconds = 30.0
-    """A target that answers no round within this is treated as lost."""
+    """A worker with work to do that makes no step within this is treated as lost, and its requests go on elsewhere or
+    when it is back."""
     wait_budget_min_ms: Annotated[float, Field(gt=0)] = 5.0
     """Shortest time that the target waits for a proposal before it takes a plain step."""
     wait_budget_max_ms: Annotated[float, Field(gt=0)] = 1000.0

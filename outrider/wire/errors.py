@@ -93,8 +93,9 @@ class DeadlineExceeded(OutriderError):
 
 
 class IncompatiblePair(OutriderError):
-    """Draft and target do not share a vocabulary."""
+    """Draft and target do not share a vocabulary, or a target came back as another model."""
 
+    http_status = 503
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION
 
 
