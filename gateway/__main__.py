@@ -82,6 +82,7 @@ async def _serve(config: GatewayConfig, pair: Pair, coordinator: Coordinator, li
     http = _HttpServer(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     )
+    listener.listen(2048)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     announce(http=f"{config.host}:{listener.getsockname()[1]}", grpc=grpc_address, pid=os.getpid())
     await asyncio.wait({serving, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)

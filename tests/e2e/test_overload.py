@@ -1,0 +1,143 @@
+"""More work than fits: everybody gets their turn, nobody fails for waiting, and places come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process, Stack, running
+
+LONG_PROMPT = [5 + i % 4000 for i in range(1900)]
+LONG_S = 60.0
+
+
+def wait_until_idle(stack: Stack) -> None:
+    give_up = time.monotonic() + LONG_S
+    while stack.metrics()["outrider_running"]:
+        assert time.monotonic() < give_up
+        time.sleep(0.2)
+
+
+async def post(base_url: str, **body: object) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=LONG_S) as client:
+        return await client.post(f"{base_url}/v1/completions", json={"temperature": 0, "ignore_eos": True, **body})
+
+
+async def test_requests_behind_the_prompts_of_others_do_not_fail() -> None:
+    """Feeding all prompts takes many times what one step may take; no reply comes for long, but steps are made."""
+    with running(gateway_args=("--round-timeout-s", "1")) as stack:
+        answers = [post(stack.http, prompt=LONG_PROMPT, max_tokens=2) for _ in range(8)]
+        statuses = [answer.status_code for answer in await asyncio.gather(*answers)]
+    assert statuses == [200] * 8
+
+
+async def test_a_hung_target_is_given_up_and_its_request_goes_on_when_it_is_back() -> None:
+    """Its server would answer for ever if only the engine hung; here all of it stands still."""
+    with running(draft=None, gateway_args=("--round-timeout-s", "2")) as stack:
+        whole = (await post(stack.http, prompt="def main():\n", max_tokens=400)).json()["choices"][0]["text"]
+        answer = asyncio.create_task(post(stack.http, prompt="def main():\n", max_tokens=400))
+        await asyncio.sleep(0.3)
+        stack.target.popen.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(6)
+        assert stack.metrics()['outrider_worker_connected{worker="target"}'] == 0
+        stack.target.popen.send_signal(signal.SIGCONT)
+        assert (await answer).json()["choices"][0]["text"] == whole
+
+
+@pytest.fixture(scope="module")
+def small_memory() -> Iterator[Stack]:
+    """Room for one answer of 600 tokens at a time."""
+    with running(target_args=("--kv-cache-tokens", "1000")) as stack:
+        yield stack
+
+
+async def test_the_targets_memory_is_given_in_the_order_of_arrival(small_memory: Stack) -> None:
+    before, ended = small_memory.metrics(), []
+
+    async def one(index: int) -> None:
+        await asyncio.sleep(0.1 * index)
+        response = await post(small_memory.http, prompt=LONG_PROMPT[:500], max_tokens=100)
+        assert response.status_code == 200, response.text
+        ended.append(index)
+
+    await asyncio.gather(*(one(index) for index in range(5)))
+    assert ended == [0, 1, 2, 3, 4]
+    after = small_memory.metrics()
+    drafted = after["spec_draft_tokens_total"] - before["spec_draft_tokens_total"]
+    wasted = after["spec_wasted_tokens_total"] - before["spec_wasted_tokens_total"]
+    assert wasted < drafted / 4  # the draft did not work for those who were waiting
+
+
+async def test_a_request_that_never_fits_is_refused_at_once(small_memory: Stack) -> None:
+    started = time.monotonic()
+    response = await post(small_memory.http, prompt=LONG_PROMPT[:1500], max_tokens=100)
+    assert response.status_code == 400
+    assert "1600" in response.json()["error"]["message"]
+    assert time.monotonic() - started < 5
+
+
+async def test_time_in_the_queue_counts() -> None:
+    args = ("--max-running", "1", "--request-timeout-s", "2")
+    with running(draft=None, gateway_args=args) as stack:
+        started = time.monotonic()
+        answers = await asyncio.gather(*(post(stack.http, prompt="x", max_tokens=2000) for _ in range(3)))
+        assert time.monotonic() - started < 4
+        assert [answer.status_code for answer in answers] == [504] * 3
+        assert all("2 s" in answer.json()["error"]["message"] for answer in answers)
+        assert (await post(stack.http, prompt="x", max_tokens=2)).status_code == 200
+
+
+async def test_a_client_that_does_not_read_keeps_no_place() -> None:
+    body = {"prompt": "x", "max_tokens": 1000, "n": 4, "stream": True, "ignore_eos": True, "temperature": 0}
+    with running(gateway_args=("--max-running", "4", "--max-queue", "0")) as stack:
+        host, port = str(stack.gateway.ready["http"]).split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1)
+        data = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+        writer.write(head.encode() + data)
+        await asyncio.sleep(1)
+        assert (await post(stack.http, prompt="x", max_tokens=2)).status_code == 429
+        await asyncio.to_thread(wait_until_idle, stack)
+        assert (await post(stack.http, prompt="x", max_tokens=2)).status_code == 200
+        writer.close()
+
+
+async def test_a_stopping_gateway_ends_its_streams_with_an_error() -> None:
+    body = {"prompt": "x", "max_tokens": 2000, "stream": True, "ignore_eos": True, "speculation": {"enabled": False}}
+    with running(draft=None) as stack:
+        events = []
+        async with (
+            httpx.AsyncClient(timeout=LONG_S) as client,
+            client.stream("POST", f"{stack.http}/v1/completions", json=body) as response,
+        ):
+            async for line in response.aiter_lines():
+                if line and not events:
+                    stack.gateway.popen.terminate()
+                    stopped_s = time.monotonic()
+                events.extend([line] if line else [])
+        assert time.monotonic() - stopped_s < 9
+        assert events[-1] == "data: [DONE]"
+        assert "stopping" in json.loads(events[-2].removeprefix("data: "))["error"]["message"]
+        assert stack.gateway.popen.wait(10) == 0
+
+
+def test_a_target_that_comes_back_as_another_model_is_not_used() -> None:
+    with running(draft=None) as stack:
+        port = stack.target.address.rpartition(":")[2]
+        stack.target.stop()
+        other = Process("target_service", ["--model", DEMO_DRAFT, "--port", port])
+        try:
+            give_up, reason = time.monotonic() + 20, ""
+            while "came back as" not in reason and time.monotonic() < give_up:
+                reason = str(httpx.get(f"{stack.http}/readyz").json()["reason"])
+                time.sleep(0.2)
+            assert DEMO_DRAFT in reason
+            assert DEMO_TARGET in reason
+        finally:
+            other.stop()
