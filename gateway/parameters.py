@@ -21,13 +21,19 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
+    "include_stop_str_in_output": (False,),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": ([],),
+    "truncate_prompt_tokens": (),
     "verbosity": (),
     "web_search_options": (),
 }
-"""OpenAI's parameters for what is not offered here, with the values (besides null) that ask for nothing."""
+"""OpenAI's and vLLM's parameters for what is not offered here, with the values (besides null) that ask for nothing."""
 
 
 def string_or_strings(value: Any) -> Any:
