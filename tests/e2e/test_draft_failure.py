@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -188,7 +189,7 @@ async def test_a_draft_that_lies_is_refused_counted_and_changes_nothing(
 ) -> None:
     """Every round is then a plain step, so that the text is that of plain decoding at any temperature."""
     before, started_s = lied_to.metrics(), time.monotonic()
-    num_rounds = num_wasted = 0
+    num_rounds = num_wasted = num_refused = 0
     async with AsyncClient(lied_to.grpc) as client:
         for seed in range(4):
             options = {"max_tokens": 40, "temperature": temperature, "seed": seed, "ignore_eos": True}
@@ -199,12 +200,13 @@ async def test_a_draft_that_lies_is_refused_counted_and_changes_nothing(
             assert told.usage.num_plain_steps == told.usage.num_completion_tokens == 40
             assert told.usage.num_wasted_tokens > 0
             num_wasted += told.usage.num_wasted_tokens
+            num_refused += math.ceil(told.usage.num_wasted_tokens / 5)  # the last may be cut by max_tokens
             num_rounds += told.usage.num_rounds
     after = lied_to.metrics()
     assert time.monotonic() - started_s < 20.0
     assert num_rounds == 0
     assert after["spec_wasted_tokens_total"] - before["spec_wasted_tokens_total"] == num_wasted
-    assert after["spec_proposals_refused_total"] - before["spec_proposals_refused_total"] == num_wasted / 5
+    assert after["spec_proposals_refused_total"] - before["spec_proposals_refused_total"] == num_refused >= 4 * 4
     assert after["spec_draft_tokens_total"] == 0
     refusals = [line for line in lied_to.target.log().splitlines() if "refused a proposal" in line]
     for lie in lies.values():

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.coordinator import Answers
 from gateway.generation import GenerationRequest
+from outrider.wire.config import GatewayConfig
 from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.params import SamplingParams
 
@@ -17,7 +18,8 @@ from outrider.wire.params import SamplingParams
 async def test_a_handler_that_is_cancelled_while_it_leaves_gives_its_place_back() -> None:
     """As gRPC does when the client goes in the moment in which its answer ends."""
     changes: list[int] = []
-    pair: Any = SimpleNamespace(metrics=GatewayMetrics(target="target", draft="draft"))
+    metrics, config = GatewayMetrics(target="target", draft="draft"), GatewayConfig(target="127.0.0.1:9")
+    pair: Any = SimpleNamespace(metrics=metrics, config=config)
     request = GenerationRequest("request", "target", (1,), SamplingParams())
     answers = Answers(pair, asyncio.Semaphore(0), (request, request), changes.append)
 
@@ -32,4 +34,5 @@ async def test_a_handler_that_is_cancelled_while_it_leaves_gives_its_place_back(
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert changes == [-2]
+    await asyncio.sleep(0)
+    assert sum(changes) == -2
