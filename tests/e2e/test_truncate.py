@@ -17,6 +17,8 @@ from tests.stack import DEMO_TARGET, Process, Stack, read_metrics
 
 WORKERS = ("draft", "target")
 HELD_S = 2.0
+PATIENT = ("--wait-budget-min-ms", "20000", "--wait-budget-max-ms", "20000")
+"""No proposal is late, so that the same request makes the same rounds, and no round leaves the draft out."""
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def gateway(stack: Stack) -> Iterator[Process]:
 
 
 def addresses(target: str, draft: str) -> list[str]:
-    return ["--target", target, "--draft", draft, "--port", "0", "--grpc-port", "0"]
+    return ["--target", target, "--draft", draft, "--port", "0", "--grpc-port", "0", *PATIENT]
 
 
 def worker_metrics(stack: Stack) -> dict[str, dict[str, float]]:
