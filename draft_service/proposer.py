@@ -112,7 +112,7 @@ class Proposer:
         if isinstance(slot, JobError):
             self._answer(job, slot)
             return
-        room = slot.num_prompt + slot.params.max_tokens - len(slot.committed) - 1
+        room = slot.max_len - len(slot.committed) - 1
         if not 1 <= job.num_draft_tokens <= room:
             message = f"num_draft_tokens is {job.num_draft_tokens}, must be from 1 to {room} here"
             self._answer(job, JobError(Fault.INVALID, message))

@@ -35,10 +35,6 @@ class KVPool:
         self._references = [0] * (num_blocks + 1)
 
     @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    @property
     def num_in_use(self) -> int:
         return self.num_blocks - len(self._free)
 

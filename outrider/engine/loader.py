@@ -55,7 +55,7 @@ def load_runner(
     runner = ModelRunner(network, facts, KVPool(NUM_BLOCKS, BLOCK_SIZE))
     _run_self_test(runner, type(network).__name__)
     num_blocks = _num_blocks(runner, kv_cache_tokens, max_slots)
-    runner.set_pool(KVPool(num_blocks, BLOCK_SIZE))
+    _allocate(runner, num_blocks)
     log.info(
         "loaded %s: %s, %d parameters, %s on %s, dense attention, %d KV blocks of %d tokens",
         *(model, type(network).__name__, facts.num_parameters, facts.dtype, facts.device, num_blocks, BLOCK_SIZE),
@@ -173,17 +173,35 @@ def _run_self_test(runner: ModelRunner, class_name: str) -> None:
 
 
 def _num_blocks(runner: ModelRunner, kv_cache_tokens: int | None, max_slots: int) -> int:
-    """Blocks of the cache. A slot's worst case is its context and one block (see SlotTable)."""
+    """Blocks of the cache: what was asked for, or every slot's whole context within half of the free memory."""
+    block_bytes, free = runner.kv_bytes_per_token * BLOCK_SIZE, free_memory_bytes(runner.device)
     if kv_cache_tokens is not None:
         num_blocks = -(-kv_cache_tokens // BLOCK_SIZE)
-        if num_blocks < 2:
-            raise ConfigError(f"kv_cache_tokens is {kv_cache_tokens}, must be over {BLOCK_SIZE}")
+        if num_blocks * block_bytes > free:
+            raise ConfigError(
+                f"kv_cache_tokens is {kv_cache_tokens}, which takes {num_blocks * block_bytes} bytes, and "
+                f"{runner.facts.device} has {free} free; lower it to at most {free // block_bytes * BLOCK_SIZE}",
+                param="kv_cache_tokens",
+            )
         return num_blocks
-    wanted = max_slots * (-(-runner.facts.context_limit // BLOCK_SIZE) + 1)
-    block_bytes = runner.kv_bytes_per_token * BLOCK_SIZE
-    affordable = free_memory_bytes(runner.device) // 2 // block_bytes
-    if affordable < 2:
+    wanted = max_slots * -(-runner.facts.context_limit // BLOCK_SIZE)
+    affordable = free // 2 // block_bytes
+    if affordable < 1:
         raise ConfigError(
             f"no memory for a KV cache: a block takes {block_bytes} bytes; free some or set kv_cache_tokens"
         )
     return min(wanted, affordable)
+
+
+def _allocate(runner: ModelRunner, num_blocks: int) -> None:
+    """At load, so that a worker beside this one does not count the same memory as free, and no request finds out."""
+    num_tokens, num_bytes = num_blocks * BLOCK_SIZE, num_blocks * BLOCK_SIZE * runner.kv_bytes_per_token
+    runner.set_pool(KVPool(num_blocks, BLOCK_SIZE))
+    try:
+        runner.allocate()
+    except (RuntimeError, MemoryError) as error:  # torch's own out-of-memory errors are RuntimeErrors
+        raise ConfigError(
+            f"no memory on {runner.facts.device} for a KV cache of {num_tokens} tokens, {num_bytes} bytes: "
+            f"{first_line(error)}; set kv_cache_tokens lower",
+            param="kv_cache_tokens",
+        ) from error

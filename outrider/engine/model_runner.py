@@ -56,6 +56,15 @@ class ModelRunner:
         self.pool = pool
         self._cache = DenseCache(num_layers, pool.num_blocks, pool.block_size)
 
+    def allocate(self) -> None:
+        """Make the cache's storage now; without this the first request would. Raises what torch raises for memory.
+
+        A layer's shape is known when keys of its own reach it, so one token goes through the model.
+        """
+        table = self.pool.new_table()
+        self.forward([Row(table, [0], 0, 1)])
+        table.free()
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Over all layers; 0 before the first forward."""

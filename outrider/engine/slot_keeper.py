@@ -51,11 +51,6 @@ class SlotKeeper:
         try:
             check_token_ids("committed_ids", job.committed_ids, self._vocab_size)
             job.params.check(self._vocab_size)
-            if not 1 <= job.num_prompt <= len(job.committed_ids):
-                raise InvalidRequest(
-                    f"num_prompt_tokens is {job.num_prompt}, must be from 1 to {len(job.committed_ids)}",
-                    param="num_prompt_tokens",
-                )
             slot = self.table.open(job.owner, job.slot_id, job.committed_ids, job.num_prompt, job.params)
         except OutriderError as error:
             fault = Fault.EXHAUSTED if isinstance(error, Overloaded) else Fault.INVALID
@@ -75,13 +70,12 @@ class SlotKeeper:
         slot = self.table.get(owner, slot_id)
         if slot is None:
             return JobError(Fault.UNKNOWN_SLOT, f"slot {slot_id} is not open here; open it again")
-        limit = slot.num_prompt + slot.params.max_tokens
         try:
             check_token_ids("committed_ids", list(ids), self._vocab_size)
-            if not slot.num_prompt <= base_len + len(ids) < limit:
+            if base_len + len(ids) >= slot.max_len:  # the slot may be full, but then there is nothing to ask of it
                 raise InvalidRequest(
                     f"base_len {base_len} and {len(ids)} committed ids make {base_len + len(ids)} tokens, "
-                    f"the slot has room from {slot.num_prompt} to {limit - 1}"
+                    f"prompt and max_tokens are {slot.max_len}: no token is left to make"
                 )
             slot.commit_from(base_len, ids)
         except Behind as behind:

@@ -109,7 +109,7 @@ class SlotTable:
         self.max_slots = max_slots
         self.context_limit = context_limit
         self._slots: dict[SlotKey, Slot] = {}
-        self._num_promised = 0
+        self._num_promised = 0  # blocks that the open slots may come to need; never more than the pool has
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(list(self._slots.values()))
@@ -117,11 +117,6 @@ class SlotTable:
     @property
     def num_in_use(self) -> int:
         return len(self._slots)
-
-    @property
-    def num_promised_blocks(self) -> int:
-        """Blocks that the open slots may come to need. Never more than the pool has."""
-        return self._num_promised
 
     def get(self, owner: int, slot_id: int) -> Slot | None:
         return self._slots.get((owner, slot_id))
@@ -140,20 +135,15 @@ class SlotTable:
         self.close(owner, slot_id)
         slot = Slot(key, committed_ids, num_prompt, params, self.pool.new_table())
         self._slots[key] = slot
-        self._num_promised += self._worst_case_blocks(max_len)
+        self._num_promised += self.pool.num_blocks_for(max_len)
         return slot
-
-    def truncate(self, owner: int, slot_id: int, committed_len: int) -> int:
-        """Blocks freed; 0 for a slot that is not here, since a close may have overtaken the message."""
-        slot = self.get(owner, slot_id)
-        return 0 if slot is None else slot.truncate(committed_len)
 
     def close(self, owner: int, slot_id: int) -> int:
         """Free the slot; returns its blocks. 0 when there is none: closing twice is no fault."""
         slot = self._slots.pop((owner, slot_id), None)
         if slot is None:
             return 0
-        self._num_promised -= self._worst_case_blocks(slot.max_len)
+        self._num_promised -= self.pool.num_blocks_for(slot.max_len)
         slot.cached.clear()
         return slot.table.free()
 
@@ -163,10 +153,6 @@ class SlotTable:
         for key in keys:
             self.close(*key)
         return len(keys)
-
-    def _worst_case_blocks(self, max_len: int) -> int:
-        # One block more than the tokens fill: a shared prefix that ends inside a block is copied before it is extended.
-        return self.pool.num_blocks_for(max_len) + 1
 
     def _check_lengths(self, num_committed: int, num_prompt: int, max_tokens: int) -> None:
         max_len = num_prompt + max_tokens
@@ -188,7 +174,7 @@ class SlotTable:
             )
 
     def _check_room(self, key: SlotKey, max_len: int) -> None:
-        needed, old = self._worst_case_blocks(max_len), self._slots.get(key)
+        needed, old = self.pool.num_blocks_for(max_len), self._slots.get(key)
         if needed > self.pool.num_blocks:
             raise InvalidRequest(
                 f"{max_len} tokens need {needed} cache blocks, this worker has {self.pool.num_blocks} of "
@@ -198,7 +184,7 @@ class SlotTable:
         num_others = len(self._slots) - (old is not None)
         if num_others >= self.max_slots:
             raise Overloaded(f"all {self.max_slots} slots are in use; retry later or raise max_slots")
-        promised = self._num_promised - (self._worst_case_blocks(old.max_len) if old is not None else 0)
+        promised = self._num_promised - (self.pool.num_blocks_for(old.max_len) if old is not None else 0)
         if promised + needed > self.pool.num_blocks:
             raise Overloaded(
                 f"{max_len} tokens need {needed} cache blocks, {promised} of {self.pool.num_blocks} are promised to "

@@ -17,6 +17,7 @@ from outrider.engine import dense_attention, loader
 from outrider.engine.dense_attention import DenseLayer
 from outrider.engine.loader import load_runner, tokenizer_files
 from outrider.engine.model_runner import ModelRunner
+from outrider.engine.self_test import NUM_BLOCKS
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
 from tests.tiny_models import perturbed_copy, tiny_llama, write_tokenizer
@@ -50,7 +51,7 @@ def test_facts_and_cache_size(original: str) -> None:
     assert (facts.model_id, facts.vocab_size, facts.context_limit) == (original, 300, 256)
     assert (facts.dtype, facts.device, facts.eos_token_ids, facts.attention_path) == ("float32", "cpu", (0,), "dense")
     assert facts.num_parameters == sum(t.numel() for t in load_file(Path(original) / "model.safetensors").values())
-    assert (runner.pool.num_blocks, runner.pool.block_size, runner.pool.num_in_use) == (2 * 17, 16, 0)
+    assert (runner.pool.num_blocks, runner.pool.block_size, runner.pool.num_in_use) == (2 * 16, 16, 0)
 
 
 def test_settings_are_followed(original: str) -> None:
@@ -64,6 +65,42 @@ def test_the_cache_takes_at_most_half_of_the_free_memory(original: str, monkeypa
     assert load(original).pool.num_blocks == 10
     monkeypatch.setattr(loader, "free_memory_bytes", lambda _: block_bytes)
     with pytest.raises(ConfigError, match=f"a block takes {block_bytes} bytes"):
+        load(original)
+
+
+def test_the_cache_is_there_when_the_worker_is(original: str) -> None:
+    """Not at the first request: whoever loads next would count the same memory as free."""
+    runner = load(original, kv_cache_tokens=100)
+    layers = runner._cache.layers
+    shapes = [tuple(storage.shape) for layer in layers for storage in (layer.keys, layer.values)]
+    assert len(layers) == 2 and shapes == [(7 + 1, 16, 2, 8)] * 4  # blocks and the trash block, tokens, heads, width
+    assert runner.pool.num_in_use == 0
+
+
+def test_a_cache_larger_than_the_free_memory_is_refused(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    block_bytes = 16 * 2 * 2 * 2 * 8 * 4
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda _: 20 * block_bytes)
+    assert load(original, kv_cache_tokens=320).pool.num_blocks == 20
+    with pytest.raises(ConfigError, match=r"kv_cache_tokens is 321, .*; lower it to at most 320") as caught:
+        load(original, kv_cache_tokens=321)
+    assert caught.value.param == "kv_cache_tokens"
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError, MemoryError])
+def test_memory_that_is_gone_when_it_is_taken_is_an_error_at_start(
+    original: str, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    """As when another process on the GPU took it meanwhile; the self-test's small cache still fits."""
+    new_storage = DenseLayer._new_storage
+
+    def out_of_memory(self: DenseLayer, states: torch.Tensor) -> torch.Tensor:
+        if self._num_blocks > NUM_BLOCKS + 1:
+            raise kind("tried to allocate more than there is\nsecond line")
+        return new_storage(self, states)
+
+    monkeypatch.setattr(DenseLayer, "_new_storage", out_of_memory)
+    message = r"no memory on cpu for a KV cache of 512 tokens, 131072 bytes: tried to .* is; set kv_cache_tokens lower$"
+    with pytest.raises(ConfigError, match=message):
         load(original)
 
 
@@ -120,7 +157,7 @@ def test_a_folder_that_is_not_there() -> None:
         ({"device": "cuda:77"}, r"device is 'cuda:77', this process sees \d+ CUDA devices"),
         ({"context_limit": 257}, "context_limit is 257, the model was made for 256"),
         ({"context_limit": 8}, "context_limit is 8, must be at least 16"),
-        ({"kv_cache_tokens": 10}, "kv_cache_tokens is 10, must be over 16"),
+        ({"kv_cache_tokens": 10**15}, f"kv_cache_tokens is {10**15}, which takes .* and cpu has .* free"),
     ],
 )
 def test_impossible_settings(original: str, changes: dict[str, Any], message: str) -> None:

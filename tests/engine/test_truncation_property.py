@@ -115,7 +115,7 @@ class Workers(RuleBasedStateMachine):
         committed = tokens(dice, num_prompt + dice.choice((0, 0, min(5, max_tokens - 1))))
         max_len = num_prompt + max_tokens
         others = [request for other, request in self.requests.items() if other != key]
-        needed = sum(-(-r.max_len // BLOCK_SIZE) + 1 for r in others) + -(-max_len // BLOCK_SIZE) + 1
+        needed = sum(-(-r.max_len // BLOCK_SIZE) for r in others) + -(-max_len // BLOCK_SIZE)
         fits = len(others) < MAX_SLOTS and needed <= NUM_BLOCKS
         try:
             self.table.open(owner, slot_id, committed, num_prompt, SamplingParams(max_tokens=max_tokens))
@@ -225,10 +225,10 @@ class Workers(RuleBasedStateMachine):
     def truncate(self, which: int, committed_len: int) -> None:
         slot, _ = self.pick(which)
         in_use, kept = self.table.pool.num_in_use, slot.cached[: max(committed_len - 1, 0)]
-        freed = self.table.truncate(*slot.key, committed_len)
+        freed = slot.truncate(committed_len)
         assert slot.cached == kept
         assert self.table.pool.num_in_use == in_use - freed
-        assert self.table.truncate(*slot.key, committed_len) == 0
+        assert slot.truncate(committed_len) == 0
 
     @precondition(lambda self: self.requests)
     @rule(which=PICK, really=st.integers(0, 2))
@@ -308,8 +308,7 @@ class Workers(RuleBasedStateMachine):
         slots, pool = list(self.table), self.table.pool
         blocks = [block for slot in slots for block in slot.table.blocks]
         assert len(set(blocks)) == len(blocks) == pool.num_in_use
-        assert pool.num_free + pool.num_in_use == NUM_BLOCKS
-        assert self.table.num_promised_blocks <= NUM_BLOCKS
+        assert sum(-(-request.max_len // BLOCK_SIZE) for request in self.requests.values()) <= NUM_BLOCKS
         assert self.table.num_in_use == len(slots) == len(self.requests)
 
     @invariant()
@@ -325,7 +324,7 @@ class Workers(RuleBasedStateMachine):
         """On a fork, so that looking changes nothing: the next token's logits on top of every slot's cache."""
         for slot in getattr(self, "table", ()):
             ids = [*slot.cached, slot.committed[-1]]
-            if len(ids) <= CONTEXT and self.table.pool.num_free:
+            if len(ids) <= CONTEXT and self.table.pool.num_in_use < NUM_BLOCKS:
                 fork = slot.table.fork()
                 self.compare(ids, RUNNER.forward([Row(fork, ids, len(slot.cached), 1)])[0])
                 fork.free()
@@ -333,7 +332,9 @@ class Workers(RuleBasedStateMachine):
     def teardown(self) -> None:
         for owner in (1, 2):
             self.table.close_owner(owner)
-        assert self.table.pool.num_in_use == 0 and self.table.num_promised_blocks == 0
+        assert self.table.pool.num_in_use == 0
+        for slot_id, max_len in enumerate((CONTEXT, CONTEXT, NUM_BLOCKS * BLOCK_SIZE - 2 * CONTEXT)):
+            self.table.open(1, slot_id, [1], 1, SamplingParams(max_tokens=max_len - 1))  # all memory can be promised
         TRUTH.clear()
 
 

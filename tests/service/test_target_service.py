@@ -478,17 +478,17 @@ async def test_memory_limit(target_folder: str) -> None:
         async with ControlClient(process.address, "target") as client:
             never = await client.ask(open_slot(1, PROMPT, max_tokens=200))
             assert never.code == pb.WORKER_ERROR_CODE_INVALID
-            assert "14 cache blocks" in never.message and "has 10" in never.message
-            await client.opened(1, PROMPT, max_tokens=91)  # 96 tokens: 6 blocks and one
+            assert "13 cache blocks" in never.message and "has 10" in never.message
+            await client.opened(1, PROMPT, max_tokens=91)  # 96 tokens: 6 blocks
             now = await client.ask(open_slot(2, PROMPT, max_tokens=91))
             assert now.code == pb.WORKER_ERROR_CODE_EXHAUSTED
-            assert "7 of 10" in now.message
+            assert "6 of 10" in now.message
             assert (await client.info()).num_slots_in_use == 1
-            await client.opened(2, PROMPT, max_tokens=27)  # 32 tokens: 2 blocks and one
+            await client.opened(2, PROMPT, max_tokens=59)  # 64 tokens: 4 blocks
             for slot in (1, 2):
                 client.tell(pb.CloseSlot(slot=slot))
             await eventually(idle, client)
-            await client.opened(3, PROMPT, max_tokens=130)
+            await client.opened(3, PROMPT, max_tokens=155)
 
 
 async def test_close_cancels_and_forgets(target: ControlClient) -> None:

@@ -13,7 +13,7 @@ def test_reserve_takes_whole_blocks_and_reports_tokens() -> None:
     pool = KVPool(8, block_size=4)
     table = pool.new_table()
     assert table.reserve(5) == []
-    assert (len(table.blocks), table.num_tokens, pool.num_in_use, pool.num_free) == (2, 5, 2, 6)
+    assert (len(table.blocks), table.num_tokens, pool.num_in_use) == (2, 5, 2)
     table.reserve(8)
     assert len(table.blocks) == 2
     table.reserve(3)  # room is there already
@@ -41,10 +41,10 @@ def test_out_of_blocks_leaves_the_table_as_it_was() -> None:
     table, other = pool.new_table(), pool.new_table()
     other.reserve(4)
     table.reserve(4)
-    before = (list(table.blocks), table.num_tokens, pool.num_free)
+    before = (list(table.blocks), table.num_tokens, pool.num_in_use)
     with pytest.raises(OutOfBlocks, match=r"1 of 3 blocks free and 2 are needed"):
         table.reserve(12)
-    assert (table.blocks, table.num_tokens, pool.num_free) == before
+    assert (table.blocks, table.num_tokens, pool.num_in_use) == before
 
 
 def test_truncate_keeps_a_partly_filled_block_and_is_idempotent() -> None:
@@ -133,7 +133,7 @@ def test_references_always_equal_the_tables_that_hold_a_block(
                 continue
         held = [block for t in tables for block in t.blocks]
         assert all(pool.num_references(block) == held.count(block) for block in range(1, 13))
-        assert pool.num_in_use == len(set(held)) and pool.num_free == 12 - len(set(held))
+        assert pool.num_in_use == len(set(held))
         assert all(len(t.blocks) == -(-t.num_tokens // block_size) for t in tables)
     for table in tables:
         table.free()
