@@ -1,11 +1,13 @@
 """The data plane: one stream to each target, proposals coalesced. Runs on the gRPC loop's thread.
 
-What cannot be delivered is dropped: the target's wait budget turns that round into a plain step.
+What cannot be delivered is dropped: the target's wait budget turns that round into a plain step. So is the newest
+part when a target reads more slowly than the draft writes.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import grpc.aio
 
@@ -19,13 +21,18 @@ from outrider.wire.streams import Outbox
 
 log = get_logger(__name__)
 
+MAX_BACKLOG_BYTES = 256 << 20
+"""Most that may wait for one target. What is older than that is late already."""
+
 
 class Deliverer:
     """Streams are opened at the first proposal for an address and opened anew after they break."""
 
-    def __init__(self, vocab_size: int, max_message_bytes: int) -> None:
+    def __init__(self, vocab_size: int, max_message_bytes: int, dropped: Callable[[int], None]) -> None:
+        """`dropped(num_tokens)` is called for parts that the backlog has no room for."""
         self._vocab_size = vocab_size
         self._max_message_bytes = max_message_bytes
+        self._dropped = dropped
         self._links: dict[str, _Link] = {}
 
     def send(self, part: PartOut) -> None:
@@ -33,7 +40,8 @@ class Deliverer:
         if link is None or link.broken:
             channel = None if link is None else link.channel
             link = self._links[part.address] = _Link(part.address, self._max_message_bytes, channel)
-        link.outbox.put(self._to_proto(part))
+        if not link.put(self._to_proto(part)):
+            self._dropped(len(part.draft_ids))
 
     def _to_proto(self, part: PartOut) -> tpb.Delivery:
         return tpb.Delivery(
@@ -56,25 +64,39 @@ class _Link:
     def __init__(self, address: str, max_message_bytes: int, channel: grpc.aio.Channel | None) -> None:
         self.broken = False
         self._address = address
-        self._max_batch_bytes = max_message_bytes - (1 << 16)
+        self._max_batch_bytes = max_message_bytes - (1 << 16)  # the rest is for the items' headers
         if channel is None:
             channel = grpc.aio.insecure_channel(address, options=client_options(max_message_bytes))
         self.channel = channel
         self._call = target_pb2_grpc.TargetServiceStub(channel).Deliver()
-        self.outbox: Outbox[tpb.Delivery] = Outbox(self._write)
+        self._backlog_bytes = 0
+        self._outbox: Outbox[tpb.Delivery] = Outbox(self._write, self._call.cancel)
         self._watch = asyncio.create_task(self._until_broken())
+
+    def put(self, item: tpb.Delivery) -> bool:
+        """False when it was dropped. A part alone goes whatever its size."""
+        size = item.ByteSize()
+        if self._backlog_bytes and self._backlog_bytes + size > MAX_BACKLOG_BYTES:
+            return False
+        self._backlog_bytes += size
+        self._outbox.put(item)
+        return True
 
     async def _write(self, items: list[tpb.Delivery]) -> None:
         """One message, or several when a batch of whole laws would pass the receiver's limit."""
         batch, size = tpb.DeliveryBatch(), 0
         for item in items:
-            item_size = item.ByteSize() + 16
+            item_size = item.ByteSize()
             if batch.items and size + item_size > self._max_batch_bytes:
-                await self._call.write(batch)
+                await self._write_batch(batch, size)
                 batch, size = tpb.DeliveryBatch(), 0
             batch.items.append(item)
             size += item_size
+        await self._write_batch(batch, size)
+
+    async def _write_batch(self, batch: tpb.DeliveryBatch, size: int) -> None:
         await self._call.write(batch)
+        self._backlog_bytes -= size
 
     async def _until_broken(self) -> None:
         try:
@@ -87,12 +109,12 @@ class _Link:
         if not self.broken:
             log.warning("delivery stream to %s ended: %s", self._address, reason)
         self.broken = True
-        await self.outbox.close()
+        await self._outbox.close()
 
     async def close(self) -> None:
         self.broken = True
         self._watch.cancel()
         await asyncio.gather(self._watch, return_exceptions=True)
-        await self.outbox.close()
+        await self._outbox.close()
         self._call.cancel()
         await self.channel.close()

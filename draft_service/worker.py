@@ -41,7 +41,11 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
         loaded = worker_handle.load(config, epoch)
         loaded.num_steps = lambda: engine.num_steps
         facts = loaded.runner.facts
-        deliverer = Deliverer(facts.vocab_size, config.max_message_bytes)
+        deliverer = Deliverer(
+            facts.vocab_size,
+            config.max_message_bytes,
+            dropped=lambda num_tokens: metrics.dropped_tokens.labels(why="backlog").inc(num_tokens),
+        )
         made.append((loaded, deliverer))
         return Proposer(
             loaded.runner,

@@ -54,7 +54,7 @@ class Connection:
             count_bytes(batch.ByteSize())
             await stream.write(batch)
 
-        self._outbox: Outbox[Any] = Outbox(write)
+        self._outbox: Outbox[Any] = Outbox(write, stream.cancel)
         self._count_bytes = count_bytes
 
     def call(self, request: Any) -> asyncio.Future[Any]:

@@ -22,6 +22,7 @@ class ControlStreams:
     def __init__(self) -> None:
         self._owners = itertools.count(1)
         self._reading: set[asyncio.Task[None]] = set()
+        self._stopping = False
 
     async def serve(
         self,
@@ -40,7 +41,7 @@ class ControlStreams:
         async def write(items: list[Any]) -> None:
             await context.write(make_batch(items))
 
-        outbox: Outbox[Any] = Outbox(write)
+        outbox: Outbox[Any] = Outbox(write, lambda: reading.cancel())
 
         async def read() -> None:
             async for batch in requests:
@@ -51,8 +52,10 @@ class ControlStreams:
         self._reading.add(reading)
         try:
             await asyncio.wait({reading})
-            if reading.cancelled():
+            if reading.cancelled() and self._stopping:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is stopping; connect again")
+            elif reading.cancelled():
+                await context.abort(grpc.StatusCode.INTERNAL, "an answer could not be written; connect again")
             reading.result()
         except grpc.aio.AioRpcError as error:
             log.info("control stream %d ended: %s", owner, error.code().name)
@@ -64,5 +67,6 @@ class ControlStreams:
 
     async def end_all(self) -> None:
         """End every open stream: a graceful stop would otherwise wait its whole grace for them."""
+        self._stopping = True
         for reading in list(self._reading):
             reading.cancel()

@@ -200,7 +200,8 @@ class WorkerMetrics:
     proposals_refused: Counter = field(init=False)
     """rate(outrider_worker_proposals_refused_total[5m]) (target)"""
     dropped_tokens: Counter = field(init=False)
-    """sum by (why) (rate(outrider_worker_dropped_draft_tokens_total[5m])): late, refused, expired (target)."""
+    """sum by (why) (rate(outrider_worker_dropped_draft_tokens_total[5m])): late, refused, expired, ... (target);
+    backlog: no room for what a target does not read (draft)."""
     wire_bytes: Counter = field(init=False)
     """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): proposals sent (draft)."""
 

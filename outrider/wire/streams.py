@@ -16,15 +16,21 @@ from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
 
+MAX_BATCH_ITEMS = 1024
+"""A message of more would hold up those behind it."""
+
 Item = TypeVar("Item")
 
 
 class Outbox(Generic[Item]):
     """The only writer of one stream direction. `put` never blocks; a batch is all that queued during the last write."""
 
-    def __init__(self, write: Callable[[list[Item]], Awaitable[None]], max_batch: int = 1024) -> None:
+    def __init__(self, write: Callable[[list[Item]], Awaitable[None]], end_stream: Callable[[], object]) -> None:
+        """`end_stream` is called when `write` fails while the stream is up (a message that cannot be serialised, say):
+        with nobody to write, those who wait for answers must be told by its reader.
+        """
         self._write = write
-        self._max_batch = max_batch
+        self._end_stream = end_stream
         self._queue: list[Item] = []
         self._wake = asyncio.Event()
         self._closed = False
@@ -42,12 +48,13 @@ class Outbox(Generic[Item]):
                 await self._wake.wait()
                 self._wake.clear()
                 while self._queue:
-                    batch, self._queue = self._queue[: self._max_batch], self._queue[self._max_batch :]
+                    batch, self._queue = self._queue[:MAX_BATCH_ITEMS], self._queue[MAX_BATCH_ITEMS:]
                     await self._write(batch)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             pass  # writing to a stream that has ended; the reader says why
         except Exception:
-            log.exception("writing to a stream failed")
+            log.exception("writing to a stream failed; the stream ends")
+            self._end_stream()
         finally:  # also when grpc cancels the writer of a call that it has cancelled
             self._closed = True
             self._queue.clear()

@@ -67,7 +67,7 @@ class Relay:
         async def write(items: list[Any]) -> None:
             await call.write(self._batch_type(items=items))
 
-        outbox: Outbox[Any] = Outbox(write)
+        outbox: Outbox[Any] = Outbox(write, call.cancel)
         back = asyncio.create_task(self._back(call, context))
         try:
             async for batch in batches:

@@ -61,7 +61,7 @@ class ControlClient:
         async def write(items: list[Any]) -> None:
             await self.stream.write(self._batch(items=items))
 
-        self._outbox: Outbox[Any] = Outbox(write)
+        self._outbox: Outbox[Any] = Outbox(write, self.stream.cancel)
         self._reading = asyncio.create_task(self._read())
         return self
 

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from outrider.wire.errors import WorkerLost
-from outrider.wire.streams import Outbox, PendingReplies
+from outrider.wire.streams import MAX_BATCH_ITEMS, Outbox, PendingReplies
 
 
 class Wire:
@@ -21,12 +21,16 @@ class Wire:
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: BaseException | None = None
+        self.num_ends = 0
 
     async def write(self, batch: list[int]) -> None:
         self.batches.append(batch)
         await self.gate.wait()
         if self.error is not None:
             raise self.error
+
+    def end(self) -> None:
+        self.num_ends += 1
 
 
 async def settle() -> None:
@@ -37,7 +41,7 @@ async def settle() -> None:
 async def test_what_queues_during_a_write_leaves_as_one() -> None:
     wire = Wire()
     wire.gate.clear()
-    outbox: Outbox[int] = Outbox(wire.write)
+    outbox: Outbox[int] = Outbox(wire.write, wire.end)
     outbox.put(0)
     await settle()
     for i in range(1, 100):
@@ -52,11 +56,12 @@ async def test_what_queues_during_a_write_leaves_as_one() -> None:
 
 async def test_batches_are_bounded_and_in_order() -> None:
     wire = Wire()
-    outbox: Outbox[int] = Outbox(wire.write, max_batch=4)
-    for i in range(10):
+    outbox: Outbox[int] = Outbox(wire.write, wire.end)
+    for i in range(2 * MAX_BATCH_ITEMS + 2):
         outbox.put(i)
     await settle()
-    assert wire.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [len(batch) for batch in wire.batches] == [MAX_BATCH_ITEMS, MAX_BATCH_ITEMS, 2]
+    assert [i for batch in wire.batches for i in batch] == list(range(2 * MAX_BATCH_ITEMS + 2))
     await outbox.close()
 
 
@@ -74,7 +79,7 @@ async def test_a_writer_that_fails_holds_nothing(error: BaseException) -> None:
     """Whatever ended the stream, what is put afterwards must not pile up."""
     wire = Wire()
     wire.error = error
-    outbox: Outbox[int] = Outbox(wire.write)
+    outbox: Outbox[int] = Outbox(wire.write, wire.end)
     outbox.put(1)
     await settle()
     for i in range(1000):
@@ -82,13 +87,15 @@ async def test_a_writer_that_fails_holds_nothing(error: BaseException) -> None:
     await settle()
     assert wire.batches == [[1]]
     assert not outbox._queue
+    # The reader tells of streams that ended; one that is up has to be ended, or nobody ever hears of this.
+    assert wire.num_ends == (1 if isinstance(error, ValueError) else 0)
     await outbox.close()
 
 
 async def test_close_while_a_write_hangs() -> None:
     wire = Wire()
     wire.gate.clear()
-    outbox: Outbox[int] = Outbox(wire.write)
+    outbox: Outbox[int] = Outbox(wire.write, wire.end)
     outbox.put(1)
     await settle()
     outbox.put(2)

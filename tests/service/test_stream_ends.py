@@ -1,0 +1,151 @@
+"""Our ends of the long-lived streams against the other side's faults and our own: a slow reader, a broken answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from draft_service import deliveries
+from draft_service.deliveries import Deliverer
+from draft_service.jobs import PartOut
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2 as dpb
+from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.codec import DenseRows
+from outrider.wire.control import ControlStreams
+from outrider.wire.serving import start_server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+VOCAB_SIZE = 1 << 16
+PART_BYTES = 4 * VOCAB_SIZE
+NUM_PARTS = 200
+"""50 MB: several times what gRPC takes in for a reader that does not read."""
+MAX_MESSAGE_BYTES = 64 << 20
+
+
+class SlowTarget(target_pb2_grpc.TargetServiceServicer):
+    """Reads nothing until it may."""
+
+    def __init__(self) -> None:
+        self.may_read = asyncio.Event()
+        self.tickets: list[int] = []
+
+    async def Deliver(self, batches: AsyncIterator[tpb.DeliveryBatch], context: Any) -> tpb.DeliverSummary:
+        await self.may_read.wait()
+        async for batch in batches:
+            self.tickets.extend(item.ticket for item in batch.items)
+        return tpb.DeliverSummary()
+
+
+async def until(done: Any) -> None:
+    async with asyncio.timeout(20):
+        while not done():  # noqa: ASYNC110  # what it waits for has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_a_target_that_does_not_read_costs_a_bounded_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest parts are dropped and counted; once it reads, what was queued arrives and new parts go out again."""
+    monkeypatch.setattr(deliveries, "MAX_BACKLOG_BYTES", 8 * PART_BYTES + 8 * 100)
+    target, dropped = SlowTarget(), []
+
+    def add(server: grpc.aio.Server) -> list[str]:
+        target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
+        return []
+
+    server, address, _ = await start_server(add, "127.0.0.1", 0, MAX_MESSAGE_BYTES)
+    deliverer = Deliverer(VOCAB_SIZE, MAX_MESSAGE_BYTES, dropped.append)
+
+    def send(ticket: int) -> None:
+        rows = DenseRows(1, bytes(PART_BYTES))
+        deliverer.send(PartOut(address, ticket, 7, 10, 0, (3,), rows, 1))
+
+    try:
+        send(1)
+        await asyncio.sleep(0.5)  # the first one is on the wire, in the receiver's window or before it
+        for ticket in range(2, NUM_PARTS + 1):
+            send(ticket)
+            await asyncio.sleep(0.002)
+        num_dropped = sum(dropped)
+        assert NUM_PARTS // 2 <= num_dropped <= NUM_PARTS - 8 and deliverer._links[address]._backlog_bytes <= 8 * (
+            PART_BYTES + 100
+        )
+        target.may_read.set()
+        await until(lambda: len(target.tickets) == NUM_PARTS - num_dropped)
+        assert target.tickets[:8] == list(range(1, 9)) and target.tickets == sorted(target.tickets)
+        await until(lambda: deliverer._links[address]._backlog_bytes == 0)
+        send(99)
+        await until(lambda: target.tickets[-1] == 99)
+        assert sum(dropped) == num_dropped
+    finally:
+        await deliverer.close()
+        await server.stop(None)
+
+
+async def test_a_part_larger_than_the_backlog_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "MAX_BACKLOG_BYTES", 100)
+    target, dropped = SlowTarget(), []
+
+    def add(server: grpc.aio.Server) -> list[str]:
+        target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
+        return []
+
+    target.may_read.set()
+    server, address, _ = await start_server(add, "127.0.0.1", 0, MAX_MESSAGE_BYTES)
+    deliverer = Deliverer(VOCAB_SIZE, MAX_MESSAGE_BYTES, dropped.append)
+    try:
+        for ticket in (1, 2):
+            deliverer.send(PartOut(address, ticket, 7, 10, 0, (3,), DenseRows(1, bytes(PART_BYTES)), 1))
+        await until(lambda: target.tickets == [1])
+        assert dropped == [1]
+    finally:
+        await deliverer.close()
+        await server.stop(None)
+
+
+class BrokenDraft(draft_pb2_grpc.DraftServiceServicer):
+    """Answers an open as it should, anything else with what is no reply."""
+
+    def __init__(self) -> None:
+        self.streams = ControlStreams()
+        self.gone: list[int] = []
+
+    async def Control(self, requests: AsyncIterator[dpb.DraftRequestBatch], context: Any) -> None:
+        await self.streams.serve(
+            requests,
+            context,
+            make_batch=lambda items: dpb.DraftReplyBatch(items=items),
+            dispatch=lambda owner, item, put: put(
+                dpb.DraftReply(id=item.id, open=pb.OpenReply()) if item.HasField("open") else object()
+            ),
+            gone=self.gone.append,
+        )
+
+
+async def test_an_answer_that_cannot_be_written_ends_the_stream_at_once() -> None:
+    """Its client would otherwise wait out its time for an answer that will never come."""
+    draft = BrokenDraft()
+
+    def add(server: grpc.aio.Server) -> list[str]:
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
+        return []
+
+    server, address, _ = await start_server(add, "127.0.0.1", 0, MAX_MESSAGE_BYTES)
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = draft_pb2_grpc.DraftServiceStub(channel).Control()
+            await call.write(dpb.DraftRequestBatch(items=[dpb.DraftRequest(id=1, open=pb.OpenSlot())]))
+            assert (await call.read()).items[0].id == 1
+            await call.write(dpb.DraftRequestBatch(items=[dpb.DraftRequest(id=2, propose=dpb.Propose())]))
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await asyncio.wait_for(call.read(), 10)
+            assert error.value.code() == grpc.StatusCode.INTERNAL
+            assert "could not be written" in str(error.value.details())
+        assert draft.gone == [1]
+    finally:
+        await server.stop(None)
