@@ -50,6 +50,12 @@ class Launcher:
     def start(self, cluster: Cluster) -> dict[str, Started]:
         """Blocks until both workers can be called. Raises OutriderError saying why they cannot."""
         nodes = cluster.nodes()
+        if len(nodes) > 1:
+            raise ConfigError(
+                f"the cluster has {len(nodes)} machines; workers listen on {self._config.target.host}, which the "
+                "gateway reaches on its own machine alone: use a cluster of one machine, or start the workers by hand "
+                "(python -m target_service --host ADDRESS) and the gateway with --target and --draft"
+            )
         placements = place(self._config, nodes, cluster.local_cores())
         check_fits(placements, nodes, "has")
         check_fits(placements, [cluster.free()], "has free")

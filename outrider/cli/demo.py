@@ -11,6 +11,7 @@ from rich.console import Console
 
 from outrider.cli.console import EXIT_FAILED, answer_console, note_console
 from outrider.cli.demo_runs import Answer, Arm, Comparison, answer, compare, read_prompts, run_arms
+from outrider.cli.merging import DEMO_NAME
 from outrider.cli.progress import StartProgress
 from outrider.cli.render import AnswerPrinter, figure, legend
 from outrider.cli.stopping import StopFlag
@@ -59,7 +60,7 @@ def _settings(no_ray: bool) -> dict[str, object]:
     return {
         "target": {"model": demo_model("target"), "dtype": "float32"},
         "draft": {"model": demo_model("draft"), "dtype": "float32"},
-        "gateway": {"port": 0, "grpc_port": 0},
+        "gateway": {"port": 0, "grpc_port": 0, "model_name": DEMO_NAME},
         "ray": None if no_ray else {},
     }
 

@@ -8,6 +8,8 @@ from typing import Any
 from outrider.cli.system import SystemConfig, Values, demo_model
 from outrider.wire.errors import ConfigError
 
+DEMO_NAME = "outrider-demo"
+"""Id under which the demo pair is served: its folder's path would say little."""
 _ROLES = ("target", "draft")
 
 
@@ -19,7 +21,8 @@ def merged(file: Values, flags: Values, *, no_draft: bool, no_ray: bool) -> Syst
         raise ConfigError("--no-ray and --ray-address contradict each other; leave one out")
     off = {"draft": no_draft, "ray": no_ray}
     values: dict[str, Any] = {**file, **{part: _part(part, file, flags[part], off.get(part, False)) for part in flags}}
-    _default_models(values)
+    if _default_models(values) and not _in_environment("gateway", "model_name"):
+        values["gateway"].setdefault("model_name", DEMO_NAME)
     for role in _ROLES:
         if values[role] is not None and not _in_environment(role, "metrics_port"):
             values[role].setdefault("metrics_port", 0)
@@ -37,8 +40,8 @@ def _part(part: str, file: Values, flags: Values, off: bool) -> Values | None:
     return {**(from_file or {}), **given}
 
 
-def _default_models(values: Values) -> None:
-    """The demo pair where no model is named at all; half a pair is refused."""
+def _default_models(values: Values) -> bool:
+    """The demo pair where no model is named at all; half a pair is refused. Whether the demo pair was taken."""
     wanted = [role for role in _ROLES if values[role] is not None]
     unnamed = [role for role in wanted if "model" not in values[role] and not _in_environment(role, "model")]
     if unnamed and len(unnamed) < len(wanted):
@@ -47,6 +50,7 @@ def _default_models(values: Values) -> None:
         raise ConfigError(f"only one model of the pair is named; say --{missing} MODEL{alone}")
     for role in unnamed:
         values[role]["model"] = demo_model(role)
+    return bool(unnamed)
 
 
 def _in_environment(role: str, setting: str) -> bool:

@@ -27,7 +27,8 @@ from outrider.wire.config import DraftConfig, GatewayConfig, TargetConfig
 from outrider.wire.errors import ConfigError, Unavailable
 
 _POLL_S = 0.1
-_GATEWAY_GRACE_S = 5.0
+_GATEWAY_GRACE_S = 10.0
+"""It lets running answers end for 5 s, and then tells their clients that they end."""
 _WORKERS_GRACE_S = 30.0
 """The launcher stops two actors and Ray, which takes seconds."""
 _SHOWN_LINES = 20
@@ -114,7 +115,9 @@ class Supervisor:
         for name in ("gateway", "launcher", "draft", "target"):
             if child := self._children.get(name):
                 grace_s = _GATEWAY_GRACE_S if name == "gateway" else _WORKERS_GRACE_S
-                child.stop(0.0 if self._stop_flag.hurry else grace_s)
+                # Actors on a cluster that is not ours end only when the launcher kills them.
+                joined = name == "launcher" and self._config.ray is not None and self._config.ray.address is not None
+                child.stop(0.0 if self._stop_flag.hurry and not joined else grace_s)
         end_descendants(grace_s=0.5)
         for child in self._children.values():
             child.close()

@@ -85,6 +85,7 @@ def up(
                 endpoints = system.start(progress)
             _show_ready(console, endpoints)
             system.watch()
+            console.print("stopping; running answers have 5 s to end (Ctrl-C again: at once)")
 
 
 def log_to(console: Console, verbose: bool) -> Any:
