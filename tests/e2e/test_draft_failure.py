@@ -8,17 +8,16 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from outrider.client import AsyncClient, FinishReason, Round, RoundStream, TokenKind
+from outrider.client import AsyncClient, FinishReason, Round, TokenKind
 from tests.e2e.faults import lying_draft
 from tests.e2e.reference import assert_target_alone
+from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
 from tests.stack import DEMO_TARGET, Process, Stack, running
 
-PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n        self.maxsize = maxsize\n"
 MAX_WAIT_S = 1.0
 """The gateway's longest wait budget, its default."""
 SLACK_S = 1.5
@@ -44,56 +43,10 @@ def restart(stack: Stack, name: str) -> None:
     setattr(stack, name, Process(old.module, [*old.args, "--port", port], stderr_path=old.stderr_path))
 
 
-@dataclass
-class Seen:
-    """What one stream has said, and when."""
-
-    rounds: list[Round] = field(default_factory=list)
-    times_s: list[float] = field(default_factory=list)
-
-    async def read(self, stream: RoundStream, enough: Callable[[list[Round]], bool]) -> None:
-        """Until `enough` of the rounds read by this call, or the end."""
-        first = len(self.rounds)
-        async for each in stream:
-            self.rounds.append(each)
-            self.times_s.append(time.monotonic())
-            if enough(self.rounds[first:]):
-                return
-
-    @property
-    def ids(self) -> list[int]:
-        return [token.id for each in self.rounds for token in each.tokens]
-
-    @property
-    def phases(self) -> str:
-        """One letter for each run of three or more speculative (s) or plain (p) rounds: "sps" is a draft's return."""
-        kinds = ["s" if each.num_drafted else "p" for each in self.rounds]
-        runs = "".join(kind for kind, *others in zip(kinds, kinds[1:], kinds[2:], strict=False) if {kind} == {*others})
-        return "".join(one for one, before in zip(runs, " " + runs, strict=False) if one != before)
-
-
-def speculative(count: int) -> Callable[[list[Round]], bool]:
-    """This many rounds with drafts, the last three in a row."""
-
-    def enough(rounds: list[Round]) -> bool:
-        return sum(r.num_drafted > 0 for r in rounds) >= count and all(r.num_drafted for r in rounds[-3:])
-
-    return enough
-
-
-def plain(count: int) -> Callable[[list[Round]], bool]:
-    """This many rounds without drafts at the end."""
-    return lambda rounds: len(rounds) >= count and not any(r.num_drafted for r in rounds[-count:])
-
-
 @pytest.fixture
 async def client(paced: Stack) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(paced.grpc) as made:
         yield made
-
-
-def greedy(client: AsyncClient, max_tokens: int) -> RoundStream:
-    return client.stream(PROMPT, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
 
 
 async def test_a_draft_killed_in_the_middle_changes_no_token_and_its_successor_drafts_again(
