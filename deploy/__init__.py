@@ -1,1 +1,1 @@
-"""Where the workers run: the Ray launcher, and the reference that the demo compares with."""
+"""Where the workers run: the Ray launcher, its actors, and how machines are shared out."""

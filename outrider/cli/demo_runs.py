@@ -98,7 +98,9 @@ def compare(model: str, max_tokens: int, answers: Sequence[Answer], stop: StopFl
         "prompts": [one.prompt for one in answers],
         "answers": [one.ids for one in answers],
     }
-    child = Child("reference", [sys.executable, "-m", "deploy.reference_generate"], stdin=json.dumps(task) + "\n")
+    child = Child(
+        "reference", [sys.executable, "-m", "outrider.engine.reference_generate"], stdin=json.dumps(task) + "\n"
+    )
     try:
         event = _await_compared(child, stop)
     finally:

@@ -4,9 +4,9 @@
 
     {"model", "max_tokens", "generate": [prompt text], "check": [{"prompt": text, "ids": [output id]}]},
 
-and writes one. `generate` runs transformers' own `generate`, greedy, one prompt at a time. `check` is for outputs whose
-length is not known beforehand: one forward over prompt and output says whether each id is the best one after those
-before it, which by induction is the same as being what `generate` would say.
+and writes one. `generate` runs transformers' own `generate`, greedy, one prompt at a time, as the demo's judge does.
+`check` is for outputs whose length is not known beforehand: one forward over prompt and output says whether each id is
+the best one after those before it, which by induction is the same as being what `generate` would say.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from tests.stack import REPO
+
+if TYPE_CHECKING:  # torch is for the process that judges
+    from outrider.engine.reference_generate import Reference
 
 NEAR_TIE = 1e-3
 """A first difference is forgiven (and listed) where the two best logits are closer than this."""
@@ -93,53 +96,34 @@ def assert_target_alone(model: str, *outputs: tuple[str, Sequence[int]]) -> None
         assert difference is None or difference.near_tie, f"after {prompt[-40:]!r} and {len(ids)} tokens: {difference}"
 
 
-class _Target:
-    """Shares nothing with our engine."""
+def _first_wrong(reference: Reference, prompt: str, ids: list[int]) -> Difference | None:
+    """Where the forward over prompt and output puts another id first."""
+    import torch
 
-    def __init__(self, model: str) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        torch.set_num_threads(1)
-        self._torch = torch
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-
-    def generate(self, prompt: str, max_tokens: int) -> dict[str, Any]:
-        inputs = self._tokenizer(prompt, return_tensors="pt")
-        made = self._model.generate(
-            **inputs,
-            do_sample=False,
-            max_new_tokens=max_tokens,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        prompt_ids = inputs["input_ids"][0].tolist()
-        best = [logits[0].topk(2).values for logits in made.logits]  # [2] float32 each
-        gaps = [float(two[0] - two[1]) for two in best]
-        return {"prompt_ids": prompt_ids, "ids": made.sequences[0, len(prompt_ids) :].tolist(), "gaps": gaps}
-
-    def check(self, prompt: str, ids: list[int]) -> dict[str, Any] | None:
-        prompt_ids = self._tokenizer(prompt)["input_ids"]
-        with self._torch.inference_mode():
-            logits = self._model(self._torch.tensor([[*prompt_ids, *ids]])).logits[0, len(prompt_ids) - 1 : -1]
-        for position, (found, row) in enumerate(zip(ids, logits, strict=True)):
-            two = row.topk(2)
-            if int(two.indices[0]) != found:
-                gap = float(two.values[0] - two.values[1])
-                return {"position": position, "expected": int(two.indices[0]), "found": found, "gap": gap}
-        return None
+    prompt_ids = reference.tokenizer(prompt)["input_ids"]
+    with torch.inference_mode():
+        logits = reference.model(torch.tensor([[*prompt_ids, *ids]])).logits[0, len(prompt_ids) - 1 : -1]  # [n, V]
+    for position, (found, row) in enumerate(zip(ids, logits, strict=True)):
+        two = row.topk(2)
+        if int(two.indices[0]) != found:
+            return Difference(position, int(two.indices[0]), found, float(two.values[0] - two.values[1]))
+    return None
 
 
 def main() -> int:
+    import torch
     from transformers.utils import logging as transformers_logging
+
+    from outrider.engine.reference_generate import Reference
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    torch.set_num_threads(1)
     task = json.loads(sys.stdin.readline())
-    target = _Target(task["model"])
-    answers = [target.generate(prompt, task["max_tokens"]) for prompt in task["generate"]]
-    checks = [target.check(each["prompt"], each["ids"]) for each in task["check"]]
+    reference = Reference(task["model"])
+    answers = [asdict(reference.generate(prompt, task["max_tokens"])) for prompt in task["generate"]]
+    wrong = [_first_wrong(reference, each["prompt"], each["ids"]) for each in task["check"]]
+    checks = [None if each is None else asdict(each) for each in wrong]
     sys.stdout.write(json.dumps({"answers": answers, "checks": checks}) + "\n")
     return 0
 

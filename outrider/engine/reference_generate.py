@@ -1,0 +1,98 @@
+"""`python -m outrider.engine.reference_generate`: answers compared with what transformers' own `generate` says.
+
+The judge of `outrider demo`: it imports nothing else of Outrider's, so that it shares none of our mistakes. One line of
+JSON on stdin, {"model", "max_tokens", "prompts": [str], "answers": [[token id]]}; one on stdout,
+{"event": "compared", "num_tokens", "differences": [{"answer", "position", "expected", "found", "top2_gap"}]}.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+Ids = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What the target alone says to one prompt."""
+
+    prompt_ids: Ids
+    ids: Ids
+    """With the end-of-sequence id, where it came to one."""
+    gaps: list[float]
+    """Distance of the two best logits at each position of `ids`: small at a near-tie."""
+
+
+class Reference:
+    """The target alone: greedy, float32, on the CPU, one prompt at a time."""
+
+    def __init__(self, model: str) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)  # in eval mode
+
+    def generate(self, prompt: str, max_tokens: int) -> Generated:
+        inputs = self.tokenizer(prompt, return_tensors="pt")
+        made = self.model.generate(
+            **inputs,
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        prompt_ids = inputs["input_ids"][0].tolist()
+        best = [logits[0].topk(2).values for logits in made.logits]  # [2] float32 each
+        gaps = [float(two[0] - two[1]) for two in best]
+        return Generated(prompt_ids, made.sequences[0, len(prompt_ids) :].tolist(), gaps)
+
+    def without_end(self, ids: Ids) -> Ids:
+        ends = self.model.generation_config.eos_token_id
+        return ids[:-1] if ids and ids[-1] in (ends if isinstance(ends, list) else [ends]) else ids
+
+
+def first_difference(expected: Ids, found: Ids) -> int | None:
+    """Position of the first id that differs, or at which one of them has ended; None when they are equal."""
+    pairs = itertools.zip_longest(expected, found)
+    return next((position for position, (one, other) in enumerate(pairs) if one != other), None)
+
+
+def compare(reference: Reference, expected: Generated, found: Ids) -> dict[str, Any] | None:
+    """The first difference, final end-of-sequence ids apart: the gateway sends none."""
+    wanted, found = reference.without_end(expected.ids), reference.without_end(found)
+    position = first_difference(wanted, found)
+    if position is None:
+        return None
+    return {
+        "position": position,
+        "expected": wanted[position] if position < len(wanted) else None,
+        "found": found[position] if position < len(found) else None,
+        "top2_gap": expected.gaps[min(position, len(expected.gaps) - 1)],
+    }
+
+
+def main() -> int:
+    quiet: Any = transformers_logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    task = json.loads(sys.stdin.readline())
+    reference = Reference(task["model"])
+    made = {prompt: reference.generate(prompt, task["max_tokens"]) for prompt in dict.fromkeys(task["prompts"])}
+    differences: list[dict[str, Any]] = []
+    num_tokens = 0
+    for index, (prompt, answer) in enumerate(zip(task["prompts"], task["answers"], strict=True)):
+        num_tokens += len(reference.without_end(made[prompt].ids))
+        if (difference := compare(reference, made[prompt], answer)) is not None:
+            differences.append({"answer": index, **difference})
+    sys.stdout.write(json.dumps({"event": "compared", "num_tokens": num_tokens, "differences": differences}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
