@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 
 from outrider.engine.jobs import JobError
-from outrider.v1 import common_pb2 as pb
 from outrider.wire.codec import Rows
-
-
-class Encoding(Enum):
-    """How the request wants its distributions to travel. Values match the proto."""
-
-    AUTO = pb.DRAFT_LOGPROBS_AUTO
-    FULL = pb.DRAFT_LOGPROBS_FULL
-    TOPK = pb.DRAFT_LOGPROBS_TOPK
+from outrider.wire.kinds import DraftLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +18,7 @@ class ProposeJob:
     committed_ids: tuple[int, ...]
     num_draft_tokens: int
     ticket: int
-    encoding: Encoding
+    encoding: DraftLogprobs
     topk: int
     arrived_s: float
     respond: Callable[[Proposed | JobError], None]

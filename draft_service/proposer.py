@@ -1,6 +1,6 @@
 """The draft's engine worker: every active proposal advances by one token a step; slots join and leave in between.
 
-What is sent is the law that the token was really drawn from: cut to the top n and renormalised *before* the draw.
+A law that will be sent cut is cut and renormalised *before* the draw: what the target gets is what was drawn from.
 Runs on the engine thread.
 """
 
@@ -8,57 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from draft_service.jobs import Encoding, PartOut, Proposed, ProposeJob
+from draft_service.active import Active, proposal_uniforms
+from draft_service.jobs import PartOut, Proposed, ProposeJob
+from draft_service.sender import Sender
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.noise import Purpose
 from outrider.engine.sampling import LogitRow, NonFiniteLogits, argmax, distributions, draw, process, truncate_topk
 from outrider.engine.slot_keeper import SlotKeeper, needs_prefill
-from outrider.engine.slot_noise import slot_uniforms
 from outrider.engine.slots import Slot
-from outrider.engine.step_plan import Row
-from outrider.engine.wire_tensors import encode_rows
-from outrider.wire.codec import DenseRows
+from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
-
-SMALL_PAYLOAD_BYTES = 64 * 1024
-"""Cut laws of up to this many bytes travel as one part; a wide cut of many tokens would pass the message limit."""
-
-
-@dataclass(slots=True)
-class Active:
-    """A proposal being drafted."""
-
-    job: ProposeJob
-    slot: Slot
-    deliver_to: str
-    target_epoch: int
-    topk: int | None
-    """Cut each law to this many best tokens before drawing; None = the whole law."""
-    uniforms: list[float]
-    """One per token to draft; empty for greedy."""
-    draft_ids: list[int] = field(default_factory=list)
-    unsent: list[Tensor] = field(default_factory=list)
-    """Laws [V] float32 of drafted tokens that have not been sent yet."""
-    num_sent: int = 0
-    started_s: float | None = None
-    payload_bytes: int = 0
-    encoding: str = "ids"
-    num_fed: int = 0
-
-    @property
-    def greedy(self) -> bool:
-        return self.slot.params.greedy
-
-    @property
-    def done(self) -> bool:
-        return len(self.draft_ids) >= self.job.num_draft_tokens
 
 
 class Proposer:
@@ -75,7 +39,7 @@ class Proposer:
         self._runner = runner
         self._keeper = keeper
         self._engine = engine
-        self._deliver = deliver
+        self._sender = Sender(engine, deliver)
         self._metrics = metrics
         self._max_prefill_tokens = max_prefill_tokens
         self._full_budget_bytes = full_logprobs_budget_bytes
@@ -118,14 +82,14 @@ class Proposer:
             self._answer(job, JobError(Fault.INVALID, message))
             return
         deliver_to, target_epoch = self._routes[job.owner, job.slot_id]
-        active = Active(job, slot, deliver_to, target_epoch, self._cut(job, slot), _uniforms(job, slot))
+        active = Active(job, slot, deliver_to, target_epoch, self._cut(job, slot), proposal_uniforms(job, slot))
         self._active[job.owner, job.slot_id] = active
 
     def _cut(self, job: ProposeJob, slot: Slot) -> int | None:
         """`auto`: whole laws while a step's payload over all its slots stays under the budget."""
-        if slot.params.greedy or job.encoding is Encoding.FULL:
+        if slot.params.greedy or job.encoding is DraftLogprobs.FULL:
             return None
-        if job.encoding is Encoding.TOPK:
+        if job.encoding is DraftLogprobs.TOPK:
             return job.topk
         num_full = 1 + sum(1 for a in self._active.values() if not a.greedy and a.topk is None)
         return None if num_full * self._runner.facts.vocab_size * 4 <= self._full_budget_bytes else job.topk
@@ -152,24 +116,19 @@ class Proposer:
         for a in active:
             a.started_s = now if a.started_s is None else a.started_s
         ready = [a for a in active if not needs_prefill(a.slot)]
-        rows = [self._row(a) for a in ready]
+        rows = [a.row() for a in ready]
         logits = self._runner.forward([*rows, *(p.row for p in pieces)])  # [R, V] float32
         for piece in pieces:
             piece.slot.fed(piece.new_ids)
             self._active[piece.slot.key].num_fed += len(piece.new_ids)
         for a, row in zip(ready, rows, strict=True):
-            a.slot.fed(row.token_ids[row.num_cached :])
-            a.num_fed += 0 if a.draft_ids else row.num_new
+            a.fed(row)
         if ready:
             self._extend(ready, logits)
         self._metrics.batch_size.observe(len(rows) + len(pieces))
         self._metrics.busy_seconds.inc(time.monotonic() - now)
         self._keeper.refresh_gauges()
         return True
-
-    def _row(self, a: Active) -> Row:
-        tokens = [*a.slot.committed, *a.draft_ids]
-        return Row(a.slot.table, tokens, len(a.slot.cached), 1)
 
     def fail_step(self, error: Exception) -> None:
         """The slots' caches cannot be trusted any more: the gateway opens them again."""
@@ -194,12 +153,14 @@ class Proposer:
         if sampled:
             self._sample([ready[i] for i in sampled], processed[sampled], [rows[i] for i in sampled])
         for a in ready:
-            self._send(a)
+            self._sender.send_due(a)
+            if a.done:
+                self._finish(a)
 
     def _extend_without(self, error: NonFiniteLogits, ready: list[Active], logits: Tensor) -> None:
         """NaN in one slot's logits ends that proposal alone."""
         for i in error.rows:
-            self._cancel(ready[i].job.owner, ready[i].job.slot_id, f"propose failed: {error.message}", Fault.INTERNAL)
+            self._cancel(ready[i].job.owner, ready[i].job.slot_id, error.message, Fault.INTERNAL)
         sound = [i for i in range(len(ready)) if i not in error.rows]
         if sound:
             self._extend([ready[i] for i in sound], logits[sound])
@@ -214,39 +175,6 @@ class Proposer:
             a.draft_ids.append(token_id)
             a.unsent.append(law)
 
-    def _send(self, a: Active) -> None:
-        """Whole laws leave row by row, so that the wire works while the draft does; small payloads leave at the end."""
-        if a.unsent and (a.topk is None or len(a.unsent) * a.topk * 8 > SMALL_PAYLOAD_BYTES):
-            self._deliver_part(a)
-        if a.done:
-            if a.num_sent < len(a.draft_ids):
-                self._deliver_part(a)
-            self._finish(a)
-
-    def _deliver_part(self, a: Active) -> None:
-        rows = None
-        if a.unsent:
-            rows = encode_rows(torch.stack(a.unsent), prefer_sparse=a.topk is not None)
-            a.unsent.clear()
-            full = isinstance(rows, DenseRows)
-            a.encoding = "full" if full else "topk"
-            a.payload_bytes += len(rows.data) if full else len(rows.ids) + len(rows.log_probs)
-        ids = tuple(a.draft_ids[a.num_sent :])
-        a.payload_bytes += 4 * len(ids)
-        committed_len = len(a.slot.committed)
-        part = PartOut(
-            a.deliver_to,
-            a.job.ticket,
-            a.target_epoch,
-            committed_len,
-            a.num_sent,
-            ids,
-            rows,
-            a.job.num_draft_tokens,
-        )
-        a.num_sent += len(ids)
-        self._engine.answer(lambda: self._deliver(part))
-
     def _finish(self, a: Active) -> None:
         now = time.monotonic()
         started = now if a.started_s is None else a.started_s
@@ -257,12 +185,3 @@ class Proposer:
             tuple(a.draft_ids), started - a.job.arrived_s, now - started, a.payload_bytes, a.encoding, a.num_fed
         )
         self._answer(a.job, result)
-
-
-def _uniforms(job: ProposeJob, slot: Slot) -> list[float]:
-    """What each token of the proposal will be drawn with."""
-    if slot.params.greedy:
-        return []
-    positions = range(len(slot.committed), len(slot.committed) + job.num_draft_tokens)
-    params = [slot.params] * job.num_draft_tokens
-    return slot_uniforms(params, positions, [Purpose.DRAFT], torch.device("cpu"))[0].tolist()

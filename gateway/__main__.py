@@ -18,6 +18,7 @@ from gateway.coordinator import Coordinator
 from gateway.grpc_api import GenerationServicer
 from gateway.pair import Pair, connect_pair
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc
+from outrider.wire.address import join_host_port
 from outrider.wire.config import GatewayConfig, load
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger
@@ -43,7 +44,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port", param="port"
+            f"cannot listen on {join_host_port(host, port)}: {error.strerror}; choose another --port", param="port"
         ) from None
     return listener
 
@@ -84,7 +85,7 @@ async def _serve(config: GatewayConfig, pair: Pair, coordinator: Coordinator, li
     )
     listener.listen(2048)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=[listener]))
-    announce(http=f"{config.host}:{listener.getsockname()[1]}", grpc=grpc_address, pid=os.getpid())
+    announce(http=join_host_port(config.host, listener.getsockname()[1]), grpc=grpc_address, pid=os.getpid())
     await asyncio.wait({serving, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping; %d answers are under way", coordinator.num_admitted)
     coordinator.draining = True

@@ -7,30 +7,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from outrider.v1 import common_pb2 as pb
+from outrider.wire.kinds import DraftLogprobs as DraftLogprobs  # part of a request, here for whoever reads one
+from outrider.wire.kinds import TokenKind as TokenKind
 from outrider.wire.params import SamplingParams
-
-
-class TokenKind(Enum):
-    """Why a token is in the answer. Values match the proto."""
-
-    ACCEPTED = pb.TOKEN_KIND_ACCEPTED
-    RECOVERED = pb.TOKEN_KIND_RECOVERED
-    BONUS = pb.TOKEN_KIND_BONUS
-    PLAIN = pb.TOKEN_KIND_PLAIN
 
 
 class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
-
-
-class DraftLogprobs(Enum):
-    """How `rejection` proposals travel. Values match the proto."""
-
-    AUTO = pb.DRAFT_LOGPROBS_AUTO
-    FULL = pb.DRAFT_LOGPROBS_FULL
-    TOPK = pb.DRAFT_LOGPROBS_TOPK
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,8 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError, IncompatiblePair
 from outrider.wire.fingerprint import first_difference
+from outrider.wire.kinds import TRUNCATE_REASONS
 from outrider.wire.metrics import GatewayMetrics
-
-_REASONS = {
-    pb.TRUNCATE_REASON_REJECTED: "rejected",
-    pb.TRUNCATE_REASON_STOP: "stop",
-    pb.TRUNCATE_REASON_WASTED: "wasted",
-}
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,7 @@ class Pair:
         (self.metrics.proposals_late if late else self.metrics.proposals_refused).inc()
 
     def note_truncate(self, worker: str, reason: pb.TruncateReason) -> None:
-        self.metrics.truncates.labels(worker=worker, reason=_REASONS[reason]).inc()
+        self.metrics.truncates.labels(worker=worker, reason=TRUNCATE_REASONS[reason]).inc()
 
     def note_round(self, verdict: tpb.Verdict, output: RoundOutput, timings: RoundTimings) -> None:
         metrics = self.metrics

@@ -17,11 +17,17 @@ from gateway.generation import DraftLogprobs, GenerationRequest, Generator, Mode
 from gateway.tokenizer import Tokenizer
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
-from outrider.wire.params import MAX_BAD_WORDS, MAX_CHOICES, MAX_LOGPROBS, SamplingParams, check_token_ids
+from outrider.wire.params import (
+    MAX_BAD_WORDS,
+    MAX_CHOICES,
+    MAX_DRAFT_TOKENS,
+    MAX_LOGPROBS,
+    SamplingParams,
+    check_token_ids,
+)
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
-MAX_DRAFT_TOKENS = 64
 INLINE_CHARS = 20_000
 """Longer texts are tokenised on a thread: about 10 ms on one slow core."""
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.wire.kinds import TokenKind
 from outrider.wire.params import SamplingParams
-from target_service.jobs import Finish, Kind
+from target_service.jobs import Finish
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     token_ids: tuple[int, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[TokenKind, ...]
     finish: Finish | None
     stop_token_id: int | None
 
@@ -30,11 +31,11 @@ def commit_tokens(
     `num_output` counts the output tokens before this round. A stop id stays as the last token; text leaves it out.
     """
     if num_accepted < len(draft_ids):
-        last = Kind.RECOVERED
+        last = TokenKind.RECOVERED
     else:
-        last = Kind.BONUS if draft_ids else Kind.PLAIN
+        last = TokenKind.BONUS if draft_ids else TokenKind.PLAIN
     tokens = [*draft_ids[:num_accepted], next_id]
-    kinds = [*[Kind.ACCEPTED] * num_accepted, last]
+    kinds = [*[TokenKind.ACCEPTED] * num_accepted, last]
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
     for index, token_id in enumerate(tokens):
         num_now = num_output + index + 1

@@ -9,15 +9,7 @@ from enum import Enum
 from outrider.engine.jobs import JobError
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-
-
-class Kind(Enum):
-    """Why a token was committed. Values match the proto."""
-
-    ACCEPTED = pb.TOKEN_KIND_ACCEPTED
-    RECOVERED = pb.TOKEN_KIND_RECOVERED
-    BONUS = pb.TOKEN_KIND_BONUS
-    PLAIN = pb.TOKEN_KIND_PLAIN
+from outrider.wire.kinds import TokenKind
 
 
 class Finish(Enum):
@@ -71,7 +63,7 @@ class Verdict:
     """Of the request this answers."""
     token_ids: tuple[int, ...]
     """Now committed after it, cut at the first stop."""
-    kinds: tuple[Kind, ...]
+    kinds: tuple[TokenKind, ...]
     num_drafted: int
     num_accepted: int
     """By the rule, before stops cut."""

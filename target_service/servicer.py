@@ -3,81 +3,56 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
 
-from outrider.engine.engine_thread import EngineThread
-from outrider.engine.jobs import JobError, Opened, OwnerGone
-from outrider.engine.translate import close_job, error_to_proto, no_item, open_job, stale_epoch, truncate_job
+from outrider.engine.jobs import invalid
+from outrider.engine.worker_service import Respond, WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.codec import BadTensor, rows_from_proto
-from outrider.wire.control import ControlStreams
-from outrider.wire.log import get_logger
+from outrider.wire.params import MAX_DRAFT_TOKENS
 from target_service.jobs import Verdict, VerifyJob
 from target_service.tickets import Arrival, Part, TicketTable
 
-log = get_logger(__name__)
-
 MAX_WAIT_BUDGET_US = 60_000_000
-MAX_DRAFT_TOKENS = 64
 _ACCEPTABLE = (Arrival.TAKEN, Arrival.COMPLETE, Arrival.LATE)
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
-    def __init__(
-        self,
-        engine: EngineThread,
-        tickets: TicketTable,
-        info: Callable[[], pb.WorkerInfo],
-        tokenizer: pb.TokenizerFiles,
-        epoch: int,
-        vocab_size: int,
-    ) -> None:
-        self._engine = engine
+    def __init__(self, service: WorkerService, tickets: TicketTable, vocab_size: int) -> None:
+        self._service = service
         self._tickets = tickets
-        self._info = info
-        self._tokenizer = tokenizer
-        self._epoch = epoch
         self._vocab_size = vocab_size
-        self.streams = ControlStreams()
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:
-        return self._info()
+        return self._service.info()
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.TokenizerFiles:
-        return self._tokenizer
+        return self._service.tokenizer
 
     async def Control(self, requests: AsyncIterator[tpb.TargetRequestBatch], context: Any) -> None:
-        await self.streams.serve(
+        await self._service.control(
             requests,
             context,
-            make_batch=lambda items: tpb.TargetReplyBatch(items=items),
-            dispatch=self._dispatch,
-            gone=lambda owner: self._engine.submit(OwnerGone(owner)),
+            batch_type=tpb.TargetReplyBatch,
+            reply_type=tpb.TargetReply,
+            take=self._verify,
+            to_proto=_reply,
         )
 
-    def _dispatch(self, owner: int, item: tpb.TargetRequest, put: Callable[[tpb.TargetReply], None]) -> None:
-        def respond(result: Opened | Verdict | JobError) -> None:
-            put(_reply(item.id, result))
-
-        kind = item.WhichOneof("item")
-        if item.epoch != self._epoch:
-            if item.id:
-                respond(stale_epoch(item.epoch, self._epoch))
-        elif kind == "open":
-            self._engine.submit(open_job(owner, item.open, respond))
-        elif kind == "verify":
-            self._engine.submit(_verify_job(owner, item.verify, respond))
-        elif kind == "truncate":
-            self._engine.submit(truncate_job(owner, item.truncate))
-        elif kind == "close":
-            self._engine.submit(close_job(owner, item.close))
-        elif item.id:
-            respond(no_item())
+    def _verify(self, owner: int, item: tpb.TargetRequest, respond: Respond) -> None:
+        message = item.verify
+        error = invalid("num_draft_tokens", message.num_draft_tokens, 0, MAX_DRAFT_TOKENS) or invalid(
+            "wait_budget_us", message.wait_budget_us, 0, MAX_WAIT_BUDGET_US
+        )
+        if error is not None:
+            respond(error)
+        else:
+            self._service.engine.submit(_verify_job(owner, message, respond))
 
     async def Deliver(
         self, batches: AsyncIterator[tpb.DeliveryBatch], context: grpc.aio.ServicerContext[Any, Any]
@@ -101,13 +76,13 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             arrival = self._tickets.deliver(part, now)
         if item.start == 0 or arrival not in (Arrival.TAKEN, Arrival.LATE):
             # Its verify can go now, with drafts or without; or a proposal is newly parked and its time has begun.
-            self._engine.submit(None)
+            self._service.engine.submit(None)
         return arrival
 
     def _part(self, item: tpb.Delivery) -> Part:
         """Checks all that needs no tensor. Raises BadTensor."""
-        if item.target_epoch != self._epoch:
-            raise BadTensor(f"proposal is for target epoch {item.target_epoch}, this is {self._epoch}")
+        if item.target_epoch != self._service.epoch:
+            raise BadTensor(f"proposal is for target epoch {item.target_epoch}, this is {self._service.epoch}")
         if not 1 <= item.num_draft_tokens <= MAX_DRAFT_TOKENS:
             raise BadTensor(f"num_draft_tokens is {item.num_draft_tokens}, must be from 1 to {MAX_DRAFT_TOKENS}")
         if item.start + len(item.draft_ids) > item.num_draft_tokens:
@@ -124,31 +99,23 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         return Part(item.ticket, item.committed_len, item.start, draft_ids, item.num_draft_tokens, rows, size)
 
 
-def _verify_job(owner: int, message: tpb.Verify, respond: Callable[[Any], None]) -> VerifyJob:
+def _verify_job(owner: int, message: tpb.Verify, respond: Respond) -> VerifyJob:
     return VerifyJob(
         owner=owner,
         slot_id=message.slot,
         base_len=message.base_len,
         committed_ids=tuple(message.committed_ids),
-        num_draft_tokens=min(message.num_draft_tokens, MAX_DRAFT_TOKENS),
+        num_draft_tokens=message.num_draft_tokens,
         ticket=message.ticket,
-        wait_budget_s=min(message.wait_budget_us, MAX_WAIT_BUDGET_US) / 1e6,
+        wait_budget_s=message.wait_budget_us / 1e6,
         arrived_s=time.monotonic(),
         respond=respond,
     )
 
 
-def _reply(message_id: int, result: Opened | Verdict | JobError) -> tpb.TargetReply:
-    if isinstance(result, JobError):
-        return tpb.TargetReply(id=message_id, error=error_to_proto(result))
-    if isinstance(result, Opened):
-        return tpb.TargetReply(id=message_id, open=pb.OpenReply(committed_len=result.committed_len))
-    return tpb.TargetReply(id=message_id, verdict=_verdict(result))
-
-
-def _verdict(result: Verdict) -> tpb.Verdict:
+def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
     timings = result.timings
-    return tpb.Verdict(
+    verdict = tpb.Verdict(
         committed_len=result.committed_len,
         token_ids=result.token_ids,
         kinds=[kind.value for kind in result.kinds],
@@ -167,6 +134,7 @@ def _verdict(result: Verdict) -> tpb.Verdict:
         accept_us=_us(timings.accept_s),
         batch_size=timings.batch_size,
     )
+    return {"verdict": verdict}
 
 
 def _us(seconds: float) -> int:

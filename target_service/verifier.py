@@ -18,10 +18,11 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling import NonFiniteLogits, top_logprobs
 from outrider.engine.slot_keeper import Piece, SlotKeeper
 from outrider.engine.step_plan import Row
+from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.batch import decide
 from target_service.commit import commit_tokens
-from target_service.jobs import Kind, Logprobs, Timings, Verdict, VerifyJob
+from target_service.jobs import Logprobs, Timings, Verdict, VerifyJob
 from target_service.tickets import TicketTable
 from target_service.waiting import Ready, Waiting, WaitingRoom
 
@@ -164,7 +165,7 @@ class Verifier:
         slot.commit_from(committed_len, commit.token_ids)
         self._room.done(r)
         self._answer(r.waiting.job, verdict)
-        self._metrics.steps.labels(kind="verify" if Kind.PLAIN not in commit.kinds else "plain").inc()
+        self._metrics.steps.labels(kind="verify" if TokenKind.PLAIN not in commit.kinds else "plain").inc()
 
 
 def _row(ready: Ready) -> Row:

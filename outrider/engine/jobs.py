@@ -29,6 +29,13 @@ class JobError:
     """With BEHIND: tokens of the slot known here."""
 
 
+def invalid(name: str, value: int, low: int, high: int) -> JobError | None:
+    """None when the field of a message is within its range."""
+    if low <= value <= high:
+        return None
+    return JobError(Fault.INVALID, f"{name} is {value}, must be from {low} to {high}")
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     committed_len: int

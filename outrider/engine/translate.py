@@ -7,6 +7,7 @@ from typing import Any
 
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, TruncateJob
 from outrider.v1 import common_pb2 as pb
+from outrider.wire.kinds import TRUNCATE_REASONS
 from outrider.wire.params import SamplingParams
 
 _CODES = {
@@ -17,13 +18,6 @@ _CODES = {
     Fault.INVALID: pb.WORKER_ERROR_CODE_INVALID,
     Fault.INTERNAL: pb.WORKER_ERROR_CODE_INTERNAL,
     Fault.CANCELLED: pb.WORKER_ERROR_CODE_CANCELLED,
-}
-
-_REASONS = {
-    pb.TRUNCATE_REASON_UNSPECIFIED: "unspecified",
-    pb.TRUNCATE_REASON_REJECTED: "rejected",
-    pb.TRUNCATE_REASON_STOP: "stop",
-    pb.TRUNCATE_REASON_WASTED: "wasted",
 }
 
 
@@ -53,7 +47,8 @@ def open_job(owner: int, message: pb.OpenSlot, respond: Callable[[Any], None]) -
 
 
 def truncate_job(owner: int, message: pb.Truncate) -> TruncateJob:
-    return TruncateJob(owner, message.slot, message.committed_len, _REASONS.get(message.reason, "unspecified"))
+    reason = TRUNCATE_REASONS.get(message.reason, "unspecified")  # a newer gateway may know more
+    return TruncateJob(owner, message.slot, message.committed_len, reason)
 
 
 def close_job(owner: int, message: pb.CloseSlot) -> CloseJob:

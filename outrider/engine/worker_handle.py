@@ -2,101 +2,46 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import prometheus_client
+import torch
 
-from outrider import __version__
-from outrider.engine.engine_thread import EngineThread
-from outrider.engine.loader import load_runner, tokenizer_files
-from outrider.engine.model_runner import ModelRunner
-from outrider.engine.slots import SlotTable
+from outrider.engine.engine_thread import EngineThread, EngineWorker
+from outrider.engine.loaded import Loaded, load
+from outrider.engine.slot_keeper import SlotKeeper
+from outrider.engine.worker_service import WorkerService
 from outrider.v1 import common_pb2 as pb
+from outrider.wire.address import join_host_port
 from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.errors import ConfigError
-from outrider.wire.fingerprint import tokenizer_fingerprint
+from outrider.wire.host import new_epoch
 from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.rpc import check_message_size
 from outrider.wire.serving import AddServices, ServerThread
 
-PREFILL_TOKENS_CPU = 256
-PREFILL_TOKENS_CUDA = 2048
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What either worker stands on."""
+
+    loaded: Loaded
+    keeper: SlotKeeper
+    engine: EngineThread
+    service: WorkerService
+    metrics: WorkerMetrics
 
 
-@dataclass
-class Loaded:
-    """What the engine thread made: the model and its slots."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a draft or a target puts on it."""
 
-    runner: ModelRunner
-    slots: SlotTable
-    tokenizer: pb.TokenizerFiles
-    fingerprint: str
-    """Of the tokenizer; worked out once, since parsing a large vocabulary would hold up the event loop."""
-    epoch: int
-    config: DraftConfig | TargetConfig
-    cpu_cores: tuple[int, ...]
-    """Of the engine thread."""
-    metrics_address: str = ""
-    num_tickets: Callable[[], int] = field(default=lambda: 0)
-    num_steps: Callable[[], int] = field(default=lambda: 0)
-
-    @property
-    def max_prefill_tokens(self) -> int:
-        on_cpu = self.runner.device.type == "cpu"
-        return self.config.max_prefill_tokens or (PREFILL_TOKENS_CPU if on_cpu else PREFILL_TOKENS_CUDA)
-
-    def info(self) -> pb.WorkerInfo:
-        facts, pool = self.runner.facts, self.runner.pool
-        return pb.WorkerInfo(
-            model_id=facts.model_id,
-            vocab_size=facts.vocab_size,
-            tokenizer_fingerprint=self.fingerprint,
-            context_limit=facts.context_limit,
-            dtype=facts.dtype,
-            device=facts.device,
-            epoch=self.epoch,
-            pid=os.getpid(),
-            cpu_cores=self.cpu_cores,
-            visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-            num_slots=self.config.max_slots,
-            num_slots_in_use=self.slots.num_in_use,
-            num_kv_blocks=pool.num_blocks,
-            num_kv_blocks_in_use=pool.num_in_use,
-            kv_block_size=pool.block_size,
-            attention_path=facts.attention_path,
-            metrics_address=self.metrics_address,
-            eos_token_ids=facts.eos_token_ids,
-            num_tickets=self.num_tickets(),
-            num_steps=self.num_steps(),
-            version=__version__,
-            num_parameters=facts.num_parameters,
-        )
-
-
-def load(config: DraftConfig | TargetConfig, epoch: int) -> Loaded:
-    """On the engine thread. Raises ConfigError naming what is missing or does not fit."""
-    runner = load_runner(
-        config.model,
-        device=config.device,
-        dtype=config.dtype,
-        kv_cache_tokens=config.kv_cache_tokens,
-        max_slots=config.max_slots,
-        context_limit=config.context_limit,
-    )
-    check_message_size(1, runner.facts.vocab_size, config.max_message_bytes)
-    slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit)
-    files = tokenizer_files(config.model)
-    tokenizer = pb.TokenizerFiles(
-        tokenizer_json=files.tokenizer_json,
-        tokenizer_config_json=files.tokenizer_config_json,
-        chat_template=files.chat_template,
-    )
-    fingerprint = tokenizer_fingerprint(tokenizer.tokenizer_json)
-    return Loaded(runner, slots, tokenizer, fingerprint, epoch, config, tuple(sorted(os.sched_getaffinity(0))))
+    worker: EngineWorker
+    add_services: AddServices
+    close: Callable[[], Awaitable[None]] | None = None
+    """On the loop, after the streams have been ended."""
 
 
 class WorkerHandle:
@@ -141,12 +86,10 @@ class WorkerHandle:
         self._stopped.set()
         self._server.stop(grace_s, self._closing)
         self._engine.stop(grace_s + 10)
-        if self._metrics_server is not None:
-            self._metrics_server.shutdown()
-            self._metrics_server.server_close()
+        _stop_metrics(self._metrics_server)
 
 
-def serve_metrics(config: DraftConfig | TargetConfig, metrics: WorkerMetrics, loaded: Loaded) -> Any | None:
+def _serve_metrics(config: DraftConfig | TargetConfig, metrics: WorkerMetrics, loaded: Loaded) -> Any | None:
     """Starts the Prometheus endpoint when the configuration asks for one; returns its server."""
     metrics.kv_blocks.set(loaded.runner.pool.num_blocks)
     if config.metrics_port is None:
@@ -154,34 +97,63 @@ def serve_metrics(config: DraftConfig | TargetConfig, metrics: WorkerMetrics, lo
     try:
         server, _ = prometheus_client.start_http_server(config.metrics_port, config.host, metrics.registry)
     except OSError as error:
+        address = join_host_port(config.host, config.metrics_port)
         raise ConfigError(
-            f"cannot serve metrics on {config.host}:{config.metrics_port}: {error.strerror}; choose another port",
+            f"cannot serve metrics on {address}: {error.strerror}; choose another port",
             param="metrics_port",
         ) from None
-    loaded.metrics_address = f"{config.host}:{server.server_port}"
+    loaded.metrics_address = join_host_port(config.host, server.server_port)
     return server
 
 
+def _stop_metrics(server: Any | None) -> None:
+    if server is not None:
+        server.shutdown()
+        server.server_close()
+
+
 def start(
-    engine: EngineThread,
-    server: ServerThread,
-    config: DraftConfig | TargetConfig,
-    metrics: WorkerMetrics,
-    add_services: Callable[[Loaded], AddServices],
-    loaded: Callable[[], Loaded],
-    closing: Callable[[], Awaitable[None]],
+    name: str, config: DraftConfig | TargetConfig, num_threads: int, make: Callable[[Base], Parts]
 ) -> WorkerHandle:
-    """Load, then listen. Whatever fails, nothing is left running and the error is raised."""
+    """Load, then listen. Whatever fails, nothing is left running and the error is raised.
+
+    `make` runs on the engine thread.
+    """
+    torch.set_num_threads(num_threads)
+    metrics, server = WorkerMetrics(name), ServerThread()
+    made: list[tuple[Base, Parts]] = []
+
+    def make_worker(engine: EngineThread) -> EngineWorker:
+        torch.set_num_threads(num_threads)
+        base = _base(engine, config, metrics)
+        made.append((base, make(base)))
+        return made[0][1].worker
+
+    engine = EngineThread(make_worker, server.post)
     engine.start()
+    base, parts = made[0]
+
+    async def closing() -> None:
+        await base.service.streams.end_all()
+        if parts.close is not None:
+            await parts.close()
+
     metrics_server = None
     try:
-        made = loaded()
-        metrics_server = serve_metrics(config, metrics, made)
-        server.start(add_services(made), config.host, config.port, config.max_message_bytes)
+        metrics_server = _serve_metrics(config, metrics, base.loaded)
+        server.start(parts.add_services, config.host, config.port, config.max_message_bytes)
     except BaseException:
         engine.stop(10)
-        if metrics_server is not None:
-            metrics_server.shutdown()
-            metrics_server.server_close()
+        _stop_metrics(metrics_server)
         raise
-    return WorkerHandle(engine, server, made, closing, metrics_server)
+    return WorkerHandle(engine, server, base.loaded, closing, metrics_server)
+
+
+def _base(engine: EngineThread, config: DraftConfig | TargetConfig, metrics: WorkerMetrics) -> Base:
+    """On the engine thread."""
+    loaded = load(config, new_epoch())
+    loaded.num_steps = lambda: engine.num_steps
+    facts = loaded.runner.facts
+    keeper = SlotKeeper(loaded.slots, engine, metrics, facts.vocab_size, facts.eos_token_ids)
+    service = WorkerService(engine, loaded.info, loaded.tokenizer, loaded.epoch)
+    return Base(loaded, keeper, engine, service, metrics)

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outrider.wire.errors import ConfigError
+from outrider.wire.params import MAX_DRAFT_TOKENS
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
@@ -148,7 +149,7 @@ class GatewayConfig(_Settings):
     """HTTP port; 0 takes a free one and prints it."""
     grpc_port: Port = 8001
     """gRPC port; 0 takes a free one and prints it."""
-    num_draft_tokens: Annotated[int, Field(ge=0, le=64)] = 5
+    num_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 5
     """K: tokens drafted a round unless the request says otherwise."""
     draft_logprobs: Literal["auto", "full", "topk"] = "auto"
     """How distributions travel from draft to target at temperature > 0."""

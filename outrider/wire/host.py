@@ -1,4 +1,4 @@
-"""What a worker process does to its host before torch is imported: pin itself, size its threads."""
+"""What a worker process does before torch is imported: pin itself, size its threads, tune its allocator."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from outrider.wire.config import parse_cores
 from outrider.wire.errors import ConfigError
+from outrider.wire.rpc import tune_malloc
 
 
 def pin_process(cpu_cores: str | None) -> frozenset[int]:
@@ -31,6 +32,13 @@ def pin_process(cpu_cores: str | None) -> frozenset[int]:
             raise ConfigError(f"cpu_cores is {cpu_cores!r}: {error.strerror}", param="cpu_cores") from None
     os.environ["OMP_NUM_THREADS"] = str(len(wanted))
     return wanted
+
+
+def prepare_process(cpu_cores: str | None) -> frozenset[int]:
+    """Call before importing torch. Returns the cores in force; raises ConfigError for cores that are not there."""
+    cores = pin_process(cpu_cores)
+    tune_malloc()
+    return cores
 
 
 def new_epoch() -> int:

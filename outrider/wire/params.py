@@ -13,6 +13,8 @@ MAX_BAD_WORDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
+MAX_DRAFT_TOKENS = 64
+"""Largest K."""
 MAX_SEED = 2**64
 
 
@@ -80,7 +82,7 @@ class SamplingParams:
             check_token_ids("bad_words", word, vocab_size)
         _in_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         _in_range("seed", self.seed, 0, MAX_SEED - 1)
-        _in_range("choice", self.choice, 0, 1023)
+        _in_range("choice", self.choice, 0, MAX_CHOICES - 1)
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         if self.num_logprobs is not None:

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from outrider.wire.errors import InvalidRequest, OutriderError
+from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError
 from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
@@ -124,12 +124,14 @@ def _parse(deserialize: Any, data: bytes) -> Any:
         ) from None
 
 
-def check_message_size(num_rows: int, vocab_size: int, max_message_bytes: int) -> None:
-    """Refuse at start what would kill the stream later: one row of log-probs (with slack) must fit a message."""
-    need = num_rows * vocab_size * 4 + (1 << 16)
+def check_message_size(vocab_size: int, max_message_bytes: int) -> None:
+    """Refuse at start what would kill the stream later: proposals go row by row, so one row (with slack) must fit.
+
+    Raises ConfigError.
+    """
+    need = vocab_size * 4 + (1 << 16)
     if need > max_message_bytes:
-        raise InvalidRequest(
-            f"a delivery of {num_rows} row(s) over {vocab_size} entries needs {need} bytes, "
-            f"max_message_bytes is {max_message_bytes}; raise it",
+        raise ConfigError(
+            f"max_message_bytes is {max_message_bytes}, one row of {vocab_size} log-probs needs {need}; raise it",
             param="max_message_bytes",
         )

@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from outrider.wire.address import join_host_port
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.rpc import ErrorInterceptor, server_options
@@ -32,16 +33,17 @@ async def start_server(
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection(names, server)
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(join_host_port(host, port))
     except RuntimeError:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: the port is taken or the address is not this machine's; choose another",
+            f"cannot listen on {join_host_port(host, port)}: the port is taken or the address is not this machine's; "
+            "choose another",
             param="port",
         ) from None
     await server.start()
     for name in ("", *names):
         await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    return server, f"{host}:{bound}", health_servicer
+    return server, join_host_port(host, bound), health_servicer
 
 
 class ServerThread:

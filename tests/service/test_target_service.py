@@ -409,9 +409,11 @@ def truncates(metrics: dict[str, float]) -> float:
         (verify(1, 0, PROMPT[:-1]), "4 tokens"),
         (verify(1, 0, []), "0 tokens"),
         (verify(1, 5, [3] * 32), "37 tokens"),
+        (verify(1, 5, k=65), "num_draft_tokens is 65, must be from 0 to 64"),
+        (verify(1, 5, budget_s=60.000001), "wait_budget_us is 60000001, must be from 0 to 60000000"),
         (None, "no item"),
     ],
-    ids=["id out of range", "part of the prompt", "nothing", "past max_tokens", "no item"],
+    ids=["id out of range", "part of the prompt", "nothing", "past max_tokens", "k 65", "wait budget", "no item"],
 )
 async def test_invalid_requests_leave_the_slot_as_it_was(
     target: ControlClient, reference: ReferenceModel, item: tpb.Verify | None, named: str

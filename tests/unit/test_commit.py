@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.wire.kinds import TokenKind
 from outrider.wire.params import SamplingParams
 from target_service.commit import Commit, commit_tokens
-from target_service.jobs import Finish, Kind
+from target_service.jobs import Finish
 
 DRAFTS, NEXT, EOS = (11, 12, 13, 14), 15, (0, 1)
 RUN = (*DRAFTS, NEXT)
-ALL_KEPT = (*[Kind.ACCEPTED] * 4, Kind.BONUS)
+ALL_KEPT = (*[TokenKind.ACCEPTED] * 4, TokenKind.BONUS)
 
 
 def commit(num_output: int = 0, drafts: tuple[int, ...] = DRAFTS, kept: int = 4, **params: object) -> Commit:
@@ -20,12 +21,12 @@ def commit(num_output: int = 0, drafts: tuple[int, ...] = DRAFTS, kept: int = 4,
 
 @pytest.mark.parametrize("kept", range(5))
 def test_kinds(kept: int) -> None:
-    last = Kind.BONUS if kept == 4 else Kind.RECOVERED
-    assert commit(kept=kept) == Commit((*DRAFTS[:kept], NEXT), (*[Kind.ACCEPTED] * kept, last), None, None)
+    last = TokenKind.BONUS if kept == 4 else TokenKind.RECOVERED
+    assert commit(kept=kept) == Commit((*DRAFTS[:kept], NEXT), (*[TokenKind.ACCEPTED] * kept, last), None, None)
 
 
 def test_a_plain_step() -> None:
-    assert commit(drafts=(), kept=0) == Commit((NEXT,), (Kind.PLAIN,), None, None)
+    assert commit(drafts=(), kept=0) == Commit((NEXT,), (TokenKind.PLAIN,), None, None)
 
 
 @pytest.mark.parametrize("at", range(5))
@@ -73,4 +74,6 @@ def test_stops_before_min_tokens_do_not_count(min_tokens: int) -> None:
 
 
 def test_what_comes_after_a_rejection_is_not_looked_at() -> None:
-    assert commit(kept=1, stop_token_ids=(13,)) == Commit((11, NEXT), (Kind.ACCEPTED, Kind.RECOVERED), None, None)
+    assert commit(kept=1, stop_token_ids=(13,)) == Commit(
+        (11, NEXT), (TokenKind.ACCEPTED, TokenKind.RECOVERED), None, None
+    )

@@ -8,12 +8,13 @@ import sys
 import torch
 
 from draft_service import proposer
+from draft_service.sender import Sender
 from draft_service.worker import start_worker
 from outrider.wire.config import DraftConfig
 from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 
-deliver_part = proposer.Proposer._deliver_part
+deliver_part = Sender._deliver_part
 
 
 def deliver_cut(self, a):
@@ -33,5 +34,5 @@ def cut(law, n, token_id):
 
 if __name__ == "__main__":
     replace(proposer, "truncate_topk", lambda log_probs, n: log_probs)
-    replace(proposer.Proposer, "_deliver_part", deliver_cut)
+    replace(Sender, "_deliver_part", deliver_cut)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

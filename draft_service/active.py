@@ -1,0 +1,61 @@
+"""A proposal being drafted: what it has so far, and what it will draw with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from draft_service.jobs import ProposeJob
+from outrider.engine.noise import Purpose
+from outrider.engine.slot_noise import slot_uniforms
+from outrider.engine.slots import Slot
+from outrider.engine.step_plan import Row
+
+
+@dataclass(slots=True)
+class Active:
+    job: ProposeJob
+    slot: Slot
+    deliver_to: str
+    target_epoch: int
+    topk: int | None
+    """Cut each law to this many best tokens before drawing; None = the whole law."""
+    uniforms: list[float]
+    """One per token to draft; empty for greedy."""
+    draft_ids: list[int] = field(default_factory=list)
+    unsent: list[Tensor] = field(default_factory=list)
+    """Laws [V] float32 of drafted tokens that have not been sent yet."""
+    num_sent: int = 0
+    started_s: float | None = None
+    payload_bytes: int = 0
+    encoding: str = "ids"
+    num_fed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.slot.params.greedy
+
+    @property
+    def done(self) -> bool:
+        return len(self.draft_ids) >= self.job.num_draft_tokens
+
+    def row(self) -> Row:
+        """Its share of the next forward: all committed tokens and guesses that are not cached yet."""
+        tokens = [*self.slot.committed, *self.draft_ids]
+        return Row(self.slot.table, tokens, len(self.slot.cached), 1)
+
+    def fed(self, row: Row) -> None:
+        """`row` has been through the model. What came before the first draft token was catching up."""
+        self.slot.fed(row.token_ids[row.num_cached :])
+        self.num_fed += 0 if self.draft_ids else row.num_new
+
+
+def proposal_uniforms(job: ProposeJob, slot: Slot) -> list[float]:
+    """What each token of the proposal will be drawn with."""
+    if slot.params.greedy:
+        return []
+    positions = range(len(slot.committed), len(slot.committed) + job.num_draft_tokens)
+    params = [slot.params] * job.num_draft_tokens
+    return slot_uniforms(params, positions, [Purpose.DRAFT], torch.device("cpu"))[0].tolist()

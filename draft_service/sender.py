@@ -1,0 +1,56 @@
+"""When a proposal's tokens leave for the target, and in what form. On the engine thread; `deliveries.py` carries them.
+
+What is sent is the law that the token was really drawn from: whoever drew has cut it already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from draft_service.active import Active
+from draft_service.jobs import PartOut
+from outrider.engine.engine_thread import EngineThread
+from outrider.engine.wire_tensors import encode_rows
+from outrider.wire.codec import DenseRows
+
+SMALL_PAYLOAD_BYTES = 64 * 1024
+"""Cut laws of up to this many bytes travel as one part; a wide cut of many tokens would pass the message limit."""
+
+
+class Sender:
+    def __init__(self, engine: EngineThread, deliver: Callable[[PartOut], None]) -> None:
+        """`deliver` runs on the gRPC loop's thread."""
+        self._engine = engine
+        self._deliver = deliver
+
+    def send_due(self, a: Active) -> None:
+        """Whole laws leave row by row, so that the wire works while the draft does; small payloads leave at the end."""
+        if a.unsent and (a.topk is None or len(a.unsent) * a.topk * 8 > SMALL_PAYLOAD_BYTES):
+            self._deliver_part(a)
+        if a.done and a.num_sent < len(a.draft_ids):
+            self._deliver_part(a)
+
+    def _deliver_part(self, a: Active) -> None:
+        rows = None
+        if a.unsent:
+            rows = encode_rows(torch.stack(a.unsent), prefer_sparse=a.topk is not None)
+            a.unsent.clear()
+            full = isinstance(rows, DenseRows)
+            a.encoding = "full" if full else "topk"
+            a.payload_bytes += len(rows.data) if full else len(rows.ids) + len(rows.log_probs)
+        ids = tuple(a.draft_ids[a.num_sent :])
+        a.payload_bytes += 4 * len(ids)
+        part = PartOut(
+            address=a.deliver_to,
+            ticket=a.job.ticket,
+            target_epoch=a.target_epoch,
+            committed_len=len(a.slot.committed),
+            start=a.num_sent,
+            draft_ids=ids,
+            rows=rows,
+            num_draft_tokens=a.job.num_draft_tokens,
+        )
+        a.num_sent += len(ids)
+        self._engine.answer(lambda: self._deliver(part))

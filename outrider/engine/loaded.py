@@ -1,0 +1,91 @@
+"""What a worker's engine thread has loaded, and what GetInfo says of it. The same for both workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outrider import __version__
+from outrider.engine.loader import load_runner, tokenizer_files
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.slots import SlotTable
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.config import DraftConfig, TargetConfig
+from outrider.wire.fingerprint import tokenizer_fingerprint
+from outrider.wire.rpc import check_message_size
+
+PREFILL_TOKENS_CPU = 256
+PREFILL_TOKENS_CUDA = 2048
+
+
+@dataclass
+class Loaded:
+    """What the engine thread made: the model and its slots."""
+
+    runner: ModelRunner
+    slots: SlotTable
+    tokenizer: pb.TokenizerFiles
+    fingerprint: str
+    """Of the tokenizer; worked out once, since parsing a large vocabulary would hold up the event loop."""
+    epoch: int
+    config: DraftConfig | TargetConfig
+    cpu_cores: tuple[int, ...]
+    """Of the engine thread."""
+    metrics_address: str = ""
+    num_tickets: Callable[[], int] = field(default=lambda: 0)
+    num_steps: Callable[[], int] = field(default=lambda: 0)
+
+    @property
+    def max_prefill_tokens(self) -> int:
+        on_cpu = self.runner.device.type == "cpu"
+        return self.config.max_prefill_tokens or (PREFILL_TOKENS_CPU if on_cpu else PREFILL_TOKENS_CUDA)
+
+    def info(self) -> pb.WorkerInfo:
+        facts, pool = self.runner.facts, self.runner.pool
+        return pb.WorkerInfo(
+            model_id=facts.model_id,
+            vocab_size=facts.vocab_size,
+            tokenizer_fingerprint=self.fingerprint,
+            context_limit=facts.context_limit,
+            dtype=facts.dtype,
+            device=facts.device,
+            epoch=self.epoch,
+            pid=os.getpid(),
+            cpu_cores=self.cpu_cores,
+            visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            num_slots=self.config.max_slots,
+            num_slots_in_use=self.slots.num_in_use,
+            num_kv_blocks=pool.num_blocks,
+            num_kv_blocks_in_use=pool.num_in_use,
+            kv_block_size=pool.block_size,
+            attention_path=facts.attention_path,
+            metrics_address=self.metrics_address,
+            eos_token_ids=facts.eos_token_ids,
+            num_tickets=self.num_tickets(),
+            num_steps=self.num_steps(),
+            version=__version__,
+            num_parameters=facts.num_parameters,
+        )
+
+
+def load(config: DraftConfig | TargetConfig, epoch: int) -> Loaded:
+    """On the engine thread. Raises ConfigError naming what is missing or does not fit."""
+    runner = load_runner(
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        kv_cache_tokens=config.kv_cache_tokens,
+        max_slots=config.max_slots,
+        context_limit=config.context_limit,
+    )
+    check_message_size(runner.facts.vocab_size, config.max_message_bytes)
+    slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit)
+    files = tokenizer_files(config.model)
+    tokenizer = pb.TokenizerFiles(
+        tokenizer_json=files.tokenizer_json,
+        tokenizer_config_json=files.tokenizer_config_json,
+        chat_template=files.chat_template,
+    )
+    fingerprint = tokenizer_fingerprint(tokenizer.tokenizer_json)
+    return Loaded(runner, slots, tokenizer, fingerprint, epoch, config, tuple(sorted(os.sched_getaffinity(0))))

@@ -1,0 +1,33 @@
+"""Enumerations of the protocol as Python knows them, for services and gateway alike. Values match the proto."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from outrider.v1 import common_pb2 as pb
+
+
+class TokenKind(Enum):
+    """Why a token is in the answer."""
+
+    ACCEPTED = pb.TOKEN_KIND_ACCEPTED
+    RECOVERED = pb.TOKEN_KIND_RECOVERED
+    BONUS = pb.TOKEN_KIND_BONUS
+    PLAIN = pb.TOKEN_KIND_PLAIN
+
+
+class DraftLogprobs(Enum):
+    """How `rejection` proposals travel."""
+
+    AUTO = pb.DRAFT_LOGPROBS_AUTO
+    FULL = pb.DRAFT_LOGPROBS_FULL
+    TOPK = pb.DRAFT_LOGPROBS_TOPK
+
+
+TRUNCATE_REASONS = {
+    pb.TRUNCATE_REASON_UNSPECIFIED: "unspecified",
+    pb.TRUNCATE_REASON_REJECTED: "rejected",
+    pb.TRUNCATE_REASON_STOP: "stop",
+    pb.TRUNCATE_REASON_WASTED: "wasted",
+}
+"""The label `reason` of the series that count truncations, on both sides."""

@@ -1,0 +1,51 @@
+"""Addresses that are printed can be dialled, IPv6 too; and a message limit too small for one row is refused."""
+
+from __future__ import annotations
+
+import socket
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.wire.address import join_host_port
+from outrider.wire.errors import ConfigError
+from outrider.wire.rpc import check_message_size
+from outrider.wire.serving import start_server
+
+
+@pytest.mark.parametrize(
+    "host, joined",
+    [("127.0.0.1", "127.0.0.1:80"), ("gpu-1", "gpu-1:80"), ("::1", "[::1]:80"), ("fe80::1%eth0", "[fe80::1%eth0]:80")],
+)
+def test_ipv6_is_bracketed(host: str, joined: str) -> None:
+    assert join_host_port(host, 80) == joined
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6"))],
+)
+async def test_a_server_answers_at_the_address_it_gives(host: str) -> None:
+    server, address, _ = await start_server(lambda _: [], host, 0, 1 << 20)
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+    finally:
+        await server.stop(None)
+
+
+def test_a_row_must_fit_a_message() -> None:
+    check_message_size(1000, 4000 + 65536)
+    with pytest.raises(ConfigError, match="max_message_bytes is 69535, one row of 1000 log-probs needs 69536"):
+        check_message_size(1000, 4000 + 65535)
