@@ -22,10 +22,10 @@ from typing import Any, TextIO
 
 from deploy.actors import Refused, Started, WorkerActor
 from deploy.cluster import NAMESPACE, Cluster
-from deploy.placement import Placement, check_fits, place, workers_of
+from deploy.placement import Placement, check_fits, place
 from outrider.cli.cores import format_cores
 from outrider.cli.stopping import StopFlag, StopRequested
-from outrider.cli.system import RayConfig, SystemConfig, read_yaml
+from outrider.cli.system import RayConfig, SystemConfig, read_yaml, workers_of
 from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import configure_logging

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from outrider.cli.cores import format_cores, split_cores
-from outrider.cli.system import SystemConfig
-from outrider.wire.config import DraftConfig, TargetConfig, parse_cores
+from outrider.cli.cores import format_cores, share_cores
+from outrider.cli.system import SystemConfig, workers_of
+from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.errors import ConfigError
 
 NO_GPU = ""
@@ -52,7 +52,7 @@ def place(config: SystemConfig, nodes: Iterable[Node], local_cores: frozenset[in
     workers = workers_of(config)
     devices = {role: _device(role, worker, machines) for role, worker in workers.items()}
     gpus = _gpus(config, devices, machines)
-    cores = _cores(workers, devices, local_cores)
+    cores = share_cores(workers, [role for role, device in devices.items() if device == "cpu"], local_cores)
     return {
         role: Placement(
             device=device,
@@ -63,11 +63,6 @@ def place(config: SystemConfig, nodes: Iterable[Node], local_cores: frozenset[in
         )
         for role, device in devices.items()
     }
-
-
-def workers_of(config: SystemConfig) -> dict[str, TargetConfig | DraftConfig]:
-    workers: dict[str, TargetConfig | DraftConfig] = {"target": config.target}
-    return workers if config.draft is None else {**workers, "draft": config.draft}
 
 
 def check_fits(placements: Mapping[str, Placement], nodes: Iterable[Node], what: str) -> None:
@@ -133,22 +128,3 @@ def _gpus(config: SystemConfig, devices: Mapping[str, str], nodes: list[Node]) -
             raise ConfigError(f"ray.{role}_gpus is {asked:g} and {role}.device is 'cpu'; leave one of them out")
         gpus[role] = 0.0 if device == "cpu" else share if asked is None else asked
     return gpus
-
-
-def _cores(
-    workers: Mapping[str, TargetConfig | DraftConfig], devices: Mapping[str, str], local: frozenset[int] | None
-) -> dict[str, frozenset[int] | None]:
-    given = {role: worker.cpu_cores and parse_cores(worker.cpu_cores) for role, worker in workers.items()}
-    taken: frozenset[int] = frozenset().union(*(cores for cores in given.values() if cores))
-    if local is not None and not taken <= local:
-        missing = format_cores(taken - local)
-        raise ConfigError(f"cpu_cores asks for core {missing}, this machine offers {format_cores(local)}")
-    cores: dict[str, frozenset[int] | None] = {role: given[role] or None for role in workers}
-    unpinned = [role for role in workers if cores[role] is None and devices[role] == "cpu"]
-    if local is None or not unpinned:
-        return cores
-    free = (local - taken) or local
-    shares = dict(zip(("target", "draft"), split_cores(free), strict=True))
-    for role in unpinned:
-        cores[role] = shares[role] if len(unpinned) == 2 else free
-    return cores

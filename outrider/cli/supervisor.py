@@ -19,10 +19,10 @@ from typing import Protocol
 
 import httpx
 
-from outrider.cli.cores import format_cores, split_cores
+from outrider.cli.cores import format_cores, share_cores
 from outrider.cli.processes import Child, Event, OnLog, become_subreaper, end_descendants
 from outrider.cli.stopping import StopFlag
-from outrider.cli.system import SystemConfig, flags, gateway_config
+from outrider.cli.system import SystemConfig, flags, gateway_config, workers_of
 from outrider.wire.config import DraftConfig, GatewayConfig, TargetConfig
 from outrider.wire.errors import ConfigError, Unavailable
 
@@ -133,13 +133,9 @@ class Supervisor:
         return _Workers({role: ready[role] for role in ready["pids"]}, _present(ready["metrics"]))
 
     def _start_plain(self) -> _Workers:
-        workers = {"target": self._config.target, "draft": self._config.draft}
-        cores = _plain_cores(workers)
-        for role, worker in workers.items():
-            if worker is not None:
-                line = flags(worker) + (["--cpu-cores", cores[role]] if role in cores else [])
-                self._progress(role, "loading", f"{worker.model} {_where(cores.get(role))}".rstrip())
-                self._spawn(role, ["-m", f"{role}_service", *line])
+        for role, worker in _on_own_cores(workers_of(self._config)).items():
+            self._progress(role, "loading", f"{worker.model} {_where(worker.cpu_cores)}".rstrip())
+            self._spawn(role, ["-m", f"{role}_service", *flags(worker)])
         started = _Workers({}, {})
         for role, child in list(self._children.items()):
             ready = self._await_ready(child, timeout_s=900.0)
@@ -221,15 +217,15 @@ def check_free(host: str, port: int, option: str) -> None:
             raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from None
 
 
-def _plain_cores(workers: Mapping[str, TargetConfig | DraftConfig | None]) -> dict[str, str]:
-    """Cores for workers that were given none, when both run on the CPU: Ray is not there to say it."""
-    present = [worker for worker in workers.values() if worker is not None]
-    has_gpu = Path("/dev/nvidiactl").exists()
-    on_cpu = all(worker.device == "cpu" or (worker.device == "auto" and not has_gpu) for worker in present)
-    if len(present) < 2 or not on_cpu or any(worker.cpu_cores for worker in present):
-        return {}
-    target, draft = split_cores(frozenset(os.sched_getaffinity(0)))
-    return {"target": format_cores(target), "draft": format_cores(draft)}
+def _on_own_cores(workers: Mapping[str, TargetConfig | DraftConfig]) -> dict[str, TargetConfig | DraftConfig]:
+    """The same, each pinned if it runs on the CPU: Ray is not there to say it. Raises ConfigError."""
+    on_cpu = {"cpu"} if Path("/dev/nvidiactl").exists() else {"cpu", "auto"}
+    without_gpu = [role for role, worker in workers.items() if worker.device in on_cpu]
+    cores = share_cores(workers, without_gpu, frozenset(os.sched_getaffinity(0)))
+    return {
+        role: worker.model_copy(update={"cpu_cores": None if (mine := cores[role]) is None else format_cores(mine)})
+        for role, worker in workers.items()
+    }
 
 
 def _present(addresses: Mapping[str, str | None]) -> dict[str, str]:

@@ -73,6 +73,12 @@ class SystemConfig(BaseModel):
         return json.dumps({**given, "gateway": self.gateway})
 
 
+def workers_of(config: SystemConfig) -> dict[str, TargetConfig | DraftConfig]:
+    """By role; no draft without one."""
+    workers: dict[str, TargetConfig | DraftConfig] = {"target": config.target}
+    return workers if config.draft is None else {**workers, "draft": config.draft}
+
+
 def gateway_config(values: Values, target: str, draft: str | None) -> GatewayConfig:
     """The gateway's settings once the workers have addresses ("host:port"). Raises ConfigError."""
     for name in _OURS & set(values):
