@@ -52,9 +52,9 @@ class Launcher:
         nodes = cluster.nodes()
         if len(nodes) > 1:
             raise ConfigError(
-                f"the cluster has {len(nodes)} machines; workers listen on {self._config.target.host}, which the "
-                "gateway reaches on its own machine alone: use a cluster of one machine, or start the workers by hand "
-                "(python -m target_service --host ADDRESS) and the gateway with --target and --draft"
+                f"the cluster has {len(nodes)} machines, and workers are reached on the launcher's own alone: use a "
+                "cluster of one machine, or start the workers by hand (python -m target_service --host ADDRESS, the "
+                "same for draft_service) and then python -m gateway with --target and --draft"
             )
         placements = place(self._config, nodes, cluster.local_cores())
         check_fits(placements, nodes, "has")
@@ -105,6 +105,7 @@ class Launcher:
             name=f"{self._run}-{role}",
             namespace=NAMESPACE,
             lifetime="detached",
+            scheduling_strategy=_on_this_machine(),
             max_restarts=-1,
             max_task_retries=0,
             num_cpus=placement.num_cpus,
@@ -152,6 +153,14 @@ class Launcher:
     def _print(self, **event: object) -> None:
         self._events.write(json.dumps(event) + "\n")
         self._events.flush()
+
+
+def _on_this_machine() -> Any:
+    """Also after a restart: a machine that joins the cluster later must not get a worker that nobody reaches."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def free_port(host: str) -> int:

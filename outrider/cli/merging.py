@@ -21,7 +21,7 @@ def merged(file: Values, flags: Values, *, no_draft: bool, no_ray: bool) -> Syst
         raise ConfigError("--no-ray and --ray-address contradict each other; leave one out")
     off = {"draft": no_draft, "ray": no_ray}
     values: dict[str, Any] = {**file, **{part: _part(part, file, flags[part], off.get(part, False)) for part in flags}}
-    if _default_models(values) and not _in_environment("gateway", "model_name"):
+    if _default_models(values) and values["gateway"] is not None and not _in_environment("gateway", "model_name"):
         values["gateway"].setdefault("model_name", DEMO_NAME)
     for role in _ROLES:
         if values[role] is not None and not _in_environment(role, "metrics_port"):

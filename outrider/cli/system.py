@@ -27,7 +27,10 @@ class RayConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     address: str | None = None
-    """A running cluster's address, or "auto"; absent = start Ray on this machine and end it with the system."""
+    """A running cluster's address, or "auto"; absent = start Ray on this machine and end it with the system.
+
+    A cluster of one machine: workers listen on addresses that the gateway reaches on its own machine alone.
+    """
     target_gpus: float | None = Field(default=None, gt=0)
     """GPUs to reserve for the target, a fraction to share one; absent = 1, or half when there is one for both."""
     draft_gpus: float | None = Field(default=None, gt=0)

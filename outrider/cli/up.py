@@ -36,7 +36,9 @@ GrpcPort = Annotated[int | None, typer.Option(help="gRPC port; 8001 unless set; 
 K = Annotated[int | None, typer.Option("--num-draft-tokens", "-K", help="Tokens drafted a round; 5 unless set.")]
 ModelName = Annotated[str | None, typer.Option(help="Id under which the pair is served.")]
 NoRay = Annotated[bool, typer.Option("--no-ray", help="Plain processes; nothing restarts a worker then.")]
-RayAddress = Annotated[str | None, typer.Option(help="A running Ray cluster, or auto; absent = Ray on this machine.")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="A running Ray cluster of this machine alone, or auto; absent = one of our own.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log, not only its warnings.")]
 
 

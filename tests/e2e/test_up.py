@@ -18,6 +18,7 @@ from tests.e2e.process_tree import Command, Tree, tree
 from tests.stack import DEMO_TARGET
 
 PLAIN = ("--no-ray", "--port", "0", "--grpc-port", "0")
+ROLES = ("target", "draft")
 WITH_RAY = ("--port", "0", "--grpc-port", "0")
 
 
@@ -50,8 +51,12 @@ def test_it_serves_and_ctrl_c_leaves_no_process(args: tuple[str, ...]) -> None:
         try:
             url = http_of(command)
             assert httpx.get(f"{url}/readyz").status_code == 200
+            assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == ["outrider-demo"]
             assert complete(url)["usage"]["speculation"]["num_draft_tokens"] > 0  # type: ignore[index]
             assert bool(left.pids_of("raylet")) == (args == WITH_RAY)
+            if args == PLAIN and len(os.sched_getaffinity(0)) > 1:
+                target, draft = (os.sched_getaffinity(left.pids_of(f"{role}_service")[0]) for role in ROLES)
+                assert not target & draft
             command.signal(signal.SIGINT)
             assert command.wait() == 0, command.log()
             assert left.now() == {}
@@ -161,6 +166,7 @@ def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path) -> 
         (("--config", "{file}"), "drafts: {}", "'drafts' is no part of a system"),
         (("--config", "{file}"), "gateway: {target: a:1}", "gateway.target is 'a:1': it follows from where"),
         (("--config", "{file}"), "ray: {target_gpus: -1}", "ray.target_gpus is -1"),
+        (("--config", "{file}"), "gateway:", "gateway is None, must be settings by name"),
         (("--config", "{file}"), "target: [", "is not YAML"),
         (("--config", "{file}"), "- 1", "must be settings by name"),
         (("--config", "/nowhere.yaml"), "", "cannot read /nowhere.yaml: No such file"),
