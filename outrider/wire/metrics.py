@@ -1,4 +1,4 @@
-"""Every Prometheus series, with the PromQL that reads it in the docstring of its field.
+"""Every Prometheus series, with the PromQL that reads it in the docstring below it.
 
 Acceptance rate = accepted / drafted; the bonus token is in neither. Mean accepted length = 1 + accepted / rounds.
 """
@@ -9,7 +9,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -58,185 +57,121 @@ class AcceptanceWindow(Collector):
         yield family
 
 
-@dataclass(frozen=True)
 class GatewayMetrics:
-    """Series of the gateway's /metrics."""
+    """Series of the gateway's /metrics. `target` and `draft` are the labels of spec_acceptance_rate."""
 
-    target: str
-    """Label `target` of spec_acceptance_rate."""
-    draft: str
-    registry: CollectorRegistry = field(default_factory=lambda: CollectorRegistry(auto_describe=True))
-    window: AcceptanceWindow = field(init=False)
-    """`spec_acceptance_rate`; over any other span: rate(spec_accepted_tokens_total[5m]) /
-    rate(spec_draft_tokens_total[5m])"""
-    draft_tokens: Counter = field(init=False)
-    """rate(spec_draft_tokens_total[5m]): draft tokens verified per second."""
-    accepted_tokens: Counter = field(init=False)
-    """1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length."""
-    rounds: Counter = field(init=False)
-    """rate(spec_rounds_total[5m]): verifies with at least one draft token per second."""
-    wasted_tokens: Counter = field(init=False)
-    """rate(spec_wasted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m]): drafted too late, over verified."""
-    truncates: Counter = field(init=False)
-    """sum by (worker, reason) (rate(spec_truncate_total[5m])): Truncate RPCs sent."""
-    emitted_tokens: Counter = field(init=False)
-    """sum by (kind) (rate(spec_emitted_tokens_total[5m])): tokens committed, by kind."""
-    drafted_per_position: Counter = field(init=False)
-    """Conditional acceptance at a position: rate(spec_accepted_per_position_total{position="0"}[5m]) /
-    rate(spec_drafted_per_position_total{position="0"}[5m])"""
-    accepted_per_position: Counter = field(init=False)
-    """See drafted_per_position. Position 0 is the first draft token of a round."""
-    wire_bytes: Counter = field(init=False)
-    """sum by (link, encoding) (rate(spec_wire_bytes_total[5m])): bytes per second on each link."""
-    round_seconds: Histogram = field(init=False)
-    """sum by (phase) (rate(spec_round_seconds_sum[5m])) / ignoring (phase) group_left
-    rate(spec_round_seconds_count{phase="total"}[5m]): where a round's time goes."""
-    accepted_length: Histogram = field(init=False)
-    """histogram_quantile(0.5, rate(spec_accepted_length_bucket[5m])): tokens committed per speculative round."""
-    proposals_refused: Counter = field(init=False)
-    """rate(spec_proposals_refused_total[5m]): proposals that broke a rule; their rounds became plain steps."""
-    proposals_late: Counter = field(init=False)
-    """rate(spec_proposals_late_total[5m]): rounds whose wait budget ran out."""
-    requests: Counter = field(init=False)
-    """sum by (outcome) (rate(outrider_requests_total[5m])): answers ended, by outcome."""
-    prompt_tokens: Counter = field(init=False)
-    """rate(outrider_prompt_tokens_total[5m])"""
-    time_to_first_token: Histogram = field(init=False)
-    """histogram_quantile(0.95, rate(outrider_time_to_first_token_seconds_bucket[5m]))"""
-    inter_token: Histogram = field(init=False)
-    """histogram_quantile(0.95, rate(outrider_inter_token_seconds_bucket[5m])): a round's time over its tokens."""
-    queue_depth: Gauge = field(init=False)
-    """outrider_queue_depth: answers waiting for a place."""
-    running: Gauge = field(init=False)
-    """outrider_running: answers being decoded."""
-    worker_connected: Gauge = field(init=False)
-    """outrider_worker_connected{worker="draft"} == 0: the draft is gone and steps are plain."""
-
-    def __post_init__(self) -> None:
-        def put(name: str, series: object) -> None:
-            object.__setattr__(self, name, series)
-
-        r = self.registry
-        put("window", AcceptanceWindow(self.target, self.draft))
+    def __init__(self, target: str, draft: str) -> None:
+        r = self.registry = CollectorRegistry(auto_describe=True)
+        self.window = AcceptanceWindow(target, draft)
+        """`spec_acceptance_rate`; over any other span: rate(spec_accepted_tokens_total[5m]) /
+        rate(spec_draft_tokens_total[5m])"""
         r.register(self.window)
-        put("draft_tokens", Counter("spec_draft_tokens", "Draft tokens given to a verify.", registry=r))
-        put("accepted_tokens", Counter("spec_accepted_tokens", "Draft tokens accepted by a verdict.", registry=r))
-        put("rounds", Counter("spec_rounds", "Verifies with at least one draft token.", registry=r))
-        put("wasted_tokens", Counter("spec_wasted_tokens", "Draft tokens that were never verified.", registry=r))
-        put("truncates", Counter("spec_truncate", "Truncate RPCs sent.", ["worker", "reason"], registry=r))
-        put("emitted_tokens", Counter("spec_emitted_tokens", "Tokens committed, by kind.", ["kind"], registry=r))
-        position = ["position"]
-        put(
-            "drafted_per_position",
-            Counter("spec_drafted_per_position", "Draft tokens verified, by position.", position, registry=r),
+        self.draft_tokens = Counter("spec_draft_tokens", "Draft tokens given to a verify.", registry=r)
+        """rate(spec_draft_tokens_total[5m]): draft tokens verified per second."""
+        self.accepted_tokens = Counter("spec_accepted_tokens", "Draft tokens accepted by a verdict.", registry=r)
+        """1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length."""
+        self.rounds = Counter("spec_rounds", "Verifies with at least one draft token.", registry=r)
+        """rate(spec_rounds_total[5m]): verifies with at least one draft token per second."""
+        self.wasted_tokens = Counter("spec_wasted_tokens", "Draft tokens that were never verified.", registry=r)
+        """rate(spec_wasted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m]): drafted too late, over verified."""
+        self.truncates = Counter("spec_truncate", "Truncate RPCs sent.", ["worker", "reason"], registry=r)
+        """sum by (worker, reason) (rate(spec_truncate_total[5m])): Truncate RPCs sent."""
+        self.emitted_tokens = Counter("spec_emitted_tokens", "Tokens committed, by kind.", ["kind"], registry=r)
+        """sum by (kind) (rate(spec_emitted_tokens_total[5m])): tokens committed, by kind."""
+        self.drafted_per_position = Counter(
+            "spec_drafted_per_position", "Draft tokens verified, by position.", ["position"], registry=r
         )
-        put(
-            "accepted_per_position",
-            Counter("spec_accepted_per_position", "Draft tokens accepted, by position.", position, registry=r),
+        """Conditional acceptance at a position: rate(spec_accepted_per_position_total{position="0"}[5m]) /
+        rate(spec_drafted_per_position_total{position="0"}[5m])"""
+        self.accepted_per_position = Counter(
+            "spec_accepted_per_position", "Draft tokens accepted, by position.", ["position"], registry=r
         )
-        put("wire_bytes", Counter("spec_wire_bytes", "Bytes on a link.", ["link", "encoding"], registry=r))
-        put(
-            "round_seconds",
-            Histogram(
-                "spec_round_seconds",
-                "A speculative round by phase: propose (draft's work), deliver (wire and waiting for the proposal), "
-                "verify (queue, forward and acceptance in the target), overhead (the rest), total.",
-                ["phase"],
-                buckets=_FAST,
-                registry=r,
-            ),
-        )
-        put(
-            "accepted_length",
-            Histogram(
-                "spec_accepted_length",
-                "Tokens committed by a speculative round: accepted plus one.",
-                buckets=(*range(1, 18), 33, 65),
-                registry=r,
-            ),
-        )
-        put("proposals_refused", Counter("spec_proposals_refused", "Proposals that broke a rule.", registry=r))
-        put("proposals_late", Counter("spec_proposals_late", "Rounds whose wait budget ran out.", registry=r))
-        put("requests", Counter("outrider_requests", "Answers ended, by outcome.", ["outcome"], registry=r))
-        put("prompt_tokens", Counter("outrider_prompt_tokens", "Prompt tokens admitted.", registry=r))
-        put(
-            "time_to_first_token",
-            Histogram("outrider_time_to_first_token_seconds", "Admission to first token.", buckets=_FAST, registry=r),
-        )
-        put(
-            "inter_token",
-            Histogram("outrider_inter_token_seconds", "A round's time over its tokens.", buckets=_FAST, registry=r),
-        )
-        put("queue_depth", Gauge("outrider_queue_depth", "Answers waiting for a place.", registry=r))
-        put("running", Gauge("outrider_running", "Answers being decoded.", registry=r))
-        put(
-            "worker_connected",
-            Gauge("outrider_worker_connected", "1 while the stream to the worker is up.", ["worker"], registry=r),
-        )
-
-
-@dataclass(frozen=True)
-class WorkerMetrics:
-    """Series of a worker's /metrics. `worker` is "draft" or "target"."""
-
-    worker: str
-    registry: CollectorRegistry = field(default_factory=lambda: CollectorRegistry(auto_describe=True))
-    truncates: Counter = field(init=False)
-    """rate(outrider_worker_truncates_total{worker="draft"}[5m]): Truncate RPCs that arrived."""
-    truncate_freed_blocks: Counter = field(init=False)
-    """rate(outrider_worker_truncate_freed_blocks_total[5m]): KV blocks returned by them."""
-    slots_in_use: Gauge = field(init=False)
-    """outrider_worker_slots_in_use"""
-    kv_blocks_in_use: Gauge = field(init=False)
-    """outrider_worker_kv_blocks_in_use / outrider_worker_kv_blocks: share of the KV cache in use."""
-    kv_blocks: Gauge = field(init=False)
-    """See kv_blocks_in_use."""
-    steps: Counter = field(init=False)
-    """sum by (kind) (rate(outrider_worker_steps_total[5m])): slots stepped, by kind."""
-    batch_size: Histogram = field(init=False)
-    """histogram_quantile(0.5, rate(outrider_worker_batch_size_bucket[5m])): slots in a forward."""
-    busy_seconds: Counter = field(init=False)
-    """rate(outrider_worker_busy_seconds_total[5m]): share of the time spent in forwards."""
-    proposals_refused: Counter = field(init=False)
-    """rate(outrider_worker_proposals_refused_total[5m]) (target)"""
-    dropped_tokens: Counter = field(init=False)
-    """sum by (why) (rate(outrider_worker_dropped_draft_tokens_total[5m])): late, refused, expired, ... (target);
-    backlog: no room for what a target does not read (draft)."""
-    wire_bytes: Counter = field(init=False)
-    """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): proposals sent (draft)."""
-
-    def __post_init__(self) -> None:
-        r, label = self.registry, {"worker": self.worker}
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"outrider_worker_{name}", text, ["worker", *labels], registry=r)
-
-        def put(name: str, series: object) -> None:
-            object.__setattr__(self, name, series)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"outrider_worker_{name}", text, ["worker"], registry=r).labels(**label)
-
-        put("truncates", _Bound(counter("truncates", "Truncate RPCs that arrived.", "reason"), label))
-        freed = counter("truncate_freed_blocks", "KV blocks freed by Truncate RPCs.")
-        put("truncate_freed_blocks", freed.labels(**label))
-        put("slots_in_use", gauge("slots_in_use", "Slots open."))
-        put("kv_blocks_in_use", gauge("kv_blocks_in_use", "KV blocks held by slots."))
-        put("kv_blocks", gauge("kv_blocks", "KV blocks in all."))
-        put("steps", _Bound(counter("steps", "Slots stepped, by kind.", "kind"), label))
-        sizes = Histogram(
-            "outrider_worker_batch_size",
-            "Slots in a forward.",
-            ["worker"],
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+        """See drafted_per_position. Position 0 is the first draft token of a round."""
+        self.wire_bytes = Counter("spec_wire_bytes", "Bytes on a link.", ["link", "encoding"], registry=r)
+        """sum by (link, encoding) (rate(spec_wire_bytes_total[5m])): bytes per second on each link."""
+        self.round_seconds = Histogram(
+            "spec_round_seconds",
+            "A speculative round by phase: propose (draft's work), deliver (wire and waiting for the proposal), "
+            "verify (queue, forward and acceptance in the target), overhead (the rest), total.",
+            ["phase"],
+            buckets=_FAST,
             registry=r,
         )
-        put("batch_size", sizes.labels(**label))
-        put("busy_seconds", counter("busy_seconds", "Time spent in forwards.").labels(**label))
-        refused = counter("proposals_refused", "Proposals refused: values, shape, epoch or length.")
-        put("proposals_refused", refused.labels(**label))
-        put("dropped_tokens", _Bound(counter("dropped_draft_tokens", "Draft tokens never verified.", "why"), label))
-        put("wire_bytes", _Bound(counter("delivered_bytes", "Payload bytes of proposals sent.", "encoding"), label))
+        """sum by (phase) (rate(spec_round_seconds_sum[5m])) / ignoring (phase) group_left
+        rate(spec_round_seconds_count{phase="total"}[5m]): where a round's time goes."""
+        self.accepted_length = Histogram(
+            "spec_accepted_length",
+            "Tokens committed by a speculative round: accepted plus one.",
+            buckets=(*range(1, 18), 33, 65),
+            registry=r,
+        )
+        """histogram_quantile(0.5, rate(spec_accepted_length_bucket[5m])): tokens committed per speculative round."""
+        self.proposals_refused = Counter("spec_proposals_refused", "Proposals that broke a rule.", registry=r)
+        """rate(spec_proposals_refused_total[5m]): proposals that broke a rule; their rounds became plain steps."""
+        self.proposals_late = Counter("spec_proposals_late", "Rounds whose wait budget ran out.", registry=r)
+        """rate(spec_proposals_late_total[5m]): rounds whose wait budget ran out."""
+        self.requests = Counter("outrider_requests", "Answers ended, by outcome.", ["outcome"], registry=r)
+        """sum by (outcome) (rate(outrider_requests_total[5m])): answers ended, by outcome."""
+        self.prompt_tokens = Counter("outrider_prompt_tokens", "Prompt tokens admitted.", registry=r)
+        """rate(outrider_prompt_tokens_total[5m])"""
+        self.time_to_first_token = Histogram(
+            "outrider_time_to_first_token_seconds", "Admission to first token.", buckets=_FAST, registry=r
+        )
+        """histogram_quantile(0.95, rate(outrider_time_to_first_token_seconds_bucket[5m]))"""
+        self.inter_token = Histogram(
+            "outrider_inter_token_seconds", "A round's time over its tokens.", buckets=_FAST, registry=r
+        )
+        """histogram_quantile(0.95, rate(outrider_inter_token_seconds_bucket[5m])): a round's time over its tokens."""
+        self.queue_depth = Gauge("outrider_queue_depth", "Answers waiting for a place.", registry=r)
+        """outrider_queue_depth: answers waiting for a place."""
+        self.running = Gauge("outrider_running", "Answers being decoded.", registry=r)
+        """outrider_running: answers being decoded."""
+        self.worker_connected = Gauge(
+            "outrider_worker_connected", "1 while the stream to the worker is up.", ["worker"], registry=r
+        )
+        """outrider_worker_connected{worker="draft"} == 0: the draft is gone and steps are plain."""
+
+
+class WorkerMetrics:
+    """Series of a worker's /metrics, all with the label `worker`: "draft" or "target"."""
+
+    def __init__(self, worker: str) -> None:
+        r = self.registry = CollectorRegistry(auto_describe=True)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"outrider_worker_{name}", text, ["worker"], registry=r).labels(worker=worker)
+
+        def counters(name: str, text: str, label: str) -> _Bound:
+            return _Bound(Counter(f"outrider_worker_{name}", text, ["worker", label], registry=r), {"worker": worker})
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"outrider_worker_{name}", text, ["worker"], registry=r).labels(worker=worker)
+
+        self.truncates = counters("truncates", "Truncate RPCs that arrived.", "reason")
+        """rate(outrider_worker_truncates_total{worker="draft"}[5m]): Truncate RPCs that arrived."""
+        self.truncate_freed_blocks = counter("truncate_freed_blocks", "KV blocks freed by Truncate RPCs.")
+        """rate(outrider_worker_truncate_freed_blocks_total[5m]): KV blocks returned by them."""
+        self.slots_in_use = gauge("slots_in_use", "Slots open.")
+        """outrider_worker_slots_in_use"""
+        self.kv_blocks_in_use = gauge("kv_blocks_in_use", "KV blocks held by slots.")
+        """outrider_worker_kv_blocks_in_use / outrider_worker_kv_blocks: share of the KV cache in use."""
+        self.kv_blocks = gauge("kv_blocks", "KV blocks in all.")
+        """See kv_blocks_in_use."""
+        self.steps = counters("steps", "Slots stepped, by kind.", "kind")
+        """sum by (kind) (rate(outrider_worker_steps_total[5m])): slots stepped, by kind."""
+        buckets = (1, 2, 4, 8, 16, 32, 64, 128)
+        sizes = Histogram("outrider_worker_batch_size", "Slots in a forward.", ["worker"], buckets=buckets, registry=r)
+        self.batch_size: Histogram = sizes.labels(worker=worker)
+        """histogram_quantile(0.5, rate(outrider_worker_batch_size_bucket[5m])): slots in a forward."""
+        self.busy_seconds = counter("busy_seconds", "Time spent in forwards.")
+        """rate(outrider_worker_busy_seconds_total[5m]): share of the time spent in forwards."""
+        self.proposals_refused = counter("proposals_refused", "Proposals refused: values, shape, epoch or length.")
+        """rate(outrider_worker_proposals_refused_total[5m]) (target)"""
+        self.dropped_tokens = counters("dropped_draft_tokens", "Draft tokens never verified.", "why")
+        """sum by (why) (rate(outrider_worker_dropped_draft_tokens_total[5m])): late, refused, expired, ... (target);
+        backlog: no room for what a target does not read (draft)."""
+        self.wire_bytes = counters("delivered_bytes", "Payload bytes of proposals sent.", "encoding")
+        """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): proposals sent (draft)."""
 
 
 class _Bound:
