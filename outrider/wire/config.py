@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outrider.wire.errors import ConfigError
@@ -178,6 +178,12 @@ class GatewayConfig(_Settings):
     """File with a Jinja chat template; absent = the tokenizer's own."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.port and self.port == self.grpc_port:
+            raise ValueError(f"port and grpc_port are both {self.port}; HTTP and gRPC need a port each")
+        return self
+
 
 Config = TypeVar("Config", DraftConfig, TargetConfig, GatewayConfig)
 
@@ -205,6 +211,8 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, environ: Mapping[
         if first["type"] == "missing":
             flag, variable = f"--{name.replace('_', '-')}", f"{prefix}{name}".upper()
             raise ConfigError(f"{name} is missing; give {flag} or set {variable}", param=name) from None
+        if not name:  # settings that contradict each other
+            raise ConfigError(first["msg"].removeprefix("Value error, ")) from None
         raise ConfigError(f"{name} is {first.get('input')!r}: {first['msg']}", param=name) from None
 
 

@@ -74,7 +74,7 @@ def test_every_class_says_how_it_travels(cls: type[OutriderError]) -> None:
         (Unavailable, grpc.StatusCode.UNAVAILABLE, 503, True),
         (WorkerLost, grpc.StatusCode.UNAVAILABLE, 503, True),
         (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED, 504, False),
-        (IncompatiblePair, grpc.StatusCode.FAILED_PRECONDITION, 500, False),
+        (IncompatiblePair, grpc.StatusCode.FAILED_PRECONDITION, 503, False),
         (WorkerFault, grpc.StatusCode.INTERNAL, 500, False),
         (ConfigError, grpc.StatusCode.FAILED_PRECONDITION, 500, False),
     ],
