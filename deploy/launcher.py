@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from typing import Any, TextIO
 from deploy.actors import Refused, Started, WorkerActor
 from deploy.cluster import NAMESPACE, Cluster
 from deploy.placement import Placement, check_fits, place
+from deploy.ports import Ports
 from outrider.cli.cores import format_cores
 from outrider.cli.stopping import StopFlag, StopRequested
 from outrider.cli.system import RayConfig, SystemConfig, read_yaml, workers_of
@@ -46,6 +46,7 @@ class Launcher:
         self._events = events
         self._run = secrets.token_hex(4)  # two systems on one cluster must not find each other's actors
         self._actors: dict[str, Any] = {}
+        self._ports = Ports()
 
     def start(self, cluster: Cluster) -> dict[str, Started]:
         """Blocks until both workers can be called. Raises OutriderError saying why they cannot."""
@@ -96,9 +97,9 @@ class Launcher:
 
         settings = worker.model_dump(exclude_unset=True)
         # Chosen here and kept through restarts: the gateway finds a restarted worker where the old one was.
-        settings["port"] = worker.port or free_port(worker.host)
+        settings["port"] = worker.port or self._ports.free(worker.host)
         if worker.metrics_port == 0:
-            settings["metrics_port"] = free_port(worker.host)
+            settings["metrics_port"] = self._ports.free(worker.host)
         settings["device"] = placement.device
         settings["cpu_cores"] = None if placement.cpu_cores is None else format_cores(placement.cpu_cores)
         options = ray.remote(WorkerActor).options(
@@ -161,13 +162,6 @@ def _on_this_machine() -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
-
-
-def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def read_config(argv: Sequence[str], stop: StopFlag) -> SystemConfig:
