@@ -59,13 +59,15 @@ class Loaded:
             num_kv_blocks=pool.num_blocks,
             num_kv_blocks_in_use=pool.num_in_use,
             kv_block_size=pool.block_size,
-            attention_path=facts.attention_path,
+            attention_path=self.runner.path.name,
             metrics_address=self.metrics_address,
             eos_token_ids=facts.eos_token_ids,
             num_tickets=self.num_tickets(),
             num_steps=self.num_steps(),
             version=__version__,
             num_parameters=facts.num_parameters,
+            batch_invariant=self.runner.path.batch_invariant,
+            kv_bytes_per_token=self.runner.kv_bytes_per_token,
         )
 
 
@@ -78,6 +80,8 @@ def load(config: DraftConfig | TargetConfig, epoch: int) -> Loaded:
         kv_cache_tokens=config.kv_cache_tokens,
         max_slots=config.max_slots,
         context_limit=config.context_limit,
+        attention_path=config.attention_path,
+        batch_invariant=config.batch_invariant,
     )
     check_message_size(runner.facts.vocab_size, config.max_message_bytes)
     slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit)

@@ -12,14 +12,12 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.memory import free_memory_bytes
 from outrider.engine.model_files import TokenizerFiles, check_folder, first_line, local_folder, tokenizer_files
 from outrider.engine.model_runner import ModelFacts, ModelRunner
-from outrider.engine.self_test import NUM_BLOCKS, TOLERANCE, largest_error
+from outrider.engine.paths.choice import BLOCK_SIZE, choose_path
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
 __all__ = ["TokenizerFiles", "load_runner", "tokenizer_files"]
 
-BLOCK_SIZE = 16
-"""Tokens."""
 MIN_CONTEXT = 16
 """Tokens; the self-test needs them."""
 DEFAULT_CONTEXT = 2048
@@ -36,11 +34,14 @@ def load_runner(
     kv_cache_tokens: int | None,
     max_slots: int,
     context_limit: int | None,
+    attention_path: str = "auto",
+    batch_invariant: bool = False,
 ) -> ModelRunner:
     """Load a decoder-only model from safetensors, test it on our cache, size the cache.
 
     device: cpu, cuda, cuda:N or auto. dtype: float32, bfloat16, float16, or auto (float32 on CPU, the checkpoint's on
-    a GPU). kv_cache_tokens None: room for max_slots contexts, at most half of the free memory.
+    a GPU). kv_cache_tokens None: room for max_slots contexts, at most half of the free memory. attention_path: see
+    `paths.choice`. batch_invariant: only a path that promises it.
     Raises ConfigError for anything that cannot be served, naming it.
     """
     torch_device = resolve_device(device)
@@ -52,13 +53,13 @@ def load_runner(
     limit = _context_limit(config, context_limit)
     network = _load_weights(model, config, torch_device, dtype)
     facts = _facts(model, network, limit)
-    runner = ModelRunner(network, facts, KVPool(NUM_BLOCKS, BLOCK_SIZE))
-    _run_self_test(runner, type(network).__name__)
+    runner = choose_path(network, facts, attention_path, batch_invariant)
     num_blocks = _num_blocks(runner, kv_cache_tokens, max_slots)
     _allocate(runner, num_blocks)
     log.info(
-        "loaded %s: %s, %d parameters, %s on %s, dense attention, %d KV blocks of %d tokens",
-        *(model, type(network).__name__, facts.num_parameters, facts.dtype, facts.device, num_blocks, BLOCK_SIZE),
+        "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
+        *(model, type(network).__name__, facts.num_parameters, facts.dtype, facts.device),
+        *(runner.path.name, num_blocks, BLOCK_SIZE),
     )
     return runner
 
@@ -153,23 +154,6 @@ def _facts(model: str, network: PreTrainedModel, context_limit: int) -> ModelFac
         eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
         num_parameters=sum(parameter.numel() for parameter in network.parameters()),
     )
-
-
-def _run_self_test(runner: ModelRunner, class_name: str) -> None:
-    try:
-        error = largest_error(runner)
-    except Exception as reason:  # whatever a class does with a cache it does not know
-        raise ConfigError(
-            f"{class_name} does not run on this engine's cache: {type(reason).__name__}: {first_line(reason)}",
-            param="model",
-        ) from reason
-    tolerance = TOLERANCE[runner.facts.dtype]
-    if not error <= tolerance:  # NaN fails
-        raise ConfigError(
-            f"{class_name} computes other logits with this engine's cache than without one: largest difference "
-            f"{error:.2e} of the largest logit, at most {tolerance:.0e} is allowed; use another model or dtype",
-            param="model",
-        )
 
 
 def _num_blocks(runner: ModelRunner, kv_cache_tokens: int | None, max_slots: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.kv_pool import BlockTable
-from outrider.engine.model_runner import ModelRunner
+from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import Row
 
 NUM_BLOCKS = 16
@@ -27,6 +27,7 @@ class _Sequence:
     """Tokens fed so far, in one table, and how far from the truth their logits were."""
 
     runner: ModelRunner
+    model: UncachedModel
     ids: list[int]
     table: BlockTable
     num_cached: int = 0
@@ -38,7 +39,7 @@ class _Sequence:
     def take(self, row: Row, logits: Tensor) -> None:
         self.num_cached = len(row.token_ids)
         if row.num_logits:
-            truth = self.runner.forward_uncached(row.token_ids)[-row.num_logits :]
+            truth = self.model.forward(row.token_ids)[-row.num_logits :]
             self.errors.append(float((logits - truth).abs().max() / truth.abs().max()))
 
     def rewrite(self, keep: int, generator: random.Random) -> None:
@@ -48,7 +49,7 @@ class _Sequence:
         self.ids[keep:] = [generator.randrange(self.runner.facts.vocab_size) for _ in self.ids[keep:]]
 
 
-def largest_error(runner: ModelRunner) -> float:
+def largest_error(runner: ModelRunner, model: UncachedModel) -> float:
     """Prefill, decode, verify and roll back ragged rows; the largest logit difference as a share of the largest logit.
 
     Whatever the model raises comes through. The runner's pool must have NUM_BLOCKS free.
@@ -58,7 +59,8 @@ def largest_error(runner: ModelRunner) -> float:
     lengths = [longest, max(longest // 3, 8), max(longest // 2, 8)]
     vocab_size = runner.facts.vocab_size
     a, b, c = (
-        _Sequence(runner, [generator.randrange(vocab_size) for _ in range(n)], runner.pool.new_table()) for n in lengths
+        _Sequence(runner, model, [generator.randrange(vocab_size) for _ in range(n)], runner.pool.new_table())
+        for n in lengths
     )
     with torch.inference_mode():
         _step(runner, [(a, len(a.ids) - 7, 0), (b, len(b.ids) - 6, 1)])  # two prompts of different length

@@ -66,17 +66,19 @@ class DraftReply(_message.Message):
     def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenReply, _Mapping]] = ..., propose: _Optional[_Union[ProposeReply, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.WorkerError, _Mapping]] = ...) -> None: ...
 
 class ProposeReply(_message.Message):
-    __slots__ = ("draft_ids", "queue_us", "compute_us", "payload_bytes", "encoding", "num_fed_tokens")
+    __slots__ = ("draft_ids", "queue_us", "compute_us", "payload_bytes", "encoding", "num_fed_tokens", "num_cached_tokens")
     DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     NUM_FED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     draft_ids: _containers.RepeatedScalarFieldContainer[int]
     queue_us: int
     compute_us: int
     payload_bytes: int
     encoding: str
     num_fed_tokens: int
-    def __init__(self, draft_ids: _Optional[_Iterable[int]] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., encoding: _Optional[str] = ..., num_fed_tokens: _Optional[int] = ...) -> None: ...
+    num_cached_tokens: int
+    def __init__(self, draft_ids: _Optional[_Iterable[int]] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., encoding: _Optional[str] = ..., num_fed_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...

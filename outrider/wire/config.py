@@ -66,9 +66,21 @@ class DraftConfig(_Settings):
     max_slots: Positive = 64
     """Requests held at once."""
     kv_cache_tokens: Positive | None = None
-    """Tokens that the KV cache holds; absent = max_slots contexts, at most half of the free memory."""
+    """Tokens that the KV cache holds; absent = what fits into kv_cache_fraction of the free memory, at most max_slots
+    contexts."""
+    kv_cache_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the memory that is free once the weights are loaded which the KV cache may take."""
+    prefix_caching: bool = True
+    """Keep the KV of prompts and answers that have ended, so that a later prompt that begins alike is not fed again."""
     context_limit: Positive | None = None
     """Most tokens of prompt and output; absent = the model's own limit."""
+    attention_path: Literal["auto", "fused", "paged", "dense"] = "auto"
+    """How forwards are run; auto = the fastest that passes the self-test at load."""
+    batch_invariant: bool = False
+    """Serve only if the same tokens give the same logits bit for bit in every batch and at every verify width."""
+    quantization: Literal["none", "int8"] = "none"
+    """int8: weights rounded to 8 bits at load, one scale per output channel. A checkpoint that is quantised already
+    says so itself."""
     max_prefill_tokens: Positive | None = None
     """Prompt tokens fed in one step, so that running requests never wait long; absent = 256 on CPU, 2048 on a GPU."""
     full_logprobs_budget_bytes: Positive = 4 * MIB
@@ -107,11 +119,25 @@ class TargetConfig(_Settings):
     max_slots: Positive = 64
     """Requests held at once."""
     kv_cache_tokens: Positive | None = None
-    """Tokens that the KV cache holds; absent = max_slots contexts, at most half of the free memory."""
+    """Tokens that the KV cache holds; absent = what fits into kv_cache_fraction of the free memory, at most max_slots
+    contexts."""
+    kv_cache_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the memory that is free once the weights are loaded which the KV cache may take."""
+    prefix_caching: bool = True
+    """Keep the KV of prompts and answers that have ended, so that a later prompt that begins alike is not fed again."""
     context_limit: Positive | None = None
     """Most tokens of prompt and output; absent = the model's own limit."""
+    attention_path: Literal["auto", "fused", "paged", "dense"] = "auto"
+    """How forwards are run; auto = the fastest that passes the self-test at load."""
+    batch_invariant: bool = False
+    """Serve only if the same tokens give the same logits bit for bit in every batch and at every verify width."""
+    quantization: Literal["none", "int8"] = "none"
+    """int8: weights rounded to 8 bits at load, one scale per output channel. A checkpoint that is quantised already
+    says so itself."""
     max_prefill_tokens: Positive | None = None
     """Prompt tokens fed in one step, so that running requests never wait long; absent = 256 on CPU, 2048 on a GPU."""
+    tensor_parallel: Positive = 1
+    """Ranks that the target's weights are split over, each a process with a device of its own."""
     max_parked_bytes: Positive = 256 * MIB
     """Bytes of proposals that may wait for their verify."""
     max_parked_tickets: Positive = 1024

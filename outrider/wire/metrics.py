@@ -170,6 +170,28 @@ class WorkerMetrics:
         self.dropped_tokens = counters("dropped_draft_tokens", "Draft tokens never verified.", "why")
         """sum by (why) (rate(outrider_worker_dropped_draft_tokens_total[5m])): late, refused, expired, ... (target);
         backlog: no room for what a target does not read (draft)."""
+        self.preemptions = counter("preemptions", "Slots whose KV blocks were taken away for another's need.")
+        """rate(outrider_worker_preemptions_total[5m]): above 0, the KV cache is too small for the load."""
+        self.slots_waiting = gauge("slots_waiting", "Slots with work that wait for KV blocks.")
+        """outrider_worker_slots_waiting"""
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of slots that were fed for the first time.")
+        """See prefix_hit_tokens."""
+        self.prefix_hit_tokens = counter("prefix_hit_tokens", "Of these, tokens found in the prefix cache.")
+        """Hit rate: rate(outrider_worker_prefix_hit_tokens_total[5m]) /
+        rate(outrider_worker_prompt_tokens_total[5m])"""
+        self.kv_blocks_cached = gauge("kv_blocks_cached", "KV blocks that no slot holds, kept for later prompts.")
+        """outrider_worker_kv_blocks_cached"""
+        self.prefix_evictions = counter("prefix_evictions", "Cached KV blocks given up for new tokens.")
+        """rate(outrider_worker_prefix_evictions_total[5m])"""
+        self.step_tokens = Histogram(
+            "outrider_worker_step_tokens",
+            "Tokens in a forward, by what they are for.",
+            ["worker", "purpose"],
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
+            registry=r,
+        )
+        """histogram_quantile(0.5, rate(outrider_worker_step_tokens_bucket{purpose="prefill"}[5m])): prefill or decode
+        tokens in a forward."""
         self.wire_bytes = counters("delivered_bytes", "Payload bytes of proposals sent.", "encoding")
         """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): proposals sent (draft)."""
 

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MambaConfig, Qwen3NextConfig, T5Config
 
-from outrider.engine import dense_attention, loader
-from outrider.engine.dense_attention import DenseLayer
+from outrider.engine import loader
 from outrider.engine.loader import load_runner, tokenizer_files
 from outrider.engine.model_runner import ModelRunner
+from outrider.engine.paths import dense_cache
+from outrider.engine.paths.dense_cache import DenseLayer
 from outrider.engine.self_test import NUM_BLOCKS
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
@@ -30,6 +31,7 @@ def load(model: str, **changes: Any) -> ModelRunner:
         "kv_cache_tokens": None,
         "max_slots": 2,
         "context_limit": None,
+        "attention_path": "dense",
     }
     return load_runner(model, **{**options, **changes})
 
@@ -49,7 +51,7 @@ def test_facts_and_cache_size(original: str) -> None:
     runner = load(original)
     facts = runner.facts
     assert (facts.model_id, facts.vocab_size, facts.context_limit) == (original, 300, 256)
-    assert (facts.dtype, facts.device, facts.eos_token_ids, facts.attention_path) == ("float32", "cpu", (0,), "dense")
+    assert (facts.dtype, facts.device, facts.eos_token_ids, runner.path.name) == ("float32", "cpu", (0,), "dense")
     assert facts.num_parameters == sum(t.numel() for t in load_file(Path(original) / "model.safetensors").values())
     assert (runner.pool.num_blocks, runner.pool.block_size, runner.pool.num_in_use) == (2 * 16, 16, 0)
 
@@ -71,7 +73,7 @@ def test_the_cache_takes_at_most_half_of_the_free_memory(original: str, monkeypa
 def test_the_cache_is_there_when_the_worker_is(original: str) -> None:
     """Not at the first request: whoever loads next would count the same memory as free."""
     runner = load(original, kv_cache_tokens=100)
-    layers = runner._cache.layers
+    layers = runner.path._cache.layers
     shapes = [tuple(storage.shape) for layer in layers for storage in (layer.keys, layer.values)]
     assert len(layers) == 2 and shapes == [(7 + 1, 16, 2, 8)] * 4  # blocks and the trash block, tokens, heads, width
     assert runner.pool.num_in_use == 0
@@ -188,9 +190,11 @@ def test_models_that_cannot_be_rolled_back_are_refused_by_name(tmp_path: Path, c
 
 def test_the_self_test_refuses_wrong_logits(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """KV read one column off gives nonsense without any error."""
-    right = dense_attention._write_and_read
-    monkeypatch.setattr(dense_attention, "_write_and_read", lambda *arguments: right(*arguments).roll(1, dims=2))
-    with pytest.raises(ConfigError, match=r"LlamaForCausalLM computes other logits .* largest difference \d\.\d\de"):
+    right = dense_cache._write_and_read
+    monkeypatch.setattr(dense_cache, "_write_and_read", lambda *arguments: right(*arguments).roll(1, dims=2))
+    with pytest.raises(
+        ConfigError, match=r"LlamaForCausalLM .*dense: computes other logits .* largest difference \d\.\d\de"
+    ):
         load(original)
 
 
@@ -199,7 +203,7 @@ def test_the_self_test_refuses_a_class_that_fails(original: str, monkeypatch: py
         raise AttributeError("no such cache")
 
     monkeypatch.setattr(DenseLayer, "update", update)
-    with pytest.raises(ConfigError, match="LlamaForCausalLM does not run on this engine's cache: AttributeError"):
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM .*dense: does not run on this cache: AttributeError"):
         load(original)
 
 

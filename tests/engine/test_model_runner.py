@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider.engine.kv_pool import BlockTable, KVPool, OutOfBlocks
 from outrider.engine.loader import load_runner
-from outrider.engine.model_runner import ModelRunner
+from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import FORWARD_COST_TOKENS, Row, StepPlan, group_rows
 from outrider.wire.errors import InvalidRequest
 from tests.tiny_models import random_model, save, tiny_llama, zoo
@@ -28,8 +29,24 @@ VOCAB_SIZE = 97
 
 def load(folder: str, kv_cache_tokens: int = 2048) -> ModelRunner:
     return load_runner(
-        folder, device="cpu", dtype="auto", kv_cache_tokens=kv_cache_tokens, max_slots=8, context_limit=None
+        folder,
+        device="cpu",
+        dtype="auto",
+        kv_cache_tokens=kv_cache_tokens,
+        max_slots=8,
+        context_limit=None,
+        attention_path="dense",
     )
+
+
+@lru_cache(maxsize=1)
+def truth_of(folder: str) -> UncachedModel:
+    return UncachedModel(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+
+
+def uncached(runner: ModelRunner) -> Callable[[list[int]], Tensor]:
+    """[T, V] from transformers alone."""
+    return truth_of(runner.facts.model_id).forward
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +120,11 @@ def test_ragged_rounds_equal_a_forward_without_cache(name: str, tmp_path: Path) 
 
 
 def test_a_prompt_in_pieces_equals_a_prompt_at_once(llama: ModelRunner) -> None:
-    whole, pieces = Fed(llama, llama.forward_uncached, some_ids(90, 1)), llama.pool.new_table()
+    whole, pieces = Fed(llama, uncached(llama), some_ids(90, 1)), llama.pool.new_table()
     assert step(llama, [(whole, 90, 1)]) < TOLERANCE
     for begin, end in ((0, 7), (7, 8), (8, 80), (80, 90)):
         logits = llama.forward([Row(pieces, whole.ids[:end], begin, 1)])
-    assert (logits - llama.forward_uncached(whole.ids[:90])[-1:]).abs().max() < TOLERANCE
+    assert (logits - uncached(llama)(whole.ids[:90])[-1:]).abs().max() < TOLERANCE
     pieces.free()
     whole.table.free()
 
@@ -124,16 +141,16 @@ def test_a_row_alone_is_read_in_place_and_scattered_blocks_are_gathered(llama: M
     for table in (first, second):
         table.free()
         ids = some_ids(40, 5)
-        sequence = Fed(llama, llama.forward_uncached, ids)
+        sequence = Fed(llama, uncached(llama), ids)
         assert step(llama, [(sequence, 34, 1)]) < TOLERANCE
         assert step(llama, [(sequence, 40, 6)]) < TOLERANCE
         sequence.table.free()
 
 
 def test_forks_diverge_inside_a_shared_block(llama: ModelRunner) -> None:
-    trunk = Fed(llama, llama.forward_uncached, some_ids(60, 1))
+    trunk = Fed(llama, uncached(llama), some_ids(60, 1))
     step(llama, [(trunk, 21, 0)])
-    branch = Fed(llama, llama.forward_uncached, trunk.ids[:21] + some_ids(30, 2))
+    branch = Fed(llama, uncached(llama), trunk.ids[:21] + some_ids(30, 2))
     branch.table, branch.num_cached = trunk.table.fork(), 21
     assert step(llama, [(trunk, 27, 6), (branch, 26, 5)]) < TOLERANCE
     assert step(llama, [(trunk, 28, 1), (branch, 27, 1)]) < TOLERANCE
@@ -145,12 +162,12 @@ def test_forks_diverge_inside_a_shared_block(llama: ModelRunner) -> None:
 
 def test_nothing_stale_is_read(llama: ModelRunner) -> None:
     """NaN in every block that nobody owns: a padding column that read one would spread it."""
-    long, short = (Fed(llama, llama.forward_uncached, some_ids(60, seed)) for seed in (1, 2))
+    long, short = (Fed(llama, uncached(llama), some_ids(60, seed)) for seed in (1, 2))
     step(llama, [(long, 33, 0), (short, 18, 0)])
     owned = {*long.table.blocks, *short.table.blocks, 0}
     free = [block for block in range(llama.pool.num_blocks + 1) if block not in owned]
     with torch.inference_mode():  # the storage was made in it
-        for layer in llama._cache.layers:
+        for layer in llama.path._cache.layers:
             layer.keys[free], layer.values[free] = torch.nan, torch.nan
     assert step(llama, [(long, 39, 6), (short, 19, 1)]) < TOLERANCE
     long.table.free()

@@ -29,7 +29,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
+from outrider.engine.paths.dense import DensePath
 from outrider.engine.slots import Behind, Slot, SlotTable
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest, Overloaded
@@ -49,7 +50,7 @@ SEEN: Counter[str] = Counter()
 EXPECTED_EVENTS = ("wrong guesses dropped", "right guesses kept", "behind", "repeated", "overloaded")
 
 
-def make_runner() -> ModelRunner:
+def make_runner() -> tuple[ModelRunner, UncachedModel]:
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=16,
@@ -59,11 +60,13 @@ def make_runner() -> ModelRunner:
         num_key_value_heads=1,
         max_position_embeddings=CONTEXT,
     )
+    model = random_model(config, seed=1)
     facts = ModelFacts("tiny", VOCAB_SIZE, CONTEXT, "float32", "cpu", (), 0)
-    return ModelRunner(random_model(config, seed=1), facts, KVPool(1, BLOCK_SIZE))
+    path = DensePath(model, VOCAB_SIZE)
+    return ModelRunner(path, facts, KVPool(1, BLOCK_SIZE), model.device), UncachedModel(model)
 
 
-RUNNER = make_runner()
+RUNNER, MODEL = make_runner()
 TRUTH: dict[tuple[int, ...], Tensor] = {}
 
 
@@ -75,7 +78,7 @@ def true_logits(ids: list[int]) -> Tensor:
     """[V] after the last of ids, from a forward without cache."""
     key = tuple(ids)
     if key not in TRUTH:
-        TRUTH[key] = RUNNER.forward_uncached(ids)[-1]
+        TRUTH[key] = MODEL.forward(ids)[-1]
     return TRUTH[key]
 
 

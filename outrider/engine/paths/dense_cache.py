@@ -1,4 +1,4 @@
-"""The `dense` attention path: transformers' own attention over KV gathered from the pool's blocks.
+"""The cache of the `dense` path: KV in the pool's blocks, gathered for transformers' own attention.
 
 The model sees an ordinary `Cache`. Each layer writes the new tokens' KV into the blocks and hands back the whole rows,
 right-aligned. Sliding-window layers keep every token too, since a ring buffer cannot roll back; the masks do the rest.

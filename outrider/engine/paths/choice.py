@@ -1,0 +1,75 @@
+"""Which path a model runs on: the first that can be built for it and passes the self-test. Called by the loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transformers import PreTrainedModel
+
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.model_files import first_line
+from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
+from outrider.engine.paths.dense import DensePath
+from outrider.engine.paths.forward_path import ForwardPath
+from outrider.engine.self_test import NUM_BLOCKS, TOLERANCE, largest_error
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
+
+BLOCK_SIZE = 16
+"""Tokens."""
+
+
+class PathUnavailable(Exception):
+    """A path cannot run this model here; the message says why, in a few words."""
+
+
+def _dense(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
+    return DensePath(model, facts.vocab_size)
+
+
+FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {"dense": _dense}
+"""By name, the fastest first. Each raises PathUnavailable when the model, the device or the machine is not for it."""
+
+
+def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_invariant: bool) -> ModelRunner:
+    """wanted: a name of FACTORIES, or auto. The runner's pool is the self-test's, of NUM_BLOCKS.
+
+    Raises ConfigError naming what each path that was tried came to.
+    """
+    class_name, reasons = type(model).__name__, []
+    for name, make in FACTORIES.items():
+        if wanted not in ("auto", name):
+            continue
+        try:
+            path = make(model, facts)
+            if batch_invariant and not path.batch_invariant:
+                raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
+            runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, BLOCK_SIZE), model.device)
+            _self_test(runner, UncachedModel(model))
+        except PathUnavailable as reason:
+            reasons.append(f"{name}: {reason}")
+            continue
+        for reason_text in reasons:
+            log.info("%s does not take the path %s", class_name, reason_text)
+        return runner
+    raise ConfigError(
+        f"{class_name} on {facts.device} in {facts.dtype} cannot be served: {'; '.join(reasons)}; "
+        "use another model, dtype or attention_path",
+        param="attention_path" if wanted != "auto" else "model",
+    )
+
+
+def _self_test(runner: ModelRunner, truth: UncachedModel) -> None:
+    """Raises PathUnavailable."""
+    try:
+        error = largest_error(runner, truth)
+    except Exception as reason:  # whatever a class does with a cache it does not know
+        raise PathUnavailable(f"does not run on this cache: {type(reason).__name__}: {first_line(reason)}") from reason
+    tolerance = TOLERANCE[runner.facts.dtype]
+    if not error <= tolerance:  # NaN fails
+        raise PathUnavailable(
+            f"computes other logits with this cache than without one: largest difference {error:.2e} of the "
+            f"largest logit, at most {tolerance:.0e} is allowed"
+        )

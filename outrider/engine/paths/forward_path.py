@@ -1,0 +1,39 @@
+"""What a way of running the model must offer. `ModelRunner` checks rows and reserves blocks; a path computes.
+
+fused: a forward of our own in C++ for the families that drafts and targets mostly are (CPU).
+paged: transformers' modules over packed tokens, with our attention and a block table.
+dense: transformers' modules and attention over gathered rows; runs whatever transformers can run with a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from outrider.engine.step_plan import Row
+
+
+class ForwardPath(Protocol):
+    name: str
+    """fused, paged or dense: in the log, in GetInfo and in benchmarks."""
+    batch_invariant: bool
+    """A token's logits are the same bits whatever else is in the forward and however its row was cut into feeds."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV cache of one token over all layers. May be 0 before the first forward."""
+
+    def set_storage(self, num_blocks: int, block_size: int) -> None:
+        """Begin again with empty storage of blocks 0 (trash, see kv_pool) to num_blocks. Raises what torch raises."""
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """(from, to), in every layer: a table is about to write into a block that others read."""
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        """-> [sum(num_logits), V] float32, rows in order; writes the new tokens' KV.
+
+        Rows are checked and their tables reserved. Raises InvalidRequest for a token id outside the vocabulary.
+        Called in inference mode, on the engine thread.
+        """
