@@ -1,7 +1,8 @@
-"""Which cache blocks belong to whom, on host integers alone. The storage itself is in `dense_attention.py`.
+"""Which cache blocks belong to whom, on host integers alone. The storage is that of a path (`outrider.engine.paths`).
 
 A block holds `block_size` consecutive tokens of one sequence, in every layer. Blocks are counted by reference, so a
-forked table shares its prefix and copies a block only when it writes into one that somebody else reads.
+forked table shares its prefix and copies a block only when it writes into one that somebody else reads. A block is
+held (by tables), idle (nobody holds it, but the prefix cache knows what it contains) or blank.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 import grpc
 
+from outrider.engine.prefix_cache import PrefixCache
 from outrider.wire.errors import OutriderError
 
 TRASH_BLOCK = 0
@@ -17,26 +19,41 @@ TRASH_BLOCK = 0
 
 
 class OutOfBlocks(OutriderError):
-    """The cache is full. `SlotTable` promises blocks at `open`, so a running request never sees this."""
+    """The cache is full of what running requests hold: one of them must wait or give its blocks up."""
 
     grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
     retryable = True
 
 
 class KVPool:
-    """Free list and reference counts of `num_blocks` blocks, numbered from 1."""
+    """References of `num_blocks` blocks, numbered from 1. Owned by the engine thread."""
 
-    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
+    def __init__(self, num_blocks: int, block_size: int = 16, *, prefix_caching: bool = True) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks is {num_blocks} and block_size {block_size}, both must be at least 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks, 0, -1))  # a stack: the lowest first, so one request stays contiguous
+        self.prefix = PrefixCache(self, enabled=prefix_caching)
+        self.num_evictions = 0
+        """Idle blocks given up for new tokens, since the start."""
+        self._blank = list(range(num_blocks, 0, -1))  # a stack: the lowest first, so one request stays contiguous
+        self._idle: dict[int, None] = {}  # in the order in which they were let go: the first is evicted first
         self._references = [0] * (num_blocks + 1)
 
     @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can give, idle ones included."""
+        return len(self._blank) + len(self._idle)
+
+    @property
+    def num_cached(self) -> int:
+        """Idle blocks: no table holds them, a later prompt may adopt them."""
+        return len(self._idle)
+
+    @property
     def num_in_use(self) -> int:
-        return self.num_blocks - len(self._free)
+        """Blocks that tables hold."""
+        return self.num_blocks - self.num_free
 
     def num_references(self, block: int) -> int:
         """Tables that hold the block; 0 when it is free."""
@@ -49,44 +66,59 @@ class KVPool:
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Raises OutOfBlocks, taking none, when fewer than `count` are free."""
-        if count > len(self._free):
+        """Blank blocks first, then the idle ones that were let go longest ago. Raises OutOfBlocks, taking none."""
+        if count > self.num_free:
             raise OutOfBlocks(
-                f"the KV cache has {len(self._free)} of {self.num_blocks} blocks free and {count} are needed; "
+                f"the KV cache has {self.num_free} of {self.num_blocks} blocks free and {count} are needed; "
                 "raise kv_cache_tokens or lower max_slots"
             )
-        blocks = [self._free.pop() for _ in range(count)]
+        blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
+        """One holder more for each, which is held or idle."""
         for block in blocks:
-            assert self._references[block] > 0, f"block {block} is free and cannot be shared"
+            if self._references[block] == 0:
+                assert block in self._idle, f"block {block} is free and cannot be shared"
+                del self._idle[block]
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> int:
-        """One holder less for each; returns how many of them became free."""
+        """One holder less for each, in a table's order; returns how many of them became free."""
         num_freed = 0
-        for block in reversed(blocks):  # so that they are handed out again in the same order
+        for block in reversed(blocks):  # blank ones are handed out again in order; of idle ones the tail goes first
             assert self._references[block] > 0, f"block {block} is freed twice"
             self._references[block] -= 1
             if self._references[block] == 0:
-                self._free.append(block)
                 num_freed += 1
+                if self.prefix.is_published(block):
+                    self._idle[block] = None
+                else:
+                    self._blank.append(block)
         return num_freed
+
+    def _evict(self) -> int:
+        block = next(iter(self._idle))
+        del self._idle[block]
+        self.prefix.withdraw(block)
+        self.num_evictions += 1
+        return block
 
 
 class BlockTable:
     """The blocks of one sequence, in order. Token t lies in `blocks[t // block_size]` at `t % block_size`."""
 
-    __slots__ = ("_pool", "blocks", "num_tokens")
+    __slots__ = ("_pool", "blocks", "digests", "num_tokens")
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self.blocks: list[int] = []
         self.num_tokens = 0
         """Tokens stored, or about to be by the forward that reserved them."""
+        self.digests: list[bytes] = []
+        """The prefix cache's: see `PrefixCache.publish`."""
 
     @property
     def block_size(self) -> int:
@@ -96,19 +128,21 @@ class BlockTable:
         """Make room for tokens `self.num_tokens` to `num_tokens - 1`, which the caller is about to write.
 
         Returns the (from, to) block copies that the storage must make first: a partly filled last block that another
-        table reads too. Raises OutOfBlocks, leaving the table unchanged.
+        table reads too. One that is published but held by nobody else is withdrawn instead. Raises OutOfBlocks,
+        leaving the table unchanged.
         """
         if num_tokens <= self.num_tokens:
             return []
         pool, first = self._pool, self.num_tokens // self._pool.block_size
-        copied = self.blocks[first : first + 1]
-        if not copied or pool.num_references(copied[0]) == 1:
-            copied = []
+        written = self.blocks[first : first + 1]  # in part
+        copied = [block for block in written if pool.num_references(block) > 1]
         num_new = pool.num_blocks_for(num_tokens) - len(self.blocks)
         fresh = pool.allocate(len(copied) + num_new)
         if copied:
             pool.release(copied)
             self.blocks[first] = fresh[0]
+        elif written:
+            pool.prefix.withdraw(written[0])
         self.blocks.extend(fresh[len(copied) :])
         self.num_tokens = num_tokens
         return [(copied[0], fresh[0])] if copied else []
@@ -120,6 +154,7 @@ class BlockTable:
         if num_tokens >= self.num_tokens:
             return 0
         self.num_tokens = num_tokens
+        del self.digests[num_tokens // self.block_size + 1 :]
         keep = self._pool.num_blocks_for(num_tokens)
         dropped = self.blocks[keep:]
         del self.blocks[keep:]
@@ -129,6 +164,7 @@ class BlockTable:
         """A second table over the same tokens; either may go on, neither sees the other's writes."""
         other = BlockTable(self._pool)
         other.blocks, other.num_tokens = list(self.blocks), self.num_tokens
+        other.digests = list(self.digests)
         self._pool.share(other.blocks)
         return other
 
