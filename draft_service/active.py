@@ -43,12 +43,14 @@ class Active:
 
     def row(self) -> Row:
         """Its share of the next forward: all committed tokens and guesses that are not cached yet."""
-        tokens = [*self.slot.committed, *self.draft_ids]
-        return Row(self.slot.table, tokens, len(self.slot.cached), 1)
+        slot, num_cached = self.slot, len(self.slot.cached)
+        num_committed = len(slot.committed)
+        new_ids = [*slot.committed[num_cached:], *self.draft_ids[max(0, num_cached - num_committed) :]]
+        return Row(slot.table, new_ids, num_cached, 1, slot.cached)
 
     def fed(self, row: Row) -> None:
         """`row` has been through the model. What came before the first draft token was catching up."""
-        self.slot.fed(row.token_ids[row.num_cached :])
+        self.slot.fed(row.new_ids)
         self.num_fed += 0 if self.draft_ids else row.num_new
 
 

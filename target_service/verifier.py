@@ -99,7 +99,7 @@ class Verifier:
         for piece in self._pieces:
             piece.slot.fed(piece.new_ids)
         for r in self._in_step:
-            r.slot.fed([*r.slot.committed, *r.draft_ids][len(r.slot.cached) :])
+            r.slot.fed([*r.slot.committed[len(r.slot.cached) :], *r.draft_ids])
         if self._in_step:
             self._decide(self._in_step, logits, started, forwarded)
         self._in_step, self._pieces = [], []
@@ -170,7 +170,8 @@ class Verifier:
 
 def _row(ready: Ready) -> Row:
     slot = ready.slot
-    return Row(slot.table, [*slot.committed, *ready.draft_ids], len(slot.cached), len(ready.draft_ids) + 1)
+    new_ids = [*slot.committed[len(slot.cached) :], *ready.draft_ids]
+    return Row(slot.table, new_ids, len(slot.cached), len(ready.draft_ids) + 1, slot.cached)
 
 
 def _timings(waiting: Waiting, started: float, forwarded: float, decided: float, batch: int) -> Timings:

@@ -56,7 +56,7 @@ class ModelRunner:
         A layer's shape may be known only when keys of its own reach it, so one token goes through the model.
         """
         table = self.pool.new_table()
-        self.forward([Row(table, [0], 0, 1)])
+        self.forward([Row.of(table, [0], 0, 1)])
         table.free()
 
     @property
@@ -73,7 +73,7 @@ class ModelRunner:
         """
         self._check(rows)
         try:
-            copies = [copy for row in rows for copy in row.table.reserve(len(row.token_ids))]
+            copies = [copy for row in rows for copy in row.table.reserve(row.num_tokens)]
             if copies:
                 self.path.copy_blocks(copies)
             return self.path.forward(rows)
@@ -87,9 +87,9 @@ class ModelRunner:
         for row in rows:
             assert 0 <= row.num_logits <= row.num_new and row.num_new > 0, f"row of {row.num_new} new tokens"
             assert row.table.num_tokens == row.num_cached, f"{row.table.num_tokens} stored, {row.num_cached} claimed"
-            if len(row.token_ids) > self.facts.context_limit:
+            if row.num_tokens > self.facts.context_limit:
                 raise InvalidRequest(
-                    f"a row of {len(row.token_ids)} tokens is past the context limit, {self.facts.context_limit}"
+                    f"a row of {row.num_tokens} tokens is past the context limit, {self.facts.context_limit}"
                 )
 
 

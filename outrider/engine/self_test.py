@@ -34,12 +34,12 @@ class _Sequence:
     errors: list[float] = field(default_factory=list)
 
     def row(self, end: int, num_logits: int) -> Row:
-        return Row(self.table, self.ids[:end], self.num_cached, num_logits)
+        return Row.of(self.table, self.ids[:end], self.num_cached, num_logits)
 
     def take(self, row: Row, logits: Tensor) -> None:
-        self.num_cached = len(row.token_ids)
+        self.num_cached = row.num_tokens
         if row.num_logits:
-            truth = self.model.forward(row.token_ids)[-row.num_logits :]
+            truth = self.model.forward(row.last_ids(row.num_tokens))[-row.num_logits :]
             self.errors.append(float((logits - truth).abs().max() / truth.abs().max()))
 
     def rewrite(self, keep: int, generator: random.Random) -> None:

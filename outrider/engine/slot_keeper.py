@@ -118,8 +118,9 @@ class SlotKeeper:
             if wanted + 1 <= MAX_NARROW:
                 continue
             end = len(slot.cached) + min(wanted, max_tokens)
-            row = Row(slot.table, slot.committed[:end], len(slot.cached), 0)
-            found.append(Piece(slot, row, tuple(slot.committed[len(slot.cached) : end])))
+            new_ids = slot.committed[len(slot.cached) : end]
+            row = Row(slot.table, new_ids, len(slot.cached), 0, slot.cached)
+            found.append(Piece(slot, row, tuple(new_ids)))
             max_tokens -= end - len(slot.cached)
             if max_tokens <= 0:
                 break

@@ -27,16 +27,34 @@ class Row:
     """One sequence's share of a forward."""
 
     table: BlockTable
-    token_ids: Sequence[int]
-    """All tokens up to the end of this feed."""
+    new_ids: Sequence[int]
+    """Tokens to feed."""
     num_cached: int
-    """How many of them are in the KV cache already."""
+    """Tokens before them, whose KV is in the cache."""
     num_logits: int
     """Positions, counted from the end, whose logits are wanted; 0 for a piece of a prompt."""
+    past_ids: Sequence[int]
+    """Begins with the cached tokens; lent, not copied, and what it holds past num_cached is nobody's business here."""
+
+    @classmethod
+    def of(cls, table: BlockTable, token_ids: Sequence[int], num_cached: int, num_logits: int) -> Row:
+        """From all tokens up to the end of the feed; copies those that are new."""
+        return cls(table, token_ids[num_cached:], num_cached, num_logits, token_ids)
 
     @property
     def num_new(self) -> int:
-        return len(self.token_ids) - self.num_cached
+        return len(self.new_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Up to the end of this feed."""
+        return self.num_cached + len(self.new_ids)
+
+    def last_ids(self, count: int) -> list[int]:
+        """The last `count` of all its tokens, at most num_tokens: a wide plan feeds some of the cached ones again."""
+        num_again = count - len(self.new_ids)
+        again = self.past_ids[self.num_cached - num_again : self.num_cached] if num_again > 0 else ()
+        return [*again, *self.new_ids[max(0, -num_again) :]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +90,10 @@ class StepPlan:
 
         Raises InvalidRequest for a token id outside the vocabulary: on a GPU it would take the process down.
         """
-        width, kv_len = max(row.num_new for row in rows), max(len(row.token_ids) for row in rows)
-        ids = np.array([row.token_ids[len(row.token_ids) - width :] for row in rows], dtype=np.int64)  # [B, q]
-        _check_ids(ids, vocab_size)
-        padding = np.array([kv_len - len(row.token_ids) for row in rows], dtype=np.int64)  # [B]
+        width, kv_len = max(row.num_new for row in rows), max(row.num_tokens for row in rows)
+        ids = np.array([row.last_ids(width) for row in rows], dtype=np.int64)  # [B, q]
+        check_ids(ids, vocab_size)
+        padding = np.array([kv_len - row.num_tokens for row in rows], dtype=np.int64)  # [B]
         positions = np.arange(kv_len - width, kv_len)[None, :] - padding[:, None]  # [B, q]
         mask = None
         if padding.any():
@@ -107,7 +125,7 @@ def group_rows(rows: Sequence[Row]) -> list[list[int]]:
         short: list[int] = []
         for i in rest:
             width = group_of[rows[i].num_new]
-            (members.setdefault(width, []) if len(rows[i].token_ids) >= width else short).append(i)
+            (members.setdefault(width, []) if rows[i].num_tokens >= width else short).append(i)
         groups.extend(members.values())
         rest = short
     return groups
@@ -132,7 +150,7 @@ def _group_widths(counts: Counter[int]) -> dict[int, int]:
     return group_of
 
 
-def _check_ids(ids: np.ndarray, vocab_size: int) -> None:
+def check_ids(ids: np.ndarray, vocab_size: int) -> None:
     if ids.min() < 0 or ids.max() >= vocab_size:
         bad = ids[(ids < 0) | (ids >= vocab_size)][0]
         raise InvalidRequest(f"token id {bad} is outside the vocabulary, 0 to {vocab_size - 1}", param="token_ids")
@@ -151,7 +169,7 @@ def _storage_indices(rows: Sequence[Row], width: int, kv_len: int) -> tuple[np.n
     gather = np.full((len(rows), kv_len), TRASH_BLOCK * block_size, dtype=np.int64)
     write_to, write_from = [], []
     for i, row in enumerate(rows):
-        num_tokens = len(row.token_ids)
+        num_tokens = row.num_tokens
         blocks = np.array(row.table.blocks, dtype=np.int64)
         indices = (blocks[:, None] * block_size + within).reshape(-1)[:num_tokens]
         gather[i, kv_len - num_tokens :] = indices

@@ -73,13 +73,13 @@ class Fed:
         self._expected = expected
 
     def row(self, end: int, num_logits: int) -> Row:
-        return Row(self.table, self.ids[:end], self.num_cached, num_logits)
+        return Row.of(self.table, self.ids[:end], self.num_cached, num_logits)
 
     def error(self, row: Row, logits: Tensor) -> float:
-        self.num_cached = len(row.token_ids)
+        self.num_cached = row.num_tokens
         if not row.num_logits:
             return 0.0
-        return float((logits - self._expected(list(row.token_ids))[-row.num_logits :]).abs().max())
+        return float((logits - self._expected(row.last_ids(row.num_tokens))[-row.num_logits :]).abs().max())
 
     def roll_back(self, keep: int, seed: int) -> None:
         self.table.truncate(keep)
@@ -123,7 +123,7 @@ def test_a_prompt_in_pieces_equals_a_prompt_at_once(llama: ModelRunner) -> None:
     whole, pieces = Fed(llama, uncached(llama), some_ids(90, 1)), llama.pool.new_table()
     assert step(llama, [(whole, 90, 1)]) < TOLERANCE
     for begin, end in ((0, 7), (7, 8), (8, 80), (80, 90)):
-        logits = llama.forward([Row(pieces, whole.ids[:end], begin, 1)])
+        logits = llama.forward([Row.of(pieces, whole.ids[:end], begin, 1)])
     assert (logits - uncached(llama)(whole.ids[:90])[-1:]).abs().max() < TOLERANCE
     pieces.free()
     whole.table.free()
@@ -131,7 +131,7 @@ def test_a_prompt_in_pieces_equals_a_prompt_at_once(llama: ModelRunner) -> None:
 
 def test_a_row_alone_is_read_in_place_and_scattered_blocks_are_gathered(llama: ModelRunner) -> None:
     def plan(table: BlockTable, cached: int) -> StepPlan:
-        return StepPlan.build([Row(table, [1] * table.num_tokens, cached, 1)], llama.device, VOCAB_SIZE)
+        return StepPlan.build([Row.of(table, [1] * table.num_tokens, cached, 1)], llama.device, VOCAB_SIZE)
 
     first, second = llama.pool.new_table(), llama.pool.new_table()
     first.reserve(16)
@@ -177,7 +177,7 @@ def test_nothing_stale_is_read(llama: ModelRunner) -> None:
 def test_no_rows_and_no_logits_wanted(llama: ModelRunner) -> None:
     assert llama.forward([]).shape == (0, VOCAB_SIZE)
     table = llama.pool.new_table()
-    logits = llama.forward([Row(table, [1, 2, 3], 0, 0)])
+    logits = llama.forward([Row.of(table, [1, 2, 3], 0, 0)])
     assert logits.shape == (0, VOCAB_SIZE) and logits.dtype == torch.float32
     table.free()
 
@@ -185,9 +185,9 @@ def test_no_rows_and_no_logits_wanted(llama: ModelRunner) -> None:
 @pytest.mark.parametrize("bad_id", [-1, VOCAB_SIZE])
 def test_a_token_outside_the_vocabulary_changes_nothing(llama: ModelRunner, bad_id: int) -> None:
     good, bad = llama.pool.new_table(), llama.pool.new_table()
-    llama.forward([Row(good, [1, 2], 0, 0)])
+    llama.forward([Row.of(good, [1, 2], 0, 0)])
     with pytest.raises(InvalidRequest, match=f"token id {bad_id} is outside the vocabulary, 0 to 96"):
-        llama.forward([Row(good, [1, 2, 3], 2, 1), Row(bad, [4, bad_id, 5], 0, 1)])
+        llama.forward([Row.of(good, [1, 2, 3], 2, 1), Row.of(bad, [4, bad_id, 5], 0, 1)])
     assert (good.num_tokens, bad.num_tokens, len(bad.blocks)) == (2, 0, 0)
     good.free()
 
@@ -195,16 +195,16 @@ def test_a_token_outside_the_vocabulary_changes_nothing(llama: ModelRunner, bad_
 def test_a_full_cache_changes_nothing(tmp_path: Path) -> None:
     runner = load(tiny_llama(tmp_path, VOCAB_SIZE), kv_cache_tokens=48)
     first, second = runner.pool.new_table(), runner.pool.new_table()
-    runner.forward([Row(first, [1, 2], 0, 0)])
+    runner.forward([Row.of(first, [1, 2], 0, 0)])
     with pytest.raises(OutOfBlocks, match="raise kv_cache_tokens"):
-        runner.forward([Row(first, [1] * 20, 2, 1), Row(second, [1] * 40, 0, 1)])
+        runner.forward([Row.of(first, [1] * 20, 2, 1), Row.of(second, [1] * 40, 0, 1)])
     assert (first.num_tokens, second.num_tokens, runner.pool.num_in_use) == (2, 0, 1)
 
 
 def test_a_row_past_the_context_limit_is_refused(llama: ModelRunner) -> None:
     table = llama.pool.new_table()
     with pytest.raises(InvalidRequest, match="a row of 257 tokens is past the context limit, 256"):
-        llama.forward([Row(table, [1] * 257, 0, 1)])
+        llama.forward([Row.of(table, [1] * 257, 0, 1)])
     assert table.num_tokens == 0
 
 
@@ -216,7 +216,7 @@ def feeds(draw: st.DrawFn) -> list[Row]:
     for _ in range(draw(st.integers(1, 24))):
         num_new = draw(st.one_of(st.integers(1, 8), st.integers(1, 600)))
         num_cached = draw(st.one_of(st.just(0), st.integers(0, 700)))
-        rows.append(Row(table, range(num_cached + num_new), num_cached, 1))
+        rows.append(Row.of(table, range(num_cached + num_new), num_cached, 1))
     return rows
 
 
@@ -227,10 +227,10 @@ def test_grouping_takes_each_row_once_and_never_pads_queries(rows: list[Row]) ->
     assert sorted(i for group in groups for i in group) == list(range(len(rows)))
     for group in groups:
         width = max(rows[i].num_new for i in group)
-        assert all(len(rows[i].token_ids) >= width for i in group)
+        assert all(rows[i].num_tokens >= width for i in group)
     # Never dearer than the two plain ways: a forward per distinct width, or one for all when that is allowed.
     cost = sum(FORWARD_COST_TOKENS + max(rows[i].num_new for i in group) * len(group) for group in groups)
-    if all(len(row.token_ids) >= max(r.num_new for r in rows) for row in rows):
+    if all(row.num_tokens >= max(r.num_new for r in rows) for row in rows):
         widths = Counter(row.num_new for row in rows)
         assert cost <= sum(FORWARD_COST_TOKENS + width * count for width, count in widths.items())
         assert cost <= FORWARD_COST_TOKENS + max(widths) * len(rows)
@@ -238,8 +238,8 @@ def test_grouping_takes_each_row_once_and_never_pads_queries(rows: list[Row]) ->
 
 def test_a_long_prompt_does_not_widen_decode_rows() -> None:
     table = KVPool(1).new_table()
-    decodes = [Row(table, range(300), 299, 1) for _ in range(8)]
-    verifies = [Row(table, range(300), 294, 6) for _ in range(2)]
-    prompt = Row(table, range(500), 0, 0)
+    decodes = [Row.of(table, range(300), 299, 1) for _ in range(8)]
+    verifies = [Row.of(table, range(300), 294, 6) for _ in range(2)]
+    prompt = Row.of(table, range(500), 0, 0)
     assert group_rows([*decodes, prompt]) == [list(range(8)), [8]]
     assert group_rows([decodes[0], *verifies]) == [[0, 1, 2]]  # five columns more are cheaper than a second forward

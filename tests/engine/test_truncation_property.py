@@ -144,7 +144,7 @@ class Workers(RuleBasedStateMachine):
             self.verify_batch(batch, dice)
 
     def verify_batch(self, batch: list[tuple[Slot, Request, list[int]]], dice: random.Random) -> None:
-        rows = [Row(s.table, [*s.committed, *guesses], len(s.cached), len(guesses) + 1) for s, _, guesses in batch]
+        rows = [Row.of(s.table, [*s.committed, *guesses], len(s.cached), len(guesses) + 1) for s, _, guesses in batch]
         parts = RUNNER.forward(rows).split([row.num_logits for row in rows])
         for (slot, request, guesses), logits in zip(batch, parts, strict=True):
             slot.fed([*slot.committed, *guesses][len(slot.cached) :])
@@ -258,7 +258,7 @@ class Workers(RuleBasedStateMachine):
         slot, _ = self.pick(which)
         before = (list(slot.cached), list(slot.table.blocks), slot.table.num_tokens)
         with pytest.raises(InvalidRequest):
-            RUNNER.forward([Row(slot.table, [*slot.cached, VOCAB_SIZE], len(slot.cached), 1)])
+            RUNNER.forward([Row.of(slot.table, [*slot.cached, VOCAB_SIZE], len(slot.cached), 1)])
         assert (slot.cached, slot.table.blocks, slot.table.num_tokens) == before
 
     # What a worker does ---------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ class Workers(RuleBasedStateMachine):
 
     def feed(self, slot: Slot, ids: list[int]) -> Tensor:
         """Bring the cache up to ids in one forward; [V] logits after the last."""
-        logits = RUNNER.forward([Row(slot.table, ids, len(slot.cached), 1)])
+        logits = RUNNER.forward([Row.of(slot.table, ids, len(slot.cached), 1)])
         slot.fed(ids[len(slot.cached) :])
         return logits[0]
 
@@ -329,7 +329,7 @@ class Workers(RuleBasedStateMachine):
             ids = [*slot.cached, slot.committed[-1]]
             if len(ids) <= CONTEXT and self.table.pool.num_in_use < NUM_BLOCKS:
                 fork = slot.table.fork()
-                self.compare(ids, RUNNER.forward([Row(fork, ids, len(slot.cached), 1)])[0])
+                self.compare(ids, RUNNER.forward([Row.of(fork, ids, len(slot.cached), 1)])[0])
                 fork.free()
 
     def teardown(self) -> None:
