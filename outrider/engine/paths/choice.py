@@ -10,10 +10,13 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_files import first_line
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.dense import DensePath
-from outrider.engine.paths.forward_path import ForwardPath
+from outrider.engine.paths.forward_path import ForwardPath, PathUnavailable
+from outrider.engine.paths.paged import PagedPath
 from outrider.engine.self_test import NUM_BLOCKS, TOLERANCE, largest_error
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+
+__all__ = ["BLOCK_SIZE", "FACTORIES", "PathUnavailable", "choose_path"]
 
 log = get_logger(__name__)
 
@@ -21,15 +24,18 @@ BLOCK_SIZE = 16
 """Tokens."""
 
 
-class PathUnavailable(Exception):
-    """A path cannot run this model here; the message says why, in a few words."""
+def _paged(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
+    return PagedPath(model, facts.vocab_size)
 
 
 def _dense(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
     return DensePath(model, facts.vocab_size)
 
 
-FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {"dense": _dense}
+FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {
+    "paged": _paged,
+    "dense": _dense,
+}
 """By name, the fastest first. Each raises PathUnavailable when the model, the device or the machine is not for it."""
 
 

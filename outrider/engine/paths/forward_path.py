@@ -15,6 +15,10 @@ from torch import Tensor
 from outrider.engine.step_plan import Row
 
 
+class PathUnavailable(Exception):
+    """A path cannot run this model here; the message says why, in a few words."""
+
+
 class ForwardPath(Protocol):
     name: str
     """fused, paged or dense: in the log, in GetInfo and in benchmarks."""

@@ -1,0 +1,81 @@
+"""The `paged` path: transformers' own modules over packed tokens, with our attention and a block table.
+
+Rows of any widths share one forward without padding. The classes whose attention can be replaced run on it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider.engine.paths.forward_path import PathUnavailable
+from outrider.engine.paths.paged_attention import TorchAttention
+from outrider.engine.paths.paged_cache import ATTENTION_NAME, PagedCache
+from outrider.engine.paths.paged_plan import PagedAttention, PagedPlan
+from outrider.engine.step_plan import Row
+
+
+class PagedPath:
+    """Implements `ForwardPath`."""
+
+    name = "paged"
+    batch_invariant = False
+
+    def __init__(self, model: PreTrainedModel, vocab_size: int, attention: PagedAttention | None = None) -> None:
+        """attention: absent = torch's own, row by row. Raises PathUnavailable."""
+        if not model._supports_attention_backend:
+            raise PathUnavailable("its attention cannot be replaced")
+        parameters = inspect.signature(model.forward).parameters
+        if "position_ids" not in parameters:
+            raise PathUnavailable("takes no positions")
+        self._model = model
+        self._vocab_size = vocab_size
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
+        self._attention = attention or TorchAttention()
+        self._text_config = model.config.get_text_config(decoder=True)
+        self._cache: PagedCache | None = None
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 0 if self._cache is None else self._cache.bytes_per_token
+
+    def set_storage(self, num_blocks: int, block_size: int) -> None:
+        self._cache = None  # the old storage goes before the new one comes
+        self._cache = PagedCache(self._text_config, self._attention, num_blocks, block_size)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        assert self._cache is not None
+        self._cache.copy_blocks(copies)
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        assert self._cache is not None
+        if not rows:
+            return torch.empty(0, self._vocab_size, device=self._model.device)
+        plan = PagedPlan.build(rows, self._model.device, self._vocab_size, gathers=self._cache.gathers)
+        arguments: dict[str, Any] = {"input_ids": plan.input_ids, "position_ids": plan.position_ids}
+        num_wanted = plan.logits_at.shape[0]
+        if self._takes_logits_to_keep:
+            # None at all would mean every position to some classes; one row of the head is the cheapest there is.
+            arguments["logits_to_keep"] = plan.logits_at if num_wanted else 1
+        with self._cache.running(plan), attention_of(self._model, ATTENTION_NAME):
+            logits = self._model(**arguments, past_key_values=self._cache, use_cache=True).logits[0]
+        if not self._takes_logits_to_keep:
+            logits = logits.index_select(0, plan.logits_at)
+        return logits[:num_wanted].float()
+
+
+@contextmanager
+def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Switched for the call alone, so that the same model computes the self-test's truth in transformers' own way."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = name  # as set_attn_implementation does in the end, without its walk
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before

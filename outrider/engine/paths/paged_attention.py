@@ -1,0 +1,206 @@
+"""Attention over blocks with torch alone: the backend of the `paged` path on CPU, and wherever nothing better is.
+
+Long rows are read one by one, in place where their blocks are consecutive. Short rows of one width are read together,
+padded, since a call's fixed cost would outweigh the copy. The query heads that share a KV head become query rows, so
+that no key is repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from outrider.engine.kv_pool import TRASH_BLOCK
+from outrider.engine.paths.paged_plan import AttentionOptions, PackedRow, PagedPlan
+
+TOGETHER_TOKENS = 1024
+"""Rows are read together while their padded keys are at most this many tokens. Measured on CPU."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Rows of one width that are read together, or a single row."""
+
+    rows: list[PackedRow]
+    first_key: int | None
+    """Storage index of a single row's first key when its blocks are consecutive."""
+    gather: Tensor | None
+    """[B * L] int64 storage indices of the keys, padded with trash; of whole blocks for a single row."""
+    kv_len: int
+    """L."""
+    packed: Tensor | None
+    """[B * q] int64, the rows' places among the packed tokens; None when they follow one another."""
+    masks: dict[tuple[int | None, int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        return self.rows[0].num_new
+
+
+class TorchAttention:
+    """Implements `PagedAttention`."""
+
+    def __init__(self) -> None:
+        self._groups: list[_Group] = []
+
+    def begin(self, plan: PagedPlan) -> None:
+        device = plan.input_ids.device
+        self._groups = [_group(rows, plan.block_size, device) for rows in _partition(plan.rows)]
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions) -> Tensor:
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # [tokens, Hkv, D], views
+        if len(self._groups) == 1 and self._groups[0].packed is None:
+            return _attend_group(query, keys, values, self._groups[0], options)
+        output = query.new_empty(*query.shape[:2], values.shape[-1])  # [T, Hq, Dv]
+        for group in self._groups:
+            if group.packed is None:
+                first, last = group.rows[0], group.rows[-1]
+                part = slice(first.start, last.start + last.num_new)
+                output[part] = _attend_group(query[part], keys, values, group, options)
+            else:
+                picked = query.index_select(0, group.packed)
+                output.index_copy_(0, group.packed, _attend_group(picked, keys, values, group, options))
+        return output
+
+    def attend_gathered(
+        self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions
+    ) -> Tensor:
+        output, start = query.new_empty(*query.shape[:2], values.shape[-1]), 0
+        for row in plan.rows:
+            group, end = _Group([row], start, None, row.kv_len, None), start + row.kv_len
+            part = slice(row.start, row.start + row.num_new)
+            output[part] = _attend_group(query[part], keys, values, group, options)
+            start = end
+        return output
+
+
+def _partition(rows: tuple[PackedRow, ...]) -> list[list[PackedRow]]:
+    """Rows that are read together: the same width, and few keys in all."""
+    by_width: dict[int, list[PackedRow]] = {}
+    parts: list[list[PackedRow]] = []
+    for row in rows:
+        if row.kv_len * 2 > TOGETHER_TOKENS or row.num_new > 16:
+            parts.append([row])
+        else:
+            by_width.setdefault(row.num_new, []).append(row)
+    for same in by_width.values():
+        same.sort(key=lambda row: row.kv_len)
+        part: list[PackedRow] = []
+        for row in same:
+            if part and row.kv_len * (len(part) + 1) > TOGETHER_TOKENS:
+                parts.append(part)
+                part = []
+            part.append(row)
+        parts.append(part)
+    return parts
+
+
+def _group(rows: list[PackedRow], block_size: int, device: torch.device) -> _Group:
+    kv_len = max(row.kv_len for row in rows)
+    if len(rows) == 1:
+        blocks = rows[0].blocks[: -(-kv_len // block_size)]
+        if list(blocks) == list(range(blocks[0], blocks[0] + len(blocks))):
+            return _Group(rows, blocks[0] * block_size, None, kv_len, None)
+        return _Group(rows, None, _token_indices(rows[0], block_size, device), kv_len, None)
+    gather = np.full((len(rows), kv_len), TRASH_BLOCK * block_size, dtype=np.int64)
+    within = np.arange(block_size)
+    for i, row in enumerate(rows):
+        indices = np.asarray(row.blocks, dtype=np.int64)[:, None] * block_size + within
+        gather[i, : row.kv_len] = indices.reshape(-1)[: row.kv_len]
+    starts, width = [row.start for row in rows], rows[0].num_new
+    packed = None
+    if starts != list(range(starts[0], starts[0] + len(rows) * width, width)):
+        indices = np.array(starts, dtype=np.int64)[:, None] + np.arange(width)
+        packed = torch.from_numpy(indices.reshape(-1)).to(device)
+    return _Group(rows, None, torch.from_numpy(gather.reshape(-1)).to(device), kv_len, packed)
+
+
+def _token_indices(row: PackedRow, block_size: int, device: torch.device) -> Tensor:
+    """[kv_len] int64."""
+    indices = np.asarray(row.blocks, dtype=np.int64)[:, None] * block_size + np.arange(block_size)
+    return torch.from_numpy(indices.reshape(-1)[: row.kv_len]).to(device)
+
+
+def _attend_group(query: Tensor, keys: Tensor, values: Tensor, group: _Group, options: AttentionOptions) -> Tensor:
+    """query [B * q, Hq, D] and storage [tokens, Hkv, D] -> [B * q, Hq, Dv]."""
+    num_rows, width, num_kv_heads = len(group.rows), group.width, keys.shape[1]
+    num_shared = query.shape[1] // num_kv_heads  # G query heads read one KV head
+    first = _first_key_seen(group, options)
+    k, v = (_read(storage, group, first) for storage in (keys, values))  # [B, Hkv, L, D]
+    q = query.view(num_rows, width, num_kv_heads, num_shared, -1).permute(0, 2, 3, 1, 4)  # [B, Hkv, G, q, D]
+    q = q.reshape(num_rows, num_kv_heads, num_shared * width, -1)  # [B, Hkv, G * q, D]
+    mask = _mask(group, first, num_shared, options, query.dtype, query.device)
+    if options.softcap is None and options.sinks is None:
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scaling)
+    else:
+        out = _explicit(q, k, v, mask, options)
+    out = out.view(num_rows, num_kv_heads, num_shared, width, -1).permute(0, 3, 1, 2, 4)  # [B, q, Hkv, G, Dv]
+    return out.reshape(num_rows * width, query.shape[1], -1)
+
+
+def _first_key_seen(group: _Group, options: AttentionOptions) -> int:
+    """Keys of a single row before this one are outside every query's window."""
+    if len(group.rows) > 1:
+        return 0
+    position = group.kv_len - group.width  # of the first query
+    if options.chunk is not None:
+        return position // options.chunk * options.chunk
+    return 0 if options.window is None else max(0, position + 1 - options.window)
+
+
+def _read(storage: Tensor, group: _Group, first: int) -> Tensor:
+    """[tokens, Hkv, D] -> [B, Hkv, L - first, D]."""
+    if group.first_key is not None:
+        part = storage[group.first_key + first : group.first_key + group.kv_len]
+    else:
+        assert group.gather is not None
+        part = storage.index_select(0, group.gather[first:])
+    return part.view(len(group.rows), -1, *part.shape[1:]).transpose(1, 2)
+
+
+def _mask(
+    group: _Group, first: int, num_shared: int, options: AttentionOptions, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """[B, 1, G * q, L - first], 0 or -inf to be added to the scores; None when everything is seen."""
+    if len(group.rows) == 1 and group.width == 1:
+        return None
+    key = (options.window, options.chunk, num_shared, dtype)
+    if key not in group.masks:
+        seen = _seen(group, first, options)  # [B, q, L]
+        mask = torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf)))
+        mask = mask[:, None, None].expand(-1, 1, num_shared, -1, -1)  # [B, 1, G, q, L]
+        group.masks[key] = mask.reshape(len(group.rows), 1, -1, mask.shape[-1]).to(device, dtype)
+    return group.masks[key]
+
+
+def _seen(group: _Group, first: int, options: AttentionOptions) -> np.ndarray:
+    """[B, q, L - first] bool."""
+    kv_lens = np.array([row.kv_len for row in group.rows])
+    queries = (kv_lens[:, None] - group.width + np.arange(group.width))[:, :, None]  # [B, q, 1] positions
+    keys = np.arange(first, group.kv_len)[None, None, :]
+    seen = keys <= queries
+    if options.window is not None:
+        seen &= keys > queries - options.window
+    if options.chunk is not None:
+        seen &= keys // options.chunk == queries // options.chunk
+    return seen
+
+
+def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: AttentionOptions) -> Tensor:
+    """What scaled_dot_product_attention cannot: soft caps and sinks."""
+    scores = torch.matmul(q, k.transpose(-1, -2)) * options.scaling  # [B, Hkv, G * q, L]
+    if options.softcap is not None:
+        scores = torch.tanh(scores / options.softcap) * options.softcap
+    if mask is not None:
+        scores = scores + mask
+    if options.sinks is None:
+        return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype), v)
+    num_shared = options.sinks.shape[0] // k.shape[1]
+    sinks = options.sinks.view(1, k.shape[1], num_shared, 1)
+    sinks = sinks.expand(q.shape[0], -1, -1, q.shape[2] // num_shared).reshape(*q.shape[:3], 1)
+    probs = torch.softmax(torch.cat([scores, sinks.to(scores.dtype)], dim=-1), dim=-1, dtype=torch.float32)
+    return torch.matmul(probs[..., :-1].to(v.dtype), v)
