@@ -1,0 +1,1 @@
+"""What only a GPU needs: graphs, copies beside the running work. Everything here also runs, plainly, without one."""
