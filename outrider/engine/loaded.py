@@ -67,6 +67,7 @@ class Loaded:
             version=__version__,
             num_parameters=facts.num_parameters,
             batch_invariant=self.runner.path.batch_invariant,
+            quantization=facts.quantization,
             kv_bytes_per_token=self.runner.kv_bytes_per_token,
         )
 
@@ -82,6 +83,7 @@ def load(config: DraftConfig | TargetConfig, epoch: int) -> Loaded:
         context_limit=config.context_limit,
         attention_path=config.attention_path,
         batch_invariant=config.batch_invariant,
+        quantization=config.quantization,
     )
     check_message_size(runner.facts.vocab_size, config.max_message_bytes)
     slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit)

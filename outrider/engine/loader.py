@@ -13,6 +13,7 @@ from outrider.engine.memory import free_memory_bytes
 from outrider.engine.model_files import TokenizerFiles, check_folder, first_line, local_folder, tokenizer_files
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.choice import BLOCK_SIZE, choose_path
+from outrider.engine.quantize import quantize_int8
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
@@ -36,12 +37,13 @@ def load_runner(
     context_limit: int | None,
     attention_path: str = "auto",
     batch_invariant: bool = False,
+    quantization: str = "none",
 ) -> ModelRunner:
     """Load a decoder-only model from safetensors, test it on our cache, size the cache.
 
     device: cpu, cuda, cuda:N or auto. dtype: float32, bfloat16, float16, or auto (float32 on CPU, the checkpoint's on
     a GPU). kv_cache_tokens None: room for max_slots contexts, at most half of the free memory. attention_path: see
-    `paths.choice`. batch_invariant: only a path that promises it.
+    `paths.choice`. batch_invariant: only a path that promises it. quantization: none or int8.
     Raises ConfigError for anything that cannot be served, naming it.
     """
     torch_device = resolve_device(device)
@@ -51,8 +53,8 @@ def load_runner(
     config = _read_config(model)
     _check_class(config)
     limit = _context_limit(config, context_limit)
-    network = _load_weights(model, config, torch_device, dtype)
-    facts = _facts(model, network, limit)
+    network = _load_weights(model, config, torch_device, dtype, quantization)
+    facts = _facts(model, network, limit, quantization)
     runner = choose_path(network, facts, attention_path, batch_invariant)
     num_blocks = _num_blocks(runner, kv_cache_tokens, max_slots)
     _allocate(runner, num_blocks)
@@ -117,7 +119,9 @@ def _context_limit(config: PreTrainedConfig, wanted: int | None) -> int:
     return limit
 
 
-def _load_weights(model: str, config: PreTrainedConfig, device: torch.device, dtype: str) -> PreTrainedModel:
+def _load_weights(
+    model: str, config: PreTrainedConfig, device: torch.device, dtype: str, quantization: str
+) -> PreTrainedModel:
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
     wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
@@ -136,10 +140,13 @@ def _load_weights(model: str, config: PreTrainedConfig, device: torch.device, dt
             param="model",
         )
     network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
-    return network.to(device).eval().requires_grad_(False)
+    network = network.eval().requires_grad_(False)
+    if quantization == "int8":
+        quantize_int8(network)  # before the weights go to the device, which then never holds them whole
+    return network.to(device)
 
 
-def _facts(model: str, network: PreTrainedModel, context_limit: int) -> ModelFacts:
+def _facts(model: str, network: PreTrainedModel, context_limit: int, quantization: str) -> ModelFacts:
     generation = getattr(network, "generation_config", None)
     eos = getattr(generation, "eos_token_id", None)
     if eos is None:
@@ -153,6 +160,7 @@ def _facts(model: str, network: PreTrainedModel, context_limit: int) -> ModelFac
         device=str(network.device),
         eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
         num_parameters=sum(parameter.numel() for parameter in network.parameters()),
+        quantization=quantization,
     )
 
 

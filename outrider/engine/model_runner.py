@@ -34,6 +34,8 @@ class ModelFacts:
     """cpu or cuda:N."""
     eos_token_ids: tuple[int, ...]
     num_parameters: int
+    quantization: str = "none"
+    """How the weights are quantised."""
 
 
 class ModelRunner:

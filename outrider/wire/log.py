@@ -18,3 +18,5 @@ def configure_logging(level: str, process: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one INFO line a request otherwise
+    for noisy in ("torchao", "torch.utils._pytree"):  # warnings of kernels for other machines, when they are imported
+        logging.getLogger(noisy).setLevel(logging.ERROR)

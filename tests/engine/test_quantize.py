@@ -1,0 +1,148 @@
+"""int8 weights: close to the whole ones, a quarter of their bytes, and speculation on them changes no token."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
+from transformers.pytorch_utils import Conv1D
+
+from outrider.engine.loader import load_runner
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.quantize import NARROW, Int8Linear, is_int8, quantize_int8
+from outrider.engine.step_plan import Row
+from outrider.wire.errors import ConfigError
+from tests.stack import DEMO_TARGET, running
+from tests.tiny_models import random_model, tiny_llama
+
+pytest.importorskip("torchao", reason="pip install 'outrider[quant]'")
+LOGIT_ERROR = 0.06
+"""Share of the largest logit; 8 bits give the demo target 0.03."""
+
+
+def load(model: str, quantization: str, **changes: Any) -> ModelRunner:
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_slots": 2, "context_limit": 512}
+    return load_runner(model, kv_cache_tokens=None, quantization=quantization, **options | changes)
+
+
+def logits_of(runner: ModelRunner, ids: list[int]) -> torch.Tensor:
+    """[T, V] float32 of one prompt fed whole."""
+    table = runner.pool.new_table()
+    logits = runner.forward([Row.of(table, ids, 0, len(ids))])
+    table.free()
+    return logits
+
+
+def greedy(runner: ModelRunner, ids: list[int], num_new: int) -> list[int]:
+    ids, table, cached = list(ids), runner.pool.new_table(), 0
+    for _ in range(num_new):
+        best = int(runner.forward([Row.of(table, ids, cached, 1)]).argmax())
+        cached = len(ids)
+        ids.append(best)
+    table.free()
+    return ids[-num_new:]
+
+
+@pytest.fixture(scope="module")
+def prompt_ids(dev_prompts: list[str]) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_TARGET)
+    return [tokenizer(prompt)["input_ids"] for prompt in dev_prompts[:3]]
+
+
+def test_the_demo_target_says_nearly_the_same(prompt_ids: list[list[int]], record_property: Any) -> None:
+    whole, rounded = load(DEMO_TARGET, "none"), load(DEMO_TARGET, "int8")
+    assert (whole.facts.quantization, rounded.facts.quantization) == ("none", "int8")
+    same = total = 0
+    for ids in prompt_ids:
+        truth, found = logits_of(whole, ids), logits_of(rounded, ids)
+        assert 0 < (truth - found).abs().max() <= LOGIT_ERROR * truth.abs().max()
+        same += int((truth.argmax(-1) == found.argmax(-1)).sum())
+        total += len(ids)
+        a, b = greedy(whole, ids, 6), greedy(rounded, ids, 6)
+        assert a[0] == b[0]
+    record_property("argmax_agreement", same / total)
+    assert same / total > 0.93
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_tokens", [1, NARROW, NARROW + 1, 40])
+def test_a_layer_is_its_rounded_weights_at_every_width(dtype: torch.dtype, num_tokens: int) -> None:
+    model = random_model_of_one_size().to(dtype)
+    layer = model.model.layers[0].mlp.down_proj
+    whole = layer.weight.detach().clone()  # [N, K]
+    quantize_int8(model)
+    rounded = model.model.layers[0].mlp.down_proj
+    assert isinstance(rounded, Int8Linear) and rounded.weight_int8.dtype is torch.int8
+    scale = rounded.scale.float()  # [N]
+    weights = rounded.weight_int8.float() * scale[:, None]
+    half_a_step = 0.51 * whole.float().abs().amax(1) / 127  # symmetric, per channel: nothing is further off
+    assert bool(((weights - whole.float()).abs() <= half_a_step[:, None] + 1e-2 * whole.float().abs()).all())
+    x = torch.randn(2, num_tokens, layer.in_features).to(dtype)[:1]
+    expected = x.float() @ weights.t()
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    assert float((rounded(x).float() - expected).abs().max()) <= tolerance * float(expected.abs().max())
+
+
+def random_model_of_one_size() -> Any:
+    return random_model(
+        LlamaConfig(
+            vocab_size=320,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        ),
+        0,
+    )
+
+
+def test_bytes_and_what_stays_whole() -> None:
+    model = AutoModelForCausalLM.from_pretrained(DEMO_TARGET, dtype=torch.float32)
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    before = sum(layer.weight.nbytes for layer in layers if layer is not model.lm_head)
+    quantize_int8(model)
+    rounded = [module for module in model.modules() if isinstance(module, Int8Linear)]
+    after = sum(layer.weight_int8.nbytes + layer.scale.nbytes for layer in rounded)
+    assert len(rounded) == len(layers) - 1 and after < 0.26 * before
+    assert model.lm_head.weight.dtype is model.get_input_embeddings().weight.dtype is torch.float32
+
+
+def test_layers_stored_the_other_way_round_and_with_a_bias() -> None:
+    """GPT-2's: their weights are [K, N]."""
+    model = random_model(GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=4, n_positions=64), 0)
+    ids = torch.arange(24)[None]
+    whole = model(ids).logits
+    assert any(isinstance(module, Conv1D) for module in model.modules())
+    quantize_int8(model)
+    assert is_int8(model) and not any(isinstance(module, Conv1D) for module in model.modules())
+    assert float((model(ids).logits - whole).abs().max()) <= LOGIT_ERROR * float(whole.abs().max())
+
+
+def test_without_torchao_it_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(ConfigError, match=r"quantization is 'int8'.*pip install 'outrider\[quant\]'"):
+        load(tiny_llama(tmp_path), "int8", context_limit=None)
+
+
+def test_speculation_changes_no_token_of_a_rounded_pair(dev_prompts: list[str]) -> None:
+    """Through the real services, against the same target without its draft; both models rounded."""
+    int8 = ("--quantization", "int8")
+    with running(target_args=int8, draft_args=int8) as stack:
+        assert (stack.target_info().quantization, stack.draft_info().quantization) == ("int8", "int8")
+        for prompt in dev_prompts[:3]:
+            texts = [_complete(stack.http, prompt, k) for k in (0, 4)]
+            assert texts[0] == texts[1]
+        assert stack.metrics()["spec_accepted_tokens_total"] > 0
+
+
+def _complete(url: str, prompt: str, num_draft_tokens: int) -> str:
+    body = {"prompt": prompt, "max_tokens": 48, "temperature": 0, "speculation": {"num_draft_tokens": num_draft_tokens}}
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["choices"][0]["text"])
