@@ -1,0 +1,325 @@
+"""The scheduler's laws, over a real pool and no model: who goes, who waits, who gives its memory up."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.engine.kv_pool import BlockTable, KVPool
+from outrider.engine.scheduler import (
+    MAX_NARROW,
+    Admit,
+    Decision,
+    Demand,
+    Feed,
+    Preempt,
+    Run,
+    Scheduler,
+    Wait,
+    Want,
+    Why,
+)
+
+BLOCK_SIZE = 4
+
+
+def demand(
+    index: int,
+    want: Want = Want.STEP,
+    committed: int = 9,
+    cached: int | None = None,
+    k: int = 4,
+    blocks: int | None = None,
+) -> Demand:
+    """A slot of 9 committed tokens that verifies 4 drafts, all but the last token cached, unless said otherwise."""
+    num_cached = committed - 1 if cached is None else cached
+    num_blocks = -(-num_cached // BLOCK_SIZE) if blocks is None else blocks
+    return Demand((1, index), want, committed, num_cached, committed + k, num_blocks)
+
+
+def blank(index: int, committed: int = 9, want: Want = Want.STEP) -> Demand:
+    return demand(index, want, committed, cached=0)
+
+
+def plan(*demands: Demand, num_free: int = 100, budget: int = 64) -> list[Decision]:
+    return Scheduler(BLOCK_SIZE, budget).plan(demands, num_free)
+
+
+def keys(decisions: list[Decision], kind: type) -> list[int]:
+    return [decision.key[1] for decision in decisions if isinstance(decision, kind)]
+
+
+def test_ready_steps_go_before_an_older_prompt() -> None:
+    decisions = plan(demand(1, Want.PREFILL, 300, cached=20), demand(2), demand(3))
+    assert decisions == [Run((1, 2)), Run((1, 3)), Feed((1, 1), 16)]
+
+
+def test_a_prompt_alone_gets_the_whole_budget() -> None:
+    assert plan(demand(1, Want.STEP, 300, cached=20)) == [Feed((1, 1), 64)]
+    assert plan(demand(1, Want.STEP, 60, cached=20)) == [Feed((1, 1), 39)]
+
+
+def test_short_prompts_share_a_step_in_the_order_of_arrival() -> None:
+    decisions = plan(blank(1, 30), blank(2, 30), blank(3, 30), blank(4, 30), budget=64)
+    assert [d for d in decisions if isinstance(d, Feed)] == [Feed((1, 1), 29), Feed((1, 2), 29), Feed((1, 3), 6)]
+    assert decisions[-1] == Wait((1, 4), Why.BUDGET)
+
+
+def test_a_short_text_begins_with_its_step() -> None:
+    assert plan(blank(1)) == [Admit((1, 1)), Run((1, 1))]
+    assert plan(blank(1, want=Want.PREFILL)) == []
+
+
+def test_nobody_younger_overtakes_one_who_waits_for_memory() -> None:
+    decisions = plan(demand(1), blank(2, 80), blank(3), num_free=12)
+    assert decisions == [Run((1, 1)), Wait((1, 2), Why.MEMORY), Wait((1, 3), Why.MEMORY)]
+
+
+def test_a_slot_begins_only_when_all_that_it_needs_is_there_beside_one_block_for_each_running() -> None:
+    """9 + 4 tokens are 4 blocks; the running slot's own step takes 2, and 1 is left to it."""
+    assert Admit((1, 2)) not in plan(demand(1), blank(2), num_free=6)
+    assert Admit((1, 2)) in plan(demand(1), blank(2), num_free=7)
+
+
+def test_memory_promised_to_a_prompt_that_is_half_fed_is_not_given_away() -> None:
+    """It needs 10 blocks more."""
+    half_fed = demand(1, Want.PREFILL, 80, cached=44)
+    assert Admit((1, 2)) not in plan(half_fed, blank(2), num_free=14)
+    assert Admit((1, 2)) in plan(half_fed, blank(2), num_free=15)
+
+
+def test_the_youngest_gives_its_memory_up() -> None:
+    assert plan(demand(1), demand(2), demand(3), num_free=1) == [Preempt((1, 3))]
+    assert plan(demand(1), demand(2, Want.NOTHING), demand(3, Want.PREFILL), num_free=0) == [Preempt((1, 3))]
+
+
+def test_nobody_takes_from_an_older_one_unless_it_is_dormant() -> None:
+    assert plan(demand(1, Want.NOTHING), demand(2), num_free=0) == [Wait((1, 2), Why.MEMORY)]
+    assert plan(demand(1, Want.DORMANT), demand(2), demand(3), num_free=0) == [Preempt((1, 1))]
+    assert plan(demand(1, Want.DORMANT), blank(2, 12), num_free=0)[0] == Wait((1, 2), Why.MEMORY)  # that would not do
+    assert plan(demand(1, Want.DORMANT), blank(2, 4), num_free=1) == [Preempt((1, 1))]
+
+
+def test_a_step_that_no_preemption_would_let_go_takes_nothing() -> None:
+    assert plan(demand(1, Want.NOTHING), demand(2, k=30), demand(3), num_free=1) == [
+        Wait((1, 2), Why.MEMORY),
+        Wait((1, 3), Why.MEMORY),
+    ]
+
+
+def test_a_prompt_is_fed_as_far_as_memory_goes() -> None:
+    assert plan(demand(1, Want.PREFILL, 80, cached=22), demand(2, Want.NOTHING), num_free=2) == [Feed((1, 1), 10)]
+    assert plan(demand(1, Want.PREFILL, 80, cached=24), demand(2, Want.NOTHING), num_free=0) == [Preempt((1, 2))]
+
+
+# what steps cost
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    fixed_ms=st.floats(0.1, 50),
+    decode_token_ms=st.floats(0.01, 5),
+    prompt_token_ms=st.floats(0.01, 5),
+    num_decode=st.integers(1, 300),
+)
+def test_a_step_with_prefill_is_at_most_half_as_long_again(
+    fixed_ms: float, decode_token_ms: float, prompt_token_ms: float, num_decode: int
+) -> None:
+    """On a machine whose steps cost so much, after ten steps of each kind; the least piece goes in any case."""
+
+    def seconds(num_decode: int, num_prompt: int) -> float:
+        return (fixed_ms + num_decode * decode_token_ms + num_prompt * prompt_token_ms) / 1e3
+
+    cost = Scheduler(BLOCK_SIZE, 4096).cost
+    cost.note(0, 256, seconds(0, 256))
+    for _ in range(10):
+        cost.note(num_decode, 0, seconds(num_decode, 0))
+    for _ in range(40):
+        chosen = cost.prefill_tokens(num_decode, 4096)
+        cost.note(num_decode, chosen, seconds(num_decode, chosen))
+    chosen = cost.prefill_tokens(num_decode, 4096)
+    assert chosen >= 16
+    if chosen > 16:
+        assert seconds(num_decode, chosen) <= 1.51 * seconds(num_decode, 0)
+    if chosen < 4096:  # and the allowance is used
+        assert seconds(num_decode, chosen + 2) >= 1.45 * seconds(num_decode, 0)
+
+
+def test_nothing_running_means_no_limit_but_the_setting() -> None:
+    cost = Scheduler(BLOCK_SIZE, 256).cost
+    assert cost.prefill_tokens(0, 256) == 256
+    assert cost.prefill_tokens(8, 256) == 16  # not known yet
+    cost.note(0, 256, 0.1)
+    cost.note(1, 0, 10.0)
+    assert cost.prefill_tokens(500, 256) == 256  # the nearest step known is a long one
+    assert cost.prefill_tokens(1, 256) == 256
+
+
+# a whole worker's life
+
+
+@dataclass
+class Sequence:
+    """A request as a worker sees it: rounds with pauses between them, until so many tokens are committed."""
+
+    key: tuple[int, int]
+    table: BlockTable
+    ids: list[int]
+    num_end: int
+    num_cached: int = 0
+    k: int = 0
+    want: Want = Want.PREFILL
+    num_preempted: int = 0
+
+    def demand(self, pool: KVPool) -> Demand:
+        num_after = min(len(self.ids) + self.k, self.num_end)
+        first = self.num_cached // BLOCK_SIZE
+        shared = any(pool.num_references(block) > 1 for block in self.table.blocks[first : first + 1])
+        blocks = len(self.table.blocks)
+        return Demand(self.key, self.want, len(self.ids), self.num_cached, num_after, blocks, int(shared))
+
+
+@dataclass
+class World:
+    """Applies decisions as a worker does, and checks each. Prompts often begin alike, so blocks are shared."""
+
+    num_blocks: int
+    dice: random.Random
+    scheduler: Scheduler = field(init=False)
+    pool: KVPool = field(init=False)
+    open: list[Sequence] = field(default_factory=list)
+    num_done: int = 0
+    num_preempted: int = 0
+
+    def __post_init__(self) -> None:
+        self.pool = KVPool(self.num_blocks, BLOCK_SIZE)
+        self.scheduler = Scheduler(BLOCK_SIZE, 32)
+
+    def arrive(self, index: int) -> None:
+        most = self.num_blocks * BLOCK_SIZE
+        num_prompt = self.dice.randint(1, max(1, most - 2))
+        num_end = self.dice.randint(num_prompt + 1, most)
+        family = self.dice.randint(0, 2)
+        self.open.append(Sequence((1, index), self.pool.new_table(), [family] * num_prompt, num_end))
+
+    def step(self) -> bool:
+        """False when nothing could be done."""
+        while True:
+            demands = [sequence.demand(self.pool) for sequence in self.open]
+            decisions = self.scheduler.plan(demands, self.pool.num_free)
+            if not any(isinstance(decision, Preempt) for decision in decisions):
+                break
+            assert all(isinstance(decision, Preempt) for decision in decisions)
+            for decision in decisions:
+                self.preempt(self.find(decision))
+        self.check(demands, decisions)
+        worked = [decision for decision in decisions if isinstance(decision, Run | Feed)]
+        for decision in decisions:
+            self.apply(decision)
+        return bool(worked)
+
+    def check(self, demands: list[Demand], decisions: list[Decision]) -> None:
+        going = [d.key for d in decisions if isinstance(d, Run | Feed)]
+        assert len(set(going)) == len(going)
+        ready = [d for d in demands if d.want is Want.STEP and d.num_blocks and not d.num_to_feed]
+        waiting = [d.key for d in decisions if isinstance(d, Wait)]
+        assert all(d.key in going or d.key in waiting for d in ready)
+        for d in demands:  # the oldest that wants something gets it, unless older ones hold the memory
+            wants_work = d.want is Want.STEP or (d.want is Want.PREFILL and d.num_to_feed)
+            if wants_work and not any(other.num_blocks for other in demands if other.key < d.key):
+                younger_hold = any(other.num_blocks for other in demands if other.key > d.key)
+                assert d.key in going or (not d.num_blocks and younger_hold)
+            if wants_work:
+                break
+        begun = [d.key for d in decisions if isinstance(d, Admit)]
+        kept_out = [d.key for d in demands if not d.num_blocks and d.key in waiting]
+        assert not begun or not kept_out or max(begun) < min(kept_out)
+
+    def find(self, decision: Decision) -> Sequence:
+        return next(sequence for sequence in self.open if sequence.key == decision.key)
+
+    def preempt(self, sequence: Sequence) -> None:
+        assert sequence.table.blocks
+        self.publish(sequence)
+        sequence.table.free()
+        sequence.num_cached = 0
+        self.num_preempted += 1
+
+    def publish(self, sequence: Sequence) -> None:
+        known = min(sequence.num_cached, len(sequence.ids))
+        self.pool.prefix.publish(sequence.table, sequence.ids[:known])
+
+    def apply(self, decision: Decision) -> None:
+        sequence = self.find(decision)
+        match decision:
+            case Admit():
+                sequence.num_cached = self.pool.prefix.adopt(sequence.table, sequence.ids[:-1])
+            case Feed():
+                left = len(sequence.ids) - 1 - sequence.num_cached
+                sequence.num_cached += max(0, min(left, decision.num_tokens))
+                sequence.table.reserve(sequence.num_cached)  # raises when the plan promised what is not there
+                self.publish(sequence)
+            case Run():
+                end = min(len(sequence.ids) + sequence.k, sequence.num_end)
+                sequence.table.reserve(end)
+                sequence.num_cached = end
+                self.commit(sequence)
+
+    def commit(self, sequence: Sequence) -> None:
+        """Some drafts are right; the rest leaves the cache."""
+        num_known = len(sequence.ids)
+        sequence.ids += [self.dice.randint(0, 1) for _ in range(1 + self.dice.randint(0, sequence.k))]
+        del sequence.ids[sequence.num_end :]
+        sequence.num_cached = num_known
+        sequence.table.truncate(sequence.num_cached)
+        self.publish(sequence)
+        sequence.want = Want.NOTHING
+        if len(sequence.ids) >= sequence.num_end:
+            sequence.table.free()
+            self.open.remove(sequence)
+            self.num_done += 1
+
+    def ask(self, everybody: bool) -> None:
+        """Gateways send the next verify, sometimes with drafts that are still on their way."""
+        for sequence in self.open:
+            if everybody or self.dice.random() < 0.5:
+                if sequence.want is Want.NOTHING:
+                    sequence.k = self.dice.choice((0, 1, 4))
+                    sequence.want = Want.PREFILL
+                if everybody or self.dice.random() < 0.7:
+                    sequence.want = Want.STEP
+
+
+def test_every_request_ends_in_any_pool_that_holds_the_largest() -> None:
+    """No livelock, no more promised than there is, nobody overtaken, nothing held at the end."""
+    num_preempted: list[int] = []
+
+    @settings(max_examples=120, deadline=None)
+    @given(num_blocks=st.integers(2, 24), num_requests=st.integers(1, 12), seed=st.integers(0, 2**32))
+    def live(num_blocks: int, num_requests: int, seed: int) -> None:
+        world = World(num_blocks, random.Random(seed))
+        num_arrived = num_steps = 0
+        while num_arrived < num_requests or world.open:
+            if num_arrived < num_requests and world.dice.random() < 0.3:
+                world.arrive(num_arrived)
+                num_arrived += 1
+            world.ask(everybody=False)
+            if not world.step() and num_arrived == num_requests:
+                world.ask(everybody=True)
+                assert not world.open or world.step(), "everybody wants something and nobody gets it"
+            num_steps += 1
+            assert num_steps < 40 * num_requests * num_blocks * BLOCK_SIZE, "no end in sight"
+        assert world.num_done == num_requests
+        assert world.pool.num_in_use == 0
+        num_preempted.append(world.num_preempted)
+
+    live()
+    assert sum(1 for count in num_preempted if count) > len(num_preempted) / 10, "memory was never tight"
+
+
+def test_a_prompt_is_narrow_up_to_the_width_that_rides_along() -> None:
+    assert demand(1, committed=MAX_NARROW, cached=0).num_to_feed == 0
+    assert demand(1, committed=MAX_NARROW + 1, cached=0).num_to_feed == MAX_NARROW
