@@ -11,6 +11,7 @@ from outrider.engine.model_files import first_line
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.dense import DensePath
 from outrider.engine.paths.forward_path import ForwardPath, PathUnavailable
+from outrider.engine.paths.fused import FusedPath
 from outrider.engine.paths.paged import PagedPath
 from outrider.engine.self_test import NUM_BLOCKS, TOLERANCE, largest_error
 from outrider.wire.errors import ConfigError
@@ -33,6 +34,7 @@ def _dense(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
 
 
 FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {
+    "fused": FusedPath,
     "paged": _paged,
     "dense": _dense,
 }

@@ -1,0 +1,207 @@
+// Attention of some queries of one sequence to its keys and values, read from the blocks they lie in.
+//
+// Keys are taken in tiles of 64 positions, counted from the sequence's first token, with a running maximum. A query's
+// additions come in an order that its own position decides: masked keys add exact zeros, so neither the queries beside
+// it nor the way in which a prompt was cut changes a bit. Scores and sums are float32 whatever the cache holds.
+#pragma once
+
+#include "matrix.h"
+
+namespace outrider {
+
+constexpr int BLOCK = 16;            // tokens
+constexpr int TILE = 4 * BLOCK;      // keys
+constexpr int GROUP = 6;             // queries that share the reading of a tile
+constexpr int MOST_QUERIES = 96;     // of one piece of work; one token's heads may be more
+
+struct Query {
+    const float* head;  // [head size], scaled so that scores are exponents of 2
+    int32_t position;   // the last key it sees
+    int32_t first;      // the first key it sees
+    void* out;          // [head size]
+};
+
+// One layer's cache: keys [blocks][kv heads][head size][16], values [blocks][kv heads][16][padded head size].
+template <class KV>
+struct Cache {
+    const KV* keys;
+    const KV* values;
+    int kv_heads, size, padded;
+
+    const KV* key_block(int32_t block, int head) const {
+        return keys + (static_cast<int64_t>(block) * kv_heads + head) * size * BLOCK;
+    }
+    const KV* value_block(int32_t block, int head) const {
+        return values + (static_cast<int64_t>(block) * kv_heads + head) * padded * BLOCK;
+    }
+};
+
+struct Softmax {
+    std::vector<float> sums;    // [queries][padded head size]
+    std::vector<vf> total;      // [queries] lanes
+    std::vector<float> top;     // [queries]
+    alignas(64) float scores[GROUP][TILE];
+    vf shrink[GROUP];
+
+    void reset(int queries, int padded) {
+        sums.assign(static_cast<size_t>(queries) * padded, 0.0f);
+        total.assign(queries, splat(0.0f));
+        top.assign(queries, -1e30f);
+    }
+};
+
+template <class KV, int ROWS>
+static void score(const Query* queries, int size, const KV* const* blocks, float (*scores)[TILE]) {
+#if defined(__AVX512F__)
+    constexpr int AT_ONCE = 4;
+#else
+    constexpr int AT_ONCE = 1;
+#endif
+    const float* heads[ROWS];
+    for (int r = 0; r < ROWS; ++r) heads[r] = queries[r].head;
+    for (int b = 0; b < TILE / BLOCK; b += AT_ONCE) {
+        vf acc[ROWS][AT_ONCE];
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < AT_ONCE; ++v) acc[r][v] = splat(0.0f);
+        for (int d = 0; d < size; ++d) {
+            vf keys[AT_ONCE];
+#pragma GCC unroll 8
+            for (int v = 0; v < AT_ONCE; ++v) keys[v] = load(blocks[b + v] + d * BLOCK);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) {
+                const vf q = splat(heads[r][d]);
+#pragma GCC unroll 8
+                for (int v = 0; v < AT_ONCE; ++v) acc[r][v] = fma(keys[v], q, acc[r][v]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < AT_ONCE; ++v) store(scores[r] + (b + v) * BLOCK, acc[r][v]);
+    }
+}
+
+// Scores to weights in place; keeps the running maximum and total.
+static void weigh(const Query& query, int32_t tile, float* scores, float& top, vf& total, vf& shrink) {
+    const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vf part[TILE / LANES];
+    for (int v = 0; v < TILE / LANES; ++v) part[v] = load(scores + v * LANES);
+    if (query.position < tile + TILE - 1 || query.first > tile) {
+        for (int v = 0; v < TILE / LANES; ++v) {
+            const vi key = lanes + (tile + v * LANES);
+            part[v] = pick((key <= query.position) & (key >= query.first), part[v], splat(-INFINITY));
+        }
+    }
+    const float most = largest(larger(larger(part[0], part[1]), larger(part[2], part[3])));
+    const float now = most > top ? most : top;
+    shrink = exp2(splat(top - now));
+    top = now;
+    vf added = splat(0.0f);
+    for (int v = 0; v < TILE / LANES; ++v) {
+        part[v] = exp2(part[v] - splat(now));
+        added = v ? added + part[v] : part[v];
+        store(scores + v * LANES, part[v]);
+    }
+    total = fma(total, shrink, added);
+}
+
+template <class KV, int ROWS, int VECTORS>
+static void mix(const float (*scores)[TILE], const vf* shrink, const KV* const* blocks, int keys, int padded,
+                float* sums) {
+    vf acc[ROWS][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(sums + r * padded + v * LANES) * shrink[r];
+    for (int b = 0; b * BLOCK < keys; ++b) {
+        const KV* values = blocks[b];
+        const int end = keys - b * BLOCK < BLOCK ? keys - b * BLOCK : BLOCK;
+        for (int j = 0; j < end; ++j) {
+            vf value[VECTORS];
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; ++v) value[v] = load(values + j * padded + v * LANES);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) {
+                const vf weight = splat(scores[r][b * BLOCK + j]);
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; ++v) acc[r][v] = fma(value[v], weight, acc[r][v]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v) store(sums + r * padded + v * LANES, acc[r][v]);
+}
+
+// A group of ROWS queries and one tile, of whose keys the first `keys` are seen by some of them.
+template <class KV, int ROWS>
+static void attend_tile(const Query* queries, int32_t tile, int keys, const KV* const* key_blocks,
+                        const KV* const* value_blocks, int size, int padded, Softmax& state, int at) {
+    score<KV, ROWS>(queries, size, key_blocks, state.scores);
+    for (int r = 0; r < ROWS; ++r)
+        weigh(queries[r], tile, state.scores[r], state.top[at + r], state.total[at + r], state.shrink[r]);
+    float* sums = state.sums.data() + static_cast<int64_t>(at) * padded;
+    for (int column = 0; column < padded;) {
+        const KV* blocks[TILE / BLOCK];
+        for (int b = 0; b < TILE / BLOCK; ++b) blocks[b] = value_blocks[b] + column;
+        const int left = (padded - column) / LANES;
+        if (left >= 4) mix<KV, ROWS, 4>(state.scores, state.shrink, blocks, keys, padded, sums + column);
+        else if (left >= 2) mix<KV, ROWS, 2>(state.scores, state.shrink, blocks, keys, padded, sums + column);
+        else mix<KV, ROWS, 1>(state.scores, state.shrink, blocks, keys, padded, sums + column);
+        column += (left >= 4 ? 4 : left >= 2 ? 2 : 1) * LANES;
+    }
+}
+
+template <class KV, int ROWS>
+static void attend_rows(int rows, const Query* queries, int32_t tile, int keys, const KV* const* key_blocks,
+                        const KV* const* value_blocks, int size, int padded, Softmax& state, int at) {
+    if constexpr (ROWS > 1) {
+        if (rows < ROWS) {
+            attend_rows<KV, ROWS - 1>(rows, queries, tile, keys, key_blocks, value_blocks, size, padded, state, at);
+            return;
+        }
+    }
+    attend_tile<KV, ROWS>(queries, tile, keys, key_blocks, value_blocks, size, padded, state, at);
+}
+
+template <class Out>
+static void finish(const Query& query, const float* sums, vf total, int size) {
+    const float share = 1.0f / sum(total);
+    for (int d = 0; d < size; ++d) narrow(static_cast<Out*>(query.out) + d, sums[d] * share);
+}
+
+// `queries` in the order of their positions; `table` is their sequence's, and holds the last of those.
+template <class KV>
+static void attend(const Cache<KV>& cache, int head, const int32_t* table, const Query* queries, int count,
+                   Softmax& state, bool narrow_out) {
+    state.reset(count, cache.padded);
+    int32_t from = queries[0].first;
+    for (int i = 1; i < count; ++i) from = std::min(from, queries[i].first);
+    const int32_t last = queries[count - 1].position;
+    for (int32_t tile = from / TILE * TILE; tile <= last; tile += TILE) {
+        const KV *keys[TILE / BLOCK], *values[TILE / BLOCK];
+        for (int b = 0; b < TILE / BLOCK; ++b) {
+            const int32_t block = table[tile + b * BLOCK <= last ? tile / BLOCK + b : tile / BLOCK];
+            keys[b] = cache.key_block(block, head);
+            values[b] = cache.value_block(block, head);
+        }
+        for (int at = 0; at < count; at += GROUP) {
+            const int rows = std::min(GROUP, count - at);
+            const int seen = std::min<int>(TILE, queries[at + rows - 1].position - tile + 1);
+            int32_t first = queries[at].first;
+            for (int r = 1; r < rows; ++r) first = std::min(first, queries[at + r].first);
+            if (seen <= 0 || first >= tile + TILE) continue;
+            attend_rows<KV, GROUP>(rows, queries + at, tile, seen, keys, values, cache.size, cache.padded, state, at);
+        }
+    }
+    for (int i = 0; i < count; ++i) {
+        const float* sums = state.sums.data() + static_cast<int64_t>(i) * cache.padded;
+        if (narrow_out) finish<bf16>(queries[i], sums, state.total[i], cache.size);
+        else finish<float>(queries[i], sums, state.total[i], cache.size);
+    }
+}
+
+}  // namespace outrider

@@ -1,0 +1,106 @@
+"""Compiles the C++ forward for this very processor and keeps the result. Called by `library`.
+
+The file's name carries a hash of the sources, the flags, the compiler and the processor, so a folder shared by
+machines or versions holds one file for each. Two workers that start at once each compile and one rename wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+FOLDER = Path(__file__).parent
+COMPILE_TIMEOUT_S = 300
+
+
+class BuildError(Exception):
+    """There is no compiler here, or it does not take our sources; the message is one line."""
+
+
+def built_library() -> Path:
+    """The shared library for this machine, compiled if it is not there yet. Raises BuildError."""
+    compiler = find_compiler()
+    path = cache_folder() / f"fused-{_key(compiler)}.so"
+    if not path.exists():
+        compile_to(path, compiler)
+    return path
+
+
+def find_compiler() -> str:
+    """$CXX when it is set, else the first of the usual names. Raises BuildError."""
+    wanted = os.environ.get("CXX")
+    names = [wanted] if wanted else ["c++", "g++", "clang++"]
+    for name in names:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise BuildError(f"no C++ compiler: {', '.join(names)} not found; install g++ or set CXX")
+
+
+def cache_folder() -> Path:
+    """$OUTRIDER_CACHE_DIR, or the user's cache."""
+    return Path(os.environ.get("OUTRIDER_CACHE_DIR") or Path.home() / ".cache" / "outrider")
+
+
+def compile_to(path: Path, compiler: str) -> None:
+    """Under another name first, so that nobody ever loads half a file. Raises BuildError."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so.part")
+        os.close(handle)
+        command = [compiler, *FLAGS, *_machine_flags(), str(FOLDER / "fused.cpp"), "-o", temporary]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+        if done.returncode:
+            raise BuildError(f"{compiler} failed: {_first_error(done.stderr)}")
+        os.chmod(temporary, 0o755)
+        os.replace(temporary, path)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"cannot build in {path.parent}: {error}") from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def _first_error(stderr: str) -> str:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "no message")
+
+
+def _machine_flags() -> tuple[str, ...]:
+    return ("-mcpu=native",) if platform.machine() in ("aarch64", "arm64") else ("-march=native",)
+
+
+def _key(compiler: str) -> str:
+    digest = hashlib.sha256()
+    for part in (*FLAGS, *_machine_flags(), compiler, _version(compiler), platform.machine(), _processor()):
+        digest.update(part.encode() + b"\0")
+    for source in sorted(FOLDER.glob("*.h")) + sorted(FOLDER.glob("*.cpp")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+@functools.lru_cache
+def _version(compiler: str) -> str:
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{compiler} does not run: {error}") from error
+
+
+def _processor() -> str:
+    """Its instruction sets, by which -march=native decides."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -1,0 +1,106 @@
+// The C face of the forward, as library.py calls it. Sizes are the caller's to get right; it checks them first.
+#include "model.h"
+
+using outrider::Kind;
+using outrider::Matrix;
+using outrider::Model;
+using outrider::Part;
+
+namespace {
+
+enum Which : int32_t { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, HEAD = 4 };
+enum Vector : int32_t { ATTENTION_NORM = 0, MLP_NORM = 1, QUERY_NORM = 2, KEY_NORM = 3, LAST_NORM = 4, COSINE = 5, SINE = 6 };
+
+Matrix& matrix_of(Model& model, int32_t layer, int32_t which) {
+    switch (which) {
+        case QKV: return model.layers[layer].qkv;
+        case OUT: return model.layers[layer].out;
+        case GATE_UP: return model.layers[layer].gate_up;
+        case DOWN: return model.layers[layer].down;
+        default: return model.head;
+    }
+}
+
+std::vector<float>& vector_of(Model& model, int32_t layer, int32_t which) {
+    switch (which) {
+        case ATTENTION_NORM: return model.layers[layer].attention_norm;
+        case MLP_NORM: return model.layers[layer].mlp_norm;
+        case QUERY_NORM: return model.layers[layer].query_norm;
+        case KEY_NORM: return model.layers[layer].key_norm;
+        case LAST_NORM: return model.last_norm;
+        case COSINE: return model.cosine;
+        default: return model.sine;
+    }
+}
+
+// 0 when f ran, -1 when memory ran out.
+template <class F>
+int64_t guarded(F f) {
+    try {
+        return f();
+    } catch (const std::exception&) {
+        return -1;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void* outrider_new(const outrider::Spec* spec, const int32_t* windows) {
+    try {
+        return new Model(*spec, windows);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+
+void outrider_free(void* model) { delete static_cast<Model*>(model); }
+
+// Source rows [rows, columns] of the spec's dtype to the outputs from `first` on.
+int64_t outrider_pack(void* handle, int32_t layer, int32_t which, const void* source, int64_t rows, int64_t columns,
+                      int64_t first, int32_t part) {
+    return guarded([&] {
+        Model& model = *static_cast<Model*>(handle);
+        Matrix& matrix = matrix_of(model, layer, which);
+        if (static_cast<Kind>(model.spec.dtype) == Kind::bfloat16)
+            matrix.pack(static_cast<const outrider::bf16*>(source), rows, columns, first, static_cast<Part>(part));
+        else matrix.pack(static_cast<const float*>(source), rows, columns, first, static_cast<Part>(part));
+        return 0;
+    });
+}
+
+int64_t outrider_bias(void* handle, int32_t layer, int32_t which, const float* source, int64_t rows, int64_t first,
+                      int32_t part) {
+    return guarded([&] {
+        Matrix& matrix = matrix_of(*static_cast<Model*>(handle), layer, which);
+        if (matrix.bias.empty()) matrix.bias.assign(matrix.outputs, 0.0f);
+        for (int64_t r = 0; r < rows; ++r) matrix.bias[first + outrider::output_of(r, static_cast<Part>(part))] = source[r];
+        return 0;
+    });
+}
+
+int64_t outrider_vector(void* handle, int32_t layer, int32_t which, const float* source, int64_t count) {
+    return guarded([&] {
+        auto& vector = vector_of(*static_cast<Model*>(handle), layer, which);
+        vector.assign(outrider::round_up(count, outrider::LANES), 0.0f);
+        std::copy(source, source + count, vector.begin());
+        return 0;
+    });
+}
+
+// The caller keeps all three alive until the next call or the end.
+void outrider_storage(void* handle, const void* embedding, void* keys, void* values, int64_t num_blocks) {
+    Model& model = *static_cast<Model*>(handle);
+    model.embedding = embedding;
+    model.keys = keys;
+    model.values = values;
+    model.num_blocks = num_blocks;
+}
+
+// 0, 1 + the index of a token id outside the vocabulary, or -1 when memory ran out.
+int64_t outrider_forward(void* handle, const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits) {
+    return guarded([&] { return static_cast<Model*>(handle)->forward(plan, num_tokens, num_rows, logits); });
+}
+
+}  // extern "C"

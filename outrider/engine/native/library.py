@@ -1,0 +1,154 @@
+"""The C++ forward as Python sees it. `paths.fused` gives it weights, storage and steps.
+
+Every call that takes time releases the GIL (ctypes does). A `NativeModel` belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from pathlib import Path
+
+from torch import Tensor
+
+from outrider.engine.native.build import BuildError, built_library, compile_to, find_compiler
+
+NO_LAYER = 0
+"""Where a matrix or a vector is not of a layer."""
+
+
+class Spec(ctypes.Structure):
+    """Mirrors `Spec` in model.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_size", "intermediate")),
+        *((name, c_int32) for name in ("vocab", "context", "dtype", "weights", "num_threads")),
+        ("epsilon", c_float),
+        ("attention_scale", c_float),
+    )
+
+
+class Kind(IntEnum):
+    """How numbers are stored."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+
+
+class Which(IntEnum):
+    """A packed matrix."""
+
+    QKV = 0
+    OUT = 1
+    GATE_UP = 2
+    DOWN = 3
+    HEAD = 4
+
+
+class Part(IntEnum):
+    """Where a weight's rows go among a matrix's outputs: in order, or into the halves that gate and up share."""
+
+    STRAIGHT = 0
+    GATE = 1
+    UP = 2
+
+
+class Vector(IntEnum):
+    ATTENTION_NORM = 0
+    MLP_NORM = 1
+    QUERY_NORM = 2
+    KEY_NORM = 3
+    LAST_NORM = 4
+    COSINE = 5
+    SINE = 6
+
+
+SIGNATURES = {
+    "outrider_new": (c_void_p, (POINTER(Spec), c_void_p)),
+    "outrider_free": (None, (c_void_p,)),
+    "outrider_pack": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_int64, c_int32)),
+    "outrider_bias": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_int32)),
+    "outrider_vector": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
+    "outrider_storage": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64)),
+    "outrider_forward": (c_int64, (c_void_p, c_void_p, c_int32, c_int32, c_void_p)),
+}
+
+
+@functools.lru_cache
+def library() -> ctypes.CDLL:
+    """Compiled when needed; a file in the cache that does not load is built again. Raises BuildError."""
+    path = built_library()
+    try:
+        return _open(path)
+    except (OSError, AttributeError):
+        compile_to(path, find_compiler())
+    try:
+        return _open(path)
+    except (OSError, AttributeError) as error:
+        raise BuildError(f"{path} does not load: {error}") from error
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    opened = ctypes.CDLL(str(path))
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(opened, name)
+        function.restype, function.argtypes = result, arguments
+    return opened
+
+
+class NativeModel:
+    """Packed weights and threads. Ends its threads when it is dropped."""
+
+    def __init__(self, spec: Spec, windows: list[int]) -> None:
+        """windows: keys that each layer's queries see, 0 for all. Raises BuildError, MemoryError."""
+        self._library = library()
+        seen = array("i", windows)  # named, so that it outlives the call
+        self._handle = self._library.outrider_new(ctypes.byref(spec), seen.buffer_info()[0])
+        if not self._handle:
+            raise MemoryError(f"no memory for the packed weights of {spec.num_layers} layers")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.outrider_free(self._handle)
+
+    def pack(self, layer: int, which: Which, weight: Tensor, first: int = 0, part: Part = Part.STRAIGHT) -> None:
+        """weight [rows, columns] of the spec's dtype, to the outputs from `first` on."""
+        weight = weight.detach().contiguous()
+        rows, columns = weight.shape
+        self._ran(
+            self._library.outrider_pack(self._handle, layer, which, weight.data_ptr(), rows, columns, first, part)
+        )
+
+    def bias(self, layer: int, which: Which, bias: Tensor, first: int = 0, part: Part = Part.STRAIGHT) -> None:
+        """bias [rows], any dtype."""
+        bias = bias.detach().float().contiguous()
+        self._ran(self._library.outrider_bias(self._handle, layer, which, bias.data_ptr(), len(bias), first, part))
+
+    def vector(self, layer: int, which: Vector, values: Tensor) -> None:
+        """A norm's weight or a rotary table, any shape and dtype."""
+        values = values.detach().float().contiguous()
+        self._ran(self._library.outrider_vector(self._handle, layer, which, values.data_ptr(), values.numel()))
+
+    def storage(self, embedding: Tensor, keys: Tensor, values: Tensor, num_blocks: int) -> None:
+        """All contiguous, and kept alive by the caller."""
+        self._library.outrider_storage(
+            self._handle, embedding.data_ptr(), keys.data_ptr(), values.data_ptr(), num_blocks
+        )
+
+    def forward(self, plan: array[int], num_tokens: int, num_rows: int, logits: Tensor) -> int | None:
+        """The step that `plan` (int32, see model.h) describes, into logits [N, V] float32.
+
+        Returns None, or the index of a token id outside the vocabulary: nothing was computed then.
+        """
+        address = plan.buffer_info()[0]
+        bad = self._library.outrider_forward(self._handle, address, num_tokens, num_rows, logits.data_ptr())
+        self._ran(bad)
+        return bad - 1 if bad else None
+
+    def _ran(self, status: int) -> None:
+        if status < 0:
+            raise MemoryError("no memory for the activations of a step; lower max_batch_tokens")

@@ -1,0 +1,143 @@
+// A decoder of the Llama kind: its packed weights, the activations of a step, and the step itself.
+#pragma once
+
+#include <algorithm>
+
+#include "attention.h"
+#include "gemm.h"
+#include "rows.h"
+#include "threads.h"
+
+namespace outrider {
+
+// As the binding fills it; see library.py.
+struct Spec {
+    int32_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab, context;
+    int32_t dtype;         // Kind of the embedding and of the cache
+    int32_t weights;       // Kind of the linears
+    int32_t num_threads;
+    float epsilon;         // of every norm
+    float attention_scale;
+};
+
+struct Layer {
+    Matrix qkv, out, gate_up, down;
+    std::vector<float> attention_norm, mlp_norm, query_norm, key_norm;
+    int32_t window = 0;  // keys a query sees, itself included; 0 for all
+};
+
+struct RowPlan {
+    int32_t num_new, num_cached, num_logits, num_blocks;
+    int32_t first_token;
+    const int32_t* table;
+};
+
+// Tokens `from` to `to` of a row, for one key and value head.
+struct HeadWork {
+    int32_t row, head, from, to;
+};
+
+constexpr int FEW = 8;        // rows that each thread normalises for itself rather than wait for another
+constexpr int ROWS_AT_ONCE = 8;
+
+// A matrix of activations; rows are apart by a stride that keeps them off each other's cache sets.
+struct Rows {
+    Memory memory;
+    int64_t stride = 0;
+    Kind kind = Kind::float32;
+
+    void fit(int64_t rows, int64_t columns, Kind what) {
+        kind = what;
+        stride = round_up(columns, PIECE) + PIECE / element_bytes(what);
+        const int64_t bytes = (rows * stride + PIECE) * element_bytes(kind);
+        if (bytes > memory.bytes()) memory.resize(bytes + bytes / 4);
+    }
+    char* at(int64_t row, int64_t column = 0) const {
+        return static_cast<char*>(memory.data()) + (row * stride + column) * element_bytes(kind);
+    }
+    float* floats(int64_t row, int64_t column = 0) const { return reinterpret_cast<float*>(at(row, column)); }
+};
+
+struct Scratch {
+    Rows normal;                            // [FEW, hidden]
+    alignas(64) float sums[MOST_ROWS * PIECE];
+    Softmax softmax;
+    std::vector<Query> queries;
+};
+
+class Model {
+   public:
+    Model(const Spec& spec, const int32_t* windows)
+        : spec(spec), layers(spec.num_layers), input(input_kind(static_cast<Kind>(spec.weights))),
+          pool_(spec.num_threads), scratch_(pool_.num_threads()) {
+        const Kind kind = static_cast<Kind>(spec.weights);
+        const int64_t attention = spec.heads * spec.head_size;
+        for (int i = 0; i < spec.num_layers; ++i) {
+            Layer& layer = layers[i];
+            layer.window = windows[i];
+            layer.qkv.shape(kind, attention + 2 * spec.kv_heads * spec.head_size, spec.hidden);
+            layer.out.shape(kind, spec.hidden, attention);
+            layer.gate_up.shape(kind, round_up(spec.intermediate, PANEL) * 2, spec.hidden);
+            layer.down.shape(kind, spec.hidden, spec.intermediate);
+        }
+        head.shape(kind, spec.vocab, spec.hidden);
+        for (auto& scratch : scratch_) {
+            scratch.normal.fit(FEW, spec.hidden, input);
+            scratch.queries.resize(std::max(MOST_QUERIES, group()));
+        }
+    }
+
+    int group() const { return spec.heads / spec.kv_heads; }
+    int padded_head() const { return static_cast<int>(round_up(spec.head_size, LANES)); }
+
+    // plan: token ids, then (new, cached, logits, blocks) of each row, then the rows' tables.
+    // Returns 0, or 1 + the index of a token id outside the vocabulary.
+    int64_t forward(const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits);
+
+    const Spec spec;
+    std::vector<Layer> layers;
+    Matrix head;
+    std::vector<float> last_norm, cosine, sine;  // [padded hidden], [context, head size / 2]
+    const void* embedding = nullptr;             // [vocab, hidden], the binding keeps it alive
+    void* keys = nullptr;                        // [layers, blocks, ...], see Cache
+    void* values = nullptr;
+    int64_t num_blocks = 0;
+    const Kind input;                            // of the products
+
+   private:
+    template <class KV> void run(int thread);
+    template <class KV> void embed(int from, int to);
+    template <class KV> void prepare(int layer, const HeadWork& work);
+    template <class KV> void attend_work(int layer, const HeadWork& work, Scratch& scratch);
+    template <class KV> int attention(int phase, int layer, Scratch& scratch);
+    void read_plan(const int32_t* plan);
+    void split_heads();
+    template <class Use>
+    int linear(int phase, Scratch& scratch, const Matrix& matrix, const Rows& x, int64_t rows, Use use);
+    template <class Use>
+    int normed_linear(int phase, Scratch& scratch, const std::vector<float>& norm, const int32_t* tokens, int64_t rows,
+                      const Matrix& matrix, Use use);
+
+    template <class KV>
+    Cache<KV> cache(int layer) const {
+        const int64_t key_size = num_blocks * spec.kv_heads * spec.head_size * BLOCK;
+        const int64_t value_size = num_blocks * spec.kv_heads * padded_head() * BLOCK;
+        return {static_cast<const KV*>(keys) + layer * key_size, static_cast<const KV*>(values) + layer * value_size,
+                spec.kv_heads, spec.head_size, padded_head()};
+    }
+
+    Pool pool_;
+    std::vector<Scratch> scratch_;
+    Rows hidden_, normal_, qkv_, mixed_, gated_;
+    // The step at hand.
+    const int32_t* ids_ = nullptr;
+    int32_t num_tokens_ = 0;
+    std::vector<RowPlan> rows_;
+    std::vector<int32_t> positions_, all_, wanted_;  // by token; token numbers
+    std::vector<HeadWork> prepare_, attend_;         // prepare_ is empty when each of attend_ prepares its own
+    float* logits_ = nullptr;
+};
+
+}  // namespace outrider
+
+#include "step.h"

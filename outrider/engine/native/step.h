@@ -1,0 +1,192 @@
+// One forward: the phases in order, each cut into pieces that any thread may take. Part of model.h.
+#pragma once
+
+namespace outrider {
+
+inline void Model::read_plan(const int32_t* plan) {
+    ids_ = plan;
+    const int32_t* numbers = plan + num_tokens_;
+    const int32_t* table = numbers + 4 * rows_.size();
+    positions_.resize(num_tokens_);
+    all_.resize(num_tokens_);
+    wanted_.clear();
+    int32_t token = 0;
+    for (auto& row : rows_) {
+        row = {numbers[0], numbers[1], numbers[2], numbers[3], token, table};
+        numbers += 4;
+        table += row.num_blocks;
+        for (int32_t i = 0; i < row.num_new; ++i, ++token) {
+            all_[token] = token;
+            positions_[token] = row.num_cached + i;
+            if (i >= row.num_new - row.num_logits) wanted_.push_back(token);
+        }
+    }
+}
+
+// Short rows are prepared and attended in one piece per head; a long one is prepared everywhere before any is attended.
+inline void Model::split_heads() {
+    const int32_t most = std::max(1, MOST_QUERIES / group());
+    bool fits = true;
+    for (const auto& row : rows_) fits = fits && row.num_new <= most;
+    prepare_.clear();
+    attend_.clear();
+    for (int32_t r = 0; r < static_cast<int32_t>(rows_.size()); ++r)
+        for (int32_t from = 0; from < rows_[r].num_new; from += most)
+            for (int32_t head = 0; head < spec.kv_heads; ++head)
+                attend_.push_back({r, head, from, std::min(from + most, rows_[r].num_new)});
+    if (!fits) prepare_ = attend_;
+}
+
+inline int64_t Model::forward(const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits) {
+    for (int32_t i = 0; i < num_tokens; ++i)
+        if (plan[i] < 0 || plan[i] >= spec.vocab) return 1 + i;
+    num_tokens_ = num_tokens;
+    rows_.resize(num_rows);
+    logits_ = logits;
+    read_plan(plan);
+    split_heads();
+    const int64_t attention = spec.heads * spec.head_size;
+    hidden_.fit(num_tokens, spec.hidden, Kind::float32);
+    normal_.fit(num_tokens, spec.hidden, input);
+    qkv_.fit(num_tokens, attention + 2 * spec.kv_heads * spec.head_size, Kind::float32);
+    mixed_.fit(num_tokens, attention, input);
+    gated_.fit(num_tokens, round_up(spec.intermediate, PANEL), input);
+    auto job = [this](int thread) {
+        if (static_cast<Kind>(spec.dtype) == Kind::bfloat16) run<bf16>(thread);
+        else run<float>(thread);
+    };
+    pool_.run(1 + 8 * spec.num_layers + 2, job);
+    return 0;
+}
+
+template <class KV>
+void Model::embed(int from, int to) {
+    for (int token = from; token < to; ++token) {
+        const KV* source = static_cast<const KV*>(embedding) + static_cast<int64_t>(ids_[token]) * spec.hidden;
+        float* x = hidden_.floats(token);
+        for (int i = 0; i < spec.hidden; ++i) x[i] = widen(source[i]);
+        for (int64_t i = spec.hidden; i < hidden_.stride; ++i) x[i] = 0.0f;
+    }
+}
+
+// use(row, piece, sums [64]) gets each part of the product. Returns the next phase.
+template <class Use>
+int Model::linear(int phase, Scratch& scratch, const Matrix& matrix, const Rows& x, int64_t rows, Use use) {
+    const int blocks = static_cast<int>((rows + MOST_ROWS - 1) / MOST_ROWS), pieces = matrix.num_pieces();
+    pool_.phase(phase, blocks * pieces, [&](int i) {
+        const int64_t block = i / pieces, from = rows * block / blocks, to = rows * (block + 1) / blocks;
+        product(matrix, i % pieces, x.at(from), x.stride, static_cast<int>(to - from), scratch.sums);
+        for (int64_t row = from; row < to; ++row) use(row, i % pieces, scratch.sums + (row - from) * PIECE);
+    });
+    return phase + 1;
+}
+
+template <class Use>
+int Model::normed_linear(int phase, Scratch& scratch, const std::vector<float>& norm, const int32_t* tokens,
+                         int64_t rows, const Matrix& matrix, Use use) {
+    const int64_t padded = round_up(spec.hidden, LANES);
+    auto normalise = [&](const Rows& out, int64_t row) {
+        rms_norm(hidden_.floats(tokens[row]), norm.data(), spec.hidden, padded, spec.epsilon, input, out.at(row));
+    };
+    if (rows <= FEW) {
+        for (int64_t row = 0; row < rows; ++row) normalise(scratch.normal, row);
+        return linear(phase + 1, scratch, matrix, scratch.normal, rows, use);
+    }
+    pool_.phase(phase, static_cast<int>((rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE), [&](int i) {
+        const int64_t end = std::min<int64_t>(rows, (i + 1) * ROWS_AT_ONCE);
+        for (int64_t row = i * ROWS_AT_ONCE; row < end; ++row) normalise(normal_, row);
+    });
+    return linear(phase + 1, scratch, matrix, normal_, rows, use);
+}
+
+// Rotate the heads of a piece of work and put its keys and values into the cache.
+template <class KV>
+void Model::prepare(int layer_index, const HeadWork& work) {
+    const Layer& layer = layers[layer_index];
+    const RowPlan& row = rows_[work.row];
+    const Cache<KV> store_to = cache<KV>(layer_index);
+    const int size = spec.head_size, padded = padded_head(), queries = group();
+    const float* query_norm = layer.query_norm.empty() ? nullptr : layer.query_norm.data();
+    const float* key_norm = layer.key_norm.empty() ? nullptr : layer.key_norm.data();
+    for (int32_t i = work.from; i < work.to; ++i) {
+        const int32_t token = row.first_token + i, position = positions_[token];
+        const float* cosines = cosine.data() + static_cast<int64_t>(position) * (size / 2);
+        const float* sines = sine.data() + static_cast<int64_t>(position) * (size / 2);
+        float* heads = qkv_.floats(token, static_cast<int64_t>(work.head) * queries * size);
+        for (int g = 0; g < queries; ++g)
+            rotate_head(heads + g * size, size, query_norm, spec.epsilon, cosines, sines,
+                        spec.attention_scale * LOG2_E);
+        float* key = qkv_.floats(token, static_cast<int64_t>(spec.heads + work.head) * size);
+        rotate_head(key, size, key_norm, spec.epsilon, cosines, sines, 1.0f);
+        const float* value = qkv_.floats(token, static_cast<int64_t>(spec.heads + spec.kv_heads + work.head) * size);
+        const int32_t block = row.table[position / BLOCK], slot = position % BLOCK;
+        KV* keys_at = const_cast<KV*>(store_to.key_block(block, work.head)) + slot;
+        KV* values_at = const_cast<KV*>(store_to.value_block(block, work.head)) + slot * padded;
+        for (int d = 0; d < size; ++d) narrow(keys_at + d * BLOCK, key[d]);
+        for (int d = 0; d < size; ++d) narrow(values_at + d, value[d]);
+        for (int d = size; d < padded; ++d) narrow(values_at + d, 0.0f);
+    }
+}
+
+template <class KV>
+void Model::attend_work(int layer_index, const HeadWork& work, Scratch& scratch) {
+    const RowPlan& row = rows_[work.row];
+    const int32_t window = layers[layer_index].window;
+    int count = 0;
+    for (int32_t i = work.from; i < work.to; ++i) {
+        const int32_t token = row.first_token + i, position = positions_[token];
+        for (int g = 0; g < group(); ++g) {
+            const int64_t column = (static_cast<int64_t>(work.head) * group() + g) * spec.head_size;
+            scratch.queries[count++] = {qkv_.floats(token, column), position,
+                                        window ? std::max(0, position - window + 1) : 0, mixed_.at(token, column)};
+        }
+    }
+    attend(cache<KV>(layer_index), work.head, row.table, scratch.queries.data(), count, scratch.softmax,
+           input == Kind::bfloat16);
+}
+
+template <class KV>
+int Model::attention(int phase, int layer, Scratch& scratch) {
+    pool_.phase(phase, static_cast<int>(prepare_.size()), [&](int i) { prepare<KV>(layer, prepare_[i]); });
+    pool_.phase(phase + 1, static_cast<int>(attend_.size()), [&](int i) {
+        if (prepare_.empty()) prepare<KV>(layer, attend_[i]);
+        attend_work<KV>(layer, attend_[i], scratch);
+    });
+    return phase + 2;
+}
+
+template <class KV>
+void Model::run(int thread) {
+    Scratch& scratch = scratch_[thread];
+    auto add_to_hidden = [&](int64_t row, int piece, const float* sums) {
+        float* x = hidden_.floats(row, static_cast<int64_t>(piece) * PIECE);
+        for (int v = 0; v < PIECE; v += LANES) store(x + v, load(x + v) + load(sums + v));
+    };
+    auto keep_qkv = [&](int64_t row, int piece, const float* sums) {
+        std::memcpy(qkv_.floats(row, static_cast<int64_t>(piece) * PIECE), sums, PIECE * sizeof(float));
+    };
+    auto keep_gated = [&](int64_t row, int piece, const float* sums) {
+        char* out = gated_.at(row, static_cast<int64_t>(piece) * PANEL);
+        if (input == Kind::bfloat16) gated(sums, reinterpret_cast<bf16*>(out));
+        else gated(sums, reinterpret_cast<float*>(out));
+    };
+    auto keep_logits = [&](int64_t row, int piece, const float* sums) {
+        const int64_t first = static_cast<int64_t>(piece) * PIECE, left = std::min<int64_t>(PIECE, spec.vocab - first);
+        if (left > 0) std::memcpy(logits_ + row * spec.vocab + first, sums, left * sizeof(float));
+    };
+    const int64_t rows = num_tokens_;
+    pool_.phase(0, (num_tokens_ + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE,
+                [&](int i) { embed<KV>(i * ROWS_AT_ONCE, std::min(num_tokens_, (i + 1) * ROWS_AT_ONCE)); });
+    int phase = 1;
+    for (int i = 0; i < spec.num_layers; ++i) {
+        const Layer& layer = layers[i];
+        phase = normed_linear(phase, scratch, layer.attention_norm, all_.data(), rows, layer.qkv, keep_qkv);
+        phase = attention<KV>(phase, i, scratch);
+        phase = linear(phase, scratch, layer.out, mixed_, rows, add_to_hidden);
+        phase = normed_linear(phase, scratch, layer.mlp_norm, all_.data(), rows, layer.gate_up, keep_gated);
+        phase = linear(phase, scratch, layer.down, gated_, rows, add_to_hidden);
+    }
+    normed_linear(phase, scratch, last_norm, wanted_.data(), static_cast<int64_t>(wanted_.size()), head, keep_logits);
+}
+
+}  // namespace outrider

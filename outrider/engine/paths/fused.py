@@ -1,0 +1,85 @@
+"""The `fused` path: a forward of our own in C++ for Llama-like decoders on a CPU. Built by `choice`.
+
+Weights are packed at load and read once a step; keys and values are read from their blocks. Every sum has one order, so
+a token's logits are the same bits in every batch, verify width and chunking, and with any number of threads.
+In bfloat16 only the weights, the cache and the inputs of products are rounded; all else, logits included, is float32.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider.engine.model_runner import ModelFacts
+from outrider.engine.paths.fused_weights import Shape, pack_weights
+from outrider.engine.step_plan import Row
+from outrider.wire.errors import InvalidRequest
+
+BLOCK_SIZE = 16
+"""Tokens; the kernels are made for it."""
+LANES = 16
+"""Floats of a vector, to which a value's row is padded."""
+
+
+class FusedPath:
+    """Implements `ForwardPath`."""
+
+    name = "fused"
+    batch_invariant = True
+
+    def __init__(self, model: PreTrainedModel, facts: ModelFacts) -> None:
+        """Raises PathUnavailable, naming what this path cannot run."""
+        self._shape = Shape.of(model, facts)
+        self._native, self._embedding = pack_weights(model, self._shape)
+        self._keys = self._values = torch.empty(0)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        shape = self._shape
+        padded = -(-shape.head_size // LANES) * LANES
+        return shape.num_layers * shape.kv_heads * (shape.head_size + padded) * shape.dtype.itemsize
+
+    def set_storage(self, num_blocks: int, block_size: int) -> None:
+        assert block_size == BLOCK_SIZE, f"blocks of {block_size} tokens, the kernels are made for {BLOCK_SIZE}"
+        shape, dtype = self._shape, self._shape.dtype
+        per_layer = (shape.num_layers, num_blocks + 1, shape.kv_heads)
+        padded = -(-shape.head_size // LANES) * LANES
+        self._keys = self._values = torch.empty(0)  # the old ones first, there may be no room for both
+        self._keys = torch.empty(*per_layer, shape.head_size, BLOCK_SIZE, dtype=dtype)
+        self._values = torch.empty(*per_layer, BLOCK_SIZE, padded, dtype=dtype)
+        self._native.storage(self._embedding, self._keys, self._values, num_blocks + 1)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for source, destination in copies:
+            for storage in (self._keys, self._values):
+                storage[:, destination].copy_(storage[:, source])
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        ids: list[int] = []
+        numbers: list[int] = []
+        blocks: list[int] = []
+        num_logits = 0
+        for row in rows:
+            table = row.table.blocks
+            ids += row.new_ids
+            numbers += (len(row.new_ids), row.num_cached, row.num_logits, len(table))
+            blocks += table
+            num_logits += row.num_logits
+        try:
+            plan = array("i", ids + numbers + blocks)
+        except OverflowError:
+            raise self._outside(next(i for i in ids if not 0 <= i < self._shape.vocab)) from None
+        logits = torch.empty(num_logits, self._shape.vocab)  # [N, V] float32
+        bad = self._native.forward(plan, len(ids), len(rows), logits)
+        if bad is not None:
+            raise self._outside(ids[bad])
+        return logits
+
+    def _outside(self, token_id: int) -> InvalidRequest:
+        return InvalidRequest(
+            f"token id {token_id} is outside the vocabulary, 0 to {self._shape.vocab - 1}", param="token_ids"
+        )

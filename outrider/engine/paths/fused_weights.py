@@ -1,0 +1,148 @@
+"""What the fused path takes from a transformers model: its sizes, its weights, its rotary tables. Called by `fused`."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from outrider.engine.model_runner import ModelFacts
+from outrider.engine.native.build import BuildError
+from outrider.engine.native.library import NO_LAYER, Kind, NativeModel, Part, Spec, Vector, Which
+from outrider.engine.paths.forward_path import PathUnavailable
+
+CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""By name: a subclass may compute something else."""
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Those whose tables do not depend on how long a sequence is."""
+KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}
+MOST_HEAD_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a model that this path runs."""
+
+    num_layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    vocab: int
+    context: int
+    """Tokens, as served; no more than the model was made for."""
+    epsilon: float
+    attention_scale: float
+    dtype: torch.dtype
+    windows: tuple[int, ...]
+    """Keys that each layer's queries see, 0 for all."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, facts: ModelFacts) -> Shape:
+        """Raises PathUnavailable."""
+        config = model.config
+        _check(model, config)
+        attention = model.model.layers[0].self_attn
+        return cls(
+            num_layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_size=attention.head_dim,
+            intermediate=config.intermediate_size,
+            vocab=facts.vocab_size,
+            context=facts.context_limit,
+            epsilon=config.rms_norm_eps,
+            attention_scale=attention.scaling,
+            dtype=model.dtype,
+            windows=tuple(_window(layer, config) for layer in range(config.num_hidden_layers)),
+        )
+
+
+def _check(model: PreTrainedModel, config: PreTrainedConfig) -> None:
+    """Raises PathUnavailable for the first thing that this path does not compute."""
+    name, rope = type(model).__name__, config.rope_parameters["rope_type"]
+    head_size = model.model.layers[0].self_attn.head_dim if name in CLASSES else 0
+    plain = all(type(weight.data) is Tensor and weight.dtype == model.dtype for weight in model.parameters())
+    reasons = [
+        (name not in CLASSES, f"is made for {', '.join(CLASSES)}"),
+        (model.device.type != "cpu", f"is made for cpu, not {model.device.type}"),
+        (model.dtype not in KINDS, f"is made for float32 and bfloat16, not {model.dtype}"),
+        (not plain, "is made for whole weights of one dtype"),
+        (getattr(config, "hidden_act", None) != "silu", f"is made for silu, not {getattr(config, 'hidden_act', None)}"),
+        (rope not in ROPE_TYPES, f"is made for the rope types {', '.join(ROPE_TYPES)}, not {rope}"),
+        (head_size % 8 != 0 or head_size > MOST_HEAD_SIZE, f"is made for heads of 8, 16, .. 256, not {head_size}"),
+    ]
+    for holds, reason in reasons:
+        if holds:
+            raise PathUnavailable(reason)
+
+
+def _window(layer: int, config: PreTrainedConfig) -> int:
+    types = getattr(config, "layer_types", None)
+    if types is not None and types[layer] != "sliding_attention":
+        return 0
+    return getattr(config, "sliding_window", None) or 0
+
+
+def pack_weights(model: PreTrainedModel, shape: Shape) -> tuple[NativeModel, Tensor]:
+    """-> the packed model, the embedding [V, H] in the model's dtype. Raises PathUnavailable, MemoryError."""
+    spec = Spec(
+        *(shape.num_layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_size, shape.intermediate),
+        *(shape.vocab, shape.context, KINDS[shape.dtype], KINDS[shape.dtype], torch.get_num_threads()),
+        *(shape.epsilon, shape.attention_scale),
+    )
+    assert ctypes.sizeof(spec) == 13 * 4
+    try:
+        native = NativeModel(spec, list(shape.windows))
+    except BuildError as error:
+        raise PathUnavailable(str(error)) from error
+    for index, layer in enumerate(model.model.layers):
+        _pack_layer(native, index, layer, shape)
+    _pack_linear(native, NO_LAYER, Which.HEAD, model.lm_head)
+    native.vector(NO_LAYER, Vector.LAST_NORM, model.model.norm.weight)
+    cosine, sine = _rotary_tables(model, shape)
+    native.vector(NO_LAYER, Vector.COSINE, cosine)
+    native.vector(NO_LAYER, Vector.SINE, sine)
+    return native, model.model.embed_tokens.weight.detach().contiguous()
+
+
+def _pack_layer(native: NativeModel, index: int, layer: Any, shape: Shape) -> None:
+    attention, mlp = layer.self_attn, layer.mlp
+    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    _pack_linear(native, index, Which.QKV, attention.q_proj)
+    _pack_linear(native, index, Which.QKV, attention.k_proj, queries)
+    _pack_linear(native, index, Which.QKV, attention.v_proj, queries + keys)
+    _pack_linear(native, index, Which.OUT, attention.o_proj)
+    _pack_linear(native, index, Which.GATE_UP, mlp.gate_proj, part=Part.GATE)
+    _pack_linear(native, index, Which.GATE_UP, mlp.up_proj, part=Part.UP)
+    _pack_linear(native, index, Which.DOWN, mlp.down_proj)
+    native.vector(index, Vector.ATTENTION_NORM, layer.input_layernorm.weight)
+    native.vector(index, Vector.MLP_NORM, layer.post_attention_layernorm.weight)
+    if hasattr(attention, "q_norm"):
+        native.vector(index, Vector.QUERY_NORM, attention.q_norm.weight)
+        native.vector(index, Vector.KEY_NORM, attention.k_norm.weight)
+
+
+def _pack_linear(
+    native: NativeModel, layer: int, which: Which, linear: nn.Linear, first: int = 0, part: Part = Part.STRAIGHT
+) -> None:
+    native.pack(layer, which, linear.weight, first, part)
+    if linear.bias is not None:
+        native.bias(layer, which, linear.bias, first, part)
+
+
+@torch.inference_mode()
+def _rotary_tables(model: PreTrainedModel, shape: Shape) -> tuple[Tensor, Tensor]:
+    """-> cosine and sine, each [context, head_size / 2] float32, from the model's own rotary module."""
+    positions = torch.arange(shape.context)[None]
+    cosine, sine = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)  # [1, context, head_size]
+    half = shape.head_size // 2
+    if cosine.shape[-1] != shape.head_size or not torch.equal(cosine[..., :half], cosine[..., half:]):
+        raise PathUnavailable(f"is made for rotation of the whole head by halves, not of {cosine.shape[-1]} columns")
+    return cosine[0, :, :half], sine[0, :, :half]
