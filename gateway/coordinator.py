@@ -171,6 +171,7 @@ class Answers:
                 now = time.monotonic()
                 if last_s is None:
                     metrics.time_to_first_token.observe(now - self._admitted_s)
+                    metrics.cached_prompt_tokens.inc(session.usage.num_cached_prompt_tokens)
                 elif output.tokens:
                     metrics.inter_token.observe((now - last_s) / len(output.tokens))
                 last_s = now

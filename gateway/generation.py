@@ -37,6 +37,8 @@ class GenerationRequest:
     params: SamplingParams
     stop: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    cache_salt: bytes = b""
+    """Cached prefixes are shared under the same one only; empty = with all that have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class Usage:
     num_plain_steps: int = 0
     num_wasted_tokens: int = 0
     seed: int = 0
+    num_cached_prompt_tokens: int = 0
+    """Prompt tokens that the target had in its prefix cache when the answer began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
         stop=tuple(request.stop),
         bad_words=tuple(request.bad_words),
         speculation=_speculation_of(request.speculation),
+        cache_salt=request.cache_salt or None,
+        user=request.user or None,
     )
 
 
@@ -173,6 +175,7 @@ def _usage_of(usage: Usage) -> gateway_pb2.Usage:
         num_plain_steps=usage.num_plain_steps,
         num_wasted_tokens=usage.num_wasted_tokens,
         seed=usage.seed,
+        num_cached_prompt_tokens=usage.num_cached_prompt_tokens,
     )
 
 

@@ -151,8 +151,14 @@ def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else FLOOR_LOGPROB
 
 
-def usage_of(usages: Sequence[Usage], num_prompt_tokens: int) -> Json:
-    """Sums over all answers of a request; each prompt counts once, however many answers it got."""
+def usage_of(prompts: Sequence[Sequence[Usage]]) -> Json:
+    """Sums over the answers of each prompt; a prompt counts once, however many answers it got.
+
+    Of a prompt's tokens those are cached that no answer had to compute.
+    """
+    usages = [usage for answers in prompts for usage in answers]
+    num_prompt_tokens = sum(answers[0].num_prompt_tokens for answers in prompts)
+    cached = sum(min(usage.num_cached_prompt_tokens for usage in answers) for answers in prompts)
     completion = sum(usage.num_completion_tokens for usage in usages)
     drafted = sum(usage.num_draft_tokens for usage in usages)
     accepted = sum(usage.num_accepted_tokens for usage in usages)
@@ -163,6 +169,7 @@ def usage_of(usages: Sequence[Usage], num_prompt_tokens: int) -> Json:
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": num_prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
         "completion_tokens_details": {**details, "reasoning_tokens": 0, "audio_tokens": 0},
         "speculation": {
             "num_rounds": rounds,

@@ -7,9 +7,7 @@ from typing import Any, TypeVar
 from gateway.generation import DraftLogprobs
 from outrider.wire.errors import InvalidRequest
 
-IGNORED = frozenset(
-    ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user")
-)
+IGNORED = frozenset(("metadata", "prompt_cache_key", "prompt_cache_retention", "service_tier", "store"))
 """Accepted by both endpoints, and changing nothing here."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.cache_salt import salt_of
 from gateway.chat import Message
 from gateway.generation import DraftLogprobs, GenerationRequest, Generator, ModelFacts, SpeculationOptions
 from gateway.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ from outrider.wire.params import (
     MAX_DRAFT_TOKENS,
     MAX_LOGPROBS,
     SamplingParams,
+    check_cache_salt,
     check_token_ids,
 )
 
@@ -73,6 +75,9 @@ class Demand:
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    cache_salt: str | None = None
+    user: str | None = None
+    """Who asks; for `prefix_cache_scope`."""
 
 
 async def build_requests(
@@ -87,6 +92,7 @@ async def build_requests(
         )
     words = bad_word_ids(demand.bad_words, tokenizer)
     base = dataclasses.replace(demand.params, bad_words=(*demand.params.bad_words, *words))
+    salt = salt_of(config.prefix_cache_scope, demand.user, demand.cache_salt)
     texts = sum(_num_chars(prompt) for prompt in demand.prompts)
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
@@ -94,7 +100,7 @@ async def build_requests(
             ids = await asyncio.to_thread(_encode, prompt, tokenizer, demand.names.prompt)
         else:
             ids = _encode(prompt, tokenizer, demand.names.prompt)
-        requests += _answers(demand, facts, base, ids)
+        requests += _answers(demand, facts, base, ids, salt)
     return tuple(requests)
 
 
@@ -136,6 +142,8 @@ def _check_demand(demand: Demand, facts: ModelFacts, config: GatewayConfig) -> N
             param=names.prompt if len(demand.prompts) > 1 else names.num_choices,
         )
     _check_stops(demand.stop)
+    if demand.cache_salt is not None:
+        check_cache_salt(demand.cache_salt)
     _check_speculation(demand.speculation, facts.vocab_size)
 
 
@@ -186,7 +194,9 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
     return ids
 
 
-def _answers(demand: Demand, facts: ModelFacts, base: SamplingParams, ids: tuple[int, ...]) -> list[GenerationRequest]:
+def _answers(
+    demand: Demand, facts: ModelFacts, base: SamplingParams, ids: tuple[int, ...], salt: bytes
+) -> list[GenerationRequest]:
     max_tokens = _max_tokens(demand, facts.context_limit, len(ids))
     check_token_ids(demand.names.prompt, ids, facts.vocab_size)
     # 53 bits: the seed is reported, and JSON numbers lose more in many clients.
@@ -201,6 +211,7 @@ def _answers(demand: Demand, facts: ModelFacts, base: SamplingParams, ids: tuple
             params=dataclasses.replace(params, choice=choice),
             stop=demand.stop,
             speculation=demand.speculation,
+            cache_salt=salt,
         )
         for choice in range(demand.num_choices)
     ]

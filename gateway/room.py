@@ -1,4 +1,7 @@
-"""Whose turn it is when the target has no slot or no memory free: first come, first served."""
+"""Whose turn it is when all the target's slots are in use: first come, first served.
+
+Memory is the target's own business: a slot that has none yet waits inside it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 POLL_S = 0.25
-"""The head of the line also tries again by itself: memory may be freed by another gateway's requests."""
+"""The head of the line also tries again by itself: a slot may be freed by another gateway's requests."""
 
 
 class Room:

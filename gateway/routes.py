@@ -75,27 +75,27 @@ class Routes:
             async for index, output in admitted.stream():
                 answers[index].add(output)
         choices = [form.choice(index, answer) for index, answer in enumerate(answers)]
-        usages = [answer.usage for answer in answers if answer.usage is not None]
+        usages = {index: answer.usage for index, answer in enumerate(answers) if answer.usage is not None}
         head = _head(demand, requests, form.object)
-        return {**head, "choices": choices, "usage": usage_of(usages, _num_prompt_tokens(requests))}
+        return {**head, "choices": choices, "usage": usage_of(_by_prompt(usages, demand))}
 
     async def _events(self, demand: Demand, make_form: MakeForm, include_usage: bool) -> AsyncGenerator[bytes]:
         """One event per round and choice; rounds that only held text back send none."""
         requests = await build_requests(demand, self.generator, self.tokenizer, self.config)
         form = make_form(requests)
         head = _head(demand, requests, form.chunk_object) | ({"usage": None} if include_usage else {})
-        usages: list[Usage] = []
+        usages: dict[int, Usage] = {}
         seen: set[int] = set()
         async with self.generator.admit(requests) as admitted:
             async for index, output in admitted.stream():
                 first = index not in seen
                 seen.add(index)
                 if output.usage is not None:
-                    usages.append(output.usage)
+                    usages[index] = output.usage
                 if first or output.text_delta or output.finish_reason or demand.params.num_logprobs is not None:
                     yield event({**head, "choices": [form.chunk(index, output, first)]})
         if include_usage:
-            yield event({**head, "choices": [], "usage": usage_of(usages, _num_prompt_tokens(requests))})
+            yield event({**head, "choices": [], "usage": usage_of(_by_prompt(usages, demand))})
         yield DONE
 
     async def models(self) -> Response:
@@ -129,8 +129,10 @@ def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) ->
     return {"id": demand.request_id, "object": kind, **facts}
 
 
-def _num_prompt_tokens(requests: tuple[GenerationRequest, ...]) -> int:
-    return sum(len(each.prompt_ids) for each in requests if each.params.choice == 0)
+def _by_prompt(usages: dict[int, Usage], demand: Demand) -> list[list[Usage]]:
+    """[num_prompts][num_choices], all answers having ended."""
+    count = demand.num_choices
+    return [[usages[p * count + choice] for choice in range(count)] for p in range(len(demand.prompts))]
 
 
 def _model(facts: ModelFacts) -> Json:

@@ -93,6 +93,10 @@ class _Body(_Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationBody | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    """OpenAI's newer name for user."""
 
     def include_usage(self) -> bool:
         """Raises InvalidRequest when stream_options come without stream."""
@@ -127,6 +131,8 @@ class _Body(_Strict):
             "stop": tuple(self.stop or ()),
             "bad_words": tuple(self.bad_words or ()),
             "speculation": SpeculationOptions() if self.speculation is None else self.speculation.options(),
+            "cache_salt": self.cache_salt,
+            "user": self.user or self.safety_identifier or None,
         }
 
 

@@ -50,6 +50,7 @@ class Session:
             committed_ids=self.committed,
             num_prompt_tokens=self.num_prompt,
             params=self.request.params.to_proto(),
+            cache_salt=self.request.cache_salt,
         )
 
     def apply(self, verdict: tpb.Verdict, timings: RoundTimings) -> RoundOutput:
@@ -84,6 +85,8 @@ class Session:
         )
 
     def _count(self, verdict: tpb.Verdict) -> None:
+        if self.usage.num_rounds + self.usage.num_plain_steps == 0:  # a slot that is opened again says nothing new
+            self.usage.num_cached_prompt_tokens = min(verdict.num_cached_tokens, self.num_prompt)
         if verdict.num_drafted:
             self.usage.num_rounds += 1
         else:

@@ -33,7 +33,7 @@ class TargetSide:
             return await self._pair.target.wait_connected(self._pair.config.start_timeout_s)
 
     async def open(self, target: Connection) -> None:
-        """Makes sure of a slot on this connection; waits its turn while the target has no room.
+        """Makes sure of a slot on this connection; waits its turn while the target has none free.
 
         Raises WorkerLost, DeadlineExceeded, InvalidRequest, WorkerFault.
         """
@@ -73,7 +73,7 @@ class TargetSide:
         self._pair.room.note_freed()
 
     async def _try_open(self, target: Connection) -> bool:
-        """False: no slot or no memory is free now. A request that could never fit is refused as INVALID."""
+        """False: no slot is free now. A request that could never fit is refused as INVALID."""
         self.slot.opened(target, self._session.committed_len)
         reply = await target.call(tpb.TargetRequest(open=self._session.open_message()))
         if reply.WhichOneof("item") == "open":

@@ -100,6 +100,7 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
         "tokens": [{"id": token.id, "kind": token.kind.value, "text": token.text} for token in choice.tokens],
         "usage": {
             "num_prompt_tokens": usage.num_prompt_tokens,
+            "num_cached_prompt_tokens": usage.num_cached_prompt_tokens,
             "num_completion_tokens": usage.num_completion_tokens,
             "num_rounds": usage.num_rounds,
             "num_draft_tokens": usage.num_draft_tokens,

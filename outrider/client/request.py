@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 from outrider.client.types import DraftLogprobs, Speculation
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.params import MAX_CHOICES, SamplingParams
+from outrider.wire.params import MAX_CHOICES, SamplingParams, check_cache_salt
 
 _ANY_UINT32 = 1 << 32  # the vocabulary's size is known to the gateway only
 
@@ -53,6 +53,10 @@ class GenerateOptions(TypedDict, total=False):
     """Strings that end the output and are not part of it; at most 16."""
     speculation: Speculation | bool
     """False = plain decoding."""
+    cache_salt: str
+    """Cached prefixes are shared only with calls of the same salt; 1 to 256 bytes of UTF-8."""
+    user: str
+    """Who asks; a gateway with prefix_cache_scope `user` shares cached prefixes among calls of one user alone."""
     timeout_s: float | None
     """Deadline of this call, retries included; None = none; absent = the client's."""
 
@@ -86,6 +90,10 @@ def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.G
     stop = given.get("stop", ())
     _encode("stop", lambda: request.stop.extend((stop,) if isinstance(stop, str) else stop))
     _encode("bad_words", lambda: request.bad_words.extend(words))
+    _encode("user", lambda: setattr(request, "user", given.get("user", "")))
+    if "cache_salt" in given:
+        _encode("cache_salt", lambda: setattr(request, "cache_salt", given["cache_salt"]))
+        check_cache_salt(request.cache_salt)  # an empty one would mean none on the wire
     return request
 
 

@@ -94,6 +94,8 @@ class Usage:
     """Drafted, but too late to be verified."""
     seed: int
     """The caller's seed, or the one that the gateway drew."""
+    num_cached_prompt_tokens: int = 0
+    """Prompt tokens that the target had in its prefix cache. Of several answers: those that none had to compute."""
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -185,4 +187,5 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
         num_plain_steps=sum(usage.num_plain_steps for usage in usages),
         num_wasted_tokens=sum(usage.num_wasted_tokens for usage in usages),
         seed=usages[0].seed,
+        num_cached_prompt_tokens=min(usage.num_cached_prompt_tokens for usage in usages),
     )

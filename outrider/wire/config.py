@@ -196,6 +196,9 @@ class GatewayConfig(_Settings):
     """Shortest time that the target waits for a proposal before it takes a plain step."""
     wait_budget_max_ms: Annotated[float, Field(gt=0)] = 1000.0
     """Longest such time; used until proposal times are known."""
+    prefix_cache_scope: Literal["shared", "user"] = "shared"
+    """Who shares the workers' cached prefixes: all requests of the same cache_salt, or those of the same user alone, so
+    that tenants cannot tell each other's prompts by their timing."""
     max_body_bytes: Positive = 4 * MIB
     """Largest HTTP body."""
     max_message_bytes: Positive = 64 * MIB

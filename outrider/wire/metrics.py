@@ -114,6 +114,10 @@ class GatewayMetrics:
         """sum by (outcome) (rate(outrider_requests_total[5m])): answers ended, by outcome."""
         self.prompt_tokens = Counter("outrider_prompt_tokens", "Prompt tokens admitted.", registry=r)
         """rate(outrider_prompt_tokens_total[5m])"""
+        self.cached_prompt_tokens = Counter(
+            "outrider_cached_prompt_tokens", "Of these, tokens that the target had in its prefix cache.", registry=r
+        )
+        """Hit rate: rate(outrider_cached_prompt_tokens_total[5m]) / rate(outrider_prompt_tokens_total[5m])"""
         self.time_to_first_token = Histogram(
             "outrider_time_to_first_token_seconds", "Admission to first token.", buckets=_FAST, registry=r
         )

@@ -16,6 +16,8 @@ MAX_CHOICES = 128
 MAX_DRAFT_TOKENS = 64
 """Largest K."""
 MAX_SEED = 2**64
+MAX_SALT_BYTES = 256
+"""Of UTF-8, in a request's cache_salt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,15 @@ class SamplingParams:
             stop_token_ids=tuple(message.stop_token_ids),
             ignore_eos=message.ignore_eos,
             num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        )
+
+
+def check_cache_salt(salt: str) -> None:
+    """Raise InvalidRequest when it has not 1 to MAX_SALT_BYTES bytes of UTF-8."""
+    num_bytes = len(salt.encode())
+    if not 1 <= num_bytes <= MAX_SALT_BYTES:
+        raise InvalidRequest(
+            f"cache_salt has {num_bytes} bytes of UTF-8, must have 1 to {MAX_SALT_BYTES}", param="cache_salt"
         )
 
 

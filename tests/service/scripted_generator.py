@@ -55,6 +55,8 @@ class ScriptedGenerator:
     tokenizer: Tokenizer
     text: str = "the quick brown fox"
     numbered: bool = False
+    num_cached: int = 0
+    """Prompt tokens that choice 0 finds in the cache; each later one finds one more."""
     reason: str | None = None
     """Why it is not ready."""
     refusal: OutriderError | None = None
@@ -120,6 +122,7 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
     short = len(ids) == request.params.max_tokens
     detokenizer = Detokenizer(tokenizer, request.stop)
     usage = Usage(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed)
+    usage.num_cached_prompt_tokens = generator.num_cached + request.params.choice
     outputs: list[RoundOutput] = []
     for start in range(0, len(ids), len(ROUND)):
         chunk = ids[start : start + len(ROUND)]

@@ -29,9 +29,9 @@ def generator() -> ScriptedGenerator:
 
 
 @asynccontextmanager
-async def stub_of(generator: ScriptedGenerator) -> AsyncIterator[Any]:
+async def stub_of(generator: ScriptedGenerator, **settings: object) -> AsyncIterator[Any]:
     def add(server: Any) -> list[str]:
-        servicer = GenerationServicer(generator, TOKENIZER, config())
+        servicer = GenerationServicer(generator, TOKENIZER, config(**settings))
         gateway_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         return ["outrider.v1.GenerationService"]
 
@@ -52,6 +52,7 @@ def asking(**fields: Any) -> gateway_pb2.GenerateRequest:
 
 
 async def test_each_round_is_a_message_with_its_tokens_and_counts(generator: ScriptedGenerator) -> None:
+    generator.num_cached = 3
     async with stub_of(generator) as stub:
         request = asking(has_seed=True, params={"seed": 2**64 - 1, "max_tokens": 50})
         messages = await collect(stub.Generate(request))
@@ -70,6 +71,7 @@ async def test_each_round_is_a_message_with_its_tokens_and_counts(generator: Scr
     usage = messages[-1].usage
     assert messages[-1].finish_reason == common_pb2.FINISH_REASON_STOP
     assert (usage.num_completion_tokens, usage.num_rounds, usage.seed) == (len(ids), len(messages), 2**64 - 1)
+    assert usage.num_cached_prompt_tokens == 3
 
 
 async def test_choices_logprobs_and_stops(generator: ScriptedGenerator) -> None:
@@ -118,6 +120,14 @@ async def test_chats_ids_defaults_and_speculation_arrive(generator: ScriptedGene
     assert second.speculation.enabled and second.speculation.num_draft_tokens is None
 
 
+async def test_salt_and_user_arrive(generator: ScriptedGenerator) -> None:
+    async with stub_of(generator, prefix_cache_scope="user") as stub:
+        for fields in ({"user": "a"}, {"user": "a", "cache_salt": "s"}, {"user": "b"}, {"user": "a"}):
+            await collect(stub.Generate(asking(**fields)))
+    salts = [each.cache_salt for each in generator.requests]
+    assert salts[0] == salts[3] and len(set(salts)) == 3
+
+
 async def test_models(generator: ScriptedGenerator) -> None:
     async with stub_of(generator) as stub:
         (model,) = (await stub.GetModels(gateway_pb2.GetModelsRequest())).models
@@ -139,6 +149,7 @@ REFUSED: list[tuple[Callable[[], gateway_pb2.GenerateRequest], str]] = [
     (lambda: asking(params={"logit_bias": {4096: 1.0}}), "logit_bias"),
     (lambda: asking(params={"bad_words": [common_pb2.TokenSequence()]}), "bad_words"),
     (lambda: asking(num_choices=129), "num_choices"),
+    (lambda: asking(cache_salt="x" * 257), "cache_salt"),
     (lambda: asking(params={"num_logprobs": 21}), "num_logprobs"),
     (lambda: asking(stop=[""]), "stop"),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(num_draft_tokens=65)), "speculation.num_draft_tokens"),

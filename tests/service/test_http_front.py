@@ -82,6 +82,7 @@ async def test_a_completion_has_openai_form_and_what_speculation_did(generator: 
         "prompt_tokens": num_tokens("Once"),
         "completion_tokens": completion,
         "total_tokens": num_tokens("Once") + completion,
+        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
         "completion_tokens_details": {
             "accepted_prediction_tokens": 2 * rounds,
             "rejected_prediction_tokens": (NUM_DRAFTED - 2) * rounds,
@@ -127,6 +128,43 @@ async def test_without_a_seed_each_prompt_draws_its_own(generator: ScriptedGener
     seeds = [each.params.seed for each in generator.requests]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
     assert max(seeds) < 2**53, "every JSON reader keeps them"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_cached_tokens_are_those_that_no_answer_computed(generator: ScriptedGenerator, stream: bool) -> None:
+    generator.num_cached = 2
+    body = {"prompt": [[5, 6, 7, 8, 9], [5, 6, 7, 8, 9]], "n": 3, "stream": stream}
+    async with in_process(generator) as http:
+        if stream:
+            answer = events_of(
+                (await http.post(COMPLETIONS, json=body | {"stream_options": {"include_usage": True}})).text
+            )[-1]
+        else:
+            answer = (await http.post(COMPLETIONS, json=body)).json()
+    assert answer["usage"]["prompt_tokens"] == 10
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 2 + 2, "audio_tokens": 0}
+
+
+async def test_salts_arrive_and_are_shared_by_a_requests_answers(generator: ScriptedGenerator) -> None:
+    async with in_process(generator) as http:
+        for body in ({}, {"cache_salt": "ö" * 128}, {"cache_salt": "b", "user": "me"}, {"cache_salt": "b"}):
+            response = await http.post(COMPLETIONS, json={"prompt": ["x", "y"], **body})
+            assert response.status_code == 200
+            await http.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], **body})
+    salts = [each.cache_salt for each in generator.requests]
+    assert salts == [b""] * 3 + [salts[3]] * 3 + [salts[6]] * 6
+    assert len(set(salts)) == 3
+
+
+async def test_in_user_scope_users_do_not_meet(generator: ScriptedGenerator) -> None:
+    users = ({"user": "a"}, {"safety_identifier": "a"}, {"user": "b", "safety_identifier": "a"}, {}, {"user": ""})
+    async with in_process(generator, prefix_cache_scope="user") as http:
+        for body in users:
+            assert (await http.post(COMPLETIONS, json={"prompt": ["x", "y"], **body})).status_code == 200
+    firsts, seconds = (generator.requests[start::2] for start in (0, 1))
+    salts = [each.cache_salt for each in firsts]
+    assert salts == [each.cache_salt for each in seconds]
+    assert salts[0] == salts[1] and len(set(salts)) == 4 and b"" not in salts
 
 
 async def test_all_parameters_arrive(generator: ScriptedGenerator) -> None:
@@ -309,6 +347,10 @@ REFUSED = [
     ({"prompt": "x", "min_tokens": 17}, "min_tokens"),
     ({"prompt": "x", "logprobs": 21}, "logprobs"),
     ({"prompt": "x", "logprobs": True}, "logprobs"),
+    ({"prompt": "x", "cache_salt": ""}, "cache_salt"),
+    ({"prompt": "x", "cache_salt": "ö" * 129}, "cache_salt"),
+    ({"prompt": "x", "cache_salt": 5}, "cache_salt"),
+    ({"prompt": "x", "user": 5}, "user"),
     ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
     ({"prompt": "x", "stream": True, "stream_options": {"extra": 1}}, "stream_options.extra"),
     ({"prompt": "x", "speculation": {"num_draft_tokens": 65}}, "speculation.num_draft_tokens"),

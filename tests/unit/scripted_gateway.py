@@ -36,6 +36,7 @@ USAGE = pb.Usage(
     num_plain_steps=1,
     num_wasted_tokens=3,
     seed=2**63 + 5,
+    num_cached_prompt_tokens=3,
 )
 TEXT = " the quick red fox ran!\n"
 

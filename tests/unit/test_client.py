@@ -77,6 +77,7 @@ async def test_generate_returns_the_whole_answer_typed(gateway: ScriptedGateway)
     assert choice.usage.tokens_per_target_pass == 7 / 3
     assert choice.usage.num_wasted_tokens == 3
     assert choice.usage.seed == 2**63 + 5
+    assert choice.usage.num_cached_prompt_tokens == 3
 
 
 async def test_choices_are_kept_apart_and_usage_is_summed(gateway: ScriptedGateway) -> None:
@@ -89,6 +90,7 @@ async def test_choices_are_kept_apart_and_usage_is_summed(gateway: ScriptedGatew
     assert completion.usage.num_completion_tokens == 21
     assert completion.usage.num_draft_tokens == 15
     assert completion.usage.num_prompt_tokens == 4  # once, as OpenAI counts it
+    assert completion.usage.num_cached_prompt_tokens == 3
 
 
 def test_rates_are_absent_when_nothing_was_drafted() -> None:
@@ -162,6 +164,8 @@ async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> 
             n=2,
             stop="END",
             speculation=Speculation(num_draft_tokens=0, draft_logprobs=DraftLogprobs.TOPK, draft_topk=64),
+            cache_salt="salz",
+            user="somebody",
         )
     assert gateway.requests[0] == pb.GenerateRequest(
         model="pair",
@@ -190,6 +194,8 @@ async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> 
             enabled=True, num_draft_tokens=0, draft_logprobs=common_pb2.DRAFT_LOGPROBS_TOPK, draft_topk=64
         ),
         bad_words=["damn"],
+        cache_salt="salz",
+        user="somebody",
     )
 
 
@@ -228,6 +234,10 @@ async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"logit_bias": {"x": 1.0}}, "logit_bias"),
         ({"model": 3}, "model"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "ö" * 129}, "cache_salt"),
+        ({"cache_salt": b"\xff"}, "cache_salt"),
+        ({"user": 3}, "user"),
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"timeout_s": math.nan}, "timeout_s"),
         ({"speculation": Speculation(num_draft_tokens=-1)}, "speculation.num_draft_tokens"),
