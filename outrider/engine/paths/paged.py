@@ -57,7 +57,11 @@ class PagedPath:
         assert self._cache is not None
         if not rows:
             return torch.empty(0, self._vocab_size, device=self._model.device)
-        plan = PagedPlan.build(rows, self._model.device, self._vocab_size, gathers=self._cache.gathers)
+        return self.run(PagedPlan.build(rows, self._model.device, self._vocab_size, gathers=self._cache.gathers))
+
+    def run(self, plan: PagedPlan) -> Tensor:
+        """-> [N, V] float32, N the length of plan.logits_at."""
+        assert self._cache is not None
         arguments: dict[str, Any] = {"input_ids": plan.input_ids, "position_ids": plan.position_ids}
         num_wanted = plan.logits_at.shape[0]
         if self._takes_logits_to_keep:

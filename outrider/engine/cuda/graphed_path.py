@@ -1,0 +1,79 @@
+"""The `paged` path on a GPU: flash attention over pages, and CUDA graphs where a step has a captured shape.
+
+Made by `paths.choice` for models that `varlen_attention` can run; the self-test runs it eagerly, `prepare` captures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider.engine.cuda.draft_graph import DraftGraphs
+from outrider.engine.cuda.graphs import CudaGraphMaker, GraphMaker
+from outrider.engine.cuda.step_graphs import WIDTHS, StepGraphs
+from outrider.engine.paths.forward_path import PathUnavailable
+from outrider.engine.paths.paged import PagedPath
+from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention, why_not
+from outrider.engine.step_plan import Row
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
+
+CAPTURE_BUDGET_S = 30.0
+"""Longest that a start may take for capturing steps, and again for draft loops."""
+
+
+class GraphedPath:
+    """Implements `ForwardPath` and `Prepares`; `draft_loop` implements `DraftLoop`."""
+
+    name = "paged"
+    batch_invariant = False
+    block_size = BLOCK_SIZE
+
+    def __init__(self, paged: PagedPath, model: PreTrainedModel, vocab_size: int, maker: GraphMaker) -> None:
+        """paged: over an attention that reads nothing but a plan's tensors."""
+        self._paged, self._maker = paged, maker
+        self._device, self._dtype, self._vocab_size = model.device, model.dtype, vocab_size
+        self._graphs: StepGraphs | None = None
+        self.draft_loop: DraftGraphs | None = None
+        """None until `prepare`."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self._paged.kv_bytes_per_token
+
+    def set_storage(self, num_blocks: int, block_size: int) -> None:
+        self._graphs = self.draft_loop = None  # they name the old storage's addresses
+        self._paged.set_storage(num_blocks, block_size)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self._paged.copy_blocks(copies)
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        logits = None if self._graphs is None else self._graphs.forward(rows)
+        return self._paged.forward(rows) if logits is None else logits
+
+    @torch.inference_mode()
+    def prepare(self, max_rows: int, context_limit: int, *, drafts: bool, widths: Sequence[int] = WIDTHS) -> None:
+        """Capture graphs for steps of up to max_rows rows, and for draft loops if this is a draft.
+
+        The storage must have been allocated by a forward.
+        """
+        table_width = -(-context_limit // self.block_size)
+        common = (self._paged.run, self._maker, self._device, self._dtype, self._vocab_size, self.block_size)
+        self._graphs = StepGraphs(*common)
+        self._graphs.capture(max_rows, table_width, CAPTURE_BUDGET_S, widths)
+        if drafts:
+            self.draft_loop = DraftGraphs(*common, self._paged.copy_blocks, context_limit)
+            self.draft_loop.capture(max_rows, table_width, CAPTURE_BUDGET_S)
+
+
+def graphed_path(model: PreTrainedModel, vocab_size: int) -> GraphedPath:
+    """For a model on a GPU. Raises PathUnavailable."""
+    reason = why_not(model)
+    if reason is not None:
+        raise PathUnavailable(reason)
+    return GraphedPath(PagedPath(model, vocab_size, VarlenAttention()), model, vocab_size, CudaGraphMaker(model.device))

@@ -1,0 +1,177 @@
+"""Steps served by graphs: buffers, padding, choice of shape, and every way back to an eager step."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.engine.cuda.graphed_path import GraphedPath
+from outrider.engine.cuda.graphs import Graph, GraphMaker
+from outrider.engine.cuda.step_graphs import FREE_TOKENS, Shape, batch_sizes, best_shape
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
+from outrider.engine.paths.paged import PagedPath
+from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention
+from outrider.engine.self_test import largest_error
+from outrider.engine.step_plan import Row
+from outrider.wire.errors import InvalidRequest
+from tests.engine.cuda_tape import TapeMaker, varlen_attn
+from tests.tiny_models import random_model, zoo
+
+CONTEXT = 128
+MAX_ROWS = 3
+WIDTHS = (6, 1)
+
+
+def make(name: str, maker: GraphMaker) -> tuple[ModelRunner, GraphedPath, UncachedModel]:
+    model = random_model(zoo()[name], seed=3)
+    vocab_size = model.config.vocab_size
+    path = GraphedPath(PagedPath(model, vocab_size, VarlenAttention(varlen_attn)), model, vocab_size, maker)
+    facts = ModelFacts("tiny", vocab_size, CONTEXT, "float32", "cpu", (0,), 0)
+    runner = ModelRunner(path, facts, KVPool(8, BLOCK_SIZE), torch.device("cpu"))
+    runner.allocate()
+    path.prepare(MAX_ROWS, CONTEXT, drafts=False, widths=WIDTHS)
+    return runner, path, UncachedModel(model)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_steps_by_graph_equal_a_forward_without_cache(name: str) -> None:
+    maker = TapeMaker()
+    runner, path, truth = make(name, maker)
+    assert maker.num_captures == len(path._graphs.shapes) == 6
+    for _ in range(2):  # the first use of each graph is answered by the eager step it is compared with
+        assert largest_error(runner, truth) < 1e-4
+    assert maker.num_replays >= 4 and len(path._graphs.shapes) == 6  # none was dropped
+
+
+def test_ragged_rows_are_padded_without_touching_anybodys_cache() -> None:
+    maker = TapeMaker()
+    runner, _, truth = make("llama", maker)
+    generator = random.Random(5)
+    sequences = [[generator.randrange(97) for _ in range(60)] for _ in range(3)]
+    tables = [runner.pool.new_table() for _ in sequences]
+    cached = [20, 31, 7]
+    runner.forward([Row.of(t, ids[:n], 0, 0) for t, ids, n in zip(tables, sequences, cached, strict=True)])
+    while cached[0] < 40:
+        before = maker.num_replays
+        widths = [generator.randint(1, 6) for _ in sequences]
+        rows = [
+            Row.of(table, ids[: n + width], n, generator.randint(0, width))
+            for table, ids, n, width in zip(tables, sequences, cached, widths, strict=True)
+        ]
+        expected = [
+            truth.forward(ids[: row.num_tokens])[row.num_tokens - row.num_logits :]
+            for row, ids in zip(rows, sequences, strict=True)
+        ]
+        torch.testing.assert_close(runner.forward(rows), torch.cat(expected), atol=1e-4, rtol=1e-4)
+        assert maker.num_replays == before + 1
+        cached = [row.num_tokens - row.num_tokens % 2 for row in rows]  # some of it is rolled back
+        for table, n in zip(tables, cached, strict=True):
+            table.truncate(n)
+
+
+def test_what_no_shape_holds_runs_eagerly() -> None:
+    maker = TapeMaker()
+    runner, _, truth = make("llama", maker)
+    ids = [random.Random(1).randrange(97) for _ in range(40)]
+    table, short = runner.pool.new_table(), runner.pool.new_table()
+    runner.forward([Row.of(table, ids, 0, 1)])  # a prompt
+    logits = runner.forward([Row.of(short, ids[:1], 0, 1), Row.of(runner.pool.new_table(), ids[:6], 0, 1)])
+    assert maker.num_replays == 0  # a row of one token cannot be made six wide
+    torch.testing.assert_close(logits[:1], truth.forward(ids[:1]), atol=1e-4, rtol=1e-4)
+    many = [Row.of(runner.pool.new_table(), ids[:1], 0, 1) for _ in range(MAX_ROWS + 1)]
+    runner.forward(many)
+    assert maker.num_replays == 0
+
+
+def test_a_token_outside_the_vocabulary_is_refused_before_anything_runs() -> None:
+    maker = TapeMaker()
+    runner, _, _ = make("llama", maker)
+    table = runner.pool.new_table()
+    with pytest.raises(InvalidRequest, match="97"):
+        runner.forward([Row.of(table, [1, 97], 0, 1)])
+    assert table.num_tokens == 0 and maker.num_replays == 0
+
+
+class Broken(TapeMaker):
+    """What it captures computes something else on replay."""
+
+    def capture(self, compute: Callable[[], None]) -> Graph:
+        tape = super().capture(compute)
+        tape.operations = [entry for entry in tape.operations if "rsqrt" not in entry[0].name()]
+        return tape
+
+
+def test_a_graph_that_differs_is_dropped_and_nobody_sees_its_logits(caplog: pytest.LogCaptureFixture) -> None:
+    maker = Broken()
+    with caplog.at_level(logging.WARNING):
+        runner, path, truth = make("llama", maker)
+        num_shapes = len(path._graphs.shapes)
+        assert largest_error(runner, truth) < 1e-4
+    assert len(path._graphs.shapes) < num_shapes
+    assert "dropped" in caplog.text
+
+
+class Refusing(TapeMaker):
+    def capture(self, compute: Callable[[], None]) -> Graph:
+        if self.num_captures == 3:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return super().capture(compute)
+
+
+def test_a_failed_capture_costs_the_graph_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        runner, path, truth = make("llama", Refusing())
+    assert "not permitted" in caplog.text and len(path._graphs.shapes) == 3
+    assert largest_error(runner, truth) < 1e-4
+
+
+def test_new_storage_forgets_the_graphs_of_the_old_one() -> None:
+    maker = TapeMaker()
+    runner, path, truth = make("llama", maker)
+    runner.set_pool(KVPool(8, BLOCK_SIZE))
+    assert largest_error(runner, truth) < 1e-4
+    assert maker.num_replays == 0 and path._graphs is None
+
+
+def test_captures_end_with_their_time() -> None:
+    maker = TapeMaker()
+    _, path, _ = make("llama", maker)
+    count = maker.num_captures
+    path._graphs.capture(MAX_ROWS, 1, budget_s=0.0, widths=WIDTHS)
+    assert maker.num_captures == count
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, [1]), (4, [4, 2, 1]), (6, [6, 4, 2, 1]), (64, [64, 32, 16, 8, 4, 2, 1])]
+)
+def test_batch_sizes_begin_with_the_largest(most: int, sizes: list[int]) -> None:
+    assert batch_sizes(most) == sizes
+
+
+@given(
+    shapes=st.sets(st.builds(Shape, st.sampled_from([1, 2, 4, 8, 64]), st.sampled_from([1, 2, 4, 6, 9]))),
+    widths=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 30)), max_size=70),
+)
+def test_the_chosen_shape_holds_the_rows_and_no_smaller_one_does(
+    shapes: set[Shape], widths: list[tuple[int, int]]
+) -> None:
+    table = KVPool(1).new_table()
+    rows = [Row(table, [0] * new, cached, 1, [0] * cached) for new, cached in widths]
+
+    def holds(shape: Shape) -> bool:
+        return shape.num_rows >= len(rows) and all(row.num_new <= shape.width <= row.num_tokens for row in rows)
+
+    best = best_shape(shapes, rows)
+    if best is None:
+        allowed = max(FREE_TOKENS, 2 * sum(new for new, _ in widths))
+        assert not rows or not any(holds(shape) and shape.num_tokens <= allowed for shape in shapes)
+    else:
+        assert best in shapes and holds(best)
+        assert not any(holds(shape) and shape.num_tokens < best.num_tokens for shape in shapes)
