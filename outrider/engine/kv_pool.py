@@ -28,12 +28,12 @@ class OutOfBlocks(OutriderError):
 class KVPool:
     """References of `num_blocks` blocks, numbered from 1. Owned by the engine thread."""
 
-    def __init__(self, num_blocks: int, block_size: int = 16, *, prefix_caching: bool = True) -> None:
+    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks is {num_blocks} and block_size {block_size}, both must be at least 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.prefix = PrefixCache(self, enabled=prefix_caching)
+        self.prefix = PrefixCache(self)
         self.num_evictions = 0
         """Idle blocks given up for new tokens, since the start."""
         self._blank = list(range(num_blocks, 0, -1))  # a stack: the lowest first, so one request stays contiguous
