@@ -105,8 +105,13 @@ def flags(config: TargetConfig | DraftConfig | GatewayConfig) -> list[str]:
     line: list[str] = []
     for name in type(config).model_fields:
         value = getattr(config, name)
-        if name in config.model_fields_set and value is not None:
-            line += [f"--{name.replace('_', '-')}", str(value)]
+        if name not in config.model_fields_set or value is None:
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            line.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            line += [f"--{flag}", str(value)]
     return line
 
 

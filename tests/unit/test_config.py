@@ -7,6 +7,7 @@ import os
 import pytest
 from pydantic import ValidationError
 
+from outrider.cli.system import flags
 from outrider.wire.config import DraftConfig, GatewayConfig, TargetConfig, load, parse_cores
 from outrider.wire.errors import ConfigError
 
@@ -135,3 +136,9 @@ def test_cores(text: str, cores: set[int]) -> None:
 def test_bad_cores(text: str) -> None:
     with pytest.raises(ValueError, match="cpu cores are"):
         parse_cores(text)
+
+
+@pytest.mark.parametrize("switch", [True, False])
+def test_a_workers_settings_survive_its_command_line(switch: bool) -> None:
+    config = TargetConfig(model="m", prefix_caching=switch, batch_invariant=not switch, max_slots=3, dtype="bfloat16")
+    assert load(TargetConfig, flags(config), {}) == config
