@@ -1,0 +1,164 @@
+"""What the benchmarks share: their models and prompts, a description of the machine, and tables that are only written.
+
+Nobody edits a file under `benchmarks/results/`: it is what a command printed, with that command, the machine and the
+date in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).resolve().parent.parent
+WORK = REPO / ".work"
+RESULTS = REPO / "benchmarks" / "results"
+DEMO_TARGET, DEMO_DRAFT = REPO / "models/demo/target", REPO / "models/demo/draft"
+
+SIZES: dict[str, tuple[str, ...]] = {
+    "94M": ("--hidden", "1024", "--intermediate", "2816", "--heads", "16", "--kv-heads", "4", "--extra-layers", "2"),
+    "111M": ("--hidden", "1024", "--intermediate", "3488", "--heads", "16", "--kv-heads", "4", "--extra-layers", "2"),
+    "1b": ("--hidden", "2048", "--intermediate", "8192", "--heads", "32", "--kv-heads", "8", "--extra-layers", "10"),
+}
+"""Of the widened demo target, by the name on the command line; arguments of `benchmarks.widen`."""
+
+
+def widened(size: str, dtype: str = "float32") -> Path:
+    """The demo target at that size, made once. The demo target's logits at the cost of a larger model."""
+    from benchmarks.widen import main as widen_main
+
+    name = size if dtype == "float32" else f"{size}-{dtype}"
+    folder = WORK / f"widened-{name}"
+    if not (folder / "config.json").exists() and widen_main(
+        [str(DEMO_TARGET), str(folder), *SIZES[size], "--dtype", dtype]
+    ):
+        sys.exit(f"the demo target cannot be widened to {size}")
+    return folder
+
+
+def dev_prompts(count: int) -> list[str]:
+    """The first `count` development prompts, from the first again when there are fewer."""
+    lines = (REPO / "tests" / "data" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [str(json.loads(lines[index % len(lines)])["prompt"]) for index in range(count)]
+
+
+def num_parameters(folder: Path) -> int:
+    """From the headers of its safetensors files."""
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        total += sum(_product(shape) for shape in shapes)
+    return total
+
+
+def _product(shape: Sequence[int]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result
+
+
+def machine() -> dict[str, str]:
+    """What a reader needs to compare."""
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("model name", "flags"))]
+    names = [line.split(":", 1)[1].strip() for line in cpu if line.startswith("model name")]
+    flags = next((line for line in cpu if line.startswith("flags")), "").split()
+    kinds = [
+        flag for flag in ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8") if flag in flags
+    ]
+    memory = int(Path("/proc/meminfo").read_text().split()[1]) / 2**20
+    return {
+        "cpu": f"{names[0] if names else platform.processor()} ({', '.join(kinds)})",
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{memory:.1f} GiB",
+        "load at start": f"{os.getloadavg()[0]:.2f}",
+        "software": f"Python {platform.python_version()}, torch {version('torch')}, transformers "
+        f"{version('transformers')}, Linux {platform.release()}",
+        "commit": _git("rev-parse", "--short", "HEAD")
+        + (" and changes" if _git("status", "--porcelain", "-uno") else ""),
+    }
+
+
+def _git(*arguments: str) -> str:
+    made = subprocess.run(["git", *arguments], cwd=REPO, capture_output=True, text=True, check=False)
+    return made.stdout.strip() if made.returncode == 0 else "unknown"
+
+
+def read_bandwidth(num_threads: int, dtype_bytes: int = 4, num_rounds: int = 12) -> float:
+    """Bytes per second at which this many threads read memory: the best of several sums over 256 MiB."""
+    import torch
+
+    was = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    data = torch.zeros(2**28 // 4, dtype=torch.float32)
+    best = float("inf")
+    for _ in range(num_rounds):
+        started = time.perf_counter()
+        data.sum()
+        best = min(best, time.perf_counter() - started)
+    torch.set_num_threads(was)
+    return data.numel() * 4 / best
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Median, and the range when there is one."""
+    middle = f"{statistics.median(values):.{digits}f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+@dataclass
+class Report:
+    """Sections of a result file, printed as they come."""
+
+    name: str
+    """Of the files: `<name>-<date>.md` and `.json`."""
+    title: str
+    data: dict[str, Any] = field(default_factory=dict)
+    """What the JSON file holds beside the command, the machine and the date."""
+    _parts: list[str] = field(default_factory=list)
+    _started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    _machine: dict[str, str] = field(default_factory=machine)
+
+    def text(self, paragraph: str) -> None:
+        print(f"\n{paragraph}", flush=True)
+        self._parts.append(paragraph)
+
+    def table(self, heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """One table of GitHub's Markdown; numbers to the right of the first column."""
+        lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
+        lines.insert(1, "|---" + "|---:" * (len(columns) - 1) + "|")
+        self.text(f"## {heading}\n\n" + "\n".join(lines))
+
+    def write(self, folder: Path = RESULTS) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = {"command": command_line(), "date": self._started.strftime("%Y-%m-%d %H:%M UTC"), **self._machine}
+        facts["took"] = f"{(datetime.now(UTC) - self._started).total_seconds() / 60:.1f} minutes"
+        head = [f"# {self.title}", "Generated; not to be edited."]
+        head.append(
+            "\n".join(f"- {key}: {f'`{value}`' if key == 'command' else value}" for key, value in facts.items())
+        )
+        stem = folder / f"{self.name}-{self._started:%Y-%m-%d}"
+        stem.with_suffix(".md").write_text("\n\n".join([*head, *self._parts]) + "\n", encoding="utf-8")
+        stem.with_suffix(".json").write_text(json.dumps(facts | self.data, indent=1) + "\n", encoding="utf-8")
+        print(f"\nwritten: {stem.relative_to(REPO) if folder == RESULTS else stem}.md and .json", flush=True)
+
+
+def command_line() -> str:
+    """As the user may give it again: `python -m benchmarks.x ...`."""
+    script = Path(sys.argv[0])
+    module = script.relative_to(REPO).with_suffix("") if script.is_relative_to(REPO) else script
+    name = str(module).replace("/", ".").removesuffix(".__main__")
+    return shlex.join(["python", "-m", name, *sys.argv[1:]])

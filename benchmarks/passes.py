@@ -1,0 +1,76 @@
+"""A pass: some prompts through a running Outrider, so many at a time, in one mode, through the SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.client import AsyncClient, Round, Speculation
+
+PHASES = ("propose", "deliver", "verify", "overhead")
+"""Of a round, in the SDK's timings: the draft's work; waiting for the proposal beyond that; queue, forward and
+acceptance in the target; the rest, which is gateway and control streams."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What came of one pass."""
+
+    outputs: list[list[int]]
+    """Token ids in the order of the prompts."""
+    rounds: list[Round]
+    elapsed_s: float
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.elapsed_s
+
+
+async def run_pass(
+    client: AsyncClient,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    concurrency: int,
+    temperature: float,
+    max_tokens: int,
+    speculation: Speculation | bool,
+    seed: int = 0,
+) -> Sample:
+    """All prompts once, as text or token ids; ends of sequence are ignored. False is plain decoding."""
+    places = asyncio.Semaphore(concurrency)
+    outputs: list[list[int]] = [[] for _ in prompts]
+    rounds: list[Round] = []
+
+    async def run(index: int, prompt: str | Sequence[int]) -> None:
+        source = {} if isinstance(prompt, str) else {"prompt_ids": list(prompt)}
+        async with (
+            places,
+            client.stream(
+                prompt if isinstance(prompt, str) else None,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=seed + index,
+                ignore_eos=True,
+                speculation=speculation,
+                **source,  # type: ignore[arg-type]
+            ) as stream,
+        ):
+            async for item in stream:
+                rounds.append(item)
+                outputs[index].extend(token.id for token in item.tokens)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(run(index, prompt) for index, prompt in enumerate(prompts)))
+    return Sample(outputs, rounds, time.perf_counter() - started)
+
+
+def phase_shares(rounds: Sequence[Round]) -> dict[str, float]:
+    """Each phase's share of the rounds' time."""
+    total = sum(item.timings.total_s for item in rounds)
+    return {name: sum(getattr(item.timings, f"{name}_s") for item in rounds) / total for name in PHASES}

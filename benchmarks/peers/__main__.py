@@ -1,0 +1,323 @@
+"""Tokens per second of Outrider and of other engines on the same weights, prompts and cores, side by side in one run.
+
+    make bench-peers                                  # or: python -m benchmarks.peers --help
+
+Engines take turns, pass by pass, on the same cores; the others are stopped meanwhile, so that no thread of theirs
+spins. A pass is every prompt once, `concurrency` at a time. Ratios are taken within a repetition. Prefix caches are
+off everywhere, so each pass feeds its prompts. What an engine lacks is said, not hidden.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+
+from tokenizers import Tokenizer
+
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, WORK, Report, dev_prompts, num_parameters, spread, widened
+from benchmarks.peers.compare import NEAR_TIE, Difference, Judge
+from benchmarks.peers.engines import EngineFailed, EngineProcess, Kind, kinds, missing
+from benchmarks.peers.protocol import Answer, Job, Setup
+
+CONTEXT = 1024
+"""Tokens; the longest development prompt has 548."""
+ARMS = (False, True)
+"""Plain, and with the draft."""
+
+
+@dataclass
+class Cell:
+    """One engine, one arm, one setting."""
+
+    rates: list[float] = field(default_factory=list)
+    """Tokens per second, a pass each."""
+    drafted: int = 0
+    accepted: int = 0
+    phases: dict[str, list[float]] = field(default_factory=dict)
+    lacks: str = ""
+
+    def add(self, answer: Answer) -> None:
+        self.rates.append(sum(map(len, answer.outputs)) / answer.elapsed_s)
+        self.drafted += answer.num_drafted or 0
+        self.accepted += answer.num_accepted or 0
+        for name, value in answer.detail.items():
+            self.phases.setdefault(name, []).append(value)
+
+
+@dataclass(frozen=True)
+class Setting:
+    dtype: str
+    temperature: float
+    concurrency: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}, T = {self.temperature:g}, concurrency {self.concurrency}"
+
+
+class Bench:
+    """One run; `cells` fill up as it goes."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.report = Report("peers", "Outrider beside other engines")
+        self.cells: dict[tuple[str, Setting, bool], Cell] = defaultdict(Cell)
+        self.absent: dict[str, str] = {}
+        self.versions: dict[str, str] = {}
+        self.greedy: list[tuple[str, Setting, bool, int, list[int]]] = []
+        """Engine, setting, arm, index of the prompt, ids."""
+        self.target = widened(options.size)
+        tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
+        count = max([options.prompts, *options.concurrency])
+        self.prompts = [tokenizer.encode(text).ids for text in dev_prompts(count)]
+        self.cores = options.cores or sorted(os.sched_getaffinity(0))
+
+    def run(self) -> None:
+        for dtype in self.options.dtype:
+            processes = self._start(dtype)
+            try:
+                for concurrency in self.options.concurrency:
+                    for temperature in self.options.temperature:
+                        self._setting(processes, Setting(dtype, temperature, concurrency))
+            finally:
+                for process in processes:
+                    process.close()
+
+    def _start(self, dtype: str) -> list[EngineProcess]:
+        ours = {role: text for role in ("target", "draft") if (text := getattr(self.options, f"ours_{role}"))}
+        processes = []
+        for kind in kinds(ours):
+            if self.options.engines and not any(name in kind.name.lower() for name in self.options.engines):
+                continue
+            if (reason := missing(kind)) is not None:
+                self.absent[kind.name] = reason
+                continue
+            if (process := self._start_one(kind, dtype)) is not None:
+                processes.append(process)
+        return processes
+
+    def _start_one(self, kind: Kind, dtype: str) -> EngineProcess | None:
+        folder = WORK / "peer-models" / self.options.size
+        folder.mkdir(parents=True, exist_ok=True)
+        (WORK / "bench-logs").mkdir(exist_ok=True)
+        setup = Setup(
+            target=str(self.target),
+            draft=str(DEMO_DRAFT),
+            dtype=dtype,
+            num_draft_tokens=self.options.num_draft_tokens,
+            cores=self.cores,
+            max_concurrency=max(self.options.concurrency),
+            context=CONTEXT,
+            folder=str(folder),
+        )
+        started = time.perf_counter()
+        log = WORK / "bench-logs" / f"{kind.script}{'-apart' * ('core' in kind.name)}-{dtype}.log"
+        process = EngineProcess(kind, setup, log)
+        try:
+            self.versions[kind.name] = process.ready()
+            for speculative in ARMS:  # compile, allocate, warm up
+                process.run(self._job(self.prompts[:1], 16, 0.0, 1, speculative))
+        except EngineFailed as failure:
+            self.absent[f"{kind.name}, {dtype}"] = str(failure)
+            process.close()
+            return None
+        print(
+            f"{kind.name} is ready after {time.perf_counter() - started:.0f} s: {self.versions[kind.name]}", flush=True
+        )
+        return process
+
+    def _job(self, prompts: list[list[int]], num: int, temperature: float, concurrency: int, speculative: bool) -> Job:
+        return Job(prompts, num, temperature, concurrency, speculative, seed=1)
+
+    def _setting(self, processes: list[EngineProcess], setting: Setting) -> None:
+        """Repetitions share out the prompts where there are more than fit at once: each pass has its own."""
+        repetitions = self.options.repetitions
+        everything = self.prompts[: max(self.options.prompts, setting.concurrency)]
+        for repetition in range(repetitions):
+            share = everything[repetition::repetitions] if setting.concurrency == 1 else everything
+            job = self._job(share, self.options.max_tokens, setting.temperature, setting.concurrency, False)
+            indices = [self.prompts.index(prompt) for prompt in share]
+            order = processes if repetition % 2 == 0 else processes[::-1]
+            for process in order:
+                for speculative in ARMS:
+                    self._pass(process, setting, job, speculative, indices)
+        self._print_progress(setting)
+
+    def _pass(self, process: EngineProcess, setting: Setting, job: Job, speculative: bool, indices: list[int]) -> None:
+        name = process.kind.name
+        cell = self.cells[name, setting, speculative]
+        if cell.lacks:
+            return
+        try:
+            answer = process.run(Job(**asdict(job) | {"speculative": speculative}))
+        except EngineFailed as failure:
+            answer = str(failure)
+        if isinstance(answer, str):
+            cell.lacks = answer
+            return
+        cell.add(answer)
+        if setting.temperature == 0:
+            for index, ids in zip(indices, answer.outputs, strict=True):
+                self.greedy.append((name, setting, speculative, index, ids))
+
+    def _print_progress(self, setting: Setting) -> None:
+        for (name, other, speculative), cell in self.cells.items():
+            if other == setting:
+                rates = spread(cell.rates) if cell.rates else cell.lacks
+                print(f"{setting}: {name}{', with draft' * speculative}: {rates}", flush=True)
+
+    def differences(self) -> list[tuple[str, Setting, bool, Difference]]:
+        found, judges = [], {}
+        for name, setting, speculative, index, ids in self.greedy:
+            if setting.dtype not in judges:
+                judges[setting.dtype] = Judge(self.target, setting.dtype)
+            difference = judges[setting.dtype].first_difference(index, self.prompts[index], ids)
+            if difference is not None:
+                found.append((name, setting, speculative, difference))
+        return found
+
+
+def write(bench: Bench) -> None:
+    report, options = bench.report, bench.options
+    size = num_parameters(bench.target) / 1e6
+    report.text(
+        f"The demo pair, its target WIDENED to {size:.1f}M parameters (the demo target's logits, hence its acceptance, "
+        f"at the cost of a larger model), the draft {num_parameters(DEMO_DRAFT) / 1e6:.2f}M. K = "
+        f"{options.num_draft_tokens}, {options.max_tokens} tokens an answer, ends of sequence ignored, cores "
+        f"{bench.cores} for every engine. Rates are tokens of answers over wall time, prompts' feeding included: the "
+        "median of the passes and their range. Prefix caches are off. ×: Outrider's rate (both workers on all cores) "
+        "over that engine's, median of the ratios within a repetition."
+    )
+    settings = list(dict.fromkeys(setting for _, setting, _ in bench.cells))
+    for setting in settings:
+        report.table(
+            str(setting), ("engine", "plain tok/s", "×", "with draft tok/s", "×", "accepted"), _rows(bench, setting)
+        )
+    _write_absent(bench)
+    _write_profile(bench, settings)
+    _write_differences(bench)
+    report.data |= {"versions": bench.versions, "absent": bench.absent, "options": vars(options)}
+    report.data["cells"] = [
+        {"engine": name, **asdict(setting), "speculative": speculative, **asdict(cell)}
+        for (name, setting, speculative), cell in bench.cells.items()
+    ]
+    report.write(options.results)
+
+
+def _rows(bench: Bench, setting: Setting) -> list[list[str]]:
+    rows = []
+    for name in dict.fromkeys(name for name, other, _ in bench.cells if other == setting):
+        row = [name]
+        for speculative in ARMS:
+            cell = bench.cells[name, setting, speculative]
+            ours = bench.cells.get(("Outrider", setting, speculative), Cell())
+            ratios = [a / b for a, b in zip(ours.rates, cell.rates, strict=False)]
+            row += [spread(cell.rates) if cell.rates else "n/a", f"{statistics.median(ratios):.2f}" if ratios else ""]
+        drafted = bench.cells[name, setting, True]
+        rows.append([*row, f"{100 * drafted.accepted / drafted.drafted:.0f} %" if drafted.drafted else ""])
+    return rows
+
+
+def _write_absent(bench: Bench) -> None:
+    lines = [f"- {name}: {reason}" for name, reason in bench.absent.items()]
+    lacks = {(name, speculative, cell.lacks) for (name, _, speculative), cell in bench.cells.items() if cell.lacks}
+    lines += [f"- {name}{', with draft' * speculative}: {reason}" for name, speculative, reason in sorted(lacks)]
+    versions = [f"- {name}: {text}" for name, text in bench.versions.items()]
+    bench.report.text("## Engines\n\n" + "\n".join(versions))
+    if lines:
+        bench.report.text("Absent, or n/a above:\n\n" + "\n".join(lines))
+
+
+def _write_profile(bench: Bench, settings: list[Setting]) -> None:
+    """Where our rounds' time goes, for the rows that another engine leads, or all with --profile."""
+    rows = []
+    for setting in settings:
+        for speculative in ARMS:
+            rates = {
+                name: statistics.median(cell.rates)
+                for (name, other, arm), cell in bench.cells.items()
+                if (other, arm) == (setting, speculative) and cell.rates
+            }
+            own = bench.cells.get(("Outrider", setting, speculative))
+            best = max(rates, key=lambda name: rates[name], default="Outrider")
+            if own is None or not own.rates or (best.startswith("Outrider") and not bench.options.profile):
+                continue
+            shares = [
+                f"{100 * statistics.median(own.phases[name]):.0f} %"
+                for name in ("propose", "deliver", "verify", "overhead")
+            ]
+            rows.append([f"{setting}{', with draft' * speculative}", best, *shares])
+    if rows:
+        heading = (
+            "Where our time goes, in rows that another leads" if not bench.options.profile else "Where our time goes"
+        )
+        bench.report.table(heading, ("row", "fastest", "draft", "wire", "verify", "overhead"), rows)
+
+
+def _write_differences(bench: Bench) -> None:
+    differences = bench.differences()
+    answers = len(bench.greedy)
+    text = (
+        f"## Greedy answers\n\n{answers} answers of all engines, each token judged by transformers' forward over the "
+        f"whole answer: {answers - len(differences)} are the target's own from end to end."
+    )
+    bench.report.text(text)
+    if differences:
+        rows = [
+            [
+                f"{name}{', with draft' * speculative}",
+                str(setting),
+                *(str(each) for each in (d.prompt, d.position, d.expected, d.found)),
+                f"{d.gap:.1e}{'' if d.gap < NEAR_TIE[setting.dtype] else ' (no near-tie)'}",
+            ]
+            for name, setting, speculative, d in differences
+        ]
+        columns = ("engine", "setting", "prompt", "position", "best", "said", "gap of their logits")
+        bench.report.table("First differences", columns, rows)
+    bench.report.data["differences"] = [
+        {"engine": name, **asdict(setting), "speculative": speculative, **asdict(d)}
+        for name, setting, speculative, d in differences
+    ]
+
+
+def parse() -> argparse.Namespace:
+    from pathlib import Path
+
+    from benchmarks.common import RESULTS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="111M", choices=["94M", "111M", "1b"], help="of the widened target")
+    parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
+    parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("-K", "--num-draft-tokens", type=int, default=4)
+    parser.add_argument("--prompts", type=int, default=6, help="in a pass, at least; more at higher concurrency")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument(
+        "--repetitions", type=int, default=2, help="passes; at concurrency 1 they share out the prompts"
+    )
+    parser.add_argument("--engines", nargs="+", type=str.lower, help="parts of names; absent = all that are installed")
+    parser.add_argument("--cores", nargs="+", type=int, help="for every engine; absent = all of this process")
+    parser.add_argument("--ours-target", type=str, default="", help="settings of our target, as JSON")
+    parser.add_argument("--ours-draft", type=str, default="", help="settings of our draft, as JSON")
+    parser.add_argument("--profile", action="store_true", help="say where our time goes in every row")
+    parser.add_argument("--quick", action="store_true", help="greedy, concurrency 1 and 8, short answers, one pass")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    options = parser.parse_args()
+    if options.quick:
+        options.temperature, options.concurrency = [0.0], [1, 8]
+        options.prompts, options.max_tokens, options.repetitions = 2, 32, 1
+    return options
+
+
+def main() -> None:
+    bench = Bench(parse())
+    bench.run()
+    write(bench)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Are the greedy answers of all engines the target's own? Judged by transformers, one forward over each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.15}
+"""Two best logits closer than this may swap places with the order of a sum. bfloat16 keeps 8 bits of a logit's ten."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where an answer first says another token than the judge would."""
+
+    prompt: int
+    position: int
+    expected: int
+    found: int
+    gap: float
+    """Between the judge's best logit and that of the token found."""
+
+
+class Judge:
+    """The target alone, in float32 arithmetic of the weights as they are."""
+
+    def __init__(self, target: Path, dtype: str) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype)).eval()
+        self._known: dict[tuple[int, ...], Difference | None] = {}
+
+    def first_difference(self, index: int, prompt: Sequence[int], output: Sequence[int]) -> Difference | None:
+        """None when every token is the best one after those before it."""
+        key = (*prompt, -1, *output)
+        if key not in self._known:
+            self._known[key] = self._look(index, prompt, output)
+        return self._known[key]
+
+    @torch.inference_mode()
+    def _look(self, index: int, prompt: Sequence[int], output: Sequence[int]) -> Difference | None:
+        ids = torch.tensor([[*prompt, *output]])
+        logits = self._model(ids).logits[0, len(prompt) - 1 : -1].float()  # [n, V]
+        found = torch.tensor(list(output))
+        wrong = (logits.argmax(-1) != found).nonzero()
+        if not len(wrong):
+            return None
+        position = int(wrong[0])
+        row = logits[position]
+        gap = float(row.max() - row[found[position]])
+        return Difference(index, position, int(row.argmax()), int(found[position]), gap)

@@ -1,0 +1,157 @@
+"""The engines that are compared, and an engine's process: started, asked, and stopped while others run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks.common import REPO, WORK
+from benchmarks.peers.protocol import Answer, Job, Setup
+
+HERE = Path(__file__).parent
+PEERS = WORK / "peers"
+LLAMA_SERVER = "OUTRIDER_BENCH_LLAMA_SERVER"
+"""Environment variable with the path of a llama-server of one's own."""
+CLOSE_S = 60.0
+SETTLE_S = 0.1
+"""For idle threads of the engine that ran last to fall asleep."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How an engine is run."""
+
+    name: str
+    script: str
+    python: Path
+    """Of its environment."""
+    stops: bool = True
+    """All of it is one process group that can be stopped while others are measured."""
+    options: dict[str, str] = field(default_factory=dict)
+
+
+def kinds(ours: dict[str, str]) -> list[Kind]:
+    """Every engine that the table may have, ours first; `ours` are worker settings as JSON by role."""
+    llama = {"program": str(llama_server()), "source": str(PEERS / "llamacpp/src/vendor/llama.cpp")}
+    own = Path(sys.executable)
+    return [
+        Kind("Outrider", "outrider_", own, False, {"layout": "shared", **ours}),
+        Kind("Outrider, a core each", "outrider_", own, False, {"layout": "apart", **ours}),
+        Kind("transformers", "transformers_", own),
+        Kind("vLLM", "vllm_", _python("vllm")),
+        Kind("llama.cpp", "llamacpp", _python("llamacpp/venv"), options=llama),
+        Kind("OpenVINO GenAI", "openvino_", _python("openvino")),
+        Kind("onnxruntime-genai", "onnx_", _python("onnx")),
+    ]
+
+
+def _python(environment: str) -> Path:
+    return PEERS / environment / "bin/python"
+
+
+def llama_server() -> Path:
+    """The user's own, that of `make peers`, or the one on the PATH; it may not be there."""
+    built = PEERS / "llamacpp/bin/llama-server"
+    return Path(os.environ.get(LLAMA_SERVER) or (built if built.exists() else shutil.which("llama-server") or built))
+
+
+def missing(kind: Kind) -> str | None:
+    """What stands in the way of running it, in a few words."""
+    if not kind.python.exists():
+        return "not installed (make peers)"
+    if (program := kind.options.get("program")) and not Path(program).exists():
+        return "llama-server not installed (make peers)"
+    return None
+
+
+class EngineFailed(Exception):
+    """The process ended, or said something else than an answer; the message tells where its log lies."""
+
+
+class EngineProcess:
+    """An adapter that has loaded its models. It is stopped from then on, but for `run`."""
+
+    def __init__(self, kind: Kind, setup: Setup, log: Path) -> None:
+        self.kind = kind
+        self._log = log
+        self._stream: IO[str] = log.open("w")
+        own = kind.script == "outrider_"
+        env = os.environ | {"OMP_NUM_THREADS": str(len(setup.cores)), "TOKENIZERS_PARALLELISM": "false"}
+        env |= {"PYTHONPATH": str(REPO)} if own else {}
+        self._process = subprocess.Popen(
+            [str(kind.python), str(HERE / f"{kind.script}.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stream,
+            text=True,
+            env=env,
+            start_new_session=True,
+        )
+        self._send(asdict(replace(setup, options=setup.options | kind.options)))
+
+    def ready(self) -> str:
+        """Wait until it has loaded; -> its version. Raises EngineFailed, with what it lacks if it says so."""
+        said = self._receive()
+        if "lacks" in said:
+            raise EngineFailed(said["lacks"])
+        self._pause()
+        return str(said["ready"])
+
+    def run(self, job: Job) -> Answer | str:
+        """-> a string when the engine lacks the mode."""
+        self._resume()
+        self._send(asdict(job))
+        said = self._receive()
+        self._pause()
+        return said["lacks"] if "lacks" in said else Answer(**said)
+
+    def close(self) -> None:
+        self._resume()
+        with contextlib.suppress(BrokenPipeError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+        if self.kind.stops:  # what it left behind of its group
+            self._signal(signal.SIGKILL)
+        self._stream.close()
+
+    def _pause(self) -> None:
+        if self.kind.stops:
+            self._signal(signal.SIGSTOP)
+        time.sleep(SETTLE_S)
+
+    def _resume(self) -> None:
+        if self.kind.stops:
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise EngineFailed(f"ended by itself, see {self._log}") from None
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise EngineFailed(f"ended by itself, see {self._log}")
+        return dict(json.loads(line))

@@ -1,0 +1,85 @@
+"""Outrider as its users have it: target, draft and gateway as processes, driven by the SDK through the gateway.
+
+`options`: layout is "shared" (both workers on all the cores, a thread for each) or "apart" (the last core is the
+draft's); target and draft settings may follow as JSON. It is not one process, so it is not stopped while others run:
+it sleeps when it has no work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from protocol import Answer, Job, Setup, serve
+
+from benchmarks.passes import PHASES, phase_shares, run_pass
+from outrider import __version__
+from outrider.cli.stopping import StopFlag
+from outrider.cli.supervisor import Supervisor
+from outrider.cli.system import SystemConfig
+from outrider.client import AsyncClient, Speculation
+
+
+class Quiet:
+    """A Reporter that says nothing."""
+
+    def progress(self, part: str, state: str, detail: str) -> None: ...
+
+
+class Outrider:
+    def __init__(self, setup: Setup) -> None:
+        self.version = f"Outrider {__version__}"
+        self._num_draft_tokens = setup.num_draft_tokens
+        stop = StopFlag()
+        stop.install()
+        self._supervisor = Supervisor(SystemConfig.read(system(setup)), stop).__enter__()
+        self._address = self._supervisor.start(Quiet()).grpc
+
+    def run(self, job: Job) -> Answer:
+        return asyncio.run(self._run(job))
+
+    async def _run(self, job: Job) -> Answer:
+        wishes = Speculation(num_draft_tokens=self._num_draft_tokens) if job.speculative else False
+        async with AsyncClient(self._address) as client:
+            await client.models()  # the connection is made before the clock runs
+            sample = await run_pass(
+                client,
+                job.prompts,
+                concurrency=job.concurrency,
+                temperature=job.temperature,
+                max_tokens=job.max_tokens,
+                speculation=wishes,
+                seed=job.seed,
+            )
+        drafted = sum(item.num_drafted for item in sample.rounds)
+        accepted = sum(item.num_accepted for item in sample.rounds)
+        shares = phase_shares(sample.rounds)
+        detail = {name: shares[name] for name in PHASES} | {"rounds": float(len(sample.rounds))}
+        return Answer(sample.outputs, sample.elapsed_s, drafted or None, accepted if drafted else None, detail)
+
+    def close(self) -> None:
+        self._supervisor.stop()
+
+
+def system(setup: Setup) -> dict[str, Any]:
+    """The settings of `outrider up`, as its file would hold them."""
+    cores = {"target": setup.cores, "draft": setup.cores}
+    if setup.options["layout"] == "apart" and len(setup.cores) > 1:
+        cores = {"target": setup.cores[:-1], "draft": setup.cores[-1:]}
+    workers: dict[str, dict[str, Any]] = {}
+    for role, model in (("target", setup.target), ("draft", setup.draft)):
+        workers[role] = {
+            "model": model,
+            "dtype": setup.dtype,
+            "cpu_cores": ",".join(map(str, cores[role])),
+            "prefix_caching": False,
+            "max_slots": setup.max_concurrency,
+            "context_limit": setup.context,
+        } | json.loads(setup.options.get(role, "{}"))
+    gateway = {"port": 0, "grpc_port": 0, "num_draft_tokens": setup.num_draft_tokens}
+    return {**workers, "ray": None, "gateway": gateway | {"max_running": setup.max_concurrency}}
+
+
+if __name__ == "__main__":
+    serve(Outrider)

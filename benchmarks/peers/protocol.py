@@ -1,0 +1,113 @@
+"""How the benchmark speaks with an engine: a line of JSON in, a line of JSON out.
+
+Every adapter in this folder is a process of its own in an environment of its own, so this file needs nothing but the
+standard library. An adapter reads a Setup, loads its models, says {"ready": ...} and answers one Job a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+
+class Lacks(Exception):
+    """The engine has no such mode; the message says what it lacks."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an engine is started with."""
+
+    target: str
+    """Folder of the checkpoint."""
+    draft: str
+    dtype: str
+    """float32 or bfloat16, of both models."""
+    num_draft_tokens: int
+    """K."""
+    cores: list[int]
+    """The process stays on them, with one thread a core."""
+    max_concurrency: int
+    context: int
+    """Most tokens of prompt and answer together."""
+    folder: str
+    """Where converted models are kept from run to run; one for each target and dtype."""
+    options: dict[str, str] = field(default_factory=dict)
+    """An engine's own, such as where its program lies."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Prompts to answer, `concurrency` of them at a time; ends of sequence are ignored."""
+
+    prompts: list[list[int]]
+    max_tokens: int
+    temperature: float
+    concurrency: int
+    speculative: bool
+    seed: int
+
+
+@dataclass
+class Answer:
+    outputs: list[list[int]]
+    """Token ids in the order of the prompts."""
+    elapsed_s: float
+    num_drafted: int | None = None
+    num_accepted: int | None = None
+    detail: dict[str, float] = field(default_factory=dict)
+    """Where the time went, seconds by name, for an engine that can tell."""
+
+
+class Engine(Protocol):
+    version: str
+
+    def run(self, job: Job) -> list[list[int]] | Answer:
+        """Ids alone are timed by the caller. Raises Lacks."""
+
+    def close(self) -> None: ...
+
+
+def in_groups(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:
+    for start in range(0, len(prompts), size):
+        yield list(prompts[start : start + size])
+
+
+def serve(make: Callable[[Setup], Engine]) -> None:
+    """The whole life of an adapter. Whatever a library prints goes to stderr."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(message: dict[str, Any]) -> None:
+        out.write(json.dumps(message) + "\n")
+        out.flush()
+
+    setup = Setup(**json.loads(sys.stdin.readline()))
+    os.sched_setaffinity(0, setup.cores)
+    try:
+        engine = make(setup)
+    except Lacks as lacks:
+        say({"lacks": str(lacks)})
+        return
+    say({"ready": engine.version})
+    try:
+        for line in sys.stdin:
+            say(_answer(engine, Job(**json.loads(line))))
+    finally:
+        engine.close()
+
+
+def _answer(engine: Engine, job: Job) -> dict[str, Any]:
+    started = time.perf_counter()
+    try:
+        made = engine.run(job)
+    except Lacks as lacks:
+        return {"lacks": str(lacks)}
+    if not isinstance(made, Answer):
+        made = Answer(made, time.perf_counter() - started)
+    return asdict(made)
