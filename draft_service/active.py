@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from draft_service.jobs import ProposeJob
 from outrider.engine.noise import Purpose
-from outrider.engine.slot_noise import slot_uniforms
+from outrider.engine.row_law import RowLaw
+from outrider.engine.slot_noise import host_slot_uniforms
 from outrider.engine.slots import Slot
 from outrider.engine.step_plan import Row
 
@@ -25,8 +23,8 @@ class Active:
     uniforms: list[float]
     """One per token to draft; empty for greedy."""
     draft_ids: list[int] = field(default_factory=list)
-    unsent: list[Tensor] = field(default_factory=list)
-    """Laws [V] float32 of drafted tokens that have not been sent yet."""
+    unsent: list[RowLaw] = field(default_factory=list)
+    """What drafted tokens that have not been sent yet were drawn from."""
     num_sent: int = 0
     started_s: float | None = None
     payload_bytes: int = 0
@@ -60,4 +58,4 @@ def proposal_uniforms(job: ProposeJob, slot: Slot) -> list[float]:
         return []
     positions = range(len(slot.committed), len(slot.committed) + job.num_draft_tokens)
     params = [slot.params] * job.num_draft_tokens
-    return slot_uniforms(params, positions, [Purpose.DRAFT], torch.device("cpu"))[0].tolist()
+    return host_slot_uniforms(params, positions, [Purpose.DRAFT])[0].tolist()

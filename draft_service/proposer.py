@@ -1,7 +1,6 @@
 """The draft's engine worker: every active proposal advances by one token a step; slots join and leave in between.
 
-A law that will be sent cut is cut and renormalised *before* the draw: what the target gets is what was drawn from.
-Runs on the engine thread.
+How a token is drawn is in `drawing.py`. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -9,16 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from draft_service.active import Active, proposal_uniforms
+from draft_service.drawing import draw_tokens
 from draft_service.jobs import PartOut, Proposed, ProposeJob
 from draft_service.sender import Sender
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.sampling import LogitRow, NonFiniteLogits, argmax, distributions, draw, process, truncate_topk
+from outrider.engine.penalties import LogitRow, NonFiniteLogits
 from outrider.engine.slot_keeper import SlotKeeper, needs_prefill
 from outrider.engine.slots import Slot
 from outrider.wire.kinds import DraftLogprobs
@@ -141,17 +140,14 @@ class Proposer:
         states = [self._keeper.sampling_state(a.slot) for a in ready]
         rows = [LogitRow(state, tuple(a.draft_ids)) for a, state in zip(ready, states, strict=True)]
         try:
-            processed = process(logits[: len(ready)], rows)
+            drawn = draw_tokens(ready, rows, logits[: len(ready)])
         except NonFiniteLogits as error:
             self._extend_without(error, ready, logits)
             return
-        greedy = [i for i, a in enumerate(ready) if a.greedy]
-        sampled = [i for i, a in enumerate(ready) if not a.greedy]
-        if greedy:
-            for i, token_id in zip(greedy, argmax(processed[greedy]).tolist(), strict=True):
-                ready[i].draft_ids.append(token_id)
-        if sampled:
-            self._sample([ready[i] for i in sampled], processed[sampled], [rows[i] for i in sampled])
+        for a, (token_id, law) in zip(ready, drawn, strict=True):
+            a.draft_ids.append(token_id)
+            if law is not None:
+                a.unsent.append(law)
         for a in ready:
             self._sender.send_due(a)
             if a.done:
@@ -164,16 +160,6 @@ class Proposer:
         sound = [i for i in range(len(ready)) if i not in error.rows]
         if sound:
             self._extend([ready[i] for i in sound], logits[sound])
-
-    def _sample(self, ready: list[Active], processed: Tensor, rows: list[LogitRow]) -> None:
-        laws = distributions(processed, rows)  # [S, V] float32
-        for topk in {a.topk for a in ready if a.topk is not None}:
-            cut = [i for i, a in enumerate(ready) if a.topk == topk]
-            laws[cut] = truncate_topk(laws[cut], topk)
-        u = torch.tensor([a.uniforms[len(a.draft_ids)] for a in ready], dtype=torch.float64, device=laws.device)  # [S]
-        for a, law, token_id in zip(ready, laws, draw(laws, u).tolist(), strict=True):
-            a.draft_ids.append(token_id)
-            a.unsent.append(law)
 
     def _finish(self, a: Active) -> None:
         now = time.monotonic()

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from draft_service.active import Active
 from draft_service.jobs import PartOut
 from outrider.engine.engine_thread import EngineThread
-from outrider.engine.wire_tensors import encode_rows
+from outrider.engine.wire_tensors import encode_laws
 from outrider.wire.codec import DenseRows
 
 SMALL_PAYLOAD_BYTES = 64 * 1024
@@ -35,7 +33,7 @@ class Sender:
     def _deliver_part(self, a: Active) -> None:
         rows = None
         if a.unsent:
-            rows = encode_rows(torch.stack(a.unsent), prefer_sparse=a.topk is not None)
+            rows = encode_laws(a.unsent, prefer_sparse=a.topk is not None)
             a.unsent.clear()
             full = isinstance(rows, DenseRows)
             a.encoding = "full" if full else "topk"

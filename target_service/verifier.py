@@ -43,7 +43,7 @@ class Verifier:
         self._engine = engine
         self._metrics = metrics
         self._max_prefill_tokens = max_prefill_tokens
-        self._room = WaitingRoom(tickets, metrics, runner.facts.vocab_size, runner.device, self._answer)
+        self._room = WaitingRoom(tickets, metrics, runner.facts.vocab_size, self._answer)
         self._in_step: list[Ready] = []
         self._pieces: list[Piece] = []
 

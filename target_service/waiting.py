@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from outrider.engine.jobs import Fault, JobError
+from outrider.engine.row_law import RowLaw
 from outrider.engine.slot_keeper import needs_prefill
 from outrider.engine.slots import Slot
-from outrider.engine.wire_tensors import decode_rows
+from outrider.engine.wire_tensors import decode_laws
 from outrider.wire.codec import BadTensor
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import WorkerMetrics
@@ -43,8 +41,8 @@ class Ready:
 
     waiting: Waiting
     draft_ids: list[int]
-    draft_log_probs: Tensor | None
-    """[K, V] float32; None for greedy and plain."""
+    draft_laws: list[RowLaw] | None
+    """What each of draft_ids was drawn from; None for greedy and plain."""
     fallback: Fallback | None
 
     @property
@@ -60,13 +58,11 @@ class WaitingRoom:
         tickets: TicketTable,
         metrics: WorkerMetrics,
         vocab_size: int,
-        device: torch.device,
         cancelled: Callable[[VerifyJob, JobError], None],
     ) -> None:
         self._tickets = tickets
         self._metrics = metrics
         self._vocab_size = vocab_size
-        self._device = device
         self._cancelled = cancelled
         self._waiting: dict[tuple[int, int], Waiting] = {}
 
@@ -152,9 +148,9 @@ class WaitingRoom:
             return Ready(waiting, draft_ids, None, None)
         if not proposal.rows:
             raise BadTensor("distributions are missing and the temperature is not 0")
-        start, parts = 0, []
+        start, laws = 0, list[RowLaw]()
         for rows in proposal.rows:
             ids = draft_ids[start : start + rows.num_rows]
-            parts.append(decode_rows(rows, self._vocab_size, ids, self._device))
+            laws.extend(decode_laws(rows, self._vocab_size, ids))
             start += rows.num_rows
-        return Ready(waiting, draft_ids, torch.cat(parts), None)
+        return Ready(waiting, draft_ids, laws, None)

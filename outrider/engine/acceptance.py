@@ -1,4 +1,7 @@
-"""Which draft tokens are kept, and what comes after them. Pure functions over a batch: no model, no I/O.
+"""Which draft tokens are kept, and what comes after them. Pure functions: no model, no I/O.
+
+`accept_one` decides one slot on the host and looks at no position past the first rejection; the others decide a batch
+on a device, where waiting for a position's outcome would cost more than computing them all.
 
 Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", ICML 2023, Algorithm 1;
 Chen et al., "Accelerating large language model decoding with speculative sampling", 2023. Called by the verifier.
@@ -6,12 +9,19 @@ Chen et al., "Accelerating large language model decoding with speculative sampli
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.sampling import draw_weights, probabilities
+from outrider.engine.row_law import RowLaw, draw_place
+from outrider.engine.sampling import inverse_cdf, probabilities
+
+Array = TypeVar("Array", Tensor, NDArray[np.float64])
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,38 @@ class Outcome:
     """[B] int64, at most num_drafted."""
     next_ids: Tensor
     """[B] int64: recovered when num_accepted < num_drafted, else bonus (plain when nothing was drafted)."""
+    sound: Tensor
+    """[B] bool: there was positive finite mass to draw next_ids from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """One slot's uniforms in (0, 1), float64, independent of each other and of the drafts."""
+
+    accept: NDArray[np.float64]
+    """[K]"""
+    recover: NDArray[np.float64]
+    """[K]"""
+    target: NDArray[np.float64]
+    """[K + 1]"""
+
+
+def accept_one(
+    target_law: Callable[[int], RowLaw], draft_laws: Sequence[RowLaw], draft_ids: Sequence[int], noise: Noise
+) -> tuple[int, int]:
+    """`accept_rejection` for one slot -> (num_accepted, next id).
+
+    target_law(j): the target's law at position j, asked for in order and only as far as drafts are kept.
+    draft_laws [K]: what draft_ids [K] were drawn from. Raises NothingToDraw.
+    """
+    for j, (token_id, draft) in enumerate(zip(draft_ids, draft_laws, strict=True)):
+        target, draft_prob = target_law(j), draft.prob(token_id)
+        if draft_prob > 0 and noise.accept[j] < target.prob(token_id) / draft_prob:
+            continue  # a token that the draft could not have drawn is never kept
+        left = residual(target.probs(), draft.probs_at(target))
+        return j, target.id_of(draw_place(left, float(noise.recover[j])))
+    num_drafted = len(draft_ids)
+    return num_drafted, target_law(num_drafted).draw(float(noise.target[num_drafted]))
 
 
 def accept_greedy(target_ids: Tensor, draft_ids: Tensor, num_drafted: Tensor) -> Outcome:
@@ -32,7 +74,8 @@ def accept_greedy(target_ids: Tensor, draft_ids: Tensor, num_drafted: Tensor) ->
     """
     kept = target_ids[:, :-1] == draft_ids  # [B, K]
     num_accepted = _leading(kept, num_drafted)
-    return Outcome(num_accepted, target_ids.gather(1, num_accepted[:, None])[:, 0])
+    next_ids = target_ids.gather(1, num_accepted[:, None])[:, 0]
+    return Outcome(num_accepted, next_ids, torch.ones_like(next_ids, dtype=torch.bool))
 
 
 def accept_rejection(
@@ -62,22 +105,24 @@ def accept_rejection(
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
     weights = probabilities(target_log_probs[rows, num_accepted])  # [B, V] float64
     u = target_u[rows, num_accepted]  # [B]
-    rejected = (num_accepted < num_drafted).nonzero()[:, 0]  # [b]
-    if len(rejected):
-        at = num_accepted[rejected]
-        weights[rejected] = residual(weights[rejected], probabilities(draft_log_probs[rejected, at]))
-        u[rejected] = recover_u[rejected, at]
-    return Outcome(num_accepted, draw_weights(weights, u))
+    if accepted:  # what a rejected row recovers from, computed for every row: asking which ones are would be a wait
+        at = num_accepted.clamp_max(len(accepted) - 1)
+        rejected = num_accepted < num_drafted  # [B]
+        left = residual(weights, probabilities(draft_log_probs[rows, at]))
+        weights = torch.where(rejected[:, None], left, weights)
+        u = torch.where(rejected, recover_u[rows, at], u)
+    return Outcome(num_accepted, *inverse_cdf(weights, u))
 
 
-def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """max(target - draft, 0), not normalised. All [B, V] float64.
+def residual(target_probs: Array, draft_probs: Array) -> Array:
+    """max(target - draft, 0), not normalised. All [..., V] float64, of NumPy or torch.
 
     Where nothing is left the two laws are equal up to rounding and a rejection has probability of about 2^-52: the
     target's own law stands in.
     """
-    positive = (target_probs - draft_probs).clamp_min(0.0)
-    return torch.where(positive.sum(dim=1, keepdim=True) > 0, positive, target_probs)
+    positive = (target_probs - draft_probs).clip(min=0.0)
+    nothing_left = (positive.sum(-1) <= 0)[..., None]
+    return positive + target_probs * nothing_left
 
 
 def _accept(target_log_probs: Tensor, draft_log_probs: Tensor, draft_ids: Tensor, u: Tensor) -> Tensor:

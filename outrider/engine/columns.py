@@ -1,7 +1,8 @@
-"""Which columns of a slot's logits its penalties and biases name, and how often each stands in its output."""
+"""Which columns of a slot's logits its penalties and biases name, and what they do to each."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,57 +14,62 @@ from outrider.wire.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ColumnEdits:
-    """Columns of one row and what penalties need to know of each. All [N], ids distinct."""
+    """x becomes x * factor + offset where it is negative, x / factor + offset elsewhere. All [N], ids distinct."""
 
     ids: NDArray[np.int64]
-    num_output: NDArray[np.int64]
-    """Occurrences in the output."""
-    in_prompt: NDArray[np.bool_]
-    """Only filled in under a repetition penalty."""
-    bias: NDArray[np.float64]
+    factor: NDArray[np.float64]
+    """The repetition penalty of an id in prompt or output, else 1."""
+    offset: NDArray[np.float64]
+    """Logit bias less frequency and presence penalties."""
 
 
 class Columns:
     """Counts per token id that grow with the output; the prompt's ids are entered under a repetition penalty only."""
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
-        prompt = set(prompt_ids) if params.repetition_penalty != 1.0 else set()
-        ids = sorted(prompt | params.logit_bias.keys())
+        self._params = params
+        self._prompt = frozenset(prompt_ids) if params.repetition_penalty != 1.0 else frozenset()
+        self._num_output: Counter[int] = Counter()
+        ids = sorted(self._prompt | params.logit_bias.keys())
         self._place = {token_id: place for place, token_id in enumerate(ids)}
-        self._edits = ColumnEdits(
-            np.array(ids, dtype=np.int64),
-            np.zeros(len(ids), dtype=np.int64),
-            np.array([i in prompt for i in ids], dtype=np.bool_),
-            np.array([params.logit_bias.get(i, 0.0) for i in ids], dtype=np.float64),
-        )
+        self._edits = ColumnEdits(*self._columns_of(ids, self._num_output))
 
     def add_output(self, new_ids: Sequence[int]) -> None:
-        unknown = [i for i in dict.fromkeys(new_ids) if i not in self._place]
-        if unknown:
-            self._place |= {token_id: len(self._place) + i for i, token_id in enumerate(unknown)}
-            self._edits = _extended(self._edits, unknown)
-        np.add.at(self._edits.num_output, [self._place[i] for i in new_ids], 1)
+        self._num_output.update(new_ids)
+        self._edits = self._with(list(dict.fromkeys(new_ids)), self._num_output)
+        for token_id in self._edits.ids[len(self._place) :].tolist():
+            self._place[token_id] = len(self._place)
 
     def forget_output(self) -> None:
         """Columns that only the output named stay: with a count of 0 they change nothing."""
-        self._edits.num_output[:] = 0
+        self._num_output.clear()
+        self._edits = ColumnEdits(*self._columns_of(list(self._place), self._num_output))
 
     def after(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
         """With the draft tokens counted as output; the counts themselves stay as they are. None: no column named."""
         if not draft_prefix:
             return self._edits if self._place else None
-        unknown = [i for i in dict.fromkeys(draft_prefix) if i not in self._place]
-        places = {token_id: len(self._place) + i for i, token_id in enumerate(unknown)}
-        edits = _extended(self._edits, unknown)
-        np.add.at(edits.num_output, [places[i] if i in places else self._place[i] for i in draft_prefix], 1)
-        return edits
+        counts = Counter(draft_prefix)
+        return self._with(list(counts), {i: n + self._num_output[i] for i, n in counts.items()})
 
+    def _with(self, changed: list[int], num_output: dict[int, int]) -> ColumnEdits:
+        """A copy with other counts of the `changed` ids, those that nothing has named before at the end."""
+        changed.sort(key=lambda i: i not in self._place)  # stable: known ids first
+        known = [self._place[i] for i in changed if i in self._place]
+        ids, factor, offset = self._columns_of(changed, num_output)
+        new, edits = len(known), self._edits
+        factors, offsets = np.append(edits.factor, factor[new:]), np.append(edits.offset, offset[new:])
+        factors[known], offsets[known] = factor[:new], offset[:new]
+        return ColumnEdits(np.append(edits.ids, ids[new:]), factors, offsets)
 
-def _extended(edits: ColumnEdits, ids: list[int]) -> ColumnEdits:
-    """A copy with new columns that nothing has named before."""
-    return ColumnEdits(
-        np.append(edits.ids, np.array(ids, dtype=np.int64)),
-        np.append(edits.num_output, np.zeros(len(ids), dtype=np.int64)),
-        np.append(edits.in_prompt, np.zeros(len(ids), dtype=np.bool_)),
-        np.append(edits.bias, np.zeros(len(ids))),
-    )
+    def _columns_of(
+        self, ids: list[int], num_output: dict[int, int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        p = self._params
+        counts = [num_output.get(i, 0) for i in ids]
+        factor = [p.repetition_penalty if n or i in self._prompt else 1.0 for i, n in zip(ids, counts, strict=True)]
+        offset = [
+            p.logit_bias.get(i, 0.0) - p.frequency_penalty * n - (p.presence_penalty if n else 0.0)
+            for i, n in zip(ids, counts, strict=True)
+        ]
+        return np.array(ids, dtype=np.int64), np.array(factor), np.array(offset)

@@ -16,7 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.engine.candidates import Scores
 from outrider.engine.columns import ColumnEdits, Columns
+from outrider.engine.upload import upload
 from outrider.wire.errors import WorkerFault
 from outrider.wire.params import SamplingParams
 
@@ -49,6 +51,8 @@ class SamplingState:
         ends = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
         self._early_banned = frozenset(ends) if params.min_tokens else frozenset()
         self._columns = Columns(params, prompt_ids) if _is_penalised(params) else None
+        self.plain = self._columns is None and not (params.bad_words or self._early_banned)
+        """Nothing is ever asked of the logits."""
 
     @property
     def num_output(self) -> int:
@@ -119,49 +123,64 @@ def process(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     Never changes `logits` (log-probs are reported from it) and returns it as it is when no row asks for anything.
     Every row of the result has a finite value. Raises NonFiniteLogits, naming the rows.
     """
+    bad = (~sound_rows(logits)).nonzero()[:, 0].tolist()
+    if bad:
+        raise NonFiniteLogits(bad)
+    return process_unchecked(logits, rows)
+
+
+def sound_rows(logits: Tensor) -> Tensor:
+    """[R, V] -> [R] bool: every logit is a finite number."""
+    low, high = logits.aminmax(dim=1)
+    return (low > -torch.inf) & (high < torch.inf)  # a NaN anywhere makes both NaN
+
+
+def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
+    """`process` for logits that may hold anything: the host waits for nothing here."""
     if logits.shape[0] != len(rows):
         raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} requests' rows")
-    _check_finite(logits)
-    edits = [(r, found) for r, row in enumerate(rows) if (found := row.state.edits(row.draft_prefix)) is not None]
-    bans = [(r, i) for r, row in enumerate(rows) for i in row.state.banned(row.draft_prefix, logits.shape[1])]
+    asking = [(r, row) for r, row in enumerate(rows) if not row.state.plain]
+    edits = [(r, found) for r, row in asking if (found := row.state.edits(row.draft_prefix)) is not None]
+    bans = [(r, i) for r, row in asking for i in row.state.banned(row.draft_prefix, logits.shape[1])]
     if not edits and not bans:
         return logits
     processed = logits.clone()
     if edits:
-        _penalise(processed, rows, edits)
+        _penalise(processed, edits)
     if bans:
-        cells = torch.tensor(bans, device=processed.device)  # [N, 2] int64
-        processed[cells[:, 0], cells[:, 1]] = -torch.inf
+        cells = upload(np.array(bans, dtype=np.int64).T.copy(), processed.device)  # [2, N] int64
+        processed[cells[0], cells[1]] = -torch.inf
     return processed
 
 
-def _check_finite(logits: Tensor) -> None:
-    if bool(logits.sum(dim=1).isfinite().all()):  # one pass; the exact test runs only when it could fail
-        return
-    bad = (~logits.isfinite().all(dim=1)).nonzero()[:, 0].tolist()
-    if bad:
-        raise NonFiniteLogits(bad)
+def process_row(logits: Scores, row: LogitRow) -> Scores:
+    """`process_unchecked` for one row on the host. [V] float32 -> [V] float32, the same array when nothing is asked."""
+    if row.state.plain:
+        return logits
+    edits = row.state.edits(row.draft_prefix)
+    banned = row.state.banned(row.draft_prefix, logits.size)
+    if edits is None and not banned:
+        return logits
+    processed = logits.copy()
+    if edits is not None:
+        x = logits[edits.ids].astype(np.float64)  # float64: a tiny penalty must not divide by zero
+        with np.errstate(over="ignore"):
+            x = np.where(x < 0, x * edits.factor, x / edits.factor) + edits.offset
+        processed[edits.ids] = np.clip(x, -_FLOAT32_MAX, _FLOAT32_MAX)
+    if banned:
+        processed[list(banned)] = -np.inf
+    return processed
 
 
-def _penalise(processed: Tensor, rows: Sequence[LogitRow], found: list[tuple[int, ColumnEdits]]) -> None:
+def _penalise(processed: Tensor, found: list[tuple[int, ColumnEdits]]) -> None:
     """In place, on the named columns. Transformers' repetition penalty, OpenAI's frequency and presence penalties."""
-    sizes = [edits.ids.size for _, edits in found]
-    params = [rows[r].state.params for r, _ in found]
-    on = processed.device
-
-    def per_column(values: Sequence[float]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values), sizes)).to(on)  # [sum(N)]
-
-    def joined(parts: list[NDArray]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(on)  # [sum(N)]
-
-    where = (per_column([r for r, _ in found]), joined([e.ids for _, e in found]))
-    num_output = joined([e.num_output for _, e in found])
-    seen = joined([e.in_prompt for _, e in found]) | (num_output > 0)
-    penalty = per_column([p.repetition_penalty for p in params])
-    x = processed[where].double()  # float64: a tiny penalty must not divide by zero
-    x = torch.where(seen, torch.where(x < 0, x * penalty, x / penalty), x)
-    x -= per_column([p.frequency_penalty for p in params]) * num_output
-    x -= per_column([p.presence_penalty for p in params]) * (num_output > 0)
-    x += joined([e.bias for _, e in found])
+    at = np.stack([np.repeat([r for r, _ in found], [e.ids.size for _, e in found]), _joined(found, "ids")])
+    where = tuple(upload(at, processed.device))  # [sum(N)] twice
+    factor, offset = upload(np.stack([_joined(found, "factor"), _joined(found, "offset")]), processed.device)
+    x = processed[where].double()
+    x = torch.where(x < 0, x * factor, x / factor) + offset
     processed[where] = x.clamp(-_FLOAT32_MAX, _FLOAT32_MAX).float()
+
+
+def _joined(found: list[tuple[int, ColumnEdits]], name: str) -> NDArray:
+    return np.concatenate([getattr(edits, name) for _, edits in found])

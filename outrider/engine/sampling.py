@@ -1,6 +1,9 @@
-"""From processed logits to a distribution, and from a distribution and a uniform number to a token.
+"""From processed logits to a distribution, and from a distribution and a uniform number to a token: a batch of rows.
 
-Used by both workers. Order: (`penalties.process`), temperature, top-k, top-p, min-p, as in transformers' processors.
+For logits on a device: the host waits for nothing here, but for the checks of `process`, `draw` and `draw_weights`.
+Logits on the host go row by row through `host_sampling.py`, which means the same.
+
+Order: (`penalties.process`), temperature, top-k, top-p, min-p, as in transformers' processors.
 vLLM applies min-p before top-k and top-p, so that its top-p sees the mass that min-p left.
 
 Everything that decides a draw is a function of the float32 log-probs that `distributions` returns: they are what the
@@ -12,10 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.engine.host_sampling import COLDEST
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process
+from outrider.engine.upload import upload
 from outrider.wire.params import SamplingParams
 
 __all__ = [
@@ -26,16 +32,12 @@ __all__ = [
     "distributions",
     "draw",
     "draw_weights",
+    "inverse_cdf",
     "probabilities",
     "process",
     "top_logprobs",
     "truncate_topk",
 ]
-
-_NUM_CANDIDATES = 1024
-"""Top-p looks at this many best tokens first; only rows whose mass lies wider are sorted whole."""
-_COLDEST = float(torch.finfo(torch.float32).tiny)
-"""Lower temperatures act as this one: below it float32 would divide by zero."""
 
 
 def distributions(processed: Tensor, rows: Sequence[LogitRow]) -> Tensor:
@@ -49,7 +51,7 @@ def distributions(processed: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     best = processed.amax(dim=1, keepdim=True)  # [R, 1]
     scaled = processed - best  # [R, V], largest 0
     if any(p.temperature != 1.0 for p in params):
-        scaled /= _column([max(p.temperature, _COLDEST) for p in params], scaled)
+        scaled /= _column([max(p.temperature, COLDEST) for p in params], scaled)
     _keep_top_k(scaled, processed, params)
     _keep_top_p(scaled, params)
     _keep_min_p(scaled, params)
@@ -78,16 +80,21 @@ def draw_weights(weights: Tensor, u: Tensor) -> Tensor:
 
     Raises ValueError for a row without positive finite mass.
     """
+    ids, sound = inverse_cdf(weights, u)
+    if not bool(sound.all()):
+        raise ValueError(f"nothing to draw from: rows sum to {weights.sum(dim=1).tolist()}")
+    return ids
+
+
+def inverse_cdf(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """`draw_weights` for rows that may hold anything -> ids [R] int64 and whether each row had mass [R] bool."""
     cdf = weights.cumsum(dim=1)  # [R, V] float64
     total = cdf[:, -1]
-    if not bool(((total > 0) & total.isfinite()).all()):
-        raise ValueError(f"nothing to draw from: rows sum to {total.tolist()}")
-    reached = (weights > 0) & (cdf > (u * total)[:, None])  # a parallel scan may round its sum upwards over a zero
-    ids = reached.byte().argmax(dim=1)
-    missed = (~reached.any(dim=1)).nonzero()[:, 0]  # or end below u * total: then the last id with mass
-    if len(missed):
-        ids[missed] = weights.shape[1] - 1 - (weights[missed] > 0).flip(1).byte().argmax(dim=1)
-    return ids
+    has_mass = weights > 0
+    reached = has_mass & (cdf > (u * total)[:, None])  # a parallel scan may round its sum upwards over a zero
+    first = reached.byte().argmax(dim=1)
+    last = weights.shape[1] - 1 - has_mass.flip(1).byte().argmax(dim=1)  # it may also end below u * total
+    return torch.where(reached.any(dim=1), first, last), (total > 0) & total.isfinite()
 
 
 def truncate_topk(log_probs: Tensor, n: int) -> Tensor:
@@ -121,15 +128,14 @@ def top_logprobs(raw_logits: Tensor, chosen: Tensor, n: int) -> tuple[Tensor, Te
 def _keep_top_k(scaled: Tensor, processed: Tensor, params: list[SamplingParams]) -> None:
     """In place. The threshold comes from the logits themselves: scaling could make near values equal."""
     vocab_size = scaled.shape[1]
-    chosen = [r for r, p in enumerate(params) if 0 < p.top_k < vocab_size]
-    if not chosen:
+    counts = [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params]
+    widest = max(counts)
+    if widest == 0:
         return
-    index = torch.tensor(chosen, device=scaled.device)
-    last = torch.tensor([params[r].top_k - 1 for r in chosen], device=scaled.device)
-    logits = processed[index]  # [r, V]
-    values = logits.topk(int(last.max()) + 1, dim=1).values
-    threshold = values.gather(1, last[:, None])  # [r, 1]
-    scaled[index] = scaled[index].masked_fill_(logits < threshold, -torch.inf)
+    best = processed.topk(widest, dim=1).values  # [R, k]
+    edge = best.gather(1, _column([max(n - 1, 0) for n in counts], scaled, torch.int64))  # [R, 1]
+    limited = _column([n > 0 for n in counts], scaled, torch.bool)
+    scaled.masked_fill_((processed < edge) & limited, -torch.inf)
 
 
 def _keep_top_p(scaled: Tensor, params: list[SamplingParams]) -> None:
@@ -137,30 +143,25 @@ def _keep_top_p(scaled: Tensor, params: list[SamplingParams]) -> None:
     chosen = [r for r, p in enumerate(params) if p.top_p < 1.0 and not p.greedy]
     if not chosen:
         return
-    index = torch.tensor(chosen, device=scaled.device)
+    index = upload(np.array(chosen), scaled.device)
     x = scaled[index]  # [r, V]
-    wanted = x.double().exp().sum(dim=1) * _column([params[r].top_p for r in chosen], x, torch.float64)[:, 0]  # [r]
-    num_candidates = min(_NUM_CANDIDATES, x.shape[1])
-    cut, num_equal, enough = _nucleus_edge(x.topk(num_candidates, dim=1).values, wanted)
-    if num_candidates < x.shape[1] and not bool(enough.all()):
-        wide = (~enough).nonzero()[:, 0]
-        cut[wide], num_equal[wide], _ = _nucleus_edge(x[wide].sort(dim=1, descending=True).values, wanted[wide])
+    top_p = _column([params[r].top_p for r in chosen], x, torch.float64)[:, 0]
+    cut, num_equal = _nucleus_edge(x.sort(dim=1, descending=True).values, x.double().exp().sum(dim=1) * top_p)
     equal = x == cut
     keep = (x > cut) | (equal & (equal.cumsum(dim=1) <= num_equal))
     scaled[index] = x.masked_fill_(~keep, -torch.inf)
 
 
-def _nucleus_edge(best: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the smallest set of mass `wanted` ends. best [r, C] float32, descending; wanted [r] float64.
+def _nucleus_edge(best: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the smallest set of mass `wanted` ends. best [r, V] float32, descending; wanted [r] float64.
 
-    Returns the smallest value in the set [r, 1], how many tokens of that value are in it [r, 1], and whether C
-    tokens were enough [r].
+    Returns the smallest value in the set [r, 1] and how many tokens of that value are in it [r, 1].
     """
     weights = best.double().exp()
     cumulative = weights.cumsum(dim=1)
     kept = (cumulative - weights < wanted[:, None]).sum(dim=1, keepdim=True).clamp_min(1)  # [r, 1]
     cut = best.gather(1, kept - 1)
-    return cut, kept - (best > cut).sum(dim=1, keepdim=True), cumulative[:, -1] >= wanted
+    return cut, kept - (best > cut).sum(dim=1, keepdim=True)
 
 
 def _keep_min_p(scaled: Tensor, params: list[SamplingParams]) -> None:
@@ -172,13 +173,13 @@ def _keep_min_p(scaled: Tensor, params: list[SamplingParams]) -> None:
 
 def _keep_best(scaled: Tensor, processed: Tensor, params: list[SamplingParams]) -> None:
     """In place: temperature 0."""
-    chosen = [r for r, p in enumerate(params) if p.greedy]
-    if chosen:
-        index = torch.tensor(chosen, device=scaled.device)
-        scaled[index] = -torch.inf
-        scaled[index, argmax(processed[index])] = 0.0
+    if any(p.greedy for p in params):
+        greedy = _column([p.greedy for p in params], scaled, torch.bool)
+        best = torch.full_like(scaled, -torch.inf).scatter_(1, argmax(processed)[:, None], 0.0)
+        scaled.copy_(torch.where(greedy, best, scaled))
 
 
 def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """[R] -> [R, 1] on the device of `like`."""
-    return torch.tensor(values, dtype=dtype or like.dtype, device=like.device)[:, None]
+    kinds = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.bool: np.bool_}
+    return upload(np.array(values, dtype=kinds[dtype or like.dtype]), like.device)[:, None]

@@ -3,7 +3,7 @@
 import sys
 
 from outrider.engine import slot_noise
-from outrider.engine.noise import Purpose, uniforms
+from outrider.engine.noise import Purpose, host_uniforms
 from outrider.wire.config import TargetConfig
 from outrider.wire.worker_main import run_worker
 from target_service.worker import start_worker
@@ -11,9 +11,9 @@ from tests.law.faults import replace
 
 
 def shared(seeds, choices, positions, purpose):
-    return uniforms(seeds, choices, positions, Purpose.DRAFT)
+    return host_uniforms(seeds, choices, positions, Purpose.DRAFT)
 
 
 if __name__ == "__main__":
-    replace(slot_noise, "uniforms", shared)
+    replace(slot_noise, "host_uniforms", shared)
     sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

@@ -5,11 +5,12 @@ With the drawn token cut as well, the target would notice: it refuses a token wi
 
 import sys
 
-import torch
+import numpy as np
 
-from draft_service import proposer
+from draft_service import drawing
 from draft_service.sender import Sender
 from draft_service.worker import start_worker
+from outrider.engine.row_law import RowLaw
 from outrider.wire.config import DraftConfig
 from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
@@ -25,14 +26,13 @@ def deliver_cut(self, a):
 
 
 def cut(law, n, token_id):
-    """[V] float32 log-probs -> the same, over the n best and token_id."""
-    kept = torch.zeros_like(law, dtype=torch.bool)
-    kept[law.topk(n).indices] = True
-    kept[token_id] = True
-    return law.masked_fill(~kept, -torch.inf).log_softmax(0)
+    """The law over its n best and token_id."""
+    ids, scores = law.support()
+    kept = (scores >= np.sort(scores)[-n:][0]) | (ids == token_id)
+    return RowLaw(law.vocab_size, scores[kept], ids[kept]).normalised()
 
 
 if __name__ == "__main__":
-    replace(proposer, "truncate_topk", lambda log_probs, n: log_probs)
+    replace(drawing, "truncate_topk", lambda law, n: law)
     replace(Sender, "_deliver_part", deliver_cut)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

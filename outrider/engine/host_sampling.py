@@ -1,0 +1,66 @@
+"""From one row of logits to its law, on the host: candidates first, then the rest of the chain on those alone. NumPy.
+
+The meaning of every parameter is that of `sampling.distributions`, which does the same for a batch on a device. A row
+at a time stays in the processor's cache, depends on no other row, and is not looked at when nobody needs it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from torch import Tensor
+
+from outrider.engine.candidates import Ids, Scores, kth_best, nucleus
+from outrider.engine.penalties import LogitRow, NonFiniteLogits, process_row
+from outrider.engine.row_law import RowLaw
+from outrider.wire.params import SamplingParams
+
+COLDEST = float(np.finfo(np.float32).tiny)
+"""Lower temperatures act as this one: below it float32 would divide by zero."""
+
+
+class HostLogits:
+    """The logits of a step, read row by row."""
+
+    def __init__(self, logits: Tensor) -> None:
+        """logits [R, V] float32, on the CPU."""
+        self._rows = logits.numpy()
+
+    def best_id(self, index: int, row: LogitRow) -> int:
+        """Of row `index`, the lowest among equals. Raises NonFiniteLogits."""
+        return int(self._processed(index, row).argmax())
+
+    def law(self, index: int, row: LogitRow) -> RowLaw:
+        """The law that the token of row `index` is drawn from. Raises NonFiniteLogits."""
+        return law_of(self._processed(index, row), row.state.params)
+
+    def _processed(self, index: int, row: LogitRow) -> Scores:
+        logits = self._rows[index]
+        if not (logits.min() > -math.inf and logits.max() < math.inf):  # a NaN makes both NaN
+            raise NonFiniteLogits([index])
+        return process_row(logits, row)
+
+
+def law_of(processed: Scores, params: SamplingParams) -> RowLaw:
+    """[V] float32 with at least one finite value, -inf where banned -> its law. Temperature 0: all on the best id."""
+    if params.greedy:
+        return RowLaw(processed.size, np.zeros(1, dtype=np.float32), processed.argmax(keepdims=True))
+    values, ids = processed, None
+    if 0 < params.top_k < processed.size:
+        ids = np.flatnonzero(processed >= kth_best(processed, params.top_k))  # all that tie with the k-th best
+        values = processed[ids]
+    with np.errstate(over="ignore"):
+        scores = values - values.max()  # the largest is 0
+        if params.temperature != 1.0:
+            scores /= np.float32(max(params.temperature, COLDEST))
+    if params.top_p < 1.0:
+        scores, ids = _kept(scores, ids, nucleus(scores, params.top_p))
+    if params.min_p > 0.0:
+        bound = np.float32(math.log(params.min_p))
+        scores, ids = _kept(scores, ids, np.flatnonzero(scores >= bound))
+    return RowLaw(processed.size, scores, ids)
+
+
+def _kept(scores: Scores, ids: Ids | None, places: Ids) -> tuple[Scores, Ids]:
+    return scores[places], places if ids is None else ids[places]

@@ -1,0 +1,118 @@
+"""`batch.decide` for logits on a device: every rule once over all slots that use it, and one copy back to the host.
+
+Until that copy the host only queues work: nothing asks a tensor for its values, and what goes up leaves from pinned
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.engine.acceptance import Outcome, accept_greedy, accept_rejection
+from outrider.engine.noise import Purpose
+from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked, sound_rows
+from outrider.engine.row_law import NothingToDraw
+from outrider.engine.sampling import argmax, distributions
+from outrider.engine.slot_noise import slot_uniforms
+from outrider.engine.upload import upload
+from outrider.engine.wire_tensors import scattered
+from target_service.waiting import Ready
+
+
+def decide_on_device(ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor) -> list[tuple[int, int]]:
+    """(num_accepted, next id) per slot. logits: [sum(K_b + 1), V] float32, slots in order. Raises NonFiniteLogits."""
+    rows = [
+        LogitRow(state, tuple(r.draft_ids[:j]))
+        for r, state in zip(ready, states, strict=True)
+        for j in range(len(r.draft_ids) + 1)
+    ]
+    processed = process_unchecked(logits, rows)
+    starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
+    found: list[Tensor] = [(~sound_rows(logits)).long()]
+    order: list[int] = []
+    for greedy, rule in ((True, _greedy), (False, _sampled)):
+        group = [b for b, r in enumerate(ready) if r.slot.params.greedy is greedy]
+        if group:
+            batch = Batch([ready[b] for b in group], [starts[b] for b in group], processed.device)
+            outcome = rule(batch, processed, rows)
+            found.append(torch.stack((outcome.num_accepted, outcome.next_ids, outcome.sound.long()), dim=1).view(-1))
+            order.extend(group)
+    values = torch.cat(found).cpu().numpy()  # [R + 3 B] int64: the one wait of a step
+    if values[: len(rows)].any():
+        raise NonFiniteLogits(np.flatnonzero(values[: len(rows)]).tolist())
+    return _unpacked(values[len(rows) :].reshape(-1, 3), order)
+
+
+def _unpacked(values: NDArray[np.int64], order: list[int]) -> list[tuple[int, int]]:
+    """[B, 3], of slots in `order` -> in the order of the slots."""
+    if not values[:, 2].all():
+        raise NothingToDraw("nothing to draw from: a slot's law has no positive finite mass")
+    pairs = dict(zip(order, values[:, :2].tolist(), strict=True))
+    return [(pairs[b][0], pairs[b][1]) for b in range(len(order))]
+
+
+def _greedy(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+    target_ids = argmax(processed)[batch.row_index()]  # [B, K+1] int64
+    return accept_greedy(target_ids, batch.draft_ids, batch.num_drafted)
+
+
+def _sampled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+    used = batch.used_rows()  # rows of sampled slots only
+    if len(used) < len(rows):
+        processed = processed.index_select(0, upload(np.array(used), processed.device))
+    target = distributions(processed, [rows[i] for i in used])  # [U, V]
+    accept_u, recover_u, target_u = batch.uniforms((Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET))
+    return accept_rejection(
+        target[batch.row_index(used)],  # [B, K+1, V]
+        batch.draft_log_probs(processed.shape[1]),  # [B, K, V]
+        batch.draft_ids,
+        batch.num_drafted,
+        accept_u[:, :-1],
+        recover_u[:, :-1],
+        target_u,
+    )
+
+
+class Batch:
+    """Slots of one acceptance rule, padded to the widest."""
+
+    def __init__(self, ready: list[Ready], starts: list[int], device: torch.device) -> None:
+        """starts: the row of the step's logits at which each slot begins."""
+        self._ready = ready
+        self._device = device
+        counts = [len(r.draft_ids) for r in ready]
+        self._width = width = max(counts)
+        self.num_drafted = upload(np.array(counts), device)  # [B]
+        padded = [[*r.draft_ids, *[0] * (width - len(r.draft_ids))] for r in ready]
+        self.draft_ids = upload(np.array(padded, dtype=np.int64).reshape(len(ready), width), device)  # [B, K]
+        # Rows past a slot's own K repeat its last one; the rules never look at them.
+        self._rows = np.array([[s + min(j, n) for j in range(width + 1)] for s, n in zip(starts, counts, strict=True)])
+
+    def used_rows(self) -> list[int]:
+        return np.unique(self._rows).tolist()
+
+    def row_index(self, among: Sequence[int] | None = None) -> Tensor:
+        """[B, K+1] int64: rows of the step's logits, or their places `among` some of them, ascending."""
+        rows = self._rows if among is None else np.searchsorted(among, self._rows)
+        return upload(rows, self._device)
+
+    def draft_log_probs(self, vocab_size: int) -> Tensor:
+        """[B, K, V] float32; padding rows are -inf."""
+        laws = [
+            (b * self._width + j, law) for b, r in enumerate(self._ready) for j, law in enumerate(r.draft_laws or ())
+        ]
+        shape = (len(self._ready), self._width, vocab_size)
+        return scattered(laws, shape[0] * shape[1], vocab_size, self._device).view(shape)
+
+    def uniforms(self, purposes: Sequence[Purpose]) -> Tensor:
+        """[P, B, K+1] float64, one per purpose and position that may be decided."""
+        width = self._width + 1
+        params = [r.slot.params for r in self._ready for _ in range(width)]
+        positions = [len(r.slot.committed) + j for r in self._ready for j in range(width)]
+        return slot_uniforms(params, positions, purposes, self._device).view(len(purposes), -1, width)
