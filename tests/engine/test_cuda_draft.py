@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.engine.cuda.draft_graph import DraftGraphs
-from outrider.engine.cuda.draft_loop import NUM_KEPT, Draw, Drafted, draft_laws, draw
+from outrider.engine.cuda.draft_loop import NUM_KEPT, Drafted, Draw, draft_laws, draw
 from outrider.engine.kv_pool import BlockTable, KVPool, OutOfBlocks
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.paged import PagedPath
