@@ -75,14 +75,21 @@ class ModelRunner:
         """
         self._check(rows)
         try:
-            copies = [copy for row in rows for copy in row.table.reserve(row.num_tokens)]
-            if copies:
-                self.path.copy_blocks(copies)
+            self._reserve(rows)
             return self.path.forward(rows)
         except BaseException:
             for row in rows:
                 row.table.truncate(row.num_cached)
             raise
+
+    def _reserve(self, rows: Sequence[Row]) -> None:
+        copies: list[tuple[int, int]] = []
+        try:
+            for row in rows:
+                copies += row.table.reserve(row.num_tokens)
+        finally:  # also when memory runs out: the tables reserved before that hold their copies already
+            if copies:
+                self.path.copy_blocks(copies)
 
     def _check(self, rows: Sequence[Row]) -> None:
         assert len({id(row.table) for row in rows}) == len(rows), "a table may be in a forward only once"
