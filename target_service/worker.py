@@ -5,6 +5,7 @@ Torch is imported inside `start_worker`, after the process has been pinned.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from outrider.wire.config import TargetConfig
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 def start_worker(config: TargetConfig) -> WorkerHandle:
     """Pin, load the model, listen. Returns when the worker can be called; raises ConfigError when it cannot start."""
     cores = prepare_process(config.cpu_cores)
+    num_threads = len(cores)
+    if config.tensor_parallel > 1:
+        if config.device == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers splits weights over GPUs wherever there are any
+        if config.parallel_folder is None:  # the ranks that this one starts are on these cores too
+            num_threads = max(1, len(cores) // config.tensor_parallel)
 
     from outrider.engine.worker_handle import Base, Parts, start
     from outrider.v1 import target_pb2, target_pb2_grpc
@@ -43,4 +50,4 @@ def start_worker(config: TargetConfig) -> WorkerHandle:
 
         return Parts(verifier, add_services)
 
-    return start("target", config, len(cores), make)
+    return start("target", config, num_threads, make)

@@ -48,6 +48,7 @@ class EngineThread:
         self._ended = threading.Event()
         self._stopping = False
         self._error: BaseException | None = None
+        self._failure: OutriderError | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.worker: Any = None
         self.num_steps = 0
@@ -73,6 +74,13 @@ class EngineThread:
         self._stopping = True
         self._inbox.put(None)
         self._thread.join(timeout_s)
+
+    def fail(self, error: OutriderError) -> None:
+        """From any thread: end with this error, now or after the step that is running, if that ever ends."""
+        self._failure = self._error = error
+        self._inbox.put(None)
+        if self._ready.is_set():
+            self._ended.set()
 
     def wait_ended(self, timeout_s: float | None = None) -> BaseException | None:
         """Blocks until the thread ends; returns what ended it (None: `stop`, or the time ran out)."""
@@ -102,6 +110,8 @@ class EngineThread:
         while not self._stopping:
             self._drain(block=not worked)
             self._flush()  # what needed no step does not wait for one
+            if self._failure is not None:
+                raise self._failure
             try:
                 worked = self.worker.step(time.monotonic())
                 self.num_steps += worked

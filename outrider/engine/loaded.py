@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from outrider import __version__
 from outrider.engine.loader import load_runner, tokenizer_files
 from outrider.engine.model_runner import ModelRunner
+from outrider.engine.parallel.leading import load_split
 from outrider.engine.slots import SlotTable
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import DraftConfig, TargetConfig
+from outrider.wire.errors import OutriderError
 from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.rpc import check_message_size
 
@@ -35,6 +37,8 @@ class Loaded:
     metrics_address: str = ""
     num_tickets: Callable[[], int] = field(default=lambda: 0)
     num_steps: Callable[[], int] = field(default=lambda: 0)
+    close: Callable[[], None] = field(default=lambda: None)
+    """Ends the processes that hold shares of the weights. After the engine."""
 
     @property
     def max_prefill_tokens(self) -> int:
@@ -58,6 +62,7 @@ class Loaded:
             num_slots_in_use=self.slots.num_in_use,
             num_kv_blocks=pool.num_blocks,
             num_kv_blocks_in_use=pool.num_in_use,
+            num_kv_blocks_cached=pool.num_cached,
             kv_block_size=pool.block_size,
             attention_path=self.runner.path.name,
             metrics_address=self.metrics_address,
@@ -68,23 +73,43 @@ class Loaded:
             num_parameters=facts.num_parameters,
             batch_invariant=self.runner.path.batch_invariant,
             quantization=facts.quantization,
+            tensor_parallel=facts.num_ranks,
             kv_bytes_per_token=self.runner.kv_bytes_per_token,
         )
 
 
-def load(config: DraftConfig | TargetConfig, epoch: int) -> Loaded:
-    """On the engine thread. Raises ConfigError naming what is missing or does not fit."""
-    runner = load_runner(
-        config.model,
-        device=config.device,
-        dtype=config.dtype,
-        kv_cache_tokens=config.kv_cache_tokens,
-        max_slots=config.max_slots,
-        context_limit=config.context_limit,
-        attention_path=config.attention_path,
-        batch_invariant=config.batch_invariant,
-        quantization=config.quantization,
-    )
+def load(
+    config: DraftConfig | TargetConfig, epoch: int, on_lost: Callable[[OutriderError], None] = lambda error: None
+) -> Loaded:
+    """On the engine thread. Raises ConfigError naming what is missing or does not fit.
+
+    on_lost: called from another thread when a process that holds a share of the weights ends by itself.
+    """
+    options = {
+        "model": config.model,
+        "device": config.device,
+        "dtype": config.dtype,
+        "kv_cache_tokens": config.kv_cache_tokens,
+        "max_slots": config.max_slots,
+        "context_limit": config.context_limit,
+        "attention_path": config.attention_path,
+        "batch_invariant": config.batch_invariant,
+        "quantization": config.quantization,
+    }
+    if isinstance(config, DraftConfig) or config.tensor_parallel == 1:
+        return _loaded(load_runner(**options), config, epoch)
+    runner, team = load_split(options | {"tensor_parallel": config.tensor_parallel}, config, on_lost)
+    try:
+        loaded = _loaded(runner, config, epoch)
+    except BaseException:
+        team.close()
+        raise
+    loaded.close = team.close
+    return loaded
+
+
+def _loaded(runner: ModelRunner, config: DraftConfig | TargetConfig, epoch: int) -> Loaded:
+    runner.pool.prefix.enabled = config.prefix_caching
     check_message_size(runner.facts.vocab_size, config.max_message_bytes)
     slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit)
     files = tokenizer_files(config.model)

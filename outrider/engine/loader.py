@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.memory import free_memory_bytes
 from outrider.engine.model_files import TokenizerFiles, check_folder, first_line, local_folder, tokenizer_files
 from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.parallel.checks import check_can_split
+from outrider.engine.parallel.group import Group
 from outrider.engine.paths.choice import BLOCK_SIZE, choose_path
 from outrider.engine.quantize import quantize_int8
 from outrider.wire.errors import ConfigError
@@ -38,12 +42,15 @@ def load_runner(
     attention_path: str = "auto",
     batch_invariant: bool = False,
     quantization: str = "none",
+    tensor_parallel: int = 1,
+    join: Callable[[torch.device], Group] | None = None,
 ) -> ModelRunner:
     """Load a decoder-only model from safetensors, test it on our cache, size the cache.
 
     device: cpu, cuda, cuda:N or auto. dtype: float32, bfloat16, float16, or auto (float32 on CPU, the checkpoint's on
     a GPU). kv_cache_tokens None: room for max_slots contexts, at most half of the free memory. attention_path: see
     `paths.choice`. batch_invariant: only a path that promises it. quantization: none or int8.
+    join: for tensor_parallel > 1, called once all that can be checked beforehand is; every rank loads by this function.
     Raises ConfigError for anything that cannot be served, naming it.
     """
     torch_device = resolve_device(device)
@@ -53,10 +60,18 @@ def load_runner(
     config = _read_config(model)
     _check_class(config)
     limit = _context_limit(config, context_limit)
-    network = _load_weights(model, config, torch_device, dtype, quantization)
-    facts = _facts(model, network, limit, quantization)
+    group = None
+    if tensor_parallel > 1:
+        check_can_split(config, tensor_parallel, quantization, batch_invariant)
+        assert join is not None
+        group = join(torch_device)
+    network = _load_weights(model, config, torch_device, dtype, quantization, tensor_parallel)
+    facts = _facts(model, network, limit, quantization, tensor_parallel)
     runner = choose_path(network, facts, attention_path, batch_invariant)
     num_blocks = _num_blocks(runner, kv_cache_tokens, max_slots)
+    if group is not None:
+        group.check_same("attention path", runner.path.name)
+        num_blocks = group.smallest(num_blocks)
     _allocate(runner, num_blocks)
     log.info(
         "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
@@ -120,12 +135,14 @@ def _context_limit(config: PreTrainedConfig, wanted: int | None) -> int:
 
 
 def _load_weights(
-    model: str, config: PreTrainedConfig, device: torch.device, dtype: str, quantization: str
+    model: str, config: PreTrainedConfig, device: torch.device, dtype: str, quantization: str, num_ranks: int
 ) -> PreTrainedModel:
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
     wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
-    options = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
+    options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
+    if num_ranks > 1:
+        options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
     transformers.utils.logging.disable_progress_bar()  # a worker's stderr is a log
     try:
         network, info = AutoModelForCausalLM.from_pretrained(
@@ -146,7 +163,7 @@ def _load_weights(
     return network.to(device)
 
 
-def _facts(model: str, network: PreTrainedModel, context_limit: int, quantization: str) -> ModelFacts:
+def _facts(model: str, network: PreTrainedModel, context_limit: int, quantization: str, num_ranks: int) -> ModelFacts:
     generation = getattr(network, "generation_config", None)
     eos = getattr(generation, "eos_token_id", None)
     if eos is None:
@@ -161,12 +178,15 @@ def _facts(model: str, network: PreTrainedModel, context_limit: int, quantizatio
         eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
         num_parameters=sum(parameter.numel() for parameter in network.parameters()),
         quantization=quantization,
+        num_ranks=num_ranks,
     )
 
 
 def _num_blocks(runner: ModelRunner, kv_cache_tokens: int | None, max_slots: int) -> int:
     """Blocks of the cache: what was asked for, or every slot's whole context within half of the free memory."""
     block_bytes, free = runner.kv_bytes_per_token * BLOCK_SIZE, free_memory_bytes(runner.device)
+    if runner.device.type == "cpu":
+        free //= runner.facts.num_ranks  # which all take theirs from the same
     if kv_cache_tokens is not None:
         num_blocks = -(-kv_cache_tokens // BLOCK_SIZE)
         if num_blocks * block_bytes > free:

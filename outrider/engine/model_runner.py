@@ -36,6 +36,8 @@ class ModelFacts:
     num_parameters: int
     quantization: str = "none"
     """How the weights are quantised."""
+    num_ranks: int = 1
+    """Processes that the weights are split over."""
 
 
 class ModelRunner:

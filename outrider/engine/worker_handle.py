@@ -86,6 +86,7 @@ class WorkerHandle:
         self._stopped.set()
         self._server.stop(grace_s, self._closing)
         self._engine.stop(grace_s + 10)
+        self._loaded.close()
         _stop_metrics(self._metrics_server)
 
 
@@ -130,7 +131,12 @@ def start(
         return made[0][1].worker
 
     engine = EngineThread(make_worker, server.post)
-    engine.start()
+    try:
+        engine.start()
+    except BaseException:
+        for base, _ in made:
+            base.loaded.close()
+        raise
     base, parts = made[0]
 
     async def closing() -> None:
@@ -144,6 +150,7 @@ def start(
         server.start(parts.add_services, config.host, config.port, config.max_message_bytes)
     except BaseException:
         engine.stop(10)
+        base.loaded.close()
         _stop_metrics(metrics_server)
         raise
     return WorkerHandle(engine, server, base.loaded, closing, metrics_server)
@@ -151,7 +158,7 @@ def start(
 
 def _base(engine: EngineThread, config: DraftConfig | TargetConfig, metrics: WorkerMetrics) -> Base:
     """On the engine thread."""
-    loaded = load(config, new_epoch())
+    loaded = load(config, new_epoch(), engine.fail)
     loaded.num_steps = lambda: engine.num_steps
     facts = loaded.runner.facts
     keeper = SlotKeeper(loaded.slots, engine, metrics, facts.vocab_size, facts.eos_token_ids)

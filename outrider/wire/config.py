@@ -138,6 +138,8 @@ class TargetConfig(_Settings):
     """Prompt tokens fed in one step, so that running requests never wait long; absent = 256 on CPU, 2048 on a GPU."""
     tensor_parallel: Positive = 1
     """Ranks that the target's weights are split over, each a process with a device of its own."""
+    parallel_folder: str | None = None
+    """Folder of one's own where ranks that somebody else starts meet this one; absent = it starts them itself."""
     max_parked_bytes: Positive = 256 * MIB
     """Bytes of proposals that may wait for their verify."""
     max_parked_tickets: Positive = 1024

@@ -1,0 +1,56 @@
+"""Can this model be split over that many ranks? Asked before any process is started. Used by the loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from outrider.wire.errors import ConfigError
+
+_QUERY_PROJECTIONS = ("q_proj", "q_b_proj")
+_KEY_PROJECTIONS = ("k_proj", "qkv_proj", "query_key_value")
+
+
+def check_can_split(config: PreTrainedConfig, num_ranks: int, quantization: str, batch_invariant: bool) -> None:
+    """Raises ConfigError naming the class or the numbers that do not divide."""
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    text = config.get_text_config(decoder=True)
+    plan = getattr(text, "base_model_tp_plan", None) or {}
+    if not plan:
+        raise _refuse(f"{model_class.__name__} has no tensor-parallel plan in transformers")
+    if quantization != "none":
+        raise _refuse(f"tensor_parallel is {num_ranks} and quantization is {quantization!r}, which do not go together")
+    if batch_invariant:
+        raise _refuse(f"tensor_parallel is {num_ranks}, and ranks' sums promise no batch_invariant")
+    split = {key.rsplit(".", 1)[-1] for key, style in plan.items() if style == "colwise"}  # not gathered again
+    heads = _numbers(text, "num_attention_heads")
+    numbers = {
+        "attention heads": heads if split & {*_QUERY_PROJECTIONS, *_KEY_PROJECTIONS} else [],
+        "key-value heads": (_numbers(text, "num_key_value_heads") or heads) if split & {*_KEY_PROJECTIONS} else [],
+    }
+    for what, found in numbers.items():
+        for number in found:
+            if number % num_ranks:
+                raise _refuse(f"tensor_parallel is {num_ranks} and the model has {number} {what}, which do not divide")
+
+
+def check_devices(device: torch.device, num_ranks: int) -> None:
+    """For ranks started on this machine by rank 0: a GPU each."""
+    if device.type == "cuda" and torch.cuda.device_count() < num_ranks:
+        raise ConfigError(
+            f"tensor_parallel is {num_ranks} and this process sees {torch.cuda.device_count()} GPUs; "
+            "lower it, or say device cpu",
+            param="tensor_parallel",
+        )
+
+
+def _refuse(why: str) -> ConfigError:
+    return ConfigError(f"{why}; use tensor_parallel 1 or another model", param="tensor_parallel")
+
+
+def _numbers(config: Any, name: str) -> list[int]:
+    """Some classes have a number per layer."""
+    found = getattr(config, name, None)
+    return [] if found is None else [found] if isinstance(found, int) else list(found)

@@ -1,0 +1,103 @@
+"""`python -m outrider.engine.parallel.follower FOLDER RANK CORES`: one share of the target's weights.
+
+Started by rank 0 (`team`), or inside a Ray actor by `deploy`. It meets rank 0 first, loads what rank 0 loads in the
+same order, self-test included, and then repeats rank 0's forwards until told to end. When rank 0 ends in any other way
+the process ends at once, in the middle of a forward if need be. Torch is imported after the process has been pinned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from outrider.engine.parallel.meeting import Host, join_host
+from outrider.wire.errors import OutriderError
+from outrider.wire.host import prepare_process
+from outrider.wire.log import configure_logging, get_logger
+
+MEETING_TIMEOUT_S = 120.0
+
+log = get_logger(__name__)
+
+
+def follow(folder: Path, rank: int, cpu_cores: str | None) -> int:
+    """Blocks for the life of the team; returns the process's exit code. Raises OutriderError, having told rank 0."""
+    cores = prepare_process(cpu_cores)
+    host = join_host(folder, rank, MEETING_TIMEOUT_S)
+    threading.Thread(target=_end_with, args=(host,), name="rank-0", daemon=True).start()
+    told = host.commands.receive()
+    if told is None:
+        return 1
+    settings = json.loads(told)
+    configure_logging(settings.pop("log_level"), f"target rank {rank}")
+    try:
+        _serve(host, rank, settings, len(cores))
+    except Exception as error:
+        host.report(error.message if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}")
+        raise
+    return 0
+
+
+def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) -> None:
+    import torch
+
+    from outrider.engine.loader import load_runner
+    from outrider.engine.parallel.group import Group, join_group
+    from outrider.engine.parallel.messages import CopyBlocks, End, Forward, SetStorage, decode
+
+    torch.set_num_threads(num_threads)
+    store = Path(settings.pop("store"))
+    groups: list[Group] = []
+
+    def join(found: torch.device) -> Group:
+        groups.append(join_group(store, rank, settings["tensor_parallel"], found.type))
+        return groups[0]
+
+    path = load_runner(join=join, **settings).path
+    groups[0].begin_steps()
+    with torch.inference_mode():
+        while (message := host.commands.receive()) is not None:
+            match decode(message):
+                case Forward(rows):
+                    try:
+                        path.forward(rows)
+                    except OutriderError as error:  # a request that is wrong: rank 0 says so to its sender
+                        log.debug("a forward was refused: %s", error.message)
+                case CopyBlocks(copies):
+                    path.copy_blocks(copies)
+                case SetStorage(num_blocks, block_size):
+                    path.set_storage(num_blocks, block_size)
+                case End():
+                    break
+    groups[0].leave()
+
+
+def _end_with(host: Host) -> None:
+    """Rank 0 never says anything on this line: it closes it by ending, or after it said End."""
+    host.life.receive()
+    _leave_in_time()
+
+
+def _leave_in_time() -> None:
+    """An orderly end has begun by now or never will: a collective that waits for rank 0 would wait for minutes."""
+    threading.Event().wait(1.0)
+    os._exit(1)
+
+
+def main(argv: list[str]) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is rank 0's to handle
+    configure_logging("info", f"target rank {argv[1]}")
+    try:
+        return follow(Path(argv[0]), int(argv[1]), argv[2])
+    except OutriderError as error:
+        sys.stderr.write(f"target rank {argv[1]}: {error.message}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""torch's process group among the ranks, and what they must agree on. Used by both sides of `parallel`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+
+LOAD_TIMEOUT = timedelta(minutes=30)
+"""Ranks read their shares of the weights at different speeds."""
+STEP_TIMEOUT = timedelta(seconds=60)
+"""A rank that is this late in a forward is taken for dead."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """This process's place among the ranks. The collectives must be called by all of them in the same order."""
+
+    rank: int
+    num_ranks: int
+
+    def smallest(self, number: int) -> int:
+        """Of all ranks'."""
+        return self._reduced(number, dist.ReduceOp.MIN)
+
+    def check_same(self, what: str, value: str) -> None:
+        """Raises ConfigError unless all ranks came to the same."""
+        number = zlib.crc32(value.encode())
+        if self._reduced(number, dist.ReduceOp.MIN) != self._reduced(number, dist.ReduceOp.MAX):
+            raise ConfigError(f"the ranks differ in {what}: rank {self.rank} has {value!r}; use tensor_parallel 1")
+
+    def begin_steps(self) -> None:
+        """All have loaded: from now on a late rank is a dead one."""
+        with contextlib.suppress(AttributeError):  # torch's own, but not public; without it the long timeout stays
+            for group in list(distributed_c10d._world.pg_map):  # the model's mesh has groups of its own
+                distributed_c10d._set_pg_timeout(STEP_TIMEOUT, group)
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @staticmethod
+    def _reduced(number: int, operation: dist.ReduceOp.RedOpType) -> int:
+        value = torch.tensor([number], dtype=torch.int64)  # on the host: gloo's part of the group
+        dist.all_reduce(value, operation)
+        return int(value)
+
+
+def join_group(store_path: Path, rank: int, num_ranks: int, device_type: str) -> Group:
+    """Blocks until all ranks have joined. device_type: cpu or cuda; a rank uses the first GPU that it sees.
+
+    The ranks meet through a file and speak over the loopback interface, so nothing of it listens to the network.
+    """
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    os.environ["LOCAL_RANK"] = "0"  # transformers takes it for the device's number
+    if device_type == "cuda":
+        torch.cuda.set_device(0)
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    store = dist.FileStore(str(store_path), num_ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=LOAD_TIMEOUT)
+    return Group(rank, num_ranks)

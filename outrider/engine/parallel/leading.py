@@ -1,0 +1,40 @@
+"""Loads a target on rank 0 of several, followers and all. Called by `loaded`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from outrider.engine.loader import load_runner
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.parallel.team import ParallelPath, Team
+from outrider.wire.config import TargetConfig
+from outrider.wire.errors import ConfigError, OutriderError
+
+
+def load_split(
+    options: dict[str, Any], config: TargetConfig, on_lost: Callable[[OutriderError], None]
+) -> tuple[ModelRunner, Team]:
+    """options: of `load_runner`. The caller closes the team. Raises ConfigError as `load_runner` does, and Unavailable
+    when a follower does not come or is lost on the way; nothing is left running then.
+    """
+    if ":" in config.device:
+        raise ConfigError(
+            f"device is {config.device!r} and tensor_parallel {config.tensor_parallel}: ranks take the first devices "
+            "that this process sees; say cuda and choose with CUDA_VISIBLE_DEVICES",
+            param="device",
+        )
+    team = Team(config.tensor_parallel, on_lost)
+    settings = options | {"log_level": config.log_level}
+    try:
+        runner = load_runner(join=lambda device: team.gather(device, settings, config.parallel_folder), **options)
+        assert team.group is not None
+        team.group.begin_steps()
+        runner.path = ParallelPath(runner.path, team)
+    except BaseException as error:
+        lost = team.lost
+        team.close()
+        if lost is not None and not isinstance(error, ConfigError):
+            raise lost from error
+        raise
+    return runner, team

@@ -1,0 +1,164 @@
+"""Where ranks of one machine find each other: a private folder with a socket. Without torch, so that it comes first.
+
+Every follower keeps two connections to rank 0: commands, and a line on which nothing is said unless something is wrong.
+A process that ends in whatever way closes its lines, and that is how the others know at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.wire.errors import ConfigError, Unavailable
+
+_SOCKET = "control.sock"
+_HEADER = struct.Struct("<I")  # bytes that follow
+_RETRY_S = 0.1
+_MAX_FAILURE_BYTES = 4096
+_MAX_PATH_BYTES = 100  # what a socket's address holds
+
+
+def make_private(folder: Path) -> Path:
+    """Create it, for this user alone. Raises ConfigError for one that belongs to somebody else or has a long name."""
+    if len(os.fsencode(folder / _SOCKET)) > _MAX_PATH_BYTES:
+        raise ConfigError(f"parallel_folder is {str(folder)!r}, too long for a socket; give a shorter one")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"parallel_folder is {str(folder)!r}, which others may enter; give one of your own alone")
+    return folder
+
+
+class Line:
+    """One connection: messages of bytes, each with its length before it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, message: bytes) -> None:
+        """Raises OSError when nobody reads any more."""
+        self._connection.sendall(_HEADER.pack(len(message)) + message)
+
+    def receive(self) -> bytes | None:
+        """None at the other's end."""
+        header = self._exactly(_HEADER.size)
+        return None if header is None else self._exactly(_HEADER.unpack(header)[0])
+
+    def _exactly(self, count: int) -> bytes | None:
+        data, view_at = bytearray(count), 0
+        view = memoryview(data)
+        while view_at < count:
+            try:
+                got = self._connection.recv_into(view[view_at:])
+            except ConnectionError:
+                return None
+            if not got:
+                return None
+            view_at += got
+        return bytes(data)
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # wakes a thread that reads
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A follower as rank 0 sees it."""
+
+    rank: int
+    commands: Line
+    life: Line
+
+    def close(self) -> None:
+        self.commands.close()
+        self.life.close()
+
+
+def receive_guests(folder: Path, num_ranks: int, timeout_s: float, send_timeout_s: float) -> list[Guest]:
+    """On rank 0: listen until every follower has come, in the order of their ranks.
+
+    Raises Unavailable naming the ranks that did not come within timeout_s.
+    """
+    path, found = folder / _SOCKET, dict[tuple[int, str], Line]()
+    path.unlink(missing_ok=True)
+    give_up = time.monotonic() + timeout_s
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen(2 * num_ranks)
+        while len(found) < 2 * (num_ranks - 1):
+            try:
+                listener.settimeout(max(0.01, give_up - time.monotonic()))
+                connection, _ = listener.accept()
+                connection.settimeout(max(0.01, give_up - time.monotonic()))
+                hello = Line(connection).receive()
+            except TimeoutError:
+                _close_all(found)
+                missing = sorted({*range(1, num_ranks)} - {rank for rank, _ in found})
+                raise Unavailable(f"ranks {missing} of {num_ranks} did not come within {timeout_s:g} s") from None
+            if hello is None:  # one that ended before it spoke; its successor comes anew
+                connection.close()
+                continue
+            said = json.loads(hello)
+            key = (int(said["rank"]), str(said["line"]))
+            connection.settimeout(send_timeout_s if key[1] == "commands" else None)
+            if key in found:  # of a process that has ended and was started again
+                found[key].close()
+            found[key] = Line(connection)
+    path.unlink(missing_ok=True)
+    return [Guest(rank, found[rank, "commands"], found[rank, "life"]) for rank in range(1, num_ranks)]
+
+
+def _close_all(lines: dict[tuple[int, str], Line]) -> None:
+    for line in lines.values():
+        line.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Rank 0 as a follower sees it."""
+
+    commands: Line
+    life: Line
+
+    def report(self, message: str) -> None:
+        """Say why this follower is about to end."""
+        with contextlib.suppress(OSError):
+            self.life.send(message.encode()[:_MAX_FAILURE_BYTES])
+
+
+def join_host(folder: Path, rank: int, timeout_s: float) -> Host:
+    """On a follower: wait for rank 0 and greet it. Raises Unavailable when it does not listen within timeout_s."""
+    commands = _connect(folder, rank, "commands", timeout_s)
+    return Host(commands, _connect(folder, rank, "life", timeout_s))
+
+
+def _connect(folder: Path, rank: int, line: str, timeout_s: float) -> Line:
+    give_up = time.monotonic() + timeout_s
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(folder / _SOCKET))
+            found = Line(connection)
+            found.send(_json({"rank": rank, "line": line}))
+            return found
+        except OSError as error:
+            connection.close()
+            if time.monotonic() > give_up:
+                raise Unavailable(f"rank 0 does not listen in {str(folder)!r}: {error.strerror}") from None
+            time.sleep(_RETRY_S)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
