@@ -4,20 +4,23 @@
 // kernel does it. That is what makes a token's logits the same bits in every batch.
 #pragma once
 
+#include <algorithm>
+
 #include "matrix.h"
 
 namespace outrider {
 
 #if defined(__AVX512F__)
-constexpr int WIDE_VECTORS = 2, WIDE_ROWS = 12;    // 24 accumulators of 32 registers
-constexpr int NARROW_VECTORS = 4, NARROW_ROWS = 6;
+constexpr int VECTORS = 2, TILE_ROWS = 12;      // 24 sums of 32 registers
 #else
-constexpr int WIDE_VECTORS = 1, WIDE_ROWS = 6;     // a vector is two registers of sixteen
-constexpr int NARROW_VECTORS = 1, NARROW_ROWS = 6;
+constexpr int VECTORS = 1, TILE_ROWS = 6;       // a vector is two registers of sixteen
 #endif
-constexpr int MOST_ROWS = 10 * WIDE_ROWS;          // of a piece: activations stay in the second-level cache
-constexpr int64_t MOST_INPUTS = 2048;              // between two stores of the sums: a panel does too
-constexpr int AHEAD = 24;                          // steps of K to fetch ahead of a product that waits for memory
+constexpr int MOST_ROWS = 120;                  // of a piece: its activations stay in the second-level cache
+constexpr int64_t MOST_INPUTS = 2048;           // between two stores of the sums: so do a panel's weights
+// Rows from which fetching ahead pays: with fewer the product waits for memory alone, which the hardware fetches in
+// time by itself; with more it is late.
+constexpr int FETCH_ROWS = 7;
+constexpr int AHEAD = 32;                       // steps over K
 
 // What one step over K needs: the weights' lanes, the activations' scalars, a multiply-add.
 template <class W>
@@ -50,11 +53,10 @@ struct Step<bf16> {
     }
 };
 
-// sums[ROWS][64] (from `column`) (+)= x[ROWS][steps] times VECTORS vectors of weights, beginning at `first`; the upper
-// half of four vectors comes from the panel at `second`.
-template <class W, int ROWS, int VECTORS>
-static void kernel(const W* first, const W* second, const typename Step<W>::Input* x, int64_t x_stride, int64_t steps,
-                   float* sums, bool more) {
+// sums[ROWS][64] (+)= x[ROWS][steps] times VECTORS vectors of weights.
+template <class W, int ROWS, bool FETCH>
+static void kernel(const W* weights, const typename Step<W>::Input* x, int64_t x_stride, int64_t steps, float* sums,
+                   bool more) {
     using S = Step<W>;
     vf acc[ROWS][VECTORS];
 #pragma GCC unroll 16
@@ -62,23 +64,15 @@ static void kernel(const W* first, const W* second, const typename Step<W>::Inpu
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v) acc[r][v] = more ? load(sums + r * PIECE + v * LANES) : splat(0.0f);
     for (int64_t k = 0; k < steps; ++k) {
-        constexpr int half = VECTORS == 4 ? 2 : VECTORS;
         vf w[VECTORS];
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v) {
-            const W* panel = v < half ? first : second;
-            w[v] = S::weights(panel + (k * PANEL + (v % half) * LANES) * S::inputs);
-        }
-        if (VECTORS == 4) {
-#pragma GCC unroll 16
-            for (int v = 0; v < VECTORS; ++v) {
-                const W* panel = v < half ? first : second;
-                __builtin_prefetch(panel + ((k + AHEAD) * PANEL + (v % half) * LANES) * S::inputs, 0, 3);
-            }
+            w[v] = S::weights(weights + (k * PANEL + v * LANES) * S::inputs);
+            if (FETCH) __builtin_prefetch(weights + ((k + AHEAD) * PANEL + v * LANES) * S::inputs);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
-            vf in = S::input(x + r * x_stride + k * S::inputs);
+            const vf in = S::input(x + r * x_stride + k * S::inputs);
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; ++v) acc[r][v] = S::add(acc[r][v], w[v], in);
         }
@@ -89,41 +83,32 @@ static void kernel(const W* first, const W* second, const typename Step<W>::Inpu
         for (int v = 0; v < VECTORS; ++v) store(sums + r * PIECE + v * LANES, acc[r][v]);
 }
 
-template <class W, int ROWS, int VECTORS>
-static void kernel_of(int rows, const W* first, const W* second, const typename Step<W>::Input* x, int64_t x_stride,
-                      int64_t steps, float* sums, bool more) {
+template <class W, int ROWS>
+static void tile(int rows, bool fetch, const W* weights, const typename Step<W>::Input* x, int64_t x_stride,
+                 int64_t steps, float* sums, bool more) {
     if constexpr (ROWS > 1) {
-        if (rows < ROWS) {
-            kernel_of<W, ROWS - 1, VECTORS>(rows, first, second, x, x_stride, steps, sums, more);
-            return;
-        }
+        if (rows < ROWS) return tile<W, ROWS - 1>(rows, fetch, weights, x, x_stride, steps, sums, more);
     }
-    kernel<W, ROWS, VECTORS>(first, second, x, x_stride, steps, sums, more);
+    if (fetch && ROWS >= FETCH_ROWS) kernel<W, ROWS, true>(weights, x, x_stride, steps, sums, more);
+    else kernel<W, ROWS, false>(weights, x, x_stride, steps, sums, more);
 }
 
-// sums [rows][64] of outputs 64 * piece on. `rows` is at most MOST_ROWS; x has x_stride elements a row.
+// sums [rows][64] of the outputs from 64 * piece on. `rows` is at most MOST_ROWS; x has x_stride elements a row.
 template <class W>
 static void multiply(const Matrix& matrix, int piece, const void* x_any, int64_t x_stride, int rows, float* sums) {
     using S = Step<W>;
     const auto* x = static_cast<const typename S::Input*>(x_any);
-    const W* panels[2] = {reinterpret_cast<const W*>(matrix.panel(2 * piece)),
-                          reinterpret_cast<const W*>(matrix.panel(2 * piece + 1))};
     const int64_t steps = matrix.inputs / S::inputs;
-    if (rows <= NARROW_ROWS) {
-        for (int v = 0; v < PIECE / LANES; v += NARROW_VECTORS)
-            kernel_of<W, NARROW_ROWS, NARROW_VECTORS>(rows, panels[v / 2] + v % 2 * LANES * S::inputs, panels[1], x,
-                                                      x_stride, steps, sums + v * LANES, false);
-        return;
-    }
-    const int tiles = (rows + WIDE_ROWS - 1) / WIDE_ROWS;
-    for (int64_t k = 0; k < steps; k += MOST_INPUTS / S::inputs) {
-        const int64_t some = std::min<int64_t>(MOST_INPUTS / S::inputs, steps - k);
-        for (int v = 0; v < PIECE / LANES; v += WIDE_VECTORS) {
-            const W* weights = panels[v / 2] + (k * PANEL + v % 2 * LANES) * S::inputs;
-            for (int tile = 0; tile < tiles; ++tile) {
-                const int from = rows * tile / tiles, to = rows * (tile + 1) / tiles;
-                kernel_of<W, WIDE_ROWS, WIDE_VECTORS>(to - from, weights, weights, x + from * x_stride + k * S::inputs,
-                                                      x_stride, some, sums + from * PIECE + v * LANES, k > 0);
+    const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t k = 0; k < steps; k += MOST_INPUTS) {
+        const int64_t some = std::min(MOST_INPUTS, steps - k);
+        for (int v = 0; v < PIECE / LANES; v += VECTORS) {
+            const W* panel = reinterpret_cast<const W*>(matrix.panel(2 * piece + v / 2));
+            const W* weights = panel + (k * PANEL + v % 2 * LANES) * S::inputs;
+            for (int t = 0; t < tiles; ++t) {
+                const int from = rows * t / tiles, to = rows * (t + 1) / tiles;
+                tile<W, TILE_ROWS>(to - from, t == 0, weights, x + from * x_stride + k * S::inputs, x_stride, some,
+                                   sums + from * PIECE + v * LANES, k > 0);
             }
         }
     }
