@@ -66,11 +66,11 @@ class Shape:
 
 def _check(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     """Raises PathUnavailable for the first thing that this path does not compute."""
-    name, rope = type(model).__name__, config.rope_parameters["rope_type"]
-    head_size = model.model.layers[0].self_attn.head_dim if name in CLASSES else 0
+    if type(model).__name__ not in CLASSES:
+        raise PathUnavailable(f"is made for {', '.join(CLASSES)}")
+    rope, head_size = config.rope_parameters["rope_type"], model.model.layers[0].self_attn.head_dim
     plain = all(type(weight.data) is Tensor and weight.dtype == model.dtype for weight in model.parameters())
     reasons = [
-        (name not in CLASSES, f"is made for {', '.join(CLASSES)}"),
         (model.device.type != "cpu", f"is made for cpu, not {model.device.type}"),
         (model.dtype not in KINDS, f"is made for float32 and bfloat16, not {model.dtype}"),
         (not plain, "is made for whole weights of one dtype"),
