@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
+
+from tests.zoo import zoo
+
+__all__ = ["EOS_ID", "UNKNOWN_ID", "perturbed_copy", "random_model", "save", "tiny_llama", "write_tokenizer", "zoo"]
 
 EOS_ID = 0
 UNKNOWN_ID = 1
@@ -119,50 +122,3 @@ def _words(vocab_size: int) -> Tokenizer:
 
 def _add_special(tokenizer: Tokenizer) -> None:
     tokenizer.add_special_tokens([AddedToken("</s>", special=True), AddedToken("<unk>", special=True)])
-
-
-def zoo() -> dict[str, PreTrainedConfig]:
-    """A tiny configuration per architecture that the dense path is tested on, by model type."""
-    common: dict[str, Any] = {"vocab_size": 97, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    llama_like = {
-        **common,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-    }
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    latent = {
-        "num_key_value_heads": 4,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 12,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 16,
-        "first_k_dense_replace": 1,
-    }
-    gpt2 = {**common, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-    neox = {k: v for k, v in llama_like.items() if k != "num_key_value_heads"}
-    shapes: dict[str, dict[str, Any]] = {
-        "llama": llama_like,
-        "qwen2": llama_like,
-        "qwen3": {**llama_like, "head_dim": 8},
-        "gpt2": gpt2,
-        "gpt_neox": neox,
-        "gemma2": {**llama_like, "head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8},
-        "mistral": {**llama_like, "sliding_window": 16},
-        "bloom": {**common, "hidden_size": 32, "n_layer": 2, "n_head": 4},
-        "phi3": llama_like,
-        "olmo2": llama_like,
-        "mixtral": {**llama_like, **experts, "sliding_window": None},
-        "deepseek_v3": {**llama_like, **latent},
-    }
-    return {name: CONFIG_MAPPING[name](**shape) for name, shape in shapes.items()}

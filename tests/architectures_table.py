@@ -1,0 +1,82 @@
+"""Writes docs/architectures.md's table: `python -m tests.architectures_table`. The test of the same name compares it.
+
+Every architecture of `tests.zoo` runs on every path that accepts it, as the loader would choose it on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.paths.choice import FACTORIES, PathUnavailable, choose_path
+from tests.rounds import largest_error, truth_of
+from tests.tiny_models import random_model
+from tests.zoo import ARCHITECTURES
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "architectures.md"
+BEGIN, END = "<!-- table: python -m tests.architectures_table -->", "<!-- end of table -->"
+NUM_BLOCKS = 64
+SMALLEST_BOUND = 1e-5
+"""Errors below are not told apart: the last bits differ between machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    name: str
+    notes: str
+    chosen: str
+    """The path that auto takes."""
+    errors: dict[str, float]
+    """Largest logit error by path, for every path that accepts the architecture."""
+
+
+def facts_of(model: PreTrainedModel) -> ModelFacts:
+    return ModelFacts("tiny", 97, 128, "float32", "cpu", (), 0)
+
+
+def measure(name: str) -> Measured:
+    """Raises ConfigError when no path takes it."""
+    architecture = ARCHITECTURES[name]
+    torch.set_num_threads(1)  # models this small only lose by more
+    model = random_model(architecture.config, seed=3)
+    facts, truth, errors = facts_of(model), truth_of(model), dict[str, float]()
+    for path in FACTORIES:
+        try:
+            forward = FACTORIES[path](model, facts)
+        except PathUnavailable:
+            continue
+        errors[path] = largest_error(
+            ModelRunner(forward, facts, KVPool(NUM_BLOCKS, forward.block_size), model.device), truth
+        )
+    return Measured(name, architecture.notes, choose_path(model, facts, "auto", False).path.name, errors)
+
+
+def bound(error: float) -> str:
+    """The power of ten above."""
+    return f"{max(SMALLEST_BOUND, 10 ** math.ceil(math.log10(error))) if error > 0 else SMALLEST_BOUND:.0e}"
+
+
+def table(measured: list[Measured]) -> str:
+    lines = ["| architecture | path chosen | also runs on | largest error | notes |", "|---|---|---|---|---|"]
+    for one in measured:
+        others = ", ".join(path for path in one.errors if path != one.chosen)
+        error = bound(max(one.errors.values()))
+        lines.append(f"| {one.name} | {one.chosen} | {others or '-'} | < {error} | {one.notes} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    text = DOCUMENT.read_text()
+    head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
+    rows = table([measure(name) for name in sorted(ARCHITECTURES)])
+    DOCUMENT.write_text(f"{head}{BEGIN}\n\n{rows}\n\n{tail}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Every architecture on every path that accepts it: ragged rounds with rollbacks equal a forward without any cache."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from outrider.engine.loader import load_runner
+from outrider.engine.paths.choice import FACTORIES
+from outrider.wire.errors import ConfigError
+from tests.architectures_table import BEGIN, DOCUMENT, END, Measured, measure, table
+from tests.tiny_models import write_tokenizer
+from tests.zoo import ARCHITECTURES
+
+TOLERANCE = 1e-4
+"""Largest logit difference, float32."""
+
+measured = cache(measure)
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_every_path_that_accepts_it_equals_a_forward_without_cache(name: str) -> None:
+    result: Measured = measured(name)
+    assert "dense" in result.errors and result.chosen == next(path for path in FACTORIES if path in result.errors)
+    assert all(error < TOLERANCE for error in result.errors.values()), result
+
+
+def test_the_table_in_the_documentation_is_what_this_code_does() -> None:
+    if "fused" not in measured("llama").errors:
+        pytest.skip("the fused path cannot be built on this machine, the table is written where it can")
+    text = DOCUMENT.read_text()
+    written = text[text.index(BEGIN) + len(BEGIN) : text.index(END)].strip()
+    expected = table([measured(name) for name in sorted(ARCHITECTURES)])
+    assert written == expected, "stale: python -m tests.architectures_table"
+
+
+STATEFUL = (
+    *("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "zamba2", "recurrent_gemma", "jamba", "bamba", "falcon_h1"),
+    *("granitemoehybrid", "nemotron_h", "qwen3_next", "kimi_linear", "minimax", "qwen3_5_text", "olmo_hybrid"),
+    *("deepseek_v4", "lfm2"),
+)
+CONVOLUTIONS = {"lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}}
+"""Its configuration without arguments has none."""
+
+
+@pytest.mark.parametrize("model_type", STATEFUL)
+def test_what_cannot_be_rolled_back_is_refused_by_name(model_type: str, tmp_path: Path) -> None:
+    config: PreTrainedConfig = CONFIG_MAPPING[model_type](**CONVOLUTIONS.get(model_type, {}))
+    config.architectures = [f"{model_type}-causal"]
+    config.save_pretrained(tmp_path)
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")  # it is refused before its weights are read
+    write_tokenizer(tmp_path, 64)
+    options = {"device": "cpu", "dtype": "auto", "kv_cache_tokens": 64, "max_slots": 1, "context_limit": None}
+    with pytest.raises(ConfigError, match=f"{model_type}-causal keeps a running state.*use an attention-only model"):
+        load_runner(str(tmp_path), **options)
