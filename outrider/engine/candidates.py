@@ -15,8 +15,10 @@ Scores = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Weights = NDArray[np.float64]
 
-_NUM_CHUNK_ROWS = 64
-"""Entries a chunk has: one maximum stands for so many."""
+_MAX_CHUNK = 64
+"""Entries that one maximum stands for."""
+_MIN_CHUNKS = 4
+"""Per entry wanted: with fewer, most entries would pass the bound."""
 _NUM_SORTED = 4096
 """Up to so many candidates are sorted at once; of more, the part in which the edge lies is looked for first."""
 _NUM_BINS = 2048
@@ -29,10 +31,11 @@ _SURE = 1e-9
 
 def kth_best(x: Scores, k: int) -> np.float32:
     """The k-th largest of x [N], 1 <= k <= N."""
-    num_chunks = x.size // _NUM_CHUNK_ROWS
-    if k * 4 > num_chunks:
+    length = min(_MAX_CHUNK, x.size // (_MIN_CHUNKS * k))
+    if length < 4:
         return np.partition(x, x.size - k)[x.size - k]
-    best = x[: num_chunks * _NUM_CHUNK_ROWS].reshape(_NUM_CHUNK_ROWS, num_chunks).max(axis=0)  # strided chunks
+    num_chunks = x.size // length
+    best = x[: num_chunks * length].reshape(length, num_chunks).max(axis=0)  # strided chunks: one pass, vectorised
     bound = np.partition(best, num_chunks - k)[num_chunks - k]  # k chunks have an entry of at least this
     candidates = x[x >= bound]
     return np.partition(candidates, candidates.size - k)[candidates.size - k]

@@ -29,7 +29,7 @@ class RowLaw:
 
     vocab_size: int
     scores: Scores
-    """[N] float32, logarithms of the probabilities up to a constant; -inf for no mass."""
+    """[N] float32, logarithms of the probabilities up to a constant, none far above 0; -inf for no mass."""
     ids: Ids | None = None
     """[N] int64, ascending; None: entry i is id i, N = vocab_size."""
 
@@ -72,7 +72,7 @@ class RowLaw:
 
     def normalised(self) -> RowLaw:
         """With scores that are log-probs. Their rounding changes the law: before the draw, never after it."""
-        mass = float(np.exp(self.scores).sum(dtype=np.float64))  # float32 does: the law divides by its own sum
+        mass = float(np.exp(self.scores).sum())  # in float32, which does: the law divides by its own sum
         return RowLaw(self.vocab_size, self.scores - np.float32(math.log(mass)), self.ids)
 
     def dense_scores(self) -> Scores:

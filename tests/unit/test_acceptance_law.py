@@ -14,8 +14,9 @@ from scipy import stats
 from torch import Tensor
 
 from outrider.engine import acceptance
-from outrider.engine.acceptance import accept_rejection
+from outrider.engine.acceptance import Noise, accept_one, accept_rejection
 from outrider.engine.noise import Purpose, uniforms
+from outrider.engine.row_law import RowLaw
 from outrider.engine.sampling import (
     LogitRow,
     SamplingState,
@@ -121,8 +122,41 @@ class Round:
         return measured_law(sample, len(self.sequences), self.vocab_size)
 
 
+class HostRound(Round):
+    """A slot at a time, over the ids that each law gives mass to."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.target_laws = [[sparse(row) for row in rows] for rows in self.target]
+        self.draft_laws = [[sparse(row) for row in rows] for rows in self.shipped]
+
+    def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Outcome:
+        noises = map(Noise, accept.numpy(), recover.numpy(), extra.numpy())
+        found = [self.decide_one(row, noise) for row, noise in zip(rows.tolist(), noises, strict=True)]
+        num_accepted, next_ids = torch.tensor(found).T
+        return acceptance.Outcome(num_accepted, next_ids, torch.ones_like(rows, dtype=torch.bool))
+
+    def decide_one(self, row: int, noise: Noise) -> tuple[int, int]:
+        n = self.num_drafted
+        return accept_one(
+            self.target_laws[row].__getitem__, self.draft_laws[row][:n], self.ids[row, :n].tolist(), noise
+        )
+
+
+def sparse(log_probs: Tensor) -> RowLaw:
+    """[V] float32, over its support alone; a whole row where that is everything."""
+    ids, scores = RowLaw(len(log_probs), log_probs.numpy()).support()
+    return RowLaw(len(log_probs), scores, None if len(ids) == len(log_probs) else ids)
+
+
 def emitted_law(
-    target: Law, drawn: Law, vocab_size: int, k: int, num_drafted: int | None = None, shipped: Law | None = None
+    target: Law,
+    drawn: Law,
+    vocab_size: int,
+    k: int,
+    num_drafted: int | None = None,
+    shipped: Law | None = None,
+    rounds: type[Round] = Round,
 ) -> Tensor:
     """[V] * (n + 1) float64: joint law of n + 1 tokens when the first come from one round and the rest from the target.
 
@@ -130,7 +164,7 @@ def emitted_law(
     which the first n = num_drafted (default: all) are drafts.
     """
     n = k if num_drafted is None else num_drafted
-    work = Round(target, drawn, shipped or drawn, vocab_size, k, n)
+    work = rounds(target, drawn, shipped or drawn, vocab_size, k, n)
     padding = vocab_size ** (k - n)  # sequences that differ only in the unused columns weigh one together
     reach = work.draft_probability() / padding
     total = torch.zeros((vocab_size,) * (n + 1), dtype=torch.float64)
@@ -217,6 +251,15 @@ class TestExactLaw:
         target, draft = PAIRS[name]
         assert error(target, draft, 4, 2) < TOLERANCE
 
+    @pytest.mark.parametrize("name", PAIRS)
+    def test_a_slot_at_a_time(self, name: str) -> None:
+        target, draft = PAIRS[name]
+        assert error(target, draft, 4, 2, rounds=HostRound) < TOLERANCE
+
+    @pytest.mark.parametrize("num_drafted", [0, 1])
+    def test_a_slot_at_a_time_with_fewer_drafts(self, num_drafted: int) -> None:
+        assert error(TARGET, best(DRAFT, 2), 4, 2, num_drafted=num_drafted, rounds=HostRound) < TOLERANCE
+
     @pytest.mark.parametrize("seed", range(3))
     def test_three_drafts(self, seed: int) -> None:
         assert error(random_law(3, 3, seed), random_law(3, 3, seed + 50), 3, 3) < TOLERANCE
@@ -283,9 +326,11 @@ class TestBrokenRulesFail:
     def test_recovering_from_the_target_instead_of_the_residual(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(acceptance, "residual", lambda target_probs, draft_probs: target_probs)
         assert error(TARGET, DRAFT, 4, 2) > BROKEN
+        assert error(TARGET, DRAFT, 4, 2, rounds=HostRound) > BROKEN
 
     def test_truncating_after_the_draw(self) -> None:
         assert error(TARGET, DRAFT, 4, 2, shipped=best(DRAFT, 2)) > BROKEN
+        assert error(TARGET, DRAFT, 4, 2, shipped=best(DRAFT, 2), rounds=HostRound) > BROKEN
 
     def test_rounding_after_the_draw(self) -> None:
         def rounded(prefix: tuple[int, ...]) -> Tensor:

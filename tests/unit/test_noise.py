@@ -1,10 +1,11 @@
 """The counter-based generator: published answers, keys and counters, and the map to (0, 1)."""
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from outrider.engine.noise import Purpose, philox4x32, uniforms
+from outrider.engine.noise import Purpose, host_philox4x32, host_uniforms, philox4x32, uniforms
 
 # Random123, tests/kat_vectors, the three "philox4x32 10" lines: counter, key, result.
 KNOWN_ANSWERS = [
@@ -46,6 +47,23 @@ def test_equals_unbounded_integers_on_random_input() -> None:
     result = torch.stack(philox4x32(tuple(words[:4]), tuple(words[4:])), dim=1)
     columns = words.T.tolist()
     assert result.tolist() == [philox_by_hand(column[:4], column[4:]) for column in columns]
+
+
+def test_numpy_and_torch_give_the_same_bits() -> None:
+    generator = np.random.default_rng(4)
+    for num in (0, 1, 2, 7, 500):
+        words = generator.integers(0, 2**32, (6, num), dtype=np.uint64)
+        found = host_philox4x32(words[:4], words[4:])
+        wanted = philox4x32(
+            *(tuple(torch.from_numpy(w.astype(np.int64)) for w in part) for part in (words[:4], words[4:]))
+        )
+        assert found.dtype == np.uint64 and found.tolist() == torch.stack(wanted).tolist()
+        seeds = generator.integers(0, 2**64, num, dtype=np.uint64)
+        choices, positions = generator.integers(0, 2**24, num), generator.integers(0, 2**32, num)
+        purposes = generator.integers(1, 5, num)
+        ours = host_uniforms(seeds, *(column.astype(np.uint64) for column in (choices, positions, purposes)))
+        theirs = uniforms(*map(torch.from_numpy, (seeds.view(np.int64), choices, positions, purposes)))
+        assert ours.tobytes() == theirs.numpy().tobytes()
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1])

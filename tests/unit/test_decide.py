@@ -1,0 +1,271 @@
+"""What a step's logits decide in each slot: the host's way, a device's way, and the rules in words, all equal.
+
+The device's code runs here on the CPU: it is the same tensors' operations, and none of them may make a host wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from draft_service import drawing
+from outrider.engine.host_sampling import HostLogits
+from outrider.engine.noise import Purpose
+from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process
+from outrider.engine.row_law import RowLaw
+from outrider.engine.slot_noise import host_slot_uniforms
+from outrider.wire.params import SamplingParams
+from target_service.batch import decide
+from target_service.device_batch import decide_on_device
+from target_service.waiting import Ready
+from tests.unit import dense_reference
+
+VOCAB = 40
+PROMPT = [3, 1, 4, 1, 5]
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.0, "frequency_penalty": 1.5, "bad_words": ((7,), (1, 2))},
+    {},
+    {"temperature": 0.6},
+    {"top_k": 5},
+    {"top_p": 0.7},
+    {"top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 3},
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class NoWait(TorchDispatchMode):
+    """Refuses what would make the host wait for a device, were the tensors on one."""
+
+    WAITS = frozenset(("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "item", "unique2"))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().removeprefix("aten::").removeprefix("_").split(".")[0]
+        assert name not in {w.removeprefix("_") for w in self.WAITS}, f"{func.name()} waits"
+        if name.startswith("index"):
+            indices = args[1] if isinstance(args[1], list | tuple) else [args[1]]
+            assert not any(isinstance(i, Tensor) and i.dtype is torch.bool for i in indices), f"{func.name()} of a mask"
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class PlainSlot:
+    """All that a decision reads of a slot."""
+
+    params: SamplingParams
+    committed: list[int]
+
+
+@dataclass
+class PlainWaiting:
+    slot: PlainSlot
+
+
+@dataclass
+class Step:
+    """Some slots' verifies of one forward."""
+
+    ready: list[Ready]
+    states: list[SamplingState]
+    logits: Tensor
+    """[sum(K_b + 1), V]"""
+
+    def subset(self, slots: list[int]) -> Step:
+        parts = self.logits.split([len(r.draft_ids) + 1 for r in self.ready])
+        return Step(
+            [self.ready[b] for b in slots], [self.states[b] for b in slots], torch.cat([parts[b] for b in slots])
+        )
+
+
+def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = VOCAB) -> Step:
+    """Drafts drawn from laws near the target's, as many as `counts` says in each slot."""
+    generator = torch.Generator().manual_seed(seed)
+    ready, states, logits = [], [], []
+    for index, (kind, count) in enumerate(zip(kinds, counts, strict=True)):
+        params = SamplingParams(max_tokens=100, seed=seed + index, **KINDS[kind])
+        output = torch.randint(0, vocab_size, (index % 4,), generator=generator).tolist()
+        state = SamplingState(params, PROMPT, (0,))
+        state.set_output(output)
+        own = 2 * torch.randn(count + 1, vocab_size, generator=generator)
+        off = HostLogits(own + 0.7 * torch.randn(own.shape, generator=generator))
+        ids, laws = list[int](), list[RowLaw]()
+        for j in range(count):
+            laws.append(off.law(j, LogitRow(state, tuple(ids))).normalised())
+            ids.append(laws[-1].draw(float(torch.rand((), generator=generator).clamp_min(1e-9))))
+        waiting: Any = PlainWaiting(PlainSlot(params, [*PROMPT, *output]))
+        ready.append(Ready(waiting, ids, None if params.greedy or not ids else laws, None))
+        states.append(state)
+        logits.append(own)
+    return Step(ready, states, torch.cat(logits))
+
+
+def in_words(step: Step) -> list[tuple[int, int]]:
+    """Leviathan et al., Algorithm 1, a position at a time over whole laws; greedy is its limit."""
+    outcomes, start = [], 0
+    for r, state in zip(step.ready, step.states, strict=True):
+        rows = [LogitRow(state, tuple(r.draft_ids[:j])) for j in range(len(r.draft_ids) + 1)]
+        processed = process(step.logits[start : start + len(rows)], rows)
+        laws = dense_reference.distributions(processed, rows).double().exp().numpy()
+        outcomes.append(one_in_words(r, laws / laws.sum(axis=1, keepdims=True)))
+        start += len(rows)
+    return outcomes
+
+
+def one_in_words(r: Ready, laws: np.ndarray) -> tuple[int, int]:
+    def u(j: int, purpose: Purpose) -> float:
+        return float(host_slot_uniforms([r.slot.params], [len(r.slot.committed) + j], [purpose])[0, 0])
+
+    for j, token_id in enumerate(r.draft_ids):
+        draft = np.eye(VOCAB)[token_id] if r.draft_laws is None else np.exp(r.draft_laws[j].dense_scores(), dtype=float)
+        draft = draft / draft.sum()
+        if u(j, Purpose.ACCEPT) >= laws[j][token_id] / draft[token_id]:
+            return j, drawn(np.maximum(laws[j] - draft, 0.0), u(j, Purpose.RECOVER))
+    return len(r.draft_ids), drawn(laws[-1], u(len(r.draft_ids), Purpose.TARGET))
+
+
+def drawn(weights: np.ndarray, u: float) -> int:
+    cdf = np.cumsum(weights)
+    return int(np.argmax((cdf > u * cdf[-1]) & (weights > 0)))
+
+
+STEPS = st.builds(
+    lambda slots, seed: make_step([kind for kind, _ in slots], [count for _, count in slots], seed),
+    st.lists(st.tuples(st.integers(0, len(KINDS) - 1), st.integers(0, 4)), min_size=1, max_size=6),
+    st.integers(0, 10_000),
+)
+
+
+class TestDecide:
+    @given(step=STEPS)
+    @settings(max_examples=120, deadline=None)
+    def test_host_and_device_do_what_the_rules_say(self, step: Step) -> None:
+        wanted = in_words(step)
+        assert decide(step.ready, step.states, step.logits) == wanted
+        with NoWait():
+            assert decide_on_device(step.ready, step.states, step.logits) == wanted
+
+    @given(step=STEPS, data=st.data())
+    @settings(max_examples=30, deadline=None)
+    def test_a_slot_does_not_depend_on_the_others(self, step: Step, data: st.DataObject) -> None:
+        together = decide(step.ready, step.states, step.logits)
+        order = data.draw(st.permutations(range(len(step.ready))))
+        some = step.subset(order[: data.draw(st.integers(1, len(order)))])
+        assert decide(some.ready, some.states, some.logits) == [together[b] for b in order[: len(some.ready)]]
+
+    @given(step=STEPS)
+    @settings(max_examples=30, deadline=None)
+    def test_whole_laws_decide_as_sparse_ones(self, step: Step) -> None:
+        """A law may come as the ids that it gives mass to or as a whole row."""
+        whole = [
+            dataclasses.replace(r, draft_laws=r.draft_laws and [RowLaw(VOCAB, d.dense_scores()) for d in r.draft_laws])
+            for r in step.ready
+        ]
+        wanted = decide(step.ready, step.states, step.logits)
+        assert decide(whole, step.states, step.logits) == wanted
+        assert decide_on_device(whole, step.states, step.logits) == wanted
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_logits_that_are_no_numbers(self, value: float) -> None:
+        step = make_step([0, 2, 4, 2], [0, 3, 2, 0], seed=1)
+        step.logits[1, 9] = step.logits[5, 3] = value  # the first rows of slots 1 and 2
+        with pytest.raises(NonFiniteLogits) as on_host:
+            decide(step.ready, step.states, step.logits)
+        with pytest.raises(NonFiniteLogits) as on_device:
+            decide_on_device(step.ready, step.states, step.logits)
+        assert slots_of(on_host.value.rows, step) == slots_of(on_device.value.rows, step) == {1, 2}
+
+    def test_rows_past_a_rejection_are_not_looked_at_on_the_host(self) -> None:
+        step = make_step([2], [4], seed=3)
+        wanted = decide(step.ready, step.states, step.logits)
+        assert wanted[0][0] < 4
+        step.logits[wanted[0][0] + 1 :] = math.nan
+        assert decide(step.ready, step.states, step.logits) == wanted
+
+
+def slots_of(rows: tuple[int, ...], step: Step) -> set[int]:
+    owner = [b for b, r in enumerate(step.ready) for _ in range(len(r.draft_ids) + 1)]
+    return {owner[row] for row in rows}
+
+
+@dataclass
+class PlainActive:
+    """All that drawing reads of a proposal."""
+
+    params: SamplingParams
+    topk: int | None
+    uniforms: list[float]
+    draft_ids: list[int]
+
+    @property
+    def greedy(self) -> bool:
+        return self.params.greedy
+
+
+class TestDraw:
+    @given(
+        slots=st.lists(st.tuples(st.integers(0, len(KINDS) - 1), st.sampled_from((None, 1, 3, 1000))), min_size=1),
+        seed=st.integers(0, 10_000),
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_host_and_device_draw_alike(self, slots: list[tuple[int, int | None]], seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        logits = 2 * torch.randn(len(slots), VOCAB, generator=generator)
+        ready: list[Any] = []
+        rows = []
+        for kind, topk in slots:
+            params = SamplingParams(max_tokens=100, **KINDS[kind])
+            drafts = torch.randint(0, VOCAB, (2,), generator=generator).tolist()
+            u = torch.rand(3, dtype=torch.float64, generator=generator).clamp_min(1e-9).tolist()
+            ready.append(PlainActive(params, topk, [] if params.greedy else u, drafts))
+            rows.append(LogitRow(SamplingState(params, PROMPT, (0,)), tuple(drafts)))
+        host = drawing.draw_tokens(ready, rows, logits)
+        with NoWait():
+            device = drawing._on_device(ready, rows, logits)
+        for a, (token_id, law), (other_id, other) in zip(ready, host, device, strict=True):
+            assert token_id == other_id and (law is None) == (other is None) == a.greedy
+            if law is not None and other is not None:
+                assert np.allclose(law.dense_scores(), other.dense_scores(), atol=1e-5)
+                assert law.prob(token_id) > 0 and (a.topk is None or law.support()[0].size <= a.topk)
+
+    def test_a_broken_row_is_named_by_both(self) -> None:
+        logits = torch.zeros(3, VOCAB)
+        logits[1, 4] = math.nan
+        params = SamplingParams()
+        ready: list[Any] = [PlainActive(params, None, [0.5], [])] * 3
+        rows = [LogitRow(SamplingState(params, PROMPT, (0,)))] * 3
+        for draw in (drawing.draw_tokens, drawing._on_device):
+            with pytest.raises(NonFiniteLogits) as caught:
+                draw(ready, rows, logits)
+            assert caught.value.rows == (1,)
+
+
+def test_what_waits_is_caught() -> None:
+    """The guard above sees each kind of wait."""
+    x = torch.arange(4.0)
+    waits: list[Callable[[], object]] = [
+        lambda: float(x[1]),
+        lambda: x.nonzero(),
+        lambda: bool(x.any()),
+        lambda: x[x > 1],
+    ]
+    for wait in waits:
+        with NoWait(), pytest.raises(AssertionError, match=r"waits|mask"):
+            wait()

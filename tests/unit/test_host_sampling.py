@@ -1,0 +1,259 @@
+"""Candidates-first sampling on the host: the same laws as the whole chain over the whole vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.engine.candidates import exactly_best, kth_best, nucleus
+from outrider.engine.host_sampling import HostLogits, law_of
+from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process, process_row
+from outrider.engine.row_law import NothingToDraw, RowLaw, draw_place, truncate_topk
+from outrider.engine.sampling import distributions, draw, probabilities
+from outrider.engine.sampling import truncate_topk as truncate_on_device
+from outrider.wire.params import SamplingParams
+from tests.unit import dense_reference
+from tests.unit.test_sampling import CASES, OUTPUT, PREFIXES, params_of, random_logits, reference, state
+
+INF = math.inf
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small operations: on a busy machine two threads wait for each other at every one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@st.composite
+def scores(draw: st.DrawFn, sizes: st.SearchStrategy[int] = st.integers(1, 300)) -> np.ndarray:  # noqa: B008
+    """[N] float32, from peaked to flat; often with many equals, sometimes with bans, never with nothing left."""
+    size, seed, scale = (
+        draw(sizes),
+        draw(st.integers(0, 2**32 - 1)),
+        draw(st.sampled_from((0.01, 0.5, 2.0, 10.0, 60.0))),
+    )
+    generator = np.random.default_rng(seed)
+    x = scale * generator.standard_normal(size)
+    if step := draw(st.sampled_from((0.0, 0.25, 1.0, 100.0))):
+        x = np.round(x / step) * step
+    if draw(st.booleans()):
+        x[generator.random(size) < 0.3] = -INF
+    x[generator.integers(size)] = 1.5
+    return x.astype(np.float32)
+
+
+CHAINS = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from((0.0, 1e-3, 0.3, 0.8, 1.7, 50.0)),
+        "top_k": st.sampled_from((1, 2, 3, 10, 50, 200, 5000)),
+        "top_p": st.sampled_from((1e-6, 0.1, 0.5, 0.75, 0.9, 0.99, 0.999999, 1 - 2**-53)),
+        "min_p": st.sampled_from((1e-9, 0.02, 0.25, 0.5, 1.0)),
+    },
+).map(lambda values: SamplingParams(**values))
+
+
+def dense(law: RowLaw) -> torch.Tensor:
+    """[V] float64 probabilities."""
+    probs = np.zeros(law.vocab_size)
+    probs[slice(None) if law.ids is None else law.ids] = law.probs()
+    return torch.from_numpy(probs)
+
+
+def expected(x: np.ndarray, params: SamplingParams) -> torch.Tensor:
+    rows = [LogitRow(SamplingState(params, (), ()))]
+    return probabilities(dense_reference.distributions(torch.from_numpy(x)[None], rows))[0]
+
+
+class TestLaws:
+    @given(x=scores(), params=CHAINS)
+    @settings(max_examples=200, deadline=None)
+    def test_equals_the_dense_chain(self, x: np.ndarray, params: SamplingParams) -> None:
+        got, wanted = dense(law_of(x, params)), expected(x, params)
+        assert torch.equal(got > 0, wanted > 0)
+        torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
+
+    @given(x=scores(st.sampled_from((5_000, 20_000))), params=CHAINS)
+    @settings(max_examples=30, deadline=None)
+    def test_where_the_edge_is_looked_for_in_a_part(self, x: np.ndarray, params: SamplingParams) -> None:
+        got, wanted = dense(law_of(x, params)), expected(x, params)
+        # Sums in another order may part by one token where thousands are nearly equal.
+        assert int(((got > 0) != (wanted > 0)).sum()) <= 1
+        torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
+
+    @given(x=scores(), params=CHAINS)
+    @settings(max_examples=80, deadline=None)
+    def test_a_device_says_the_same(self, x: np.ndarray, params: SamplingParams) -> None:
+        batch = np.stack((x, x[::-1]))
+        found = probabilities(distributions(torch.from_numpy(batch), [LogitRow(SamplingState(params, (), ()))] * 2))
+        for law, row in zip(found, batch, strict=True):
+            assert torch.equal(law > 0, expected(row, params) > 0)
+            torch.testing.assert_close(law, expected(row, params), atol=1e-6, rtol=0)
+
+    @pytest.mark.parametrize("name", CASES)
+    def test_equals_transformers(self, name: str) -> None:
+        params = params_of(CASES[name])
+        logits = random_logits(len(PREFIXES), seed=3)
+        host = HostLogits(logits)
+        for r, prefix in enumerate(PREFIXES):
+            got, wanted = (
+                dense(host.law(r, LogitRow(state(params), prefix))),
+                reference(params, logits[r], OUTPUT + prefix),
+            )
+            assert torch.equal(got > 0, wanted > 0)
+            torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
+
+    @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-38, 100.0])
+    def test_extremes_neither_warn_nor_lose_the_best(self, temperature: float) -> None:
+        x = np.array([3e38, -3e38, 3e38, 0.0], dtype=np.float32)
+        law = law_of(x, SamplingParams(temperature=temperature, top_p=0.9, min_p=0.01))
+        assert law.prob(0) == pytest.approx(0.5) and law.prob(1) == 0.0
+
+    def test_the_logits_stay_as_they_are(self) -> None:
+        logits = random_logits(1)
+        before = logits.clone()
+        host = HostLogits(logits)
+        for values in CASES.values():
+            host.law(0, LogitRow(state(params_of(values)), (17,))).normalised().draw(0.5)
+        assert torch.equal(logits, before)
+
+
+class TestRows:
+    @pytest.mark.parametrize("name", CASES)
+    def test_penalties_equal_the_batchs_to_the_bit(self, name: str) -> None:
+        logits, params = random_logits(1, seed=5), params_of(CASES[name])
+        for prefix in PREFIXES:
+            row = LogitRow(state(params), prefix)
+            assert torch.equal(torch.from_numpy(process_row(logits[0].numpy(), row)), process(logits, [row])[0])
+
+    @pytest.mark.parametrize("value", [math.nan, INF, -INF])
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_a_broken_model_is_a_clear_error(self, value: float, temperature: float) -> None:
+        logits = random_logits(3)
+        logits[1, 5] = value
+        host, row = HostLogits(logits), LogitRow(state(params_of({"temperature": temperature})))
+        ask = host.best_id if temperature == 0.0 else host.law
+        with pytest.raises(NonFiniteLogits, match=r"rows \[1\]"):
+            ask(1, row)
+        ask(0, row), ask(2, row)
+
+    def test_the_best_is_the_lowest_among_equals(self) -> None:
+        logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [3e38, 3e38, 3e38, 3e38]])
+        row = LogitRow(SamplingState(SamplingParams(temperature=0.0), (), ()))
+        assert [HostLogits(logits).best_id(r, row) for r in range(2)] == [1, 0]
+
+
+class TestCandidates:
+    @given(x=scores(st.integers(1, 3000)), data=st.data())
+    @settings(max_examples=80, deadline=None)
+    def test_best(self, x: np.ndarray, data: st.DataObject) -> None:
+        k = data.draw(st.integers(1, x.size) | st.integers(1, min(20, x.size)))
+        order = np.lexsort((np.arange(x.size), -x))  # best first, the lowest id first among equals
+        assert kth_best(x, k) == x[order[k - 1]]
+        assert exactly_best(x, k).tolist() == sorted(order[:k].tolist())
+
+    @given(x=scores(st.integers(1, 9000)), top_p=st.floats(1e-9, 1 - 2**-53))
+    @settings(max_examples=80, deadline=None)
+    def test_nucleus_is_the_smallest_set_of_its_mass(self, x: np.ndarray, top_p: float) -> None:
+        kept = nucleus(x - x.max(), top_p)
+        weights = np.exp((x - x.max()).astype(np.float64))
+        mass, slack = weights.sum(), 1e-12 * weights.sum()
+        assert weights[kept].sum() >= top_p * mass - slack
+        assert kept.size == 1 or weights[kept].sum() - weights[kept].min() < top_p * mass + slack
+        left = np.setdiff1d(np.arange(x.size), kept)
+        edge = x[kept].min()
+        assert left.size == 0 or x[left].max() <= edge
+        equals_kept, equals_left = kept[x[kept] == edge], left[x[left] == edge]
+        assert equals_left.size == 0 or equals_kept.max() < equals_left.min()
+        assert (np.diff(kept) > 0).all()
+
+    @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 3.0, 10.0])
+    def test_nucleus_of_a_large_vocabulary(self, scale: float) -> None:
+        x = (scale * np.random.default_rng(1).standard_normal(128_256)).astype(np.float32)
+        for top_p in (0.3, 0.9, 0.999):
+            wanted = expected(x, SamplingParams(top_p=top_p)) > 0
+            assert abs(int(wanted.sum()) - nucleus(x - x.max(), top_p).size) <= 1
+
+
+class TestDraw:
+    @given(x=scores(st.sampled_from((1, 7, 50, 511, 512, 513, 1500))), u=st.floats(2.0**-54, 1 - 2.0**-53))
+    @settings(max_examples=200, deadline=None)
+    def test_equals_a_devices_draw(self, x: np.ndarray, u: float) -> None:
+        law = RowLaw(x.size, x - x.max()).normalised()
+        got = law.draw(u)
+        cdf = np.cumsum(law.weights)
+        below, above = cdf[got - 1] if got else 0.0, cdf[got]
+        slack = 1e-12 * cdf[-1]
+        assert law.scores[got] > -INF and below - slack <= u * cdf[-1] <= above + slack
+        if below + slack < u * cdf[-1] < above - slack:
+            assert got == int(draw(torch.from_numpy(law.scores)[None], torch.tensor([u], dtype=torch.float64)))
+
+    def test_sparse_and_dense_rows_draw_alike(self) -> None:
+        law = law_of(random_logits(1, 3000)[0].numpy(), SamplingParams(top_k=40))
+        whole = RowLaw(3000, law.dense_scores())
+        for u in np.linspace(2.0**-54, 1 - 2.0**-53, 500):
+            assert law.draw(float(u)) == whole.draw(float(u))
+
+    @pytest.mark.parametrize("size", [30, 2000])
+    def test_in_its_own_proportions(self, size: int) -> None:
+        law = RowLaw(size, random_logits(1, size)[0].numpy())
+        num = 20_000
+        counts = np.bincount([law.draw((i + 0.5) / num) for i in range(num)], minlength=size)
+        assert (np.abs(counts - num * law.probs()) <= 1).all()
+
+    @pytest.mark.parametrize("size", [5, 2000])
+    @pytest.mark.parametrize("value", [-INF, INF, math.nan])
+    def test_nothing_to_draw_from(self, size: int, value: float) -> None:
+        with pytest.raises(NothingToDraw, match="nothing to draw from"):
+            RowLaw(size, np.full(size, value, dtype=np.float32)).draw(0.5)
+
+    def test_a_goal_past_a_chunks_own_sum_is_its_last_with_mass(self) -> None:
+        weights = np.zeros(2000)
+        weights[[3, 600, 700, 1999]] = 1.0
+        assert draw_place(weights, 1 - 2.0**-53) == 1999
+        assert draw_place(weights[:1500], math.nextafter(2 / 3, 0)) in (600, 700)
+
+
+class TestLaw:
+    def test_probabilities_of_ids(self) -> None:
+        law = law_of(random_logits(1, 200)[0].numpy(), SamplingParams(top_k=9))
+        whole = dense(law)
+        assert [law.prob(i) for i in range(200)] == whole.tolist()
+        assert [RowLaw(200, law.dense_scores()).prob(i) for i in range(200)] == pytest.approx(whole.tolist())
+
+    @given(first=scores(st.just(40)), second=scores(st.just(40)), k=st.integers(0, 40), n=st.integers(0, 40))
+    @settings(max_examples=100, deadline=None)
+    def test_at_the_ids_of_another(self, first: np.ndarray, second: np.ndarray, k: int, n: int) -> None:
+        one, other = law_of(first, SamplingParams(top_k=k)), law_of(second, SamplingParams(top_k=n))
+        at = np.arange(40) if other.ids is None else other.ids
+        assert one.probs_at(other).tolist() == dense(one)[at].tolist()
+
+    @given(x=scores(), n=st.integers(1, 60), k=st.integers(0, 80))
+    @settings(max_examples=80, deadline=None)
+    def test_cut_to_the_best(self, x: np.ndarray, n: int, k: int) -> None:
+        law = law_of(x, SamplingParams(top_k=k))
+        cut = truncate_topk(law, n)
+        whole = probabilities(truncate_on_device(torch.from_numpy(law.dense_scores())[None].log_softmax(1), n))[0]
+        values = torch.sort(dense(cut), descending=True).values
+        torch.testing.assert_close(values, torch.sort(whole, descending=True).values, atol=1e-6, rtol=0)
+        assert int((dense(cut) > 0).sum()) <= n
+        assert bool((dense(law)[dense(cut) > 0] > 0).all())
+        with pytest.raises(ValueError, match="n is 0"):
+            truncate_topk(law, 0)
+
+    @given(x=scores())
+    @settings(max_examples=50, deadline=None)
+    def test_normalised_scores_are_log_probs(self, x: np.ndarray) -> None:
+        law = RowLaw(x.size, x - x.max())
+        ours = law.normalised()
+        assert ours.total == pytest.approx(1.0, abs=1e-4)
+        torch.testing.assert_close(dense(ours), dense(law), atol=1e-6, rtol=0)
