@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +24,37 @@ from outrider.wire.host import prepare_process
 from outrider.wire.log import configure_logging, get_logger
 
 MEETING_TIMEOUT_S = 120.0
+_GRACE_S = 1.0
 
 log = get_logger(__name__)
 
 
-def follow(folder: Path, rank: int, cpu_cores: str | None) -> int:
-    """Blocks for the life of the team; returns the process's exit code. Raises OutriderError, having told rank 0."""
+def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callable[[], None]) -> int:
+    """Blocks for the life of the team; returns the process's exit code. Raises OutriderError, having told rank 0.
+
+    on_abandoned: called from a thread when rank 0 has ended without a word, just before the process does.
+    """
     cores = prepare_process(cpu_cores)
     host = join_host(folder, rank, MEETING_TIMEOUT_S)
-    threading.Thread(target=_end_with, args=(host,), name="rank-0", daemon=True).start()
+    threading.Thread(target=_end_with, args=(host, on_abandoned), name="rank-0", daemon=True).start()
     told = host.commands.receive()
     if told is None:
+        on_abandoned()
         return 1
     settings = json.loads(told)
     configure_logging(settings.pop("log_level"), f"target rank {rank}")
     try:
-        _serve(host, rank, settings, len(cores))
+        orderly = _serve(host, rank, settings, len(cores))
     except Exception as error:
         host.report(error.message if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}")
         raise
-    return 0
+    if not orderly:
+        on_abandoned()
+    return 0 if orderly else 1
 
 
-def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) -> None:
+def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) -> bool:
+    """Returns whether rank 0 said that it ends."""
     import torch
 
     from outrider.engine.loader import load_runner
@@ -60,8 +71,9 @@ def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) ->
 
     path = load_runner(join=join, **settings).path
     groups[0].begin_steps()
+    orderly = False
     with torch.inference_mode():
-        while (message := host.commands.receive()) is not None:
+        while not orderly and (message := host.commands.receive()) is not None:
             match decode(message):
                 case Forward(rows):
                     try:
@@ -73,19 +85,16 @@ def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) ->
                 case SetStorage(num_blocks, block_size):
                     path.set_storage(num_blocks, block_size)
                 case End():
-                    break
+                    orderly = True
     groups[0].leave()
+    return orderly
 
 
-def _end_with(host: Host) -> None:
+def _end_with(host: Host, on_abandoned: Callable[[], None]) -> None:
     """Rank 0 never says anything on this line: it closes it by ending, or after it said End."""
     host.life.receive()
-    _leave_in_time()
-
-
-def _leave_in_time() -> None:
-    """An orderly end has begun by now or never will: a collective that waits for rank 0 would wait for minutes."""
-    threading.Event().wait(1.0)
+    time.sleep(_GRACE_S)  # for an orderly end; a collective that waits for rank 0 would wait for minutes
+    on_abandoned()
     os._exit(1)
 
 
@@ -93,7 +102,8 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is rank 0's to handle
     configure_logging("info", f"target rank {argv[1]}")
     try:
-        return follow(Path(argv[0]), int(argv[1]), argv[2])
+        folder = Path(argv[0])
+        return follow(folder, int(argv[1]), argv[2], lambda: shutil.rmtree(folder, ignore_errors=True))
     except OutriderError as error:
         sys.stderr.write(f"target rank {argv[1]}: {error.message}\n")
         return 1

@@ -156,6 +156,7 @@ class ParallelPath:
         self._path = path
         self._team = team
         self.name = path.name
+        self.block_size = path.block_size
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -1,0 +1,154 @@
+"""A target split over two processes says what it says in one, and ends as a whole however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from outrider.client import Choice, Client, Speculation
+from tests.e2e.reference import assert_target_alone
+from tests.stack import DEMO_TARGET, REPO, Process, Stack, running
+
+SPLIT = ("--tensor-parallel", "2", "--device", "cpu")
+MAX_TOKENS = 40
+END_S = 30.0
+LOGPROB_ERROR = 1e-3
+"""Nats: sums of two halves are rounded otherwise than whole ones."""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running(target_args=SPLIT, log_folder=tmp_path_factory.mktemp("split")) as stack:
+        rank_0 = stack.target.pid
+        found = followers(rank_0)
+        assert len(found) == 1
+        folder = folder_of(found[0])
+        assert folder.exists()
+        yield stack
+        assert stack.target.stop() == 0
+        assert followers_gone(found) and not folder.exists()
+
+
+def answer(stack: Stack, prompt: str, num_draft_tokens: int) -> Choice:
+    with Client(stack.grpc) as client:
+        made = client.generate(
+            prompt,
+            max_tokens=MAX_TOKENS,
+            temperature=0,
+            num_logprobs=1,
+            speculation=Speculation(num_draft_tokens=num_draft_tokens),
+        )
+    return made.choices[0]
+
+
+def ids_of(choice: Choice) -> list[int]:
+    return [token.id for token in choice.tokens]
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 4])
+def test_the_tokens_are_those_of_the_whole_model(split: Stack, dev_prompts: list[str], num_draft_tokens: int) -> None:
+    """Several at once, so that rows of different widths share a step."""
+    assert split.target_info().tensor_parallel == 2
+    prompts = dev_prompts[:4]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        found = list(pool.map(lambda prompt: ids_of(answer(split, prompt, num_draft_tokens)), prompts))
+    assert_target_alone(DEMO_TARGET, *zip(prompts, found, strict=True))
+
+
+def test_logits_are_close(split: Stack, stack: Stack, dev_prompts: list[str]) -> None:
+    for prompt in dev_prompts[4:6]:
+        one, other = answer(split, prompt, 4), answer(stack, prompt, 4)
+        pairs = [(a, b) for a, b in zip(one.tokens, other.tokens, strict=True)]
+        assert [a.id for a, _ in pairs] == [b.id for _, b in pairs]
+        for a, b in pairs:
+            assert a.logprobs is not None and b.logprobs is not None
+            assert abs(a.logprobs.logprob - b.logprobs.logprob) < LOGPROB_ERROR
+
+
+def test_the_dense_path_feeds_cached_tokens_again_on_every_rank(dev_prompts: list[str]) -> None:
+    with running(draft=None, target_args=(*SPLIT, "--attention-path", "dense")) as stack:
+        assert stack.target_info().attention_path == "dense"
+        prompts = [dev_prompts[0], dev_prompts[1], dev_prompts[2][:60]]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            found = list(pool.map(lambda prompt: ids_of(answer(stack, prompt, 0)), prompts))
+    assert_target_alone(DEMO_TARGET, *zip(prompts, found, strict=True))
+
+
+def test_a_lost_follower_takes_the_worker_down_with_a_reason(tmp_path: Path) -> None:
+    worker = Process("target_service", ["--model", DEMO_TARGET, *SPLIT], stderr_path=tmp_path / "log")
+    try:
+        found = followers(worker.pid)
+        os.kill(found[0], signal.SIGKILL)
+        assert worker.popen.wait(END_S) == 1
+        assert "the engine ended: rank 1 of 2 is lost, its process has ended" in worker.log()
+        assert followers_gone(found)
+    finally:
+        worker.stop()
+
+
+def test_nothing_outlives_a_killed_worker() -> None:
+    worker = Process("target_service", ["--model", DEMO_TARGET, *SPLIT])
+    try:
+        found = followers(worker.pid)
+        folder = folder_of(found[0])
+        worker.kill()
+        assert followers_gone(found)
+        wait_until(lambda: not folder.exists(), f"{folder} is left")
+    finally:
+        worker.stop()
+
+
+def test_a_model_that_cannot_be_split_is_refused_before_anything_starts() -> None:
+    command = [sys.executable, "-m", "target_service", "--model", DEMO_TARGET, "--tensor-parallel", "4"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPO, check=False)
+    assert ended.returncode == 1 and not ended.stdout
+    assert "target: tensor_parallel is 4 and the model has 6 attention heads, which do not divide" in ended.stderr
+    assert "rank 1" not in ended.stderr
+
+
+def followers(rank_0: int) -> list[int]:
+    """Process ids."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+            parent = re.search(r"PPid:\s+(\d+)", (entry / "status").read_text())
+        except OSError:  # ended meanwhile
+            continue
+        if parent and int(parent[1]) == rank_0 and b"outrider.engine.parallel.follower" in command:
+            found.append(int(entry.name))
+    return found
+
+
+def folder_of(follower: int) -> Path:
+    return Path(Path(f"/proc/{follower}/cmdline").read_bytes().split(b"\0")[3].decode())
+
+
+def followers_gone(pids: list[int]) -> bool:
+    wait_until(lambda: not any(_runs(pid) for pid in pids), f"followers {pids} are left")
+    return True
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(done: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + END_S
+    while not done():
+        assert time.monotonic() < give_up, what
+        time.sleep(0.05)
