@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from draft_service.jobs import ProposeJob
 from outrider.engine.noise import Purpose
 from outrider.engine.row_law import RowLaw
+from outrider.engine.scheduler import Want
 from outrider.engine.slot_noise import host_slot_uniforms
 from outrider.engine.slots import Slot
 from outrider.engine.step_plan import Row
+from outrider.engine.turns import Wish
 
 
 @dataclass(slots=True)
@@ -38,6 +40,11 @@ class Active:
     @property
     def done(self) -> bool:
         return len(self.draft_ids) >= self.job.num_draft_tokens
+
+    def wish(self) -> Wish:
+        """Its next token; to begin at all it wants room for the whole proposal."""
+        num_guesses = len(self.draft_ids) if self.slot.table.blocks else self.job.num_draft_tokens
+        return Wish(Want.STEP, len(self.slot.committed) + num_guesses)
 
     def row(self) -> Row:
         """Its share of the next forward: all committed tokens and guesses that are not cached yet."""

@@ -33,6 +33,8 @@ class Proposed:
     encoding: str
     """ "ids", "full" or "topk"."""
     num_fed_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens that the slot found in the prefix cache when it first began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,10 @@ from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.penalties import LogitRow, NonFiniteLogits
-from outrider.engine.slot_keeper import SlotKeeper, needs_prefill
+from outrider.engine.scheduler import SlotKey
+from outrider.engine.slot_keeper import SlotKeeper
 from outrider.engine.slots import Slot
+from outrider.engine.turns import Turns
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 
@@ -40,10 +42,10 @@ class Proposer:
         self._engine = engine
         self._sender = Sender(engine, deliver)
         self._metrics = metrics
-        self._max_prefill_tokens = max_prefill_tokens
+        self._turns = Turns(keeper.table, metrics, max_prefill_tokens)
         self._full_budget_bytes = full_logprobs_budget_bytes
-        self._active: dict[tuple[int, int], Active] = {}
-        self._routes: dict[tuple[int, int], tuple[str, int]] = {}
+        self._active: dict[SlotKey, Active] = {}
+        self._routes: dict[SlotKey, tuple[str, int]] = {}
 
     # jobs
 
@@ -104,28 +106,31 @@ class Proposer:
     # steps
 
     def next_wake(self) -> float | None:
-        return None
+        return self._turns.next_wake(time.monotonic())
 
     def step(self, now: float) -> bool:
-        """One token for every active proposal whose prompt is in, and a bounded piece of the others' prompts."""
-        active = list(self._active.values())
-        if not active:
+        """One token for every active proposal whose prompt is in, and pieces of the others' prompts beside them."""
+        if not self._active:
             return False
-        pieces = self._keeper.pieces((a.slot for a in active), self._max_prefill_tokens)
-        for a in active:
-            a.started_s = now if a.started_s is None else a.started_s
-        ready = [a for a in active if not needs_prefill(a.slot)]
+        turn = self._turns.take({key: a.wish() for key, a in self._active.items()}, now, feed_all=False)
+        ready = [self._active[key] for key in turn.running]
         rows = [a.row() for a in ready]
-        logits = self._runner.forward([*rows, *(p.row for p in pieces)])  # [R, V] float32
-        for piece in pieces:
-            piece.slot.fed(piece.new_ids)
-            self._active[piece.slot.key].num_fed += len(piece.new_ids)
+        if not rows and not turn.pieces:
+            return turn.worked
+        for key, a in self._active.items():
+            if a.started_s is None and key not in turn.starved:
+                a.started_s = now
+        logits = self._runner.forward([*rows, *(p.row for p in turn.pieces)])  # [R, V] float32
+        for piece in turn.pieces:
+            self._active[piece.slot.key].num_fed += piece.row.num_new
         for a, row in zip(ready, rows, strict=True):
             a.fed(row)
         if ready:
             self._extend(ready, logits)
-        self._metrics.batch_size.observe(len(rows) + len(pieces))
-        self._metrics.busy_seconds.inc(time.monotonic() - now)
+        seconds = time.monotonic() - now
+        self._turns.done(turn, sum(row.num_new for row in rows), seconds)
+        self._metrics.batch_size.observe(len(rows) + len(turn.pieces))
+        self._metrics.busy_seconds.inc(seconds)
         self._keeper.refresh_gauges()
         return True
 
@@ -133,6 +138,7 @@ class Proposer:
         """The slots' caches cannot be trusted any more: the gateway opens them again."""
         for a in list(self._active.values()):
             self._cancel(a.job.owner, a.job.slot_id, f"the draft's step failed: {error}", Fault.INTERNAL)
+            a.slot.distrust()
             self._keeper.close(CloseJob(a.job.owner, a.job.slot_id))
 
     def _extend(self, ready: list[Active], logits: Tensor) -> None:
@@ -156,6 +162,7 @@ class Proposer:
     def _extend_without(self, error: NonFiniteLogits, ready: list[Active], logits: Tensor) -> None:
         """NaN in one slot's logits ends that proposal alone."""
         for i in error.rows:
+            ready[i].slot.distrust()
             self._cancel(ready[i].job.owner, ready[i].job.slot_id, error.message, Fault.INTERNAL)
         sound = [i for i in range(len(ready)) if i not in error.rows]
         if sound:
@@ -168,6 +175,12 @@ class Proposer:
         self._metrics.wire_bytes.labels(encoding=a.encoding).inc(a.payload_bytes)
         self._metrics.steps.labels(kind="propose").inc()
         result = Proposed(
-            tuple(a.draft_ids), started - a.job.arrived_s, now - started, a.payload_bytes, a.encoding, a.num_fed
+            draft_ids=tuple(a.draft_ids),
+            queue_s=started - a.job.arrived_s,
+            compute_s=now - started,
+            payload_bytes=a.payload_bytes,
+            encoding=a.encoding,
+            num_fed_tokens=a.num_fed,
+            num_cached_tokens=a.slot.num_adopted or 0,
         )
         self._answer(a.job, result)

@@ -75,5 +75,6 @@ def _reply(result: Proposed) -> dict[str, dpb.ProposeReply]:
         payload_bytes=result.payload_bytes,
         encoding=result.encoding,
         num_fed_tokens=result.num_fed_tokens,
+        num_cached_tokens=result.num_cached_tokens,
     )
     return {"propose": reply}

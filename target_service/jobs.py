@@ -72,3 +72,5 @@ class Verdict:
     logprobs: tuple[Logprobs, ...]
     fallback: Fallback | None
     timings: Timings
+    num_cached_tokens: int
+    """Prompt tokens that the slot found in the prefix cache when it first began."""

@@ -133,6 +133,7 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
         forward_us=_us(timings.forward_s),
         accept_us=_us(timings.accept_s),
         batch_size=timings.batch_size,
+        num_cached_tokens=result.num_cached_tokens,
     )
     return {"verdict": verdict}
 

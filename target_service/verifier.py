@@ -1,7 +1,7 @@
 """The target's engine worker: verifies all that is ready in one forward, and feeds prompts in pieces beside it.
 
-Who is ready is decided in `waiting.py`, what is accepted in `batch.py`, where it is cut in `commit.py`. Runs on the
-engine thread.
+Who is ready is decided in `waiting.py`, whose turn it is in `turns.py`, what is accepted in `batch.py`, where it is
+cut in `commit.py`. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling import NonFiniteLogits, top_logprobs
-from outrider.engine.slot_keeper import Piece, SlotKeeper
+from outrider.engine.slot_keeper import SlotKeeper
 from outrider.engine.step_plan import Row
+from outrider.engine.turns import Turn, Turns
 from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.batch import decide
@@ -42,10 +43,10 @@ class Verifier:
         self._tickets = tickets
         self._engine = engine
         self._metrics = metrics
-        self._max_prefill_tokens = max_prefill_tokens
+        self._turns = Turns(keeper.table, metrics, max_prefill_tokens)
         self._room = WaitingRoom(tickets, metrics, runner.facts.vocab_size, self._answer)
         self._in_step: list[Ready] = []
-        self._pieces: list[Piece] = []
+        self._turn: Turn | None = None
 
     # jobs
 
@@ -84,25 +85,27 @@ class Verifier:
     # steps
 
     def next_wake(self) -> float | None:
-        return self._room.next_wake()
+        times = (self._room.next_wake(), self._turns.next_wake(time.monotonic()))
+        return min((at for at in times if at is not None), default=None)
 
     def step(self, now: float) -> bool:
-        """One forward over every ready verify and a bounded piece of the waiting prompts."""
-        self._pieces = self._keeper.pieces(self._keeper.table, self._max_prefill_tokens)
-        self._in_step = self._room.ready(now)
-        if not self._pieces and not self._in_step:
-            return False
+        """One forward over every ready verify, and the pieces of prompts that fit beside them."""
+        turn = self._turn = self._turns.take(self._room.wishes(now), now, feed_all=True)
+        self._room.not_runnable(turn.starved)
+        self._in_step = self._room.take(turn.running)
+        rows = [*(_row(r) for r in self._in_step), *(p.row for p in turn.pieces)]
+        if not rows:
+            return turn.worked
         started = time.monotonic()
-        rows = [*(_row(r) for r in self._in_step), *(p.row for p in self._pieces)]
         logits = self._runner.forward(rows)  # [sum(K_b + 1), V] float32; pieces have none
         forwarded = time.monotonic()
-        for piece in self._pieces:
-            piece.slot.fed(piece.new_ids)
-        for r in self._in_step:
-            r.slot.fed([*r.slot.committed[len(r.slot.cached) :], *r.draft_ids])
+        for r, row in zip(self._in_step, rows, strict=False):
+            r.slot.fed(row.new_ids)
         if self._in_step:
             self._decide(self._in_step, logits, started, forwarded)
-        self._in_step, self._pieces = [], []
+        num_run_tokens = sum(row.num_new for row in rows[: len(self._in_step)])
+        self._turns.done(turn, num_run_tokens, time.monotonic() - started)
+        self._in_step, self._turn = [], None
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(forwarded - started)
         self._keeper.refresh_gauges()
@@ -112,10 +115,12 @@ class Verifier:
         """Verifies of the step that have no verdict yet are answered; their slots stay, what is cached is known."""
         for r in self._in_step:
             self._room.cancel(*r.slot.key, f"the target's step failed: {error}", Fault.INTERNAL)
-        for piece in self._pieces:  # without its KV the slot is of no use; its verify will be told it is unknown
+        for piece in () if self._turn is None else self._turn.pieces:
+            # Without its KV the slot is of no use; its verify will be told it is unknown.
             self._room.cancel(*piece.slot.key, f"verify cancelled: feeding the prompt failed: {error}")
+            piece.slot.distrust()
             self._keeper.close(CloseJob(*piece.slot.key))
-        self._in_step, self._pieces = [], []
+        self._in_step, self._turn = [], None
 
     # commit
 
@@ -139,6 +144,7 @@ class Verifier:
         slot_of_row = [b for b, own in enumerate(raw) for _ in range(len(own))]
         bad = {slot_of_row[row] for row in error.rows}
         for b in bad:
+            ready[b].slot.distrust()
             self._room.cancel(*ready[b].slot.key, f"verify failed: {error.message}", Fault.INTERNAL)
         sound = [b for b in range(len(ready)) if b not in bad]
         if sound:
@@ -161,6 +167,7 @@ class Verifier:
             logprobs=_logprobs(raw, commit.token_ids, slot.params.num_logprobs),
             fallback=r.fallback,
             timings=timings,
+            num_cached_tokens=slot.num_adopted or 0,
         )
         slot.commit_from(committed_len, commit.token_ids)
         self._room.done(r)

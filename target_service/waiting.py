@@ -1,4 +1,4 @@
-"""Verifies that have arrived and not been answered, and which of them go into the next forward. On the engine thread.
+"""Verifies that have arrived and not been answered, and which of them are ready. On the engine thread.
 
 A batch never waits for one slot's proposal: slots that are ready go, the others wait on, at most their budget.
 """
@@ -6,13 +6,15 @@ A batch never waits for one slot's proposal: slots that are ready go, the others
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from outrider.engine.jobs import Fault, JobError
 from outrider.engine.row_law import RowLaw
+from outrider.engine.scheduler import SlotKey, Want
 from outrider.engine.slot_keeper import needs_prefill
 from outrider.engine.slots import Slot
+from outrider.engine.turns import Wish
 from outrider.engine.wire_tensors import decode_laws
 from outrider.wire.codec import BadTensor
 from outrider.wire.log import get_logger
@@ -32,7 +34,9 @@ class Waiting:
     proposal: Proposal | None
     """None for a plain step."""
     runnable_s: float | None = None
-    """When all committed tokens but the last were in the cache: the wait budget runs from here."""
+    """When its slot had memory and all committed tokens but the last were fed: the wait budget runs from here."""
+    with_drafts: bool = False
+    """The proposal is complete: decided when the verify was found ready, since it may complete at any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class WaitingRoom:
         self._metrics = metrics
         self._vocab_size = vocab_size
         self._cancelled = cancelled
-        self._waiting: dict[tuple[int, int], Waiting] = {}
+        self._waiting: dict[SlotKey, Waiting] = {}
 
     def add(self, job: VerifyJob, slot: Slot) -> None:
         """`slot` has been brought to the committed tokens of the job."""
@@ -105,26 +109,47 @@ class WaitingRoom:
         expiry = self._tickets.next_expiry()
         return min([*times, *([] if expiry is None else [expiry])], default=None)
 
-    def ready(self, now: float) -> list[Ready]:
-        """Those that go now, each with its drafts or without."""
+    def wishes(self, now: float) -> dict[SlotKey, Wish]:
+        """What each slot with a verify would do now."""
         self._tickets.expire(now)
-        return [r for waiting in self._waiting.values() if (r := self._ready(waiting, now)) is not None]
+        return {key: self._wish(waiting, now) for key, waiting in self._waiting.items()}
 
-    def _ready(self, waiting: Waiting, now: float) -> Ready | None:
-        if needs_prefill(waiting.slot):
-            return None  # its prompt is still being fed
+    def take(self, keys: Iterable[SlotKey]) -> list[Ready]:
+        """Those that go now, each with its drafts or without."""
+        return [self._ready(self._waiting[key]) for key in keys]
+
+    def not_runnable(self, keys: Iterable[SlotKey]) -> None:
+        """These slots have no memory: their wait budgets begin when they have."""
+        for key in keys:
+            if key in self._waiting:
+                self._waiting[key].runnable_s = None
+
+    def _wish(self, waiting: Waiting, now: float) -> Wish:
+        slot, proposal = waiting.slot, waiting.proposal
+        num_committed = len(slot.committed)
+        if needs_prefill(slot):
+            return Wish(Want.PREFILL, num_committed + waiting.job.num_draft_tokens)
         if waiting.runnable_s is None:
             waiting.runnable_s = now
+        if proposal is None or proposal.refused is not None:
+            waiting.with_drafts = False
+            return Wish(Want.STEP, num_committed)
+        waiting.with_drafts = proposal.complete
+        if waiting.with_drafts:
+            return Wish(Want.STEP, num_committed + proposal.num_draft_tokens)
+        if proposal.gone or now >= waiting.runnable_s + waiting.job.wait_budget_s:
+            return Wish(Want.STEP, num_committed)
+        return Wish(Want.PREFILL, num_committed + waiting.job.num_draft_tokens)
+
+    def _ready(self, waiting: Waiting) -> Ready:
         proposal = waiting.proposal
         if proposal is None:
             return Ready(waiting, [], None, None)
+        if waiting.with_drafts:
+            return self._with_drafts(waiting, proposal)
         if proposal.refused is not None:
             return self._refused(waiting, proposal.refused)
-        if proposal.complete:
-            return self._with_drafts(waiting, proposal)
-        if proposal.gone or now >= waiting.runnable_s + waiting.job.wait_budget_s:
-            return Ready(waiting, [], None, Fallback.LATE)
-        return None
+        return Ready(waiting, [], None, Fallback.LATE)
 
     def _refused(self, waiting: Waiting, why: str) -> Ready:
         log.warning("refused a proposal for slot %d: %s", waiting.job.slot_id, why)

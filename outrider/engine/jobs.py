@@ -49,6 +49,7 @@ class OpenJob:
     num_prompt: int
     params: SamplingParams
     respond: Callable[[Opened | JobError], None]
+    cache_salt: bytes = b""
     deliver_to: str = ""
     """Draft only: address of the target's server."""
     target_epoch: int = 0

@@ -1,33 +1,21 @@
-"""What both workers do with slots: open, commit, truncate, close, feed prompts in pieces. On the engine thread.
+"""What both workers do with slots at a message: open, commit, truncate, close. On the engine thread.
 
-It answers jobs through the engine and knows no model: the caller runs the forwards.
+It answers jobs through the engine and knows no model; whose turn it is in a forward is decided in `turns.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
 
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.sampling import SamplingState
+from outrider.engine.scheduler import MAX_NARROW
 from outrider.engine.slots import Behind, Slot, SlotTable
-from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import check_token_ids
-
-MAX_NARROW = 16
-"""Uncached tokens that ride along in a decode or verify row; more are fed as a prompt, in pieces."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Part of a prompt in the next forward."""
-
-    slot: Slot
-    row: Row
-    new_ids: tuple[int, ...]
 
 
 class SlotKeeper:
@@ -51,11 +39,14 @@ class SlotKeeper:
         try:
             check_token_ids("committed_ids", job.committed_ids, self._vocab_size)
             job.params.check(self._vocab_size)
-            slot = self.table.open(job.owner, job.slot_id, job.committed_ids, job.num_prompt, job.params)
+            slot = self.table.open(
+                job.owner, job.slot_id, job.committed_ids, job.num_prompt, job.params, job.cache_salt
+            )
         except OutriderError as error:
             fault = Fault.EXHAUSTED if isinstance(error, Overloaded) else Fault.INVALID
             self._respond(job.respond, JobError(fault, error.message))
             return None
+        slot.asked_s = time.monotonic()
         prompt = job.committed_ids[: job.num_prompt]
         self._states[job.owner, job.slot_id] = SamplingState(job.params, prompt, self._eos_token_ids)
         self._respond(job.respond, Opened(len(slot.committed)))
@@ -83,6 +74,8 @@ class SlotKeeper:
         except InvalidRequest as error:
             return JobError(Fault.INVALID, error.message)
         slot.reconcile()
+        slot.publish()
+        slot.asked_s = time.monotonic()
         return slot
 
     def truncate(self, job: TruncateJob) -> None:
@@ -110,31 +103,12 @@ class SlotKeeper:
         state.set_output(slot.committed[slot.num_prompt :])
         return state
 
-    def pieces(self, slots: Iterable[Slot], max_tokens: int) -> list[Piece]:
-        """Prompt pieces for one forward, first come first served, at most max_tokens in all."""
-        found: list[Piece] = []
-        for slot in slots:
-            wanted = num_uncached(slot) - 1
-            if wanted + 1 <= MAX_NARROW:
-                continue
-            end = len(slot.cached) + min(wanted, max_tokens)
-            new_ids = slot.committed[len(slot.cached) : end]
-            row = Row(slot.table, new_ids, len(slot.cached), 0, slot.cached)
-            found.append(Piece(slot, row, tuple(new_ids)))
-            max_tokens -= end - len(slot.cached)
-            if max_tokens <= 0:
-                break
-        return found
-
     def refresh_gauges(self) -> None:
         self._metrics.slots_in_use.set(self.table.num_in_use)
         self._metrics.kv_blocks_in_use.set(self.table.pool.num_in_use)
-
-
-def num_uncached(slot: Slot) -> int:
-    """Committed tokens whose KV is not in the cache. At least 1 after `commit`: the last is never fed before."""
-    return len(slot.committed) - len(slot.cached)
+        self._metrics.kv_blocks_cached.set(self.table.pool.num_cached)
 
 
 def needs_prefill(slot: Slot) -> bool:
-    return num_uncached(slot) > MAX_NARROW
+    """More tokens are not cached than ride along in a step: they are fed in pieces before it."""
+    return len(slot.committed) - len(slot.cached) > MAX_NARROW

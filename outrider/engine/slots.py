@@ -1,6 +1,7 @@
-"""A worker's slots: what is committed, what is cached, and who was promised how much memory. No torch.
+"""A worker's slots: what is committed, what is cached, what of it others may share. No torch.
 
-Owned by the engine thread. `SlotKeeper` translates jobs into these calls; the runner fills the tables.
+Owned by the engine thread. `SlotKeeper` translates jobs into these calls, `Turns` gives memory and takes it, the runner
+fills the tables.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from itertools import islice
 
 import grpc
 
-from outrider.engine.kv_pool import BlockTable, KVPool
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.scheduler import SlotKey
 from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.wire.params import SamplingParams
 
-SlotKey = tuple[int, int]
-"""(owner, slot id): an owner is one gateway's stream."""
+MAX_SALT_BYTES = 256
 
 
 class Behind(OutriderError):
@@ -31,10 +32,28 @@ class Behind(OutriderError):
 class Slot:
     """One request in one worker (DESIGN 3.1, 3.2). Change `committed` and `cached` through the methods only."""
 
-    __slots__ = ("_num_agreed", "cached", "committed", "key", "num_prompt", "params", "table")
+    __slots__ = (
+        "_num_agreed",
+        "_pool",
+        "_salt",
+        "asked_s",
+        "cached",
+        "committed",
+        "key",
+        "num_adopted",
+        "num_prompt",
+        "params",
+        "table",
+    )
 
     def __init__(
-        self, key: SlotKey, committed_ids: Sequence[int], num_prompt: int, params: SamplingParams, table: BlockTable
+        self,
+        key: SlotKey,
+        committed_ids: Sequence[int],
+        num_prompt: int,
+        params: SamplingParams,
+        pool: KVPool,
+        cache_salt: bytes = b"",
     ) -> None:
         self.key = key
         self.params = params
@@ -42,13 +61,25 @@ class Slot:
         self.committed = list(committed_ids)
         self.cached: list[int] = []
         """Token ids whose KV is in the cache, in order; past the committed ones they are guesses."""
-        self.table = table
+        self.table = pool.new_table()
+        self.num_adopted: int | None = None
+        """Tokens found in the prefix cache when the slot first began; None before that."""
+        self.asked_s = 0.0
+        """Monotonic time of the last message that asked for work."""
+        self._pool = pool
+        self._salt = cache_salt
         self._num_agreed = 0  # cached[:_num_agreed] == committed[:_num_agreed] is known
 
     @property
     def max_len(self) -> int:
-        """Most tokens, prompt and output, that the slot may ever hold. Its memory is promised for these."""
+        """Most tokens, prompt and output, that the slot may ever hold."""
         return self.num_prompt + self.params.max_tokens
+
+    @property
+    def num_copied(self) -> int:
+        """Blocks that the next token costs because it goes into one that others read: 0 or 1."""
+        index, within = divmod(len(self.cached), self._pool.block_size)
+        return int(within > 0 and self._pool.num_references(self.table.blocks[index]) > 1)
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         """committed = committed[:base_len] + ids. The message decides: it may repeat, extend or shorten what is here.
@@ -88,6 +119,42 @@ class Slot:
         """A forward has written the KV of these ids after the cached ones."""
         self.cached.extend(ids)
 
+    def fed_committed(self, ids: Sequence[int]) -> None:
+        """The same for ids that are committed, such as a prompt's: others may adopt them at once."""
+        if self._num_agreed == len(self.cached):
+            self._num_agreed += len(ids)
+        self.cached.extend(ids)
+        self.publish()
+
+    def adopt(self) -> int:
+        """Begin with what the prefix cache has of the committed tokens, all but the last; returns how many it had."""
+        assert not self.cached, f"{len(self.cached)} tokens are cached already"
+        num_tokens = self._pool.prefix.adopt(self.table, self.committed[:-1], self._salt)
+        self.cached = self.committed[:num_tokens]
+        self._num_agreed = num_tokens
+        if self.num_adopted is None:
+            self.num_adopted = num_tokens
+        return num_tokens
+
+    def publish(self) -> None:
+        """Let others adopt the full blocks of what is known to be committed; guesses never."""
+        prefix, num_agreed = self._pool.prefix, self._num_agreed
+        if prefix.enabled and num_agreed // self._pool.block_size >= max(len(self.table.digests), 1):
+            ids = self.cached if num_agreed == len(self.cached) else self.cached[:num_agreed]
+            prefix.publish(self.table, ids, self._salt)
+
+    def give_up(self) -> int:
+        """Let all blocks go; what is committed stays known to the prefix cache. Returns the blocks that became free."""
+        self.reconcile()
+        self.publish()
+        return self._crop(0)
+
+    def distrust(self) -> None:
+        """What is cached may be wrong: nobody may adopt it, and this slot begins anew."""
+        for block in self.table.blocks:
+            self._pool.prefix.withdraw(block)
+        self._crop(0)
+
     def truncate(self, committed_len: int) -> int:
         """Keep at most committed_len - 1 cache entries; returns the blocks freed. Idempotent, `committed` stays.
 
@@ -109,7 +176,6 @@ class SlotTable:
         self.max_slots = max_slots
         self.context_limit = context_limit
         self._slots: dict[SlotKey, Slot] = {}
-        self._num_promised = 0  # blocks that the open slots may come to need; never more than the pool has
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(list(self._slots.values()))
@@ -122,30 +188,34 @@ class SlotTable:
         return self._slots.get((owner, slot_id))
 
     def open(
-        self, owner: int, slot_id: int, committed_ids: Sequence[int], num_prompt: int, params: SamplingParams
+        self,
+        owner: int,
+        slot_id: int,
+        committed_ids: Sequence[int],
+        num_prompt: int,
+        params: SamplingParams,
+        cache_salt: bytes = b"",
     ) -> Slot:
-        """A new slot; one of the same key is freed first. Nothing is cached yet.
+        """A new slot; one of the same key is freed first. Nothing is cached yet, and no memory is promised.
 
-        Raises InvalidRequest when it could never fit, Overloaded when it does not fit now; both with the numbers, and
+        Raises InvalidRequest when it could never fit, Overloaded when every slot is in use; both with the numbers, and
         both leave an older slot of the same key as it was.
         """
-        key, max_len = (owner, slot_id), num_prompt + params.max_tokens
+        key = (owner, slot_id)
         self._check_lengths(len(committed_ids), num_prompt, params.max_tokens)
-        self._check_room(key, max_len)
+        self._check_room(key, num_prompt + params.max_tokens)
+        if len(cache_salt) > MAX_SALT_BYTES:
+            raise InvalidRequest(
+                f"cache_salt has {len(cache_salt)} bytes, at most {MAX_SALT_BYTES} are allowed", param="cache_salt"
+            )
         self.close(owner, slot_id)
-        slot = Slot(key, committed_ids, num_prompt, params, self.pool.new_table())
-        self._slots[key] = slot
-        self._num_promised += self.pool.num_blocks_for(max_len)
+        slot = self._slots[key] = Slot(key, committed_ids, num_prompt, params, self.pool, cache_salt)
         return slot
 
     def close(self, owner: int, slot_id: int) -> int:
         """Free the slot; returns its blocks. 0 when there is none: closing twice is no fault."""
         slot = self._slots.pop((owner, slot_id), None)
-        if slot is None:
-            return 0
-        self._num_promised -= self.pool.num_blocks_for(slot.max_len)
-        slot.cached.clear()
-        return slot.table.free()
+        return 0 if slot is None else slot.give_up()
 
     def close_owner(self, owner: int) -> int:
         """Free every slot of a stream that ended; returns how many there were."""
@@ -174,19 +244,13 @@ class SlotTable:
             )
 
     def _check_room(self, key: SlotKey, max_len: int) -> None:
-        needed, old = self.pool.num_blocks_for(max_len), self._slots.get(key)
+        needed = self.pool.num_blocks_for(max_len)
         if needed > self.pool.num_blocks:
             raise InvalidRequest(
                 f"{max_len} tokens need {needed} cache blocks, this worker has {self.pool.num_blocks} of "
                 f"{self.pool.block_size} tokens; lower max_tokens or raise kv_cache_tokens",
                 param="max_tokens",
             )
-        num_others = len(self._slots) - (old is not None)
+        num_others = len(self._slots) - (key in self._slots)
         if num_others >= self.max_slots:
             raise Overloaded(f"all {self.max_slots} slots are in use; retry later or raise max_slots")
-        promised = self._num_promised - (self.pool.num_blocks_for(old.max_len) if old is not None else 0)
-        if promised + needed > self.pool.num_blocks:
-            raise Overloaded(
-                f"{max_len} tokens need {needed} cache blocks, {promised} of {self.pool.num_blocks} are promised to "
-                f"{num_others} open slots; retry later or raise kv_cache_tokens"
-            )

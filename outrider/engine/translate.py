@@ -41,6 +41,7 @@ def open_job(owner: int, message: pb.OpenSlot, respond: Callable[[Any], None]) -
         num_prompt=message.num_prompt_tokens,
         params=SamplingParams.from_proto(message.params),
         respond=respond,
+        cache_salt=message.cache_salt,
         deliver_to=message.deliver_to,
         target_epoch=message.target_epoch,
     )

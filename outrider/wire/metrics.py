@@ -141,6 +141,7 @@ class WorkerMetrics:
 
     def __init__(self, worker: str) -> None:
         r = self.registry = CollectorRegistry(auto_describe=True)
+        self.worker = worker
 
         def counter(name: str, text: str) -> Counter:
             return Counter(f"outrider_worker_{name}", text, ["worker"], registry=r).labels(worker=worker)

@@ -474,23 +474,48 @@ async def test_slot_limit(target: ControlClient) -> None:
     await target.opened(8, PROMPT, max_tokens=4)
 
 
-async def test_memory_limit(target_folder: str) -> None:
-    """Ten blocks: what can never fit is INVALID, what does not fit now EXHAUSTED; both with the numbers."""
+async def test_memory_is_taken_in_turn(target_folder: str, reference: ReferenceModel) -> None:
+    """Ten blocks: what can never fit is INVALID; three requests that fit one by one all end, as if each were alone."""
+    prompts = [[*range(20 + slot, 60 + slot)] for slot in range(3)]  # 40 tokens and 88 to come: 8 blocks
     with worker("target_service", target_folder, "--kv-cache-tokens", "160") as process:
         async with ControlClient(process.address, "target") as client:
             never = await client.ask(open_slot(1, PROMPT, max_tokens=200))
             assert never.code == pb.WORKER_ERROR_CODE_INVALID
             assert "13 cache blocks" in never.message and "has 10" in never.message
-            await client.opened(1, PROMPT, max_tokens=91)  # 96 tokens: 6 blocks
-            now = await client.ask(open_slot(2, PROMPT, max_tokens=91))
-            assert now.code == pb.WORKER_ERROR_CODE_EXHAUSTED
-            assert "6 of 10" in now.message
-            assert (await client.info()).num_slots_in_use == 1
-            await client.opened(2, PROMPT, max_tokens=59)  # 64 tokens: 4 blocks
-            for slot in (1, 2):
+
+            async def one(slot: int) -> list[int]:
+                ids = list(prompts[slot])
+                await client.opened(slot, ids, max_tokens=88)
+                while len(ids) < 128:
+                    ids += (await client.ask(verify(slot, 40, ids[40:]))).token_ids
                 client.tell(pb.CloseSlot(slot=slot))
+                return ids[40:]
+
+            answers = await asyncio.gather(*(one(slot) for slot in range(3)))
+            assert answers == [reference.greedy(prompt, 88) for prompt in prompts]
             await eventually(idle, client)
-            await client.opened(3, PROMPT, max_tokens=155)
+            metrics = await client.metrics()
+            assert metrics['outrider_worker_preemptions_total{worker="target"}'] > 0
+            assert metrics['outrider_worker_slots_waiting{worker="target"}'] == 0
+
+
+async def test_a_prompt_that_begins_alike_is_not_fed_again(target: ControlClient, reference: ReferenceModel) -> None:
+    """Whole blocks of 16, under the same salt; what was found is in every verdict of the slot."""
+    prompt = list(range(100, 140))
+    await target.opened(1, prompt)
+    assert (await target.ask(verify(1, 40))).num_cached_tokens == 0
+    for slot, salt, expected in ((2, b"", 32), (3, b"other", 0), (4, b"other", 32)):
+        message = open_slot(slot, [*prompt, 5 + slot])
+        message.cache_salt = salt
+        assert isinstance(await target.ask(message), pb.OpenReply)
+        verdict = await target.ask(verify(slot, 41))
+        assert verdict.num_cached_tokens == expected
+        assert list(verdict.token_ids) == reference.greedy([*prompt, 5 + slot], 1)
+        again = await target.ask(verify(slot, 41, verdict.token_ids))
+        assert again.num_cached_tokens == expected
+    message.cache_salt = b"x" * 257
+    error = await target.ask(message)
+    assert error.code == pb.WORKER_ERROR_CODE_INVALID and "at most 256" in error.message
 
 
 async def test_close_cancels_and_forgets(target: ControlClient) -> None:

@@ -138,15 +138,6 @@ def test_open_replaces_and_frees_the_older_slot() -> None:
     assert table.pool.num_in_use == 0
 
 
-def test_a_replaced_slot_gives_its_promise_back() -> None:
-    table = make_table(num_blocks=12)  # two slots of 24 tokens
-    for _ in range(3):
-        open_slot(table)
-    table.open(1, 2, PROMPT, 4, params())
-    with pytest.raises(Overloaded, match="12 of 12 are promised to 2 open slots"):
-        table.open(1, 3, PROMPT, 4, params())
-
-
 def test_open_past_the_context_limit_names_the_numbers() -> None:
     with pytest.raises(InvalidRequest, match=r"prompt of 4 tokens plus max_tokens 61 is 65, the context limit is 64"):
         make_table().open(1, 1, PROMPT, 4, params(61))
@@ -175,33 +166,95 @@ def test_slot_limit() -> None:
     table.open(2, 1, PROMPT, 4, params())
 
 
-def test_memory_is_promised_for_the_worst_case() -> None:
-    table = make_table(num_blocks=15)  # 24 tokens are 6 blocks
-    table.open(1, 1, PROMPT, 4, params())
-    old = table.open(1, 2, PROMPT, 4, params())
-    feed(old, PROMPT)
-    with pytest.raises(Overloaded, match=r"24 tokens need 6 cache blocks, 12 of 15 are promised to 2 open slots"):
-        table.open(1, 3, PROMPT, 4, params())
-    with pytest.raises(Overloaded):
-        table.open(1, 2, PROMPT, 4, params(33))  # a replacement that does not fit
-    assert table.get(1, 2) is old and old.cached == PROMPT
-    assert table.close(1, 2) == 1
-    table.open(1, 3, PROMPT, 4, params())
-
-
 def test_a_request_that_could_never_fit_is_the_callers_fault() -> None:
     with pytest.raises(InvalidRequest, match="need 6 cache blocks, this worker has 5 of 4 tokens"):
         make_table(num_blocks=5).open(1, 1, PROMPT, 4, params())
 
 
-def test_every_slot_can_reach_its_worst_case_at_once() -> None:
-    table = make_table(num_blocks=18, max_slots=9)
-    for slot_id in range(3):
+def test_opening_promises_no_memory() -> None:
+    """Who gets how much is decided step by step; only what could never fit is refused."""
+    table = make_table(num_blocks=6, max_slots=9)  # one slot of 24 tokens
+    for slot_id in range(9):
         table.open(1, slot_id, PROMPT, 4, params())
-    for slot in table:
-        feed(slot, [*PROMPT, *range(20)])
-    with pytest.raises(Overloaded):
-        table.open(1, 9, PROMPT, 4, params())
+    assert table.pool.num_in_use == 0
+
+
+def begin(table: SlotTable, slot_id: int, ids: list[int], salt: bytes = b"") -> Slot:
+    """Opened, and fed what the prefix cache did not have."""
+    slot = table.open(1, slot_id, ids, len(ids), params(), salt)
+    slot.adopt()
+    new = ids[len(slot.cached) : -1]
+    slot.table.reserve(len(ids) - 1)
+    slot.fed_committed(new)
+    return slot
+
+
+LONG = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+"""Two blocks of 4, and two tokens more."""
+
+
+def test_a_prompt_that_begins_alike_adopts_whole_blocks_and_shares_them() -> None:
+    table = make_table()
+    first, second = begin(table, 1, LONG), begin(table, 2, [*LONG[:9], 1, 2, 3])
+    assert (first.num_adopted, second.num_adopted) == (0, 8)
+    assert second.table.blocks[:2] == first.table.blocks[:2] and table.pool.num_in_use == 4
+    assert second.cached == [*LONG[:9], 1, 2] and second.reconcile() == 11
+
+
+def test_the_last_token_is_never_adopted() -> None:
+    """Its logits are what the next step needs."""
+    table = make_table()
+    begin(table, 1, LONG)
+    assert begin(table, 2, LONG[:8]).num_adopted == 4
+    assert begin(table, 3, LONG[:9]).num_adopted == 8
+
+
+def test_another_salt_finds_nothing() -> None:
+    table = make_table()
+    begin(table, 1, LONG, b"a")
+    assert begin(table, 2, LONG, b"b").num_adopted == 0
+    assert begin(table, 3, LONG, b"a").num_adopted == 8
+    with pytest.raises(InvalidRequest, match="cache_salt has 257 bytes, at most 256 are allowed"):
+        table.open(1, 4, LONG, len(LONG), params(), b"x" * 257)
+
+
+def test_guesses_are_never_published() -> None:
+    table = make_table()
+    slot = begin(table, 1, LONG)
+    feed(slot, [14, 20, 21, 22, 23, 24])  # the last committed one and five guesses: three blocks and a half are full
+    table.open(1, 2, [*LONG, 20, 21, 22], 13, params()).adopt()
+    assert table.get(1, 2).num_adopted == 8  # type: ignore[union-attr]
+    slot.commit_from(10, [20, 30])
+    assert slot.give_up() > 0
+    assert begin(table, 3, [*LONG, 20, 21, 22]).num_adopted == 8
+    assert begin(table, 4, [*LONG, 20, 30, 1, 2]).num_adopted == 8
+
+
+def test_what_was_committed_is_found_again_after_memory_was_given_up() -> None:
+    table = make_table()
+    slot = begin(table, 1, LONG)
+    feed(slot, [14, 20, 21])
+    slot.commit_from(10, [20, 21, 22])
+    assert slot.give_up() == 3 and slot.cached == [] and table.pool.num_in_use == 0
+    assert slot.adopt() == 12 and slot.num_adopted == 0, "what is reported is what the slot first found"
+    assert slot.cached == slot.committed[:12]
+
+
+def test_a_closed_slots_answer_is_found_again() -> None:
+    table = make_table()
+    slot = begin(table, 1, LONG)
+    feed(slot, [14, 20, 21])
+    slot.commit_from(10, [20, 21, 22])
+    table.close(1, 1)
+    assert begin(table, 2, [*LONG, 20, 21, 22]).num_adopted == 12
+
+
+def test_what_may_be_wrong_is_never_found_again() -> None:
+    table = make_table()
+    slot = begin(table, 1, LONG)
+    slot.distrust()
+    assert slot.cached == [] and table.pool.num_in_use == 0
+    assert begin(table, 2, LONG).num_adopted == 0
 
 
 def test_an_owner_that_left_leaves_nothing() -> None:
