@@ -10,6 +10,7 @@ from outrider import __version__
 from outrider.engine.loader import load_runner, tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.leading import load_split
+from outrider.engine.paths.forward_path import Prepares
 from outrider.engine.slots import SlotTable
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import DraftConfig, TargetConfig
@@ -110,6 +111,9 @@ def load(
 
 def _loaded(runner: ModelRunner, config: DraftConfig | TargetConfig, epoch: int) -> Loaded:
     runner.pool.prefix.enabled = config.prefix_caching
+    if isinstance(runner.path, Prepares):
+        limit = runner.facts.context_limit
+        runner.path.prepare(config.max_slots, limit, drafts=isinstance(config, DraftConfig))
     check_message_size(runner.facts.vocab_size, config.max_message_bytes)
     slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit)
     files = tokenizer_files(config.model)

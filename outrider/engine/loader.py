@@ -16,7 +16,7 @@ from outrider.engine.model_files import TokenizerFiles, check_folder, first_line
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
-from outrider.engine.paths.choice import BLOCK_SIZE, choose_path
+from outrider.engine.paths.choice import choose_path
 from outrider.engine.quantize import quantize_int8
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
@@ -76,7 +76,7 @@ def load_runner(
     log.info(
         "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
         *(model, type(network).__name__, facts.num_parameters, facts.dtype, facts.device),
-        *(runner.path.name, num_blocks, BLOCK_SIZE),
+        *(runner.path.name, num_blocks, runner.path.block_size),
     )
     return runner
 
@@ -184,19 +184,20 @@ def _facts(model: str, network: PreTrainedModel, context_limit: int, quantizatio
 
 def _num_blocks(runner: ModelRunner, kv_cache_tokens: int | None, max_slots: int) -> int:
     """Blocks of the cache: what was asked for, or every slot's whole context within half of the free memory."""
-    block_bytes, free = runner.kv_bytes_per_token * BLOCK_SIZE, free_memory_bytes(runner.device)
+    block_size = runner.path.block_size
+    block_bytes, free = runner.kv_bytes_per_token * block_size, free_memory_bytes(runner.device)
     if runner.device.type == "cpu":
         free //= runner.facts.num_ranks  # which all take theirs from the same
     if kv_cache_tokens is not None:
-        num_blocks = -(-kv_cache_tokens // BLOCK_SIZE)
+        num_blocks = -(-kv_cache_tokens // block_size)
         if num_blocks * block_bytes > free:
             raise ConfigError(
                 f"kv_cache_tokens is {kv_cache_tokens}, which takes {num_blocks * block_bytes} bytes, and "
-                f"{runner.facts.device} has {free} free; lower it to at most {free // block_bytes * BLOCK_SIZE}",
+                f"{runner.facts.device} has {free} free; lower it to at most {free // block_bytes * block_size}",
                 param="kv_cache_tokens",
             )
         return num_blocks
-    wanted = max_slots * -(-runner.facts.context_limit // BLOCK_SIZE)
+    wanted = max_slots * -(-runner.facts.context_limit // block_size)
     affordable = free // 2 // block_bytes
     if affordable < 1:
         raise ConfigError(
@@ -207,8 +208,9 @@ def _num_blocks(runner: ModelRunner, kv_cache_tokens: int | None, max_slots: int
 
 def _allocate(runner: ModelRunner, num_blocks: int) -> None:
     """At load, so that a worker beside this one does not count the same memory as free, and no request finds out."""
-    num_tokens, num_bytes = num_blocks * BLOCK_SIZE, num_blocks * BLOCK_SIZE * runner.kv_bytes_per_token
-    runner.set_pool(KVPool(num_blocks, BLOCK_SIZE))
+    num_tokens = num_blocks * runner.path.block_size
+    num_bytes = num_tokens * runner.kv_bytes_per_token
+    runner.set_pool(KVPool(num_blocks, runner.path.block_size))
     try:
         runner.allocate()
     except (RuntimeError, MemoryError) as error:  # torch's own out-of-memory errors are RuntimeErrors

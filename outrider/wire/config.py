@@ -74,7 +74,7 @@ class DraftConfig(_Settings):
     """Keep the KV of prompts and answers that have ended, so that a later prompt that begins alike is not fed again."""
     context_limit: Positive | None = None
     """Most tokens of prompt and output; absent = the model's own limit."""
-    attention_path: Literal["auto", "fused", "paged", "dense"] = "auto"
+    attention_path: Literal["auto", "fused", "flash", "paged", "dense"] = "auto"
     """How forwards are run; auto = the fastest that passes the self-test at load."""
     batch_invariant: bool = False
     """Serve only if the same tokens give the same logits bit for bit in every batch and at every verify width."""
@@ -127,7 +127,7 @@ class TargetConfig(_Settings):
     """Keep the KV of prompts and answers that have ended, so that a later prompt that begins alike is not fed again."""
     context_limit: Positive | None = None
     """Most tokens of prompt and output; absent = the model's own limit."""
-    attention_path: Literal["auto", "fused", "paged", "dense"] = "auto"
+    attention_path: Literal["auto", "fused", "flash", "paged", "dense"] = "auto"
     """How forwards are run; auto = the fastest that passes the self-test at load."""
     batch_invariant: bool = False
     """Serve only if the same tokens give the same logits bit for bit in every batch and at every verify width."""

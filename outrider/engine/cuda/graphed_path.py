@@ -1,4 +1,4 @@
-"""The `paged` path on a GPU: flash attention over pages, and CUDA graphs where a step has a captured shape.
+"""The `flash` path, for a GPU: the paged one over flash attention, and CUDA graphs where a step has a captured shape.
 
 Made by `paths.choice` for models that `varlen_attention` can run; the self-test runs it eagerly, `prepare` captures.
 """
@@ -29,7 +29,7 @@ CAPTURE_BUDGET_S = 30.0
 class GraphedPath:
     """Implements `ForwardPath` and `Prepares`; `draft_loop` implements `DraftLoop`."""
 
-    name = "paged"
+    name = "flash"
     batch_invariant = False
     block_size = BLOCK_SIZE
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
+from outrider.engine.cuda.graphed_path import graphed_path
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_files import first_line
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.dense import DensePath
-from outrider.engine.paths.forward_path import ForwardPath, PathUnavailable
+from outrider.engine.paths.forward_path import BLOCK_SIZE, ForwardPath, PathUnavailable
 from outrider.engine.paths.fused import FusedPath
 from outrider.engine.paths.paged import PagedPath
 from outrider.engine.self_test import NUM_BLOCKS, TOLERANCE, largest_error
@@ -21,8 +22,9 @@ __all__ = ["BLOCK_SIZE", "FACTORIES", "PathUnavailable", "choose_path"]
 
 log = get_logger(__name__)
 
-BLOCK_SIZE = 16
-"""Tokens."""
+
+def _flash(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
+    return graphed_path(model, facts.vocab_size)
 
 
 def _paged(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
@@ -35,6 +37,7 @@ def _dense(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
 
 FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {
     "fused": FusedPath,
+    "flash": _flash,
     "paged": _paged,
     "dense": _dense,
 }
@@ -54,7 +57,7 @@ def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_in
             path = make(model, facts)
             if batch_invariant and not path.batch_invariant:
                 raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
-            runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, BLOCK_SIZE), model.device)
+            runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), model.device)
             _self_test(runner, UncachedModel(model))
         except PathUnavailable as reason:
             reasons.append(f"{name}: {reason}")

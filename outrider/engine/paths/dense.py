@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine.paths.dense_cache import DenseCache
+from outrider.engine.paths.forward_path import BLOCK_SIZE
 from outrider.engine.step_plan import Row, StepPlan, group_rows
 
 
@@ -19,6 +20,7 @@ class DensePath:
 
     name = "dense"
     batch_invariant = False
+    block_size = BLOCK_SIZE
 
     def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
         self._model = model

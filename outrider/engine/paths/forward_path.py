@@ -1,6 +1,7 @@
 """What a way of running the model must offer. `ModelRunner` checks rows and reserves blocks; a path computes.
 
 fused: a forward of our own in C++ for the families that drafts and targets mostly are (CPU).
+flash: the paged path on a GPU, over flash attention with CUDA graphs.
 paged: transformers' modules over packed tokens, with our attention and a block table.
 dense: transformers' modules and attention over gathered rows; runs whatever transformers can run with a cache.
 """
@@ -8,11 +9,14 @@ dense: transformers' modules and attention over gathered rows; runs whatever tra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from outrider.engine.step_plan import Row
+
+BLOCK_SIZE = 16
+"""Tokens a block, where nothing asks for another size."""
 
 
 class PathUnavailable(Exception):
@@ -21,9 +25,11 @@ class PathUnavailable(Exception):
 
 class ForwardPath(Protocol):
     name: str
-    """fused, paged or dense: in the log, in GetInfo and in benchmarks."""
+    """fused, flash, paged or dense: in the log, in GetInfo and in benchmarks."""
     batch_invariant: bool
     """A token's logits are the same bits whatever else is in the forward and however its row was cut into feeds."""
+    block_size: int
+    """Tokens a block of its storage holds."""
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -41,3 +47,11 @@ class ForwardPath(Protocol):
         Rows are checked and their tables reserved. Raises InvalidRequest for a token id outside the vocabulary.
         Called in inference mode, on the engine thread.
         """
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A path with work to do between load and the first request, once its storage stands."""
+
+    def prepare(self, max_rows: int, context_limit: int, *, drafts: bool) -> None:
+        """max_rows: sequences that a forward may hold. drafts: the model proposes tokens."""

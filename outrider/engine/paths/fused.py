@@ -30,6 +30,7 @@ class FusedPath:
 
     name = "fused"
     batch_invariant = True
+    block_size = BLOCK_SIZE
 
     def __init__(self, model: PreTrainedModel, facts: ModelFacts) -> None:
         """Raises PathUnavailable, naming what this path cannot run."""

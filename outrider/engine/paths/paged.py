@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.engine.paths.forward_path import PathUnavailable
+from outrider.engine.paths.forward_path import BLOCK_SIZE, PathUnavailable
 from outrider.engine.paths.paged_attention import TorchAttention
 from outrider.engine.paths.paged_cache import ATTENTION_NAME, PagedCache
 from outrider.engine.paths.paged_plan import PagedAttention, PagedPlan
@@ -26,6 +26,7 @@ class PagedPath:
 
     name = "paged"
     batch_invariant = False
+    block_size = BLOCK_SIZE
 
     def __init__(self, model: PreTrainedModel, vocab_size: int, attention: PagedAttention | None = None) -> None:
         """attention: absent = torch's own, row by row. Raises PathUnavailable."""
