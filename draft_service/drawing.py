@@ -13,10 +13,10 @@ from torch import Tensor
 
 from draft_service.active import Active
 from outrider.engine import sampling
+from outrider.engine.cuda.host_copy import to_device, to_host
 from outrider.engine.host_sampling import HostLogits
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, process_unchecked, sound_rows
 from outrider.engine.row_law import RowLaw, truncate_topk
-from outrider.engine.upload import upload
 
 Drawn = tuple[int, RowLaw | None]
 """A token and what it was drawn from; None for greedy."""
@@ -24,7 +24,7 @@ Drawn = tuple[int, RowLaw | None]
 
 def draw_tokens(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor) -> list[Drawn]:
     """logits [R, V] float32, one row per proposal. Raises NonFiniteLogits."""
-    if logits.device.type != "cpu":
+    if not HostLogits.reads(logits):
         return _on_device(ready, rows, logits)
     host, drawn, bad = HostLogits(logits), list[Drawn](), list[int]()
     for index, (a, row) in enumerate(zip(ready, rows, strict=True)):
@@ -45,23 +45,23 @@ def _sampled(a: Active, law: RowLaw) -> Drawn:
 
 
 def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor) -> list[Drawn]:
-    """The host waits once, for the tokens; the laws are in pinned memory by then."""
+    """The host waits once, for the tokens; the laws leave on a stream of their own."""
     processed = process_unchecked(logits, rows)
     ids = sampling.argmax(processed)  # [R] int64
     sound = sound_rows(logits)  # [R] bool
     chosen = [i for i, a in enumerate(ready) if not a.greedy]
     laws = None
     if chosen:
-        index = upload(np.array(chosen), logits.device)
+        index = to_device(np.array(chosen), logits.device)
         laws = _cut(sampling.distributions(processed[index], [rows[i] for i in chosen]), [ready[i] for i in chosen])
-        u = upload(np.array([ready[i].uniforms[len(ready[i].draft_ids)] for i in chosen]), logits.device)
+        u = to_device(np.array([ready[i].uniforms[len(ready[i].draft_ids)] for i in chosen]), logits.device)
         drawn, has_mass = sampling.inverse_cdf(laws.double().exp(), u)
         ids, sound = ids.index_copy(0, index, drawn), sound.index_copy(0, index, sound[index] & has_mass)
-    on_host = None if laws is None else laws.to("cpu", non_blocking=True)  # copied in order: here before the ids are
+    copy = None if laws is None else to_host(laws)  # beside what follows
     values = torch.stack((ids, sound.long())).cpu().numpy()  # [2, R]: the one wait of a step
     if not values[1].all():
         raise NonFiniteLogits(np.flatnonzero(values[1] == 0).tolist())
-    host_laws = dict(zip(chosen, () if on_host is None else on_host.numpy(), strict=True))
+    host_laws = dict(zip(chosen, () if copy is None else copy.wait().numpy(), strict=True))
     return [
         (int(token_id), RowLaw(logits.shape[1], host_laws[i]) if i in host_laws else None)
         for i, token_id in enumerate(values[0])
@@ -71,6 +71,6 @@ def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor
 def _cut(laws: Tensor, ready: Sequence[Active]) -> Tensor:
     """[S, V] float32 log-probs; each row cut as its proposal asks."""
     for topk in {a.topk for a in ready if a.topk is not None}:
-        cut = upload(np.array([a.topk == topk for a in ready]), laws.device)[:, None]
+        cut = to_device(np.array([a.topk == topk for a in ready]), laws.device)[:, None]
         laws = torch.where(cut, sampling.truncate_topk(laws, topk), laws)
     return laws

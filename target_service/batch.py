@@ -26,7 +26,7 @@ def decide(ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tens
     Raises NonFiniteLogits, naming a row of every slot that cannot be decided for it. Rows that nothing is decided by
     may hold anything on the host.
     """
-    if logits.device.type != "cpu":
+    if not HostLogits.reads(logits):
         return decide_on_device(ready, states, logits)
     host, noise = HostLogits(logits), slots_noise(ready)
     outcomes: list[tuple[int, int]] = []

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.acceptance import Outcome, accept_greedy, accept_rejection
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.noise import Purpose
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked, sound_rows
 from outrider.engine.row_law import NothingToDraw
 from outrider.engine.sampling import argmax, distributions
 from outrider.engine.slot_noise import slot_uniforms
-from outrider.engine.upload import upload
 from outrider.engine.wire_tensors import scattered
 from target_service.waiting import Ready
 
@@ -65,7 +65,7 @@ def _greedy(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
 def _sampled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
     used = batch.used_rows()  # rows of sampled slots only
     if len(used) < len(rows):
-        processed = processed.index_select(0, upload(np.array(used), processed.device))
+        processed = processed.index_select(0, to_device(np.array(used), processed.device))
     target = distributions(processed, [rows[i] for i in used])  # [U, V]
     accept_u, recover_u, target_u = batch.uniforms((Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET))
     return accept_rejection(
@@ -88,9 +88,9 @@ class Batch:
         self._device = device
         counts = [len(r.draft_ids) for r in ready]
         self._width = width = max(counts)
-        self.num_drafted = upload(np.array(counts), device)  # [B]
+        self.num_drafted = to_device(np.array(counts), device)  # [B]
         padded = [[*r.draft_ids, *[0] * (width - len(r.draft_ids))] for r in ready]
-        self.draft_ids = upload(np.array(padded, dtype=np.int64).reshape(len(ready), width), device)  # [B, K]
+        self.draft_ids = to_device(np.array(padded, dtype=np.int64).reshape(len(ready), width), device)  # [B, K]
         # Rows past a slot's own K repeat its last one; the rules never look at them.
         self._rows = np.array([[s + min(j, n) for j in range(width + 1)] for s, n in zip(starts, counts, strict=True)])
 
@@ -100,7 +100,7 @@ class Batch:
     def row_index(self, among: Sequence[int] | None = None) -> Tensor:
         """[B, K+1] int64: rows of the step's logits, or their places `among` some of them, ascending."""
         rows = self._rows if among is None else np.searchsorted(among, self._rows)
-        return upload(rows, self._device)
+        return to_device(rows, self._device)
 
     def draft_log_probs(self, vocab_size: int) -> Tensor:
         """[B, K, V] float32; padding rows are -inf."""

@@ -23,6 +23,11 @@ COLDEST = float(np.finfo(np.float32).tiny)
 class HostLogits:
     """The logits of a step, read row by row."""
 
+    @staticmethod
+    def reads(logits: Tensor) -> bool:
+        """Whether the host can read them as they are; elsewhere they are computed with where they are."""
+        return logits.device.type == "cpu"
+
     def __init__(self, logits: Tensor) -> None:
         """logits [R, V] float32, on the CPU."""
         self._rows = logits.numpy()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.engine.candidates import Scores
 from outrider.engine.columns import ColumnEdits, Columns
-from outrider.engine.upload import upload
+from outrider.engine.cuda.host_copy import to_device
 from outrider.wire.errors import WorkerFault
 from outrider.wire.params import SamplingParams
 
@@ -148,7 +148,7 @@ def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     if edits:
         _penalise(processed, edits)
     if bans:
-        cells = upload(np.array(bans, dtype=np.int64).T.copy(), processed.device)  # [2, N] int64
+        cells = to_device(np.array(bans, dtype=np.int64).T.copy(), processed.device)  # [2, N] int64
         processed[cells[0], cells[1]] = -torch.inf
     return processed
 
@@ -175,8 +175,8 @@ def process_row(logits: Scores, row: LogitRow) -> Scores:
 def _penalise(processed: Tensor, found: list[tuple[int, ColumnEdits]]) -> None:
     """In place, on the named columns. Transformers' repetition penalty, OpenAI's frequency and presence penalties."""
     at = np.stack([np.repeat([r for r, _ in found], [e.ids.size for _, e in found]), _joined(found, "ids")])
-    where = tuple(upload(at, processed.device))  # [sum(N)] twice
-    factor, offset = upload(np.stack([_joined(found, "factor"), _joined(found, "offset")]), processed.device)
+    where = tuple(to_device(at, processed.device))  # [sum(N)] twice
+    factor, offset = to_device(np.stack([_joined(found, "factor"), _joined(found, "offset")]), processed.device)
     x = processed[where].double()
     x = torch.where(x < 0, x * factor, x / factor) + offset
     processed[where] = x.clamp(-_FLOAT32_MAX, _FLOAT32_MAX).float()

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.host_sampling import COLDEST
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process
-from outrider.engine.upload import upload
 from outrider.wire.params import SamplingParams
 
 __all__ = [
@@ -143,7 +143,7 @@ def _keep_top_p(scaled: Tensor, params: list[SamplingParams]) -> None:
     chosen = [r for r, p in enumerate(params) if p.top_p < 1.0 and not p.greedy]
     if not chosen:
         return
-    index = upload(np.array(chosen), scaled.device)
+    index = to_device(np.array(chosen), scaled.device)
     x = scaled[index]  # [r, V]
     top_p = _column([params[r].top_p for r in chosen], x, torch.float64)[:, 0]
     cut, num_equal = _nucleus_edge(x.sort(dim=1, descending=True).values, x.double().exp().sum(dim=1) * top_p)
@@ -182,4 +182,4 @@ def _keep_best(scaled: Tensor, processed: Tensor, params: list[SamplingParams]) 
 def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """[R] -> [R, 1] on the device of `like`."""
     kinds = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.bool: np.bool_}
-    return upload(np.array(values, dtype=kinds[dtype or like.dtype]), like.device)[:, None]
+    return to_device(np.array(values, dtype=kinds[dtype or like.dtype]), like.device)[:, None]

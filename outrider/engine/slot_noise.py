@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.noise import Purpose, host_uniforms
-from outrider.engine.upload import upload
 from outrider.wire.params import SamplingParams
 
 
@@ -32,4 +32,4 @@ def slot_uniforms(
     params: Sequence[SamplingParams], positions: Sequence[int], purposes: Sequence[Purpose], device: torch.device
 ) -> Tensor:
     """`host_slot_uniforms` on `device`: [P, N] float64."""
-    return upload(host_slot_uniforms(params, positions, purposes), device)
+    return to_device(host_slot_uniforms(params, positions, purposes), device)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from outrider.engine.candidates import Ids
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.row_law import RowLaw
-from outrider.engine.upload import upload
 from outrider.wire.codec import BadTensor, DenseRows, Rows, SparseRows
 
 MASS_TOLERANCE = 1e-3
@@ -73,12 +73,12 @@ def scattered(laws: Sequence[tuple[int, RowLaw]], num_rows: int, vocab_size: int
     out = torch.full((num_rows, vocab_size), -torch.inf, device=device)
     sparse = [(row * vocab_size + law.ids, law.scores) for row, law in laws if law.ids is not None]
     if sparse:
-        cells = upload(np.concatenate([cells for cells, _ in sparse]), device)
-        out.view(-1)[cells] = upload(np.concatenate([scores for _, scores in sparse]), device)
+        cells = to_device(np.concatenate([cells for cells, _ in sparse]), device)
+        out.view(-1)[cells] = to_device(np.concatenate([scores for _, scores in sparse]), device)
     dense = [(row, law.scores) for row, law in laws if law.ids is None]
     if dense:
-        rows = upload(np.array([row for row, _ in dense]), device)
-        out[rows] = upload(np.stack([scores for _, scores in dense]), device)
+        rows = to_device(np.array([row for row, _ in dense]), device)
+        out[rows] = to_device(np.stack([scores for _, scores in dense]), device)
     return out
 
 
