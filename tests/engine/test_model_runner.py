@@ -1,33 +1,36 @@
-"""Every architecture: ragged prefill, decode, verify and rollback give the logits of a forward without any cache."""
+"""The runner over each path of transformers' modules: pieces, forks, stale blocks and refusals.
+
+Ragged rounds on every architecture are in test_architectures.
+"""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from outrider.engine.kv_pool import BlockTable, KVPool, OutOfBlocks
 from outrider.engine.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import FORWARD_COST_TOKENS, Row, StepPlan, group_rows
 from outrider.wire.errors import InvalidRequest
-from tests.tiny_models import random_model, save, tiny_llama, zoo
+from tests import rounds
+from tests.rounds import Fed, step
+from tests.tiny_models import tiny_llama
 
 TOLERANCE = 1e-4
 """Largest logit difference, float32."""
 VOCAB_SIZE = 97
 
 
-def load(folder: str, kv_cache_tokens: int = 2048) -> ModelRunner:
+def load(folder: str, path: str, kv_cache_tokens: int = 2048) -> ModelRunner:
     return load_runner(
         folder,
         device="cpu",
@@ -35,88 +38,32 @@ def load(folder: str, kv_cache_tokens: int = 2048) -> ModelRunner:
         kv_cache_tokens=kv_cache_tokens,
         max_slots=8,
         context_limit=None,
-        attention_path="dense",
+        attention_path=path,
     )
 
 
 @lru_cache(maxsize=1)
-def truth_of(folder: str) -> UncachedModel:
+def uncached_of(folder: str) -> UncachedModel:
     return UncachedModel(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
 
 
 def uncached(runner: ModelRunner) -> Callable[[list[int]], Tensor]:
     """[T, V] from transformers alone."""
-    return truth_of(runner.facts.model_id).forward
+    return uncached_of(runner.facts.model_id).forward
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    return load(tiny_llama(tmp_path_factory.mktemp("llama"), VOCAB_SIZE))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_llama(tmp_path_factory.mktemp("llama"), VOCAB_SIZE)
+
+
+@pytest.fixture(scope="module", params=["paged", "dense"])
+def llama(folder: str, request: pytest.FixtureRequest) -> ModelRunner:
+    return load(folder, request.param)
 
 
 def some_ids(count: int, seed: int) -> list[int]:
-    generator = random.Random(seed)
-    return [generator.randrange(VOCAB_SIZE) for _ in range(count)]
-
-
-def truth(model: PreTrainedModel, ids: list[int]) -> Tensor:
-    """[T, V] from transformers alone."""
-    with torch.inference_mode():
-        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-
-
-class Fed:
-    """A sequence and the expectation for every logit it is asked for."""
-
-    def __init__(self, runner: ModelRunner, expected: Callable[[list[int]], Tensor], ids: list[int]) -> None:
-        self.table, self.ids, self.num_cached = runner.pool.new_table(), ids, 0
-        self._expected = expected
-
-    def row(self, end: int, num_logits: int) -> Row:
-        return Row.of(self.table, self.ids[:end], self.num_cached, num_logits)
-
-    def error(self, row: Row, logits: Tensor) -> float:
-        self.num_cached = row.num_tokens
-        if not row.num_logits:
-            return 0.0
-        return float((logits - self._expected(row.last_ids(row.num_tokens))[-row.num_logits :]).abs().max())
-
-    def roll_back(self, keep: int, seed: int) -> None:
-        self.table.truncate(keep)
-        self.num_cached = keep
-        self.ids = self.ids[:keep] + some_ids(60, seed)
-
-
-def step(runner: ModelRunner, feeds: list[tuple[Fed, int, int]]) -> float:
-    """One forward of (sequence, its new end, logits wanted); the largest error."""
-    rows = [sequence.row(end, num_logits) for sequence, end, num_logits in feeds]
-    parts = runner.forward(rows).split([row.num_logits for row in rows])
-    return max(sequence.error(row, logits) for (sequence, _, _), row, logits in zip(feeds, rows, parts, strict=True))
-
-
-@pytest.mark.parametrize("name", sorted(zoo()))
-def test_ragged_rounds_equal_a_forward_without_cache(name: str, tmp_path: Path) -> None:
-    model = random_model(zoo()[name], seed=3)
-    runner = load(save(model, tmp_path))
-    a, b, c, d = (Fed(runner, lambda ids: truth(model, ids), some_ids(110, seed)) for seed in range(4))
-    steps = [
-        [(a, 40, 0), (b, 9, 1), (c, 3, 1)],  # prompts: wide, narrow, very short
-        [(a, 57, 1), (b, 10, 1), (c, 4, 1), (d, 20, 0)],  # the rest of a prompt among decodes, another joins
-        [(a, 63, 6), (b, 16, 6), (c, 10, 6), (d, 21, 1)],  # verify K = 5, and one plain step
-    ]
-    errors = [step(runner, feeds) for feeds in steps]
-    a.roll_back(58, 10)  # all refused
-    b.roll_back(13, 11)  # two kept
-    c.roll_back(5, 12)
-    errors.append(step(runner, [(a, 64, 6), (b, 15, 2), (c, 6, 1), (d, 27, 6)]))  # ragged K
-    d.table.free()  # leaves in between
-    a.roll_back(16, 13)  # far back, to the edge of a block
-    errors.append(step(runner, [(a, 17, 1), (b, 16, 1), (c, 12, 6)]))
-    errors.append(step(runner, [(a, 23, 6)]))  # alone
-    assert max(errors) < TOLERANCE, errors
-    for sequence in (a, b, c):
-        sequence.table.free()
-    assert runner.pool.num_in_use == 0
+    return rounds.some_ids(count, VOCAB_SIZE, seed)
 
 
 def test_a_prompt_in_pieces_equals_a_prompt_at_once(llama: ModelRunner) -> None:
@@ -192,8 +139,9 @@ def test_a_token_outside_the_vocabulary_changes_nothing(llama: ModelRunner, bad_
     good.free()
 
 
-def test_a_full_cache_changes_nothing(tmp_path: Path) -> None:
-    runner = load(tiny_llama(tmp_path, VOCAB_SIZE), kv_cache_tokens=48)
+@pytest.mark.parametrize("path", ["paged", "dense"])
+def test_a_full_cache_changes_nothing(folder: str, path: str) -> None:
+    runner = load(folder, path, kv_cache_tokens=48)
     first, second = runner.pool.new_table(), runner.pool.new_table()
     runner.forward([Row.of(first, [1, 2], 0, 0)])
     with pytest.raises(OutOfBlocks, match="raise kv_cache_tokens"):
