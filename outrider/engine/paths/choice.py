@@ -10,11 +10,12 @@ from outrider.engine.cuda.graphed_path import graphed_path
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_files import first_line
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
+from outrider.engine.packed_linear import pack_linears, unpack_linears
 from outrider.engine.paths.dense import DensePath
 from outrider.engine.paths.forward_path import BLOCK_SIZE, ForwardPath, PathUnavailable
 from outrider.engine.paths.fused import FusedPath
 from outrider.engine.paths.paged import PagedPath
-from outrider.engine.self_test import NUM_BLOCKS, TOLERANCE, largest_error
+from outrider.engine.self_test import NUM_BLOCKS, TOLERANCE, Remembered, largest_error
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
@@ -42,6 +43,8 @@ FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {
     "dense": _dense,
 }
 """By name, the fastest first. Each raises PathUnavailable when the model, the device or the machine is not for it."""
+MODULE_PATHS = ("paged", "dense")
+"""Those that run the model's own modules on a CPU: linear layers replaced in the model are replaced in them."""
 
 
 def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_invariant: bool) -> ModelRunner:
@@ -49,7 +52,7 @@ def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_in
 
     Raises ConfigError naming what each path that was tried came to.
     """
-    class_name, reasons = type(model).__name__, []
+    class_name, reasons, truth = type(model).__name__, [], Remembered(UncachedModel(model))
     for name, make in FACTORIES.items():
         if wanted not in ("auto", name):
             continue
@@ -58,12 +61,14 @@ def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_in
             if batch_invariant and not path.batch_invariant:
                 raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
             runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), model.device)
-            _self_test(runner, UncachedModel(model))
+            _self_test(runner, truth)
         except PathUnavailable as reason:
             reasons.append(f"{name}: {reason}")
             continue
         for reason_text in reasons:
             log.info("%s does not take the path %s", class_name, reason_text)
+        if name in MODULE_PATHS and model.device.type == "cpu" and facts.num_ranks == 1:
+            _pack(model, runner, truth)
         return runner
     raise ConfigError(
         f"{class_name} on {facts.device} in {facts.dtype} cannot be served: {'; '.join(reasons)}; "
@@ -72,7 +77,21 @@ def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_in
     )
 
 
-def _self_test(runner: ModelRunner, truth: UncachedModel) -> None:
+def _pack(model: PreTrainedModel, runner: ModelRunner, truth: Remembered) -> None:
+    """Weights laid out for the CPU, if the runner then still passes the self-test against the plain ones."""
+    num_packed = pack_linears(model)
+    if not num_packed:
+        return
+    try:
+        _self_test(runner, truth)
+    except PathUnavailable as reason:
+        unpack_linears(model)
+        log.warning("%s keeps its plain linear layers: packed, it %s", type(model).__name__, reason)
+        return
+    log.info("%d linear layers of %s have packed weights", num_packed, type(model).__name__)
+
+
+def _self_test(runner: ModelRunner, truth: Remembered) -> None:
     """Raises PathUnavailable."""
     try:
         error = largest_error(runner, truth)

@@ -1,0 +1,161 @@
+"""Packed linear layers: the plain ones' results, no weight twice, and the plain ones wherever packing fails."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
+
+from outrider.engine import packed_linear
+from outrider.engine.model_runner import ModelFacts, UncachedModel
+from outrider.engine.packed_linear import Operators, PackedLinear, operators, pack_linears, unpack_linears
+from outrider.engine.paths.choice import choose_path
+from tests.rounds import largest_error, truth_of
+from tests.tiny_models import random_model
+
+VOCAB_SIZE = 512
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def llama(tied: bool = False) -> PreTrainedConfig:
+    """As small as a model may be whose weights are still worth packing."""
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=512,
+        intermediate_size=512,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+    )
+
+
+def gpt2() -> PreTrainedConfig:
+    sizes = {"n_embd": 512, "n_layer": 1, "n_head": 4, "n_positions": 128}
+    return GPT2Config(vocab_size=VOCAB_SIZE, bos_token_id=0, eos_token_id=0, **sizes)
+
+
+def logits(model: PreTrainedModel) -> Tensor:
+    return UncachedModel(model).forward(range(3, 40))
+
+
+def packed_in(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, PackedLinear)]
+
+
+@pytest.fixture(autouse=True)
+def _needs_the_operators() -> None:
+    if operators() is None:
+        pytest.skip("this build of torch has no operators for packed weights")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", [llama(), gpt2()], ids=["llama", "gpt2"])
+def test_packed_layers_compute_the_same_and_come_back_as_they_were(
+    config: PreTrainedConfig, dtype: torch.dtype
+) -> None:
+    model = random_model(config, seed=1).to(dtype)
+    before, names = logits(model), [name for name, _ in model.named_parameters()]
+    assert pack_linears(model) == len(packed_in(model)) >= 4
+    tolerance = packed_linear.TOLERANCE[dtype]
+    assert float((logits(model) - before).abs().max() / before.abs().max()) < tolerance
+    unpack_linears(model)
+    assert packed_in(model) == [] and [name for name, _ in model.named_parameters()] == names
+    assert torch.equal(logits(model), before)
+
+
+def test_no_weight_is_in_memory_twice() -> None:
+    model = random_model(llama(), seed=1)
+    mlp = weakref.ref(model.model.layers[0].mlp.up_proj.weight)
+    pack_linears(model)
+    gc.collect()
+    assert mlp() is None
+
+
+def test_at_most_one_plain_weight_waits_while_its_packed_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(llama(), seed=1)
+    mlp = model.model.layers[0].mlp
+    plain = [weakref.ref(layer.weight) for layer in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
+    alive: list[int] = []
+    init = PackedLinear.__init__
+
+    def counting(self: PackedLinear, *arguments: Any) -> None:
+        init(self, *arguments)
+        gc.collect()
+        alive.append(sum(weight() is not None for weight in plain))
+
+    monkeypatch.setattr(PackedLinear, "__init__", counting)
+    del mlp
+    pack_linears(model)
+    assert sorted(alive, reverse=True) == alive and alive[-1] <= 1
+
+
+def test_a_tied_head_stays_plain() -> None:
+    model = random_model(llama(tied=True), seed=1)
+    before = logits(model)
+    pack_linears(model)
+    assert "lm_head" not in packed_in(model) and packed_in(model)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert float((logits(model) - before).abs().max()) < 1e-4
+
+
+def test_small_weights_stay_plain() -> None:
+    config = llama()
+    config.hidden_size = config.intermediate_size = 64
+    config.head_dim = 16
+    assert pack_linears(random_model(config, seed=1)) == 0
+
+
+def wrong(x: Tensor, packed: Tensor, *rest: Any) -> Tensor:
+    found = operators()
+    assert found is not None
+    return found.apply(x, packed, *rest) * 1.001
+
+
+def fails(*arguments: Any) -> Tensor:
+    raise RuntimeError("could not create a primitive")
+
+
+@pytest.mark.parametrize("broken", [{"apply": wrong}, {"apply": fails}, {"pack": fails}, None])
+def test_an_operator_that_is_wrong_fails_or_is_missing_leaves_the_model_alone(
+    broken: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = operators()
+    assert found is not None
+    changed = None if broken is None else Operators(**{"pack": found.pack, "apply": found.apply, **broken})
+    model = random_model(llama(), seed=1)
+    before = logits(model)
+    monkeypatch.setattr(packed_linear, "operators", lambda: changed)
+    assert pack_linears(model) == 0 and packed_in(model) == []
+    assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("path", ["paged", "dense"])
+def test_a_path_over_packed_layers_equals_the_plain_model(path: str) -> None:
+    model = random_model(llama(), seed=1)
+    truth = truth_of(random_model(llama(), seed=1))
+    runner = choose_path(model, facts(), path, False)
+    assert len(packed_in(model)) >= 4
+    assert largest_error(runner, truth) < 1e-4
+
+
+def test_layers_that_fail_the_second_self_test_are_plain_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when each layer is right by itself and the whole is not."""
+    model = random_model(llama(), seed=1)
+    truth = truth_of(random_model(llama(), seed=1))
+    right = PackedLinear.forward
+    monkeypatch.setattr(packed_linear, "_agrees", lambda plain, found: True)
+    monkeypatch.setattr(PackedLinear, "forward", lambda self, x: right(self, x) * 1.5)
+    runner = choose_path(model, facts(), "paged", False)
+    assert packed_in(model) == []
+    assert largest_error(runner, truth) < 1e-4
+
+
+def facts() -> ModelFacts:
+    return ModelFacts("packed", VOCAB_SIZE, 128, "float32", "cpu", (), 0)
