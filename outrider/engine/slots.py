@@ -145,9 +145,11 @@ class Slot:
 
     def give_up(self) -> int:
         """Let all blocks go; what is committed stays known to the prefix cache. Returns the blocks that became free."""
+        num_in_use = self._pool.num_in_use
         self.reconcile()
         self.publish()
-        return self._crop(0)
+        self._crop(0)
+        return num_in_use - self._pool.num_in_use
 
     def distrust(self) -> None:
         """What is cached may be wrong: nobody may adopt it, and this slot begins anew."""

@@ -1,8 +1,9 @@
 """Whatever a gateway sends, in whatever order, a slot's logits are those of a fresh prefill of its committed tokens.
 
 The machine plays gateways over a real SlotTable and ModelRunner: rounds of both workers, retries, duplicates, stale
-and early messages, truncations at any time, closes and lost streams. It keeps its own record of what each slot must
-hold, by the rules of the protocol alone. Hypothesis chooses the order of events and a seed for each: tokens that it
+and early messages, truncations at any time, closes and lost streams; and a scheduler that takes a slot's memory away at
+any time, while prompts that begin alike share theirs. It keeps its own record of what each slot must hold, by the rules
+of the protocol alone. Hypothesis chooses the order of events and a seed for each: tokens that it
 draws one by one are so often equal that guesses are hardly ever wrong.
 """
 
@@ -40,14 +41,23 @@ from tests.tiny_models import random_model
 TOLERANCE = 1e-4
 VOCAB_SIZE = 5
 """So small that guesses are often right and old guesses often come true."""
-BLOCK_SIZE, NUM_BLOCKS, MAX_SLOTS, CONTEXT = 4, 26, 4, 40
+BLOCK_SIZE, NUM_BLOCKS, MAX_SLOTS, CONTEXT = 4, 30, 3, 40
 
 SEED = st.integers(0, 2**32)
 PICK = st.integers(0, MAX_SLOTS - 1)
 
 SEEN: Counter[str] = Counter()
 """How often what matters happened, over all runs of the machine."""
-EXPECTED_EVENTS = ("wrong guesses dropped", "right guesses kept", "behind", "repeated", "overloaded")
+EXPECTED_EVENTS = (
+    "wrong guesses dropped",
+    "right guesses kept",
+    "behind",
+    "repeated",
+    "overloaded",
+    "preempted",
+    "adopted",
+    "evicted",
+)
 
 
 def make_runner() -> tuple[ModelRunner, UncachedModel]:
@@ -99,7 +109,16 @@ class Workers(RuleBasedStateMachine):
     def start(self) -> None:
         RUNNER.set_pool(KVPool(NUM_BLOCKS, BLOCK_SIZE))
         self.table = SlotTable(RUNNER.pool, MAX_SLOTS, CONTEXT)
+        self.fill_the_prefix_cache()
         self.requests: dict[tuple[int, int], Request] = {}
+
+    def fill_the_prefix_cache(self) -> None:
+        """With what no request asks for: whatever is fed evicts something."""
+        num_tokens, table = NUM_BLOCKS * BLOCK_SIZE, RUNNER.pool.new_table()
+        table.reserve(num_tokens)
+        RUNNER.pool.prefix.publish(table, [VOCAB_SIZE] * num_tokens)
+        table.free()
+        assert RUNNER.pool.num_cached == NUM_BLOCKS
 
     def pick(self, which: int) -> tuple[Slot, Request]:
         key = sorted(self.requests)[which % len(self.requests)]
@@ -115,11 +134,11 @@ class Workers(RuleBasedStateMachine):
         dice = random.Random(seed)
         key, old = (owner, slot_id), self.requests.get((owner, slot_id))
         num_prompt, max_tokens = dice.randint(1, 9), dice.choice((2, 12, 25, 30))
-        committed = tokens(dice, num_prompt + dice.choice((0, 0, min(5, max_tokens - 1))))
+        family = random.Random(dice.randrange(3))  # so that prompts begin alike
+        committed = tokens(family, num_prompt + dice.choice((0, 0, min(5, max_tokens - 1))))
         max_len = num_prompt + max_tokens
         others = [request for other, request in self.requests.items() if other != key]
-        needed = sum(-(-r.max_len // BLOCK_SIZE) for r in others) + -(-max_len // BLOCK_SIZE)
-        fits = len(others) < MAX_SLOTS and needed <= NUM_BLOCKS
+        fits = len(others) < MAX_SLOTS
         try:
             self.table.open(owner, slot_id, committed, num_prompt, SamplingParams(max_tokens=max_tokens))
         except Overloaded:
@@ -144,6 +163,8 @@ class Workers(RuleBasedStateMachine):
             self.verify_batch(batch, dice)
 
     def verify_batch(self, batch: list[tuple[Slot, Request, list[int]]], dice: random.Random) -> None:
+        for slot, _, _ in batch:
+            self.begin(slot)
         rows = [Row.of(s.table, [*s.committed, *guesses], len(s.cached), len(guesses) + 1) for s, _, guesses in batch]
         parts = RUNNER.forward(rows).split([row.num_logits for row in rows])
         for (slot, request, guesses), logits in zip(batch, parts, strict=True):
@@ -171,6 +192,8 @@ class Workers(RuleBasedStateMachine):
                 ids += tokens(dice, 1)
                 if dice.random() < 0.1:  # the RPC, while a proposal is under way
                     slot.truncate(dice.randint(1, len(ids)))
+                elif dice.random() < 0.05:
+                    self.take_memory(slot)
             self.learn(request, ids[len(slot.committed) :], dice)
 
     def learn(self, request: Request, guesses: list[int], dice: random.Random) -> None:
@@ -189,8 +212,18 @@ class Workers(RuleBasedStateMachine):
         dice = random.Random(seed)
         if self.commit(slot, request, dice):
             end = dice.randint(0, len(slot.committed) - 1)
+            self.begin(slot)
             if len(slot.cached) < end:
-                self.feed(slot, slot.committed[:end])
+                new_ids = slot.committed[len(slot.cached) : end]
+                RUNNER.forward([Row(slot.table, new_ids, len(slot.cached), 0, slot.cached)])
+                slot.fed_committed(new_ids)
+
+    @precondition(lambda self: self.requests)
+    @rule(which=PICK)
+    def preempt(self, which: int) -> None:
+        """An older slot needs the memory."""
+        slot, _ = self.pick(which)
+        self.take_memory(slot)
 
     @precondition(lambda self: any(request.sent for request in self.requests.values()))
     @rule(which=PICK, message=st.integers(0, 100))
@@ -239,7 +272,7 @@ class Workers(RuleBasedStateMachine):
         if really:  # rarely, or no slot would live long enough to see much
             return
         slot, _ = self.pick(which)
-        held = len(slot.table.blocks)
+        held = sum(self.table.pool.num_references(block) == 1 for block in slot.table.blocks)
         assert self.table.close(*slot.key) == held
         assert self.table.close(*slot.key) == 0
         del self.requests[slot.key]
@@ -256,10 +289,10 @@ class Workers(RuleBasedStateMachine):
     def fail_a_forward(self, which: int) -> None:
         """A token that the model cannot take, as from a broken peer: the slot is as before."""
         slot, _ = self.pick(which)
-        before = (list(slot.cached), list(slot.table.blocks), slot.table.num_tokens)
+        before = (list(slot.cached), len(slot.table.blocks), slot.table.num_tokens)
         with pytest.raises(InvalidRequest):
             RUNNER.forward([Row.of(slot.table, [*slot.cached, VOCAB_SIZE], len(slot.cached), 1)])
-        assert (slot.cached, slot.table.blocks, slot.table.num_tokens) == before
+        assert (slot.cached, len(slot.table.blocks), slot.table.num_tokens) == before
 
     # What a worker does ---------------------------------------------------------------------------------------------
 
@@ -293,8 +326,24 @@ class Workers(RuleBasedStateMachine):
         assert (num_cached, slot.cached, slot.committed) == (expected, known[:expected], known)
         SEEN["right guesses kept"] += expected == len(cached) > 0
 
+    def begin(self, slot: Slot) -> None:
+        """As at a slot's admission: what is committed, published and under the same salt need not be fed."""
+        if not slot.table.blocks:
+            evictions, num_known = self.table.pool.num_evictions, len(slot.committed)
+            num_adopted = slot.adopt()
+            assert slot.cached == slot.committed[:num_adopted] and num_adopted < num_known
+            assert self.table.pool.num_evictions == evictions
+            SEEN["adopted"] += num_adopted > 0
+
+    def take_memory(self, slot: Slot) -> None:
+        before = list(slot.committed)
+        slot.give_up()
+        assert (slot.committed, slot.cached, slot.table.blocks) == (before, [], [])
+        SEEN["preempted"] += 1
+
     def feed(self, slot: Slot, ids: list[int]) -> Tensor:
         """Bring the cache up to ids in one forward; [V] logits after the last."""
+        self.begin(slot)
         logits = RUNNER.forward([Row.of(slot.table, ids, len(slot.cached), 1)])
         slot.fed(ids[len(slot.cached) :])
         return logits[0]
@@ -310,8 +359,8 @@ class Workers(RuleBasedStateMachine):
             return
         slots, pool = list(self.table), self.table.pool
         blocks = [block for slot in slots for block in slot.table.blocks]
-        assert len(set(blocks)) == len(blocks) == pool.num_in_use
-        assert sum(-(-request.max_len // BLOCK_SIZE) for request in self.requests.values()) <= NUM_BLOCKS
+        assert len(set(blocks)) == pool.num_in_use
+        assert all(pool.num_references(block) == count for block, count in Counter(blocks).items())
         assert self.table.num_in_use == len(slots) == len(self.requests)
 
     @invariant()
@@ -336,8 +385,7 @@ class Workers(RuleBasedStateMachine):
         for owner in (1, 2):
             self.table.close_owner(owner)
         assert self.table.pool.num_in_use == 0
-        for slot_id, max_len in enumerate((CONTEXT, CONTEXT, NUM_BLOCKS * BLOCK_SIZE - 2 * CONTEXT)):
-            self.table.open(1, slot_id, [1], 1, SamplingParams(max_tokens=max_len - 1))  # all memory can be promised
+        SEEN["evicted"] += self.table.pool.num_evictions
         TRUTH.clear()
 
 
