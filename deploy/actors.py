@@ -7,8 +7,11 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from deploy.cluster import NAMESPACE
+from deploy.placement import Placement
 from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import configure_logging, get_logger
@@ -34,6 +37,20 @@ class Refused:
     """A worker that could not start."""
 
     message: str
+
+
+def actor_options(name: str, placement: Placement, strategy: Any) -> dict[str, Any]:
+    """What Ray is asked for: the actor outlives its driver and is restarted until somebody kills it."""
+    return {
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "scheduling_strategy": strategy,
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        "num_cpus": placement.num_cpus,
+        "num_gpus": placement.num_gpus,
+    }
 
 
 class WorkerActor:
@@ -71,6 +88,28 @@ class WorkerActor:
         except Exception:
             log.exception("the %s worker's engine ended; the process follows", self._role)
             _exit_for_restart()
+
+
+class FollowerActor:
+    """Holds a share of the target's weights. Its process ends with the target's, and Ray restarts both."""
+
+    def __init__(self, folder: str, rank: int, cpu_cores: str | None, visible_devices: str | None) -> None:
+        """`folder`: where the target meets it."""
+        if visible_devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
+        arguments = (Path(folder), rank, cpu_cores)
+        threading.Thread(target=self._follow, args=arguments, name="follower", daemon=True).start()
+
+    def _follow(self, folder: Path, rank: int, cpu_cores: str | None) -> None:
+        from outrider.engine.parallel.follower import follow
+
+        try:
+            code = follow(folder, rank, cpu_cores, lambda: None)
+        except Exception:
+            log.exception("rank %d of the target ended", rank)
+            code = 1
+        if code:
+            _exit_for_restart()  # else the target has said that it ends, and whoever stops it kills this process
 
 
 def _start(role: str, settings: dict[str, Any]) -> Any:

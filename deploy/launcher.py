@@ -19,10 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from deploy.actors import Refused, Started, WorkerActor
-from deploy.cluster import NAMESPACE, Cluster
+from deploy.actors import Refused, Started, WorkerActor, actor_options
+from deploy.cluster import Cluster
 from deploy.placement import Placement, check_fits, place
 from deploy.ports import Ports
+from deploy.ranks import Ranks
 from outrider.cli.cores import format_cores
 from outrider.cli.stopping import StopFlag, StopRequested
 from outrider.cli.system import RayConfig, SystemConfig, read_yaml, workers_of
@@ -47,6 +48,7 @@ class Launcher:
         self._run = secrets.token_hex(4)  # two systems on one cluster must not find each other's actors
         self._actors: dict[str, Any] = {}
         self._ports = Ports()
+        self._ranks: Ranks | None = None
 
     def start(self, cluster: Cluster) -> dict[str, Started]:
         """Blocks until both workers can be called. Raises OutriderError saying why they cannot."""
@@ -60,6 +62,9 @@ class Launcher:
         placements = place(self._config, nodes, cluster.local_cores())
         check_fits(placements, nodes, "has")
         check_fits(placements, [cluster.free()], "has free")
+        if self._config.target.tensor_parallel > 1:
+            self._ranks = Ranks(self._run, self._config.target.tensor_parallel, placements, cluster.folder)
+            self._ranks.start_followers()
         for role, worker in workers_of(self._config).items():
             self.progress(role, "loading", f"{worker.model} on {placements[role]}")
             self._actors[role] = self._create(role, worker, placements[role])
@@ -91,6 +96,8 @@ class Launcher:
         for actor in self._actors.values():
             with contextlib.suppress(Exception):
                 ray.kill(actor, no_restart=True)
+        if self._ranks is not None:
+            self._ranks.stop()
 
     def _create(self, role: str, worker: TargetConfig | DraftConfig, placement: Placement) -> Any:
         import ray
@@ -102,16 +109,11 @@ class Launcher:
             settings["metrics_port"] = self._ports.free(worker.host)
         settings["device"] = placement.device
         settings["cpu_cores"] = None if placement.cpu_cores is None else format_cores(placement.cpu_cores)
-        options = ray.remote(WorkerActor).options(
-            name=f"{self._run}-{role}",
-            namespace=NAMESPACE,
-            lifetime="detached",
-            scheduling_strategy=_on_this_machine(),
-            max_restarts=-1,
-            max_task_retries=0,
-            num_cpus=placement.num_cpus,
-            num_gpus=placement.num_gpus,
-        )
+        strategy = _on_this_machine()
+        if role == "target" and self._ranks is not None:
+            settings["parallel_folder"] = self._ranks.folder
+            strategy = self._ranks.strategy(0)
+        options = ray.remote(WorkerActor).options(**actor_options(f"{self._run}-{role}", placement, strategy))
         return options.remote(role, settings, placement.visible_devices)
 
     def _await_all(self, cluster: Cluster) -> dict[str, Started]:

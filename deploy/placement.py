@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from outrider.cli.cores import format_cores, share_cores
 from outrider.cli.system import SystemConfig, workers_of
 from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.errors import ConfigError
+from outrider.wire.host import split_evenly
 
 NO_GPU = ""
 """CUDA_VISIBLE_DEVICES that hides every GPU: Ray leaves the variable alone for an actor that asked for none."""
@@ -44,7 +45,9 @@ class Placement:
 
 
 def place(config: SystemConfig, nodes: Iterable[Node], local_cores: frozenset[int] | None) -> dict[str, Placement]:
-    """{"target": ..., "draft": ...} (no draft without one). `local_cores`: to share out; None = leave unpinned.
+    """{"target": ..., "draft": ...} (no draft without one), and a follower_name for each more rank of the target.
+
+    `local_cores`: to share out; None = leave unpinned.
 
     Raises ConfigError naming what cannot be had.
     """
@@ -53,7 +56,7 @@ def place(config: SystemConfig, nodes: Iterable[Node], local_cores: frozenset[in
     devices = {role: _device(role, worker, machines) for role, worker in workers.items()}
     gpus = _gpus(config, devices, machines)
     cores = share_cores(workers, [role for role, device in devices.items() if device == "cpu"], local_cores)
-    return {
+    placed = {
         role: Placement(
             device=device,
             num_gpus=gpus[role],
@@ -63,6 +66,14 @@ def place(config: SystemConfig, nodes: Iterable[Node], local_cores: frozenset[in
         )
         for role, device in devices.items()
     }
+    shares = _split(placed["target"], config.target.tensor_parallel)
+    followers = {follower_name(rank): share for rank, share in enumerate(shares) if rank}
+    return placed | {"target": shares[0]} | followers
+
+
+def follower_name(rank: int) -> str:
+    """Of a process that holds a share of the target's weights, in what `place` returns and in Ray."""
+    return f"target-rank-{rank}"
 
 
 def check_fits(placements: Mapping[str, Placement], nodes: Iterable[Node], what: str) -> None:
@@ -88,6 +99,22 @@ def _num_cpus(cores: Mapping[str, frozenset[int] | None], role: str) -> float:
     if not mine & others:
         return float(len(mine))
     return 0.5 if len(mine) == 1 else float(len(mine) // 2)
+
+
+def _split(target: Placement, num_ranks: int) -> list[Placement]:
+    """One for each rank: its own GPU, or its share of the cores."""
+    if num_ranks == 1:
+        return [target]
+    if target.cpu_cores is None:
+        return [target] * num_ranks
+    if target.num_cpus == len(target.cpu_cores) >= num_ranks:
+        return [
+            replace(target, cpu_cores=cores, num_cpus=float(len(cores)))
+            for cores in split_evenly(target.cpu_cores, num_ranks)
+        ]
+    each = target.num_cpus / num_ranks
+    num_cpus = float(int(each)) if each >= 1 else each
+    return [replace(target, cpu_cores=cores, num_cpus=num_cpus) for cores in split_evenly(target.cpu_cores, num_ranks)]
 
 
 def _on(spread: tuple[int, ...], node: int, placements: Mapping[str, Placement]) -> list[Placement]:
@@ -120,7 +147,8 @@ def _gpus(config: SystemConfig, devices: Mapping[str, str], nodes: list[Node]) -
         "draft": config.ray.draft_gpus if config.ray else None,
     }
     num_users = sum(device == "cuda" for device in devices.values())
-    share = 0.5 if num_users == 2 and sum(node.num_gpus for node in nodes) < 2 else 1.0
+    is_split = config.target.tensor_parallel > 1  # ranks that found themselves on one GPU could not speak
+    share = 0.5 if num_users == 2 and not is_split and sum(node.num_gpus for node in nodes) < 2 else 1.0
     gpus: dict[str, float] = {}
     for role, device in devices.items():
         asked = wanted[role]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 from outrider.wire.config import parse_cores
@@ -32,6 +34,15 @@ def pin_process(cpu_cores: str | None) -> frozenset[int]:
             raise ConfigError(f"cpu_cores is {cpu_cores!r}: {error.strerror}", param="cpu_cores") from None
     os.environ["OMP_NUM_THREADS"] = str(len(wanted))
     return wanted
+
+
+def split_evenly(cores: Iterable[int], num_parts: int) -> list[frozenset[int]]:
+    """Neighbouring cores for each part; all for all when there are fewer cores than parts."""
+    ordered = sorted(cores)
+    if len(ordered) < num_parts:
+        return [frozenset(ordered)] * num_parts
+    bounds = [len(ordered) * part // num_parts for part in range(num_parts + 1)]
+    return [frozenset(ordered[begin:end]) for begin, end in pairwise(bounds)]
 
 
 def prepare_process(cpu_cores: str | None) -> frozenset[int]:

@@ -15,9 +15,9 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.parallel import messages
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.meeting import join_host, make_private, receive_guests
-from outrider.engine.parallel.team import _share_cores
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, Unavailable
+from outrider.wire.host import split_evenly
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=5))
@@ -91,8 +91,8 @@ def test_the_meeting_place_is_private(tmp_path: Path) -> None:
 
 
 def test_cores_are_shared_out_or_shared() -> None:
-    assert _share_cores([0, 1, 4, 5, 6], 2) == [[0, 1], [4, 5, 6]]
-    assert _share_cores([3], 2) == [[3], [3]]
+    assert split_evenly([0, 1, 4, 5, 6], 2) == [{0, 1}, {4, 5, 6}]
+    assert split_evenly([3], 2) == [{3}, {3}]
 
 
 @pytest.mark.parametrize(

@@ -123,3 +123,26 @@ def test_no_draft_no_placement() -> None:
     config = SystemConfig.read({"target": {"model": "t"}, "draft": None})
     assert list(place(config, NO_GPUS, frozenset({0, 1}))) == ["target"]
     assert place(config, NO_GPUS, frozenset({0, 1}))["target"].cpu_cores == {0, 1}
+
+
+def test_ranks_of_a_split_target_have_cores_of_their_own() -> None:
+    placed = place(system(target={"tensor_parallel": 2}), [Node(8, 0)], frozenset(range(8)))
+    assert list(placed) == ["target", "draft", "target-rank-1"]
+    assert [sorted(one.cpu_cores or ()) for one in placed.values()] == [[2, 3, 4], [0, 1], [5, 6, 7]]
+    assert [one.num_cpus for one in placed.values()] == [3.0, 2.0, 3.0]
+    check_fits(placed, [Node(8, 0)], "has")
+
+
+def test_ranks_share_cores_where_there_are_too_few() -> None:
+    placed = place(system(target={"tensor_parallel": 2}), NO_GPUS, frozenset({0, 1}))
+    assert [one.cpu_cores for one in placed.values()] == [{1}, {0}, {1}]
+    assert sum(one.num_cpus for one in placed.values()) == 2
+    check_fits(placed, NO_GPUS, "has")
+
+
+def test_ranks_never_share_a_gpu() -> None:
+    placed = place(system(target={"tensor_parallel": 2}), [Node(16, 3)], None)
+    assert [one.num_gpus for one in placed.values()] == [1.0, 1.0, 1.0]
+    check_fits(placed, [Node(16, 3)], "has")
+    with pytest.raises(ConfigError, match="cannot be placed"):
+        check_fits(place(system(target={"tensor_parallel": 2}), TWO_GPUS, None), TWO_GPUS, "has")

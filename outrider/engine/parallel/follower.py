@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,8 @@ def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callabl
     """
     cores = prepare_process(cpu_cores)
     host = join_host(folder, rank, MEETING_TIMEOUT_S)
-    threading.Thread(target=_end_with, args=(host, on_abandoned), name="rank-0", daemon=True).start()
+    ended = threading.Event()
+    threading.Thread(target=_end_with, args=(host, ended, on_abandoned), name="rank-0", daemon=True).start()
     told = host.commands.receive()
     if told is None:
         on_abandoned()
@@ -48,7 +48,9 @@ def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callabl
     except Exception as error:
         host.report(error.message if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}")
         raise
-    if not orderly:
+    if orderly:
+        ended.set()
+    else:
         on_abandoned()
     return 0 if orderly else 1
 
@@ -90,12 +92,12 @@ def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) ->
     return orderly
 
 
-def _end_with(host: Host, on_abandoned: Callable[[], None]) -> None:
+def _end_with(host: Host, ended: threading.Event, on_abandoned: Callable[[], None]) -> None:
     """Rank 0 never says anything on this line: it closes it by ending, or after it said End."""
     host.life.receive()
-    time.sleep(_GRACE_S)  # for an orderly end; a collective that waits for rank 0 would wait for minutes
-    on_abandoned()
-    os._exit(1)
+    if not ended.wait(_GRACE_S):  # a collective that waits for rank 0 would wait for minutes
+        on_abandoned()
+        os._exit(1)
 
 
 def main(argv: list[str]) -> int:

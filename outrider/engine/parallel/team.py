@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import selectors
@@ -25,6 +24,7 @@ from outrider.engine.parallel.meeting import Guest, make_private, receive_guests
 from outrider.engine.paths.forward_path import ForwardPath
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import OutriderError, Unavailable
+from outrider.wire.host import split_evenly
 from outrider.wire.log import get_logger
 
 MEETING_TIMEOUT_S = 120.0
@@ -109,14 +109,14 @@ class Team:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _spawn(self, device: torch.device) -> None:
-        cores = _share_cores(sorted(os.sched_getaffinity(0)), self.num_ranks)
+        cores = split_evenly(os.sched_getaffinity(0), self.num_ranks)
         for rank in range(1, self.num_ranks):
             command = [sys.executable, "-m", "outrider.engine.parallel.follower", str(self._folder), str(rank)]
             environment = os.environ | {"CUDA_VISIBLE_DEVICES": _visible(device, rank)}
             environment.pop("OMP_NUM_THREADS", None)
             self._processes.append(
                 subprocess.Popen(
-                    [*command, ",".join(map(str, cores[rank]))],
+                    [*command, ",".join(map(str, sorted(cores[rank])))],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=sys.stderr.fileno(),  # stdout is for this process's own lines
@@ -179,14 +179,6 @@ class ParallelPath:
             raise  # before anything was computed, and the followers came to the same
         except RuntimeError as error:
             raise self._team.why(error) from error
-
-
-def _share_cores(cores: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Consecutive cores for each rank; all for all when there are fewer cores than ranks."""
-    if len(cores) < num_ranks:
-        return [list(cores)] * num_ranks
-    bounds = [len(cores) * rank // num_ranks for rank in range(num_ranks + 1)]
-    return [list(cores[begin:end]) for begin, end in itertools.pairwise(bounds)]
 
 
 def _visible(device: torch.device, rank: int) -> str:
