@@ -1,0 +1,65 @@
+"""The KV cache is far too small for what is asked at once: everybody is served, and no token changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.stack import Stack, read_metrics, running
+
+NUM_REQUESTS = 64
+NUM_TOKENS = 40
+PROMPTS = [[5 + (37 * request + 11 * i) % 4000 for i in range(60 + request % 7)] for request in range(NUM_REQUESTS)]
+KV_CACHE_TOKENS = 432
+"""About four requests of 60 and 40 tokens."""
+
+pytestmark = pytest.mark.timeout(400)
+
+
+async def answers(stack: Stack, concurrency: int) -> list[str]:
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(client: httpx.AsyncClient, prompt: list[int]) -> str:
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+        async with places:
+            reply = await client.post("/v1/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["usage"]["completion_tokens"] == NUM_TOKENS
+        return str(reply.json()["choices"][0]["text"])
+
+    async with httpx.AsyncClient(base_url=stack.http, timeout=300) as client:
+        return await asyncio.gather(*(one(client, prompt) for prompt in PROMPTS))
+
+
+def worker_metric(stack: Stack, worker: str, name: str) -> float:
+    info = stack.target_info() if worker == "target" else stack.draft_info()
+    metrics = read_metrics(f"http://{info.metrics_address}/metrics")
+    return metrics[f'outrider_worker_{name}{{worker="{worker}"}}']
+
+
+def wait_until_nothing_is_held(stack: Stack) -> None:
+    give_up = time.monotonic() + 20
+    while True:
+        infos = (stack.target_info(), stack.draft_info())
+        if not any(info.num_slots_in_use or info.num_kv_blocks_in_use or info.num_tickets for info in infos):
+            return
+        assert time.monotonic() < give_up, infos
+        time.sleep(0.1)
+
+
+async def test_more_than_memory_holds_is_served_in_turn_with_the_same_tokens() -> None:
+    with running() as stack:
+        expected = await answers(stack, concurrency=4)
+    small = ("--kv-cache-tokens", str(KV_CACHE_TOKENS))
+    with running(target_args=small, draft_args=small) as stack:
+        assert await answers(stack, concurrency=NUM_REQUESTS) == expected
+        assert worker_metric(stack, "target", "preemptions_total") > 0
+        for worker in ("target", "draft"):
+            assert worker_metric(stack, worker, "slots_waiting") == 0
+        wait_until_nothing_is_held(stack)
+        usage = stack.metrics()
+        assert usage["spec_accepted_tokens_total"] > 0
