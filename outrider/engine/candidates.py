@@ -19,11 +19,11 @@ _MAX_CHUNK = 64
 """Entries that one maximum stands for."""
 _MIN_CHUNKS = 4
 """Per entry wanted: with fewer, most entries would pass the bound."""
-_NUM_SORTED = 4096
+_NUM_SORTED = 512
 """Up to so many candidates are sorted at once; of more, the part in which the edge lies is looked for first."""
-_NUM_BINS = 2048
-_WORST = 745.0
-"""The exponential of less is 0 in float64."""
+_NUM_BINS = 1024
+_LEAST, _WORST = 1e-30, 745.0
+"""Of a score below 0: far from dividing by zero, and so low that its exponential is 0 in float64."""
 _SLACK = 1e-3
 _SURE = 1e-9
 """Both far above the rounding of what they are compared with: a bound may keep too much, never too little."""
@@ -55,13 +55,17 @@ def nucleus(scores: Scores, top_p: float) -> Ids:
     """
     weights = np.exp(scores, dtype=np.float64)
     total = float(weights.sum())
-    candidates = np.flatnonzero(scores >= _lowest(total, top_p, scores.size))
-    best = scores[candidates]
-    edge, num_equal = _edge(best, weights[candidates], total * top_p)
-    inside = np.flatnonzero(best >= edge)
-    kept, equal = candidates[inside], best[inside] == edge
-    num_over = int(np.count_nonzero(equal)) - num_equal
-    return kept if num_over == 0 else _without_last_equals(kept, equal, num_over)
+    candidates: Ids | None = None
+    possible = scores >= _lowest(total, top_p, scores.size)
+    if np.count_nonzero(possible) * 2 < scores.size:  # else taking them costs more than it saves
+        candidates = np.flatnonzero(possible)
+        scores, weights = scores[candidates], weights[candidates]
+    edge, num_equal = _edge(scores, weights, total * top_p)
+    kept = np.flatnonzero(scores >= edge)
+    num_over = int(np.count_nonzero(scores == edge)) - num_equal
+    if num_over:
+        kept = _without_last_equals(kept, scores[kept] == edge, num_over)
+    return kept if candidates is None else candidates[kept]
 
 
 def _lowest(total: float, top_p: float, num: int) -> float:
@@ -87,8 +91,11 @@ def _edge(scores: Scores, weights: Weights, wanted: float) -> tuple[np.float32, 
 
 def _around_edge(scores: Scores, weights: Weights, wanted: float) -> tuple[float, Ids]:
     """By a histogram: the mass of the most likely entries, and the indices of those after them with the edge."""
-    worst = max(float(-scores.min()), 1e-30) if scores.min() > -math.inf else _WORST
-    bins = np.minimum(scores * np.float32(-_NUM_BINS / worst), np.float32(_NUM_BINS)).astype(np.int32)
+    worst = float(-scores.min())
+    places = scores * np.float32(-_NUM_BINS / min(max(worst, _LEAST), _WORST))
+    if worst > _WORST:
+        places = np.minimum(places, np.float32(_NUM_BINS))
+    bins = places.astype(np.int32)
     reached = np.cumsum(np.bincount(bins, weights))
     edge = min(int(np.searchsorted(reached, wanted)), reached.size - 1)
     return float(reached[edge - 1]) if edge else 0.0, np.flatnonzero(bins == edge)

