@@ -38,25 +38,19 @@ class PrefixCache:
 
     def match(self, ids: Sequence[int], salt: bytes = b"") -> list[int]:
         """-> the blocks of the longest published prefix of `ids`, at most len(ids) // block_size of them."""
-        return [block for _, block in self._find(_root(salt), ids, 0)]
+        return [block for _, block in self._find(ids, salt)]
 
     def adopt(self, table: BlockTable, ids: Sequence[int], salt: bytes = b"") -> int:
-        """Continue `table` with the published blocks that follow; returns how many tokens it has then.
+        """Begin the empty `table` with the longest published prefix of `ids`; returns how many tokens it has then.
 
-        ids: what the table holds and what is to follow, without the last token, whose logits must be computed. Whole
-        blocks are adopted, at most len(ids) tokens in all. A table that is not empty is continued where all it holds is
-        published and ends with a block: what has been published since it began need not be computed twice.
+        Whole blocks, at most len(ids) tokens: pass the tokens without the last one, whose logits must be computed.
         """
-        root, num_full = _root(salt), len(table.blocks)
-        if not num_full:
-            table.digests = [root]
-        elif table.num_tokens % table.block_size or table.digests[:1] != [root] or len(table.digests) != num_full + 1:
-            return table.num_tokens
-        found = self._find(table.digests[-1], ids, table.num_tokens)
-        self._pool.share([block for _, block in found])
-        table.blocks += [block for _, block in found]
-        table.digests += [digest for digest, _ in found]
-        table.num_tokens += len(found) * table.block_size
+        assert not table.blocks, f"the table holds {table.num_tokens} tokens already"
+        found = self._find(ids, salt)
+        table.blocks = [block for _, block in found]
+        table.digests = [_root(salt), *(digest for digest, _ in found)]
+        table.num_tokens = len(found) * table.block_size
+        self._pool.share(table.blocks)
         return table.num_tokens
 
     def publish(self, table: BlockTable, ids: Sequence[int], salt: bytes = b"") -> None:
@@ -93,14 +87,14 @@ class PrefixCache:
             self._pool.release([own])
             table.blocks[index] = published
 
-    def _find(self, digest: bytes, ids: Sequence[int], start: int) -> list[tuple[bytes, int]]:
-        """-> (digest, block) of each block found from ids[start] on; `digest` stands for what is before it."""
+    def _find(self, ids: Sequence[int], salt: bytes) -> list[tuple[bytes, int]]:
+        """-> (digest, block) of each block found."""
         if not self._block_of:
             return []
         found: list[tuple[bytes, int]] = []
-        size = self._pool.block_size
-        for first in range(start, len(ids) - size + 1, size):
-            digest = _next(digest, ids[first : first + size])
+        digest, size = _root(salt), self._pool.block_size
+        for start in range(0, len(ids) - size + 1, size):
+            digest = _next(digest, ids[start : start + size])
             block = self._block_of.get(digest)
             if block is None:
                 break
