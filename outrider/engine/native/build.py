@@ -1,7 +1,8 @@
 """Compiles the C++ forward for this very processor and keeps the result. Called by `library`.
 
-The file's name carries a hash of the sources, the flags, the compiler and the processor, so a folder shared by
-machines or versions holds one file for each. Two workers that start at once each compile and one rename wins.
+The file's name carries a hash of the sources, the flags and the processor, and one of the compiler, so a folder shared
+by machines or versions holds a file for each. Two workers that start at once each compile and one rename wins. Where
+there is no compiler, a file that another one made for these sources and this processor will do.
 """
 
 from __future__ import annotations
@@ -27,8 +28,15 @@ class BuildError(Exception):
 
 def built_library() -> Path:
     """The shared library for this machine, compiled if it is not there yet. Raises BuildError."""
-    compiler = find_compiler()
-    path = cache_folder() / f"fused-{_key(compiler)}.so"
+    folder, name = cache_folder(), f"fused-{_machine_key()}"
+    try:
+        compiler = find_compiler()
+    except BuildError:
+        made = sorted(folder.glob(f"{name}-*.so"))
+        if made:
+            return made[0]
+        raise
+    path = folder / f"{name}-{_hash(compiler, _version(compiler))}.so"
     if not path.exists():
         compile_to(path, compiler)
     return path
@@ -80,13 +88,18 @@ def _machine_flags() -> tuple[str, ...]:
     return ("-mcpu=native",) if platform.machine() in ("aarch64", "arm64") else ("-march=native",)
 
 
-def _key(compiler: str) -> str:
+@functools.lru_cache
+def _machine_key() -> str:
+    sources = sorted((*FOLDER.glob("*.h"), *FOLDER.glob("*.cpp")))
+    texts = (text for source in sources for text in (source.name, source.read_text()))
+    return _hash(*FLAGS, *_machine_flags(), platform.machine(), _processor(), *texts)
+
+
+def _hash(*parts: str) -> str:
     digest = hashlib.sha256()
-    for part in (*FLAGS, *_machine_flags(), compiler, _version(compiler), platform.machine(), _processor()):
+    for part in parts:
         digest.update(part.encode() + b"\0")
-    for source in sorted(FOLDER.glob("*.h")) + sorted(FOLDER.glob("*.cpp")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return digest.hexdigest()[:24]
+    return digest.hexdigest()[:16]
 
 
 @functools.lru_cache

@@ -1,0 +1,108 @@
+"""Compiling the C++ forward: once for a machine, safe beside another worker, and no reason to refuse a model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.engine.loader import load_runner
+from outrider.engine.native import build, library
+from outrider.wire.errors import ConfigError
+from tests.tiny_models import tiny_llama
+
+LOAD = "from outrider.engine.native.library import library; library(); print('loaded')"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache folder, and a process that has loaded no library yet."""
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path / "cache"))
+    library.library.cache_clear()
+    yield tmp_path / "cache"
+    library.library.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_llama(tmp_path_factory.mktemp("llama"), 97)
+
+
+def path_name(model: str, attention_path: str = "auto") -> str:
+    runner = load_runner(
+        model,
+        device="cpu",
+        dtype="float32",
+        kv_cache_tokens=256,
+        max_slots=2,
+        context_limit=None,
+        attention_path=attention_path,
+    )
+    return runner.path.name
+
+
+def files(folder: Path) -> list[str]:
+    return [path.suffix for path in folder.iterdir()]
+
+
+def test_a_llama_runs_on_it(model: str) -> None:
+    assert path_name(model) == "fused"
+
+
+def test_without_a_compiler_the_next_path_serves(model: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert path_name(model) != "fused"
+    with pytest.raises(ConfigError, match="no C\\+\\+ compiler: /nowhere/c\\+\\+ not found"):
+        path_name(model, "fused")
+
+
+def test_a_compiler_that_refuses_is_quoted(
+    model: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'In file x:' >&2\necho 'error: no room' >&2\nexit 1\n"
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert path_name(model) != "fused"
+    with pytest.raises(ConfigError, match="failed: error: no room"):
+        path_name(model, "fused")
+    assert files(cache) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(model: str, cache: Path) -> None:
+    cache.parent.mkdir(exist_ok=True)
+    cache.write_text("in the way")
+    with pytest.raises(ConfigError, match="cannot build in"):
+        path_name(model, "fused")
+
+
+def test_a_broken_file_is_built_again_and_serves_where_no_compiler_is(
+    model: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = build.find_compiler()
+    monkeypatch.setattr(build, "compile_to", lambda path, _: (cache.mkdir(), path.write_bytes(b"not a library")))
+    broken = build.built_library()
+    monkeypatch.undo()
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(cache))
+    assert build.built_library() == broken, "the file is there, so nothing was compiled"
+    assert path_name(model, "fused") == "fused"
+    assert broken.stat().st_size > 10_000 and files(cache) == [".so"]
+    library.library.cache_clear()
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert compiler != "/nowhere/c++" and path_name(model, "fused") == "fused"
+
+
+def test_two_workers_that_build_at_once_both_load(cache: Path) -> None:
+    workers = [
+        subprocess.Popen([sys.executable, "-c", LOAD], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for worker in workers:
+        out, error = worker.communicate(timeout=110)
+        assert (worker.returncode, out.strip()) == (0, "loaded"), error
+    assert files(cache) == [".so"]
