@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -97,18 +97,18 @@ def _git(*arguments: str) -> str:
     return made.stdout.strip() if made.returncode == 0 else "unknown"
 
 
-def read_bandwidth(num_threads: int, dtype_bytes: int = 4, num_rounds: int = 12) -> float:
-    """Bytes per second at which this many threads read memory: the best of several sums over 256 MiB."""
+def read_bandwidth(num_threads: int, clock: Callable[[], float] = time.perf_counter, num_rounds: int = 24) -> float:
+    """Bytes per second at which this many threads read memory: the best of several sums over 1 GiB."""
     import torch
 
     was = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    data = torch.zeros(2**28 // 4, dtype=torch.float32)
+    data = torch.zeros(2**30 // 4, dtype=torch.float32)  # larger than any processor's caches
     best = float("inf")
     for _ in range(num_rounds):
-        started = time.perf_counter()
+        started = clock()
         data.sum()
-        best = min(best, time.perf_counter() - started)
+        best = min(best, clock() - started)
     torch.set_num_threads(was)
     return data.numel() * 4 / best
 

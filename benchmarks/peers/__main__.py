@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
+import sys
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
@@ -306,15 +308,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="say where our time goes in every row")
     parser.add_argument("--quick", action="store_true", help="greedy, concurrency 1 and 8, short answers, one pass")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
-    options = parser.parse_args()
-    if options.quick:
-        options.temperature, options.concurrency = [0.0], [1, 8]
-        options.prompts, options.max_tokens, options.repetitions = 2, 32, 1
-    return options
+    if parser.parse_known_args()[0].quick:  # what is said explicitly still holds
+        parser.set_defaults(temperature=[0.0], concurrency=[1, 8], prompts=2, max_tokens=24, repetitions=1)
+    return parser.parse_args()
 
 
 def main() -> None:
-    bench = Bench(parse())
+    options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # engines that are stopped must be woken to end
+    bench = Bench(options)
     bench.run()
     write(bench)
 

@@ -73,6 +73,16 @@ def missing(kind: Kind) -> str | None:
     return None
 
 
+def _preload(kind: Kind) -> dict[str, str]:
+    """What vLLM asks for on a CPU: Intel's OpenMP and tcmalloc, when its environment or the system has them."""
+    if kind.script != "vllm_":
+        return {}
+    folders = (kind.python.parent.parent / "lib", Path("/usr/lib/x86_64-linux-gnu"))
+    names = ("libiomp5.so", "libtcmalloc_minimal.so.4")
+    found = [next((str(d / name) for d in folders if (d / name).exists()), None) for name in names]
+    return {"LD_PRELOAD": ":".join(path for path in found if path)}
+
+
 class EngineFailed(Exception):
     """The process ended, or said something else than an answer; the message tells where its log lies."""
 
@@ -84,9 +94,8 @@ class EngineProcess:
         self.kind = kind
         self._log = log
         self._stream: IO[str] = log.open("w")
-        own = kind.script == "outrider_"
-        env = os.environ | {"OMP_NUM_THREADS": str(len(setup.cores)), "TOKENIZERS_PARALLELISM": "false"}
-        env |= {"PYTHONPATH": str(REPO)} if own else {}
+        env = os.environ | {"TOKENIZERS_PARALLELISM": "false"} | _preload(kind)
+        env |= {"PYTHONPATH": str(REPO)} if kind.script == "outrider_" else {}
         self._process = subprocess.Popen(
             [str(kind.python), str(HERE / f"{kind.script}.py")],
             stdin=subprocess.PIPE,

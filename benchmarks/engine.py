@@ -1,0 +1,168 @@
+"""Time of one step: each of our paths over transformers' forward, and over the floor that memory sets.
+
+    make bench-engine                                 # or: python -m benchmarks.engine --help
+
+No services: `ModelRunner.forward` is called directly. Everyone takes a step in turn, and the shortest of many counts.
+The floor is the time to read the weights once, at the bandwidth measured in the same run with as many threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts, num_parameters, read_bandwidth
+from benchmarks.common import widened as widened_target
+from benchmarks.invariance import add_invariance
+from benchmarks.steps import Clock, Contestant, OurSteps, fastest_steps, load_ours, load_transformers
+from outrider.wire.errors import ConfigError
+
+CONTEXT = 256
+PATHS = ("fused", "paged", "dense")
+MODELS = ("draft", "target", "94M", "111M", "1b")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One shape of one model."""
+
+    model: str
+    dtype: str
+    batch: int
+    width: int
+    floor_s: float
+    seconds: dict[str, float]
+    """By name: transformers, and those of our paths that run here."""
+
+
+class EngineBench:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.report = Report("engine", "Steps of the engine")
+        self.timings: list[Timing] = []
+        self.notes: list[str] = []
+        tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
+        self.prompt = [i for text in dev_prompts(4) for i in tokenizer.encode(text).ids][:CONTEXT]
+        self.clock: Clock = time.thread_time if options.clock == "thread" else time.perf_counter
+        torch.set_num_threads(options.threads)
+        self.bandwidth = read_bandwidth(options.threads, self.clock)
+
+    def model(self, name: str, dtype: str) -> None:
+        folder = {"draft": DEMO_DRAFT, "target": DEMO_TARGET}.get(name) or widened_target(name, checkpoint_dtype(name))
+        theirs, num_bytes = load_transformers(folder, dtype, self.prompt)
+        contestants: list[Contestant] = [theirs]
+        for path in self.options.paths:
+            try:
+                contestants.append(
+                    load_ours(folder, dtype, path, self.prompt, max(self.options.batch), max(self.options.width))
+                )
+            except ConfigError as error:
+                self.notes.append(f"{name}, {dtype}, {path}: {error.message}")
+        for batch in self.options.batch:
+            for width in self.options.width:
+                seconds = fastest_steps(contestants, batch, width, self.clock, self.options.seconds, 400)
+                self.timings.append(Timing(name, dtype, batch, width, num_bytes / self.bandwidth, seconds))
+                print(
+                    f"{name} {dtype} {batch} x {width}:",
+                    {k: f"{1e3 * v:.2f} ms" for k, v in seconds.items()},
+                    flush=True,
+                )
+        title = f"{name} ({num_parameters(folder) / 1e6:.1f}M parameters, {num_bytes / 1e6:.0f} MB), {dtype}"
+        self._table(title, [t for t in self.timings if (t.model, t.dtype) == (name, dtype)], contestants)
+        del contestants, theirs
+        gc.collect()
+
+    def _table(self, title: str, timings: list[Timing], contestants: list[Contestant]) -> None:
+        ours = [each for each in contestants if isinstance(each, OurSteps)]
+        columns = ["rows x tokens", "floor ms", "transformers ms"]
+        for each in ours:
+            columns += [f"{each.name} ms", "over transformers", "over floor"]
+        rows = []
+        for timing in timings:
+            theirs = timing.seconds["transformers"]
+            row = [f"{timing.batch} x {timing.width}", _ms(timing.floor_s), _ms(theirs)]
+            for each in ours:
+                mine = timing.seconds[each.name]
+                row += [_ms(mine), f"{mine / theirs:.2f}", f"{mine / timing.floor_s:.2f}"]
+            rows.append(row)
+        self.report.table(title, columns, rows)
+        self._verify_ratios(timings, ours)
+
+    def _verify_ratios(self, timings: list[Timing], ours: list[OurSteps]) -> None:
+        """What a verify costs beside one token, and what batch invariance costs beside the fastest path without it."""
+        widths = sorted({timing.width for timing in timings})
+        by_shape = {(timing.batch, timing.width): timing.seconds for timing in timings}
+        names = ["transformers", *(each.name for each in ours)]
+        rows = []
+        for batch in sorted({timing.batch for timing in timings}):
+            one, many = by_shape[batch, widths[0]], by_shape[batch, widths[-1]]
+            rows.append([str(batch), *(f"{many[name] / one[name]:.2f}" for name in names), *_costs(ours, one, many)])
+        if len(widths) > 1:
+            heading = f"{timings[0].model}, {timings[0].dtype}: {widths[-1]} tokens over {widths[0]}"
+            mode = [f"--batch-invariant's cost, {width} token(s)" for width in (widths[0], widths[-1])]
+            self.report.table(heading, ["rows", *names, *mode], rows)
+
+
+def _costs(ours: list[OurSteps], *shapes: dict[str, float]) -> list[str]:
+    """The first path that is batch-invariant over the first path of all, which is the one served without the mode."""
+    invariant = next((each.name for each in ours if each.batch_invariant), None)
+    return ["n/a" if invariant is None else f"{each[invariant] / each[ours[0].name]:.2f}" for each in shapes]
+
+
+def checkpoint_dtype(name: str) -> str:
+    """The large one is kept in bfloat16, which its original's weights are."""
+    return "bfloat16" if name == "1b" else "float32"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f}"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["draft", "target", "94M"], choices=MODELS)
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--width", nargs="+", type=int, default=[1, 6], help="tokens a row; 6 is K + 1")
+    parser.add_argument("--paths", nargs="+", default=list(PATHS), choices=PATHS)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each shape; at least three rounds are taken")
+    parser.add_argument("--clock", choices=["wall", "thread"], default="wall", help="thread: CPU time, for one thread")
+    parser.add_argument("--no-invariance", action="store_true", help="leave out the table of bits")
+    parser.add_argument("--invariance-model", default="target", choices=MODELS)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    options = parser.parse_args()
+    if options.clock == "thread" and options.threads != 1:
+        parser.error("--clock thread sees one thread's time only; add --threads 1")
+    return options
+
+
+def main() -> None:
+    options = parse()
+    bench = EngineBench(options)
+    bench.report.text(
+        f"One forward over rows of {CONTEXT} cached tokens each, {options.threads} thread(s), the shortest of many in "
+        f"turns ({options.clock} clock). `94M`, `111M` and `1b` are the demo target WIDENED to that many parameters. "
+        "floor: the weights' bytes over the measured read bandwidth; models that fit into the processor's caches can "
+        "be under it. Left of ×: rows in the batch; right: new tokens in each."
+    )
+    for name in options.models:
+        for dtype in options.dtype:
+            bench.model(name, dtype)
+    bench.report.text(f"Read bandwidth with {options.threads} thread(s): {bench.bandwidth / 1e9:.1f} GB/s.")
+    if bench.notes:
+        bench.report.text("Not available:\n\n" + "\n".join(f"- {note}" for note in bench.notes))
+    if not options.no_invariance:
+        add_invariance(bench.report, options.invariance_model, options.dtype, options.paths)
+    bench.report.data |= {"timings": [asdict(timing) for timing in bench.timings], "bandwidth": bench.bandwidth}
+    bench.report.write(options.results)
+
+
+if __name__ == "__main__":
+    main()

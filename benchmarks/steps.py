@@ -1,0 +1,120 @@
+"""One step of a model, by transformers and by each of our paths, over the same contexts. Used by `bench-engine`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from outrider.engine.loader import load_runner
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.step_plan import Row
+
+Clock = Callable[[], float]
+"""Seconds; `time.perf_counter`, or `time.thread_time` for one thread on a machine that does other things, too."""
+
+
+class Contestant(Protocol):
+    name: str
+
+    def prepare(self, batch: int, width: int) -> None:
+        """Before the steps of one shape are timed: contexts of `batch` rows are there."""
+
+    def step(self, clock: Clock) -> float:
+        """Seconds of one forward over `batch` rows of `width` tokens each; the cache is then as it was."""
+
+
+class TransformersSteps:
+    """Its own modules over its own DynamicCache, every row of the same length: its best case, without a mask."""
+
+    name = "transformers"
+
+    def __init__(self, model: PreTrainedModel, prompt: list[int]) -> None:
+        self._model, self._prompt = model, prompt
+
+    @torch.inference_mode()
+    def prepare(self, batch: int, width: int) -> None:
+        self._cache = DynamicCache(config=self._model.config)
+        self._model(torch.tensor([self._prompt]), past_key_values=self._cache, use_cache=True)
+        self._cache.batch_repeat_interleave(batch)
+        self._ids = torch.tensor([self._prompt[:width]] * batch)  # [B, q] int64
+
+    @torch.inference_mode()
+    def step(self, clock: Clock) -> float:
+        started = clock()
+        self._model(self._ids, past_key_values=self._cache, use_cache=True)
+        elapsed = clock() - started
+        self._cache.crop(-self._ids.shape[1])
+        return elapsed
+
+
+class OurSteps:
+    """A ModelRunner; every row has blocks of its own."""
+
+    def __init__(self, runner: ModelRunner, prompt: list[int]) -> None:
+        self.name = runner.path.name
+        self.batch_invariant = runner.path.batch_invariant
+        self._runner, self._prompt = runner, prompt
+        self._tables = []
+        self._rows: list[Row] = []
+
+    def prepare(self, batch: int, width: int) -> None:
+        while len(self._tables) < batch:
+            self._tables.append(self._runner.pool.new_table())
+            self._runner.forward([Row.of(self._tables[-1], self._prompt, 0, 1)])
+        ids = self._prompt + self._prompt[:width]
+        self._rows = [Row.of(table, ids, len(self._prompt), width) for table in self._tables[:batch]]
+
+    def step(self, clock: Clock) -> float:
+        started = clock()
+        self._runner.forward(self._rows)
+        elapsed = clock() - started
+        for row in self._rows:
+            row.table.truncate(row.num_cached)
+        return elapsed
+
+
+def load_transformers(folder: Path, dtype: str, prompt: list[int]) -> tuple[TransformersSteps, int]:
+    """-> it, and the bytes of weights that a step reads: all parameters, but an input embedding only once if tied."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval().requires_grad_(False)
+    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is not None and head.weight is not embedding.weight:
+        num_bytes -= embedding.weight.numel() * embedding.weight.element_size()
+    return TransformersSteps(model, prompt), num_bytes
+
+
+def load_ours(folder: Path, dtype: str, path: str, prompt: list[int], max_batch: int, max_width: int) -> OurSteps:
+    """Raises ConfigError where the path cannot be had."""
+    tokens = max_batch * (-(-(len(prompt) + max_width) // 128) * 128)  # whole blocks of any size
+    runner = load_runner(
+        str(folder),
+        device="cpu",
+        dtype=dtype,
+        kv_cache_tokens=tokens,
+        max_slots=max_batch,
+        context_limit=None,
+        attention_path=path,
+    )
+    return OurSteps(runner, prompt)
+
+
+def fastest_steps(
+    contestants: list[Contestant], batch: int, width: int, clock: Clock, seconds: float, max_rounds: int
+) -> dict[str, float]:
+    """Of each, the shortest of its steps: rounds in which everyone takes one, until the time is up."""
+    best = {each.name: float("inf") for each in contestants}
+    for each in contestants:
+        each.prepare(batch, width)
+        each.step(clock)
+    end = time.perf_counter() + seconds
+    for done in range(max_rounds):
+        for each in contestants:
+            best[each.name] = min(best[each.name], each.step(clock))
+        if time.perf_counter() > end and done >= 2:
+            break
+    return best

@@ -1,0 +1,217 @@
+"""Tokens per second by concurrency with speculation on, off and automatic; memory per request; the longest context.
+
+    make bench-throughput                             # or: python -m benchmarks.throughput --help
+
+One running system as `outrider up` places it, the widened demo target; arms take turns within each repetition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, WORK, Report, dev_prompts, spread, widened
+from benchmarks.passes import Sample, phase_shares, run_pass
+from outrider.cli.progress import StartProgress
+from outrider.cli.stopping import StopFlag
+from outrider.cli.supervisor import Endpoints, Supervisor
+from outrider.cli.system import SystemConfig
+from outrider.client import AsyncClient, OutriderError, Speculation
+from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
+
+PROMPT_TOKENS = 64
+ARMS: dict[str, Speculation | bool] = {"off": False, "on": True, "automatic": Speculation()}
+LONG_MODEL = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 4}
+
+
+@contextlib.contextmanager
+def running(target: dict[str, object], draft: dict[str, object] | None, max_running: int) -> Iterator[Endpoints]:
+    gateway = {"port": 0, "grpc_port": 0, "max_running": max_running}
+    values = {"target": target, "draft": draft, "ray": None, "gateway": gateway}
+    stop = StopFlag()
+    stop.install()
+    with Supervisor(SystemConfig.read(values), stop) as supervisor, StartProgress(Console(stderr=True)) as progress:
+        yield supervisor.start(progress)
+
+
+def worker_info(address: str, stub: type) -> common_pb2.WorkerInfo:
+    with grpc.insecure_channel(address) as channel:
+        return stub(channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10)
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def rates(
+    address: str, options: argparse.Namespace, prompts: list[list[int]]
+) -> dict[int, dict[str, list[Sample]]]:
+    """By concurrency and arm."""
+    found: dict[int, dict[str, list[Sample]]] = {}
+    async with AsyncClient(address) as client:
+        await run_pass(client, prompts[:2], concurrency=2, temperature=0.0, max_tokens=16, speculation=True)
+        for concurrency in options.concurrency:
+            found[concurrency] = {name: [] for name in ARMS}
+            share = prompts[: max(concurrency, options.prompts)]
+            for repetition in range(options.repetitions):
+                for name in list(ARMS) if repetition % 2 else reversed(list(ARMS)):
+                    sample = await run_pass(
+                        client,
+                        share,
+                        concurrency=concurrency,
+                        temperature=options.temperature,
+                        max_tokens=options.max_tokens,
+                        speculation=ARMS[name],
+                    )
+                    found[concurrency][name].append(sample)
+                    print(f"concurrency {concurrency}, {name}: {sample.tokens_per_s:.1f} tokens/s", flush=True)
+    return found
+
+
+def add_rates(report: Report, found: dict[int, dict[str, list[Sample]]]) -> None:
+    rows = []
+    for concurrency, arms in found.items():
+        by_arm = {name: [sample.tokens_per_s for sample in samples] for name, samples in arms.items()}
+        ratios = {
+            name: [rate / off for rate, off in zip(by_arm[name], by_arm["off"], strict=True)]
+            for name in ("on", "automatic")
+        }
+        drafted = [item for sample in arms["on"] for item in sample.rounds if item.num_drafted]
+        accepted = sum(item.num_accepted for item in drafted) / max(1, sum(item.num_drafted for item in drafted))
+        shares = phase_shares(drafted) if drafted else {}
+        row = [str(concurrency), *(spread(by_arm[name]) for name in ARMS)]
+        row += [f"{statistics.median(ratios[name]):.2f}" for name in ("on", "automatic")]
+        rows.append([*row, f"{100 * accepted:.0f} %", *(f"{100 * share:.0f} %" for share in shares.values())])
+    columns = ["concurrency", *(f"{name}, tok/s" for name in ARMS), "on / off", "automatic / off", "accepted"]
+    report.table("Speculation by concurrency", [*columns, "draft", "wire", "verify", "overhead"], rows)
+    report.text(
+        "automatic: what a request that says nothing of speculation gets. The last four: shares of a speculative "
+        "round's time with speculation on."
+    )
+    report.data["rates"] = {
+        str(concurrency): {name: [sample.tokens_per_s for sample in samples] for name, samples in arms.items()}
+        for concurrency, arms in found.items()
+    }
+
+
+def add_memory(report: Report, endpoints: Endpoints, mean_tokens: float, before: dict[str, int]) -> None:
+    """KV by what the worker says a token takes; resident memory before the first request and now."""
+    rows = []
+    for role, stub in (("target", target_pb2_grpc.TargetServiceStub), ("draft", draft_pb2_grpc.DraftServiceStub)):
+        info = worker_info(getattr(endpoints, role), stub)
+        tokens = info.num_kv_blocks * info.kv_block_size
+        rows.append(
+            [
+                role,
+                info.attention_path,
+                f"{info.kv_bytes_per_token / 1024:.1f}",
+                f"{info.kv_bytes_per_token * mean_tokens / 2**20:.2f}",
+                f"{tokens} ({tokens * info.kv_bytes_per_token / 2**20:.0f} MiB)",
+                f"{before[role] / 2**20:.0f}",
+                f"{resident_bytes(info.pid) / 2**20:.0f}",
+            ]
+        )
+    columns = ("worker", "path", "KV KiB / token", f"KV MiB / request of {mean_tokens:.0f} tokens", "KV tokens in all")
+    report.table("Memory", (*columns, "resident MiB before", "after"), rows)
+
+
+def make_long_model(context: int) -> Path:
+    """A Llama of the widened size with random weights and a long context, made once."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    folder = WORK / f"random-94M-{context}"
+    if not (folder / "config.json").exists():
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=4096, num_hidden_layers=8, tie_word_embeddings=True, max_position_embeddings=context,
+            bos_token_id=0, eos_token_id=0, **LONG_MODEL,
+        )  # fmt: skip
+        LlamaForCausalLM(config).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(DEMO_TARGET).save_pretrained(folder)
+    return folder
+
+
+async def ask(address: str, num_prompt: int, num_answer: int) -> str:
+    """What came of one request of that length."""
+    prompt = [1 + index % 4000 for index in range(num_prompt)]
+    async with AsyncClient(address, retries=0) as client:
+        try:
+            sample = await run_pass(
+                client, [prompt], concurrency=1, temperature=0.0, max_tokens=num_answer, speculation=False
+            )
+        except OutriderError as error:
+            return f"refused: {error.message}"
+    return f"{sample.num_tokens} tokens in {sample.elapsed_s:.1f} s"
+
+
+def add_longest(report: Report, options: argparse.Namespace) -> None:
+    """A request that fills the KV cache to the last token, and one that is a token too long."""
+    model, num_answer = make_long_model(4 * options.longest), 16
+    target = {"model": str(model), "kv_cache_tokens": options.longest, "dtype": "float32"}
+    with running(target, None, 4) as endpoints:
+        info = worker_info(endpoints.target, target_pb2_grpc.TargetServiceStub)
+        pool = info.num_kv_blocks * info.kv_block_size
+        rows = []
+        for total in (pool // 4, pool, pool + 1):
+            came = asyncio.run(ask(endpoints.grpc, total - num_answer, num_answer))
+            rows.append([f"{total - num_answer} + {num_answer}", came])
+    report.table(
+        f"Longest context: random weights, 94M, context of {info.context_limit}, KV cache of {pool} tokens "
+        f"({pool * info.kv_bytes_per_token / 2**20:.0f} MiB)",
+        ("prompt + answer", "came to"),
+        rows,
+    )
+    report.text(
+        "What limits a request is the smaller of the model's own context and the KV cache; by default that is as many "
+        "tokens as fit into half of the free memory."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="111M", choices=["94M", "111M", "1b"], help="of the widened target")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of both")
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 4, 16, 64])
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--prompts", type=int, default=4, help="in a pass; at least the concurrency")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument(
+        "--longest", type=int, default=8192, help="tokens of the KV cache that one request fills; 0: not"
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    options = parser.parse_args()
+    report = Report("throughput", "Throughput and memory")
+    tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
+    count = max([options.prompts, *options.concurrency])
+    prompts = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in dev_prompts(count)]
+    report.text(
+        f"The demo pair, its target WIDENED to {options.size}, {options.dtype}, placed as `outrider up` places it; "
+        f"prompts of at most {PROMPT_TOKENS} tokens, {options.max_tokens} tokens an answer, T = {options.temperature:g}."
+    )
+    target = {"model": str(widened(options.size)), "dtype": options.dtype, "max_slots": count}
+    draft = {"model": str(DEMO_DRAFT), "dtype": options.dtype, "max_slots": count}
+    with running(target, draft, count) as endpoints:
+        stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
+        pids = {role: worker_info(getattr(endpoints, role), stub).pid for role, stub in stubs.items()}
+        before = {role: resident_bytes(pid) for role, pid in pids.items()}
+        add_rates(report, asyncio.run(rates(endpoints.grpc, options, prompts)))
+        mean_tokens = statistics.mean(len(prompt) for prompt in prompts) + options.max_tokens
+        add_memory(report, endpoints, mean_tokens, before)
+    if options.longest:
+        add_longest(report, options)
+    report.write(options.results)
+
+
+if __name__ == "__main__":
+    main()
