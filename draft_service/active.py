@@ -13,6 +13,9 @@ from outrider.engine.slots import Slot
 from outrider.engine.step_plan import Row
 from outrider.engine.turns import Wish
 
+Drawn = tuple[int, RowLaw | None]
+"""A token and what it was drawn from; None for greedy."""
+
 
 @dataclass(slots=True)
 class Active:
@@ -41,9 +44,10 @@ class Active:
     def done(self) -> bool:
         return len(self.draft_ids) >= self.job.num_draft_tokens
 
-    def wish(self) -> Wish:
-        """Its next token; to begin at all it wants room for the whole proposal."""
-        num_guesses = len(self.draft_ids) if self.slot.table.blocks else self.job.num_draft_tokens
+    def wish(self, at_once: bool) -> Wish:
+        """Its next token; to begin at all, or to be made at once, it wants room for the whole proposal."""
+        wants_all = at_once or not self.slot.table.blocks
+        num_guesses = self.job.num_draft_tokens if wants_all else len(self.draft_ids)
         return Wish(Want.STEP, len(self.slot.committed) + num_guesses)
 
     def row(self) -> Row:
@@ -52,6 +56,13 @@ class Active:
         num_committed = len(slot.committed)
         new_ids = [*slot.committed[num_cached:], *self.draft_ids[max(0, num_cached - num_committed) :]]
         return Row(slot.table, new_ids, num_cached, 1, slot.cached)
+
+    def take(self, drawn: Drawn) -> None:
+        """Its next token, and what that was drawn from."""
+        token_id, law = drawn
+        self.draft_ids.append(token_id)
+        if law is not None:
+            self.unsent.append(law)
 
     def fed(self, row: Row) -> None:
         """`row` has been through the model. What came before the first draft token was catching up."""

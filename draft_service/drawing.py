@@ -11,15 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.active import Active
+from draft_service.active import Active, Drawn
 from outrider.engine import sampling
 from outrider.engine.cuda.host_copy import to_device, to_host
 from outrider.engine.host_sampling import HostLogits
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, process_unchecked, sound_rows
 from outrider.engine.row_law import RowLaw, truncate_topk
-
-Drawn = tuple[int, RowLaw | None]
-"""A token and what it was drawn from; None for greedy."""
 
 
 def draw_tokens(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor) -> list[Drawn]:

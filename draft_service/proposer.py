@@ -13,6 +13,7 @@ from torch import Tensor
 from draft_service.active import Active, proposal_uniforms
 from draft_service.drawing import draw_tokens
 from draft_service.jobs import PartOut, Proposed, ProposeJob
+from draft_service.looping import loop_of, may_loop, run_loops
 from draft_service.sender import Sender
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
@@ -42,6 +43,7 @@ class Proposer:
         self._engine = engine
         self._sender = Sender(engine, deliver)
         self._metrics = metrics
+        self._loop = loop_of(runner)
         self._turns = Turns(keeper.table, metrics, max_prefill_tokens)
         self._full_budget_bytes = full_logprobs_budget_bytes
         self._active: dict[SlotKey, Active] = {}
@@ -112,24 +114,27 @@ class Proposer:
         """One token for every active proposal whose prompt is in, and pieces of the others' prompts beside them."""
         if not self._active:
             return False
-        turn = self._turns.take({key: a.wish() for key, a in self._active.items()}, now, feed_all=False)
-        ready = [self._active[key] for key in turn.running]
-        rows = [a.row() for a in ready]
-        if not rows and not turn.pieces:
+        wishes = {key: a.wish(self._loop is not None and may_loop(a)) for key, a in self._active.items()}
+        turn = self._turns.take(wishes, now, feed_all=False)
+        if not turn.running and not turn.pieces:
             return turn.worked
         for key, a in self._active.items():
             if a.started_s is None and key not in turn.starved:
                 a.started_s = now
-        logits = self._runner.forward([*rows, *(p.row for p in turn.pieces)])  # [R, V] float32
-        for piece in turn.pieces:
-            self._active[piece.slot.key].num_fed += piece.row.num_new
-        for a, row in zip(ready, rows, strict=True):
-            a.fed(row)
-        if ready:
-            self._extend(ready, logits)
+        num_looped = self._run_loops([self._active[key] for key in turn.running])
+        ready = [self._active[key] for key in turn.running if key in self._active]
+        rows = [a.row() for a in ready]
+        if rows or turn.pieces:
+            logits = self._runner.forward([*rows, *(p.row for p in turn.pieces)])  # [R, V] float32
+            for piece in turn.pieces:
+                self._active[piece.slot.key].num_fed += piece.row.num_new
+            for a, row in zip(ready, rows, strict=True):
+                a.fed(row)
+            if ready:
+                self._extend(ready, logits)
         seconds = time.monotonic() - now
-        self._turns.done(turn, sum(row.num_new for row in rows), seconds)
-        self._metrics.batch_size.observe(len(rows) + len(turn.pieces))
+        self._turns.done(turn, sum(row.num_new for row in rows) + num_looped, seconds)
+        self._metrics.batch_size.observe(len(turn.running) + len(turn.pieces))
         self._metrics.busy_seconds.inc(seconds)
         self._keeper.refresh_gauges()
         return True
@@ -150,14 +155,30 @@ class Proposer:
         except NonFiniteLogits as error:
             self._extend_without(error, ready, logits)
             return
-        for a, (token_id, law) in zip(ready, drawn, strict=True):
-            a.draft_ids.append(token_id)
-            if law is not None:
-                a.unsent.append(law)
+        for a, one in zip(ready, drawn, strict=True):
+            a.take(one)
         for a in ready:
             self._sender.send_due(a)
             if a.done:
                 self._finish(a)
+
+    def _run_loops(self, running: list[Active]) -> int:
+        """Makes and sends whole proposals where the path can; returns the tokens that were fed for them."""
+        whole = [a for a in running if may_loop(a)] if self._loop is not None else []
+        if self._loop is None or not whole:
+            return 0
+        num_fed = 0
+        for a, drawn in run_loops(self._loop, whole, self._runner.facts.vocab_size):
+            num_fed += a.num_fed + a.job.num_draft_tokens - 1
+            if drawn is None:
+                a.slot.distrust()
+                self._cancel(a.job.owner, a.job.slot_id, NonFiniteLogits([0]).message, Fault.INTERNAL)
+                continue
+            for one in drawn:
+                a.take(one)
+            self._sender.send_due(a)
+            self._finish(a)
+        return num_fed
 
     def _extend_without(self, error: NonFiniteLogits, ready: list[Active], logits: Tensor) -> None:
         """NaN in one slot's logits ends that proposal alone."""

@@ -41,11 +41,11 @@ def one_thread() -> Iterator[None]:
 def make(name: str, maker: GraphMaker) -> tuple[ModelRunner, GraphedPath, UncachedModel]:
     model = random_model(zoo()[name], seed=3)
     vocab_size = model.config.vocab_size
-    path = GraphedPath(PagedPath(model, vocab_size, VarlenAttention(varlen_attn)), model, vocab_size, maker)
+    path = GraphedPath(PagedPath(model, vocab_size, VarlenAttention(varlen_attn)), model, vocab_size, maker, WIDTHS)
     facts = ModelFacts("tiny", vocab_size, CONTEXT, "float32", "cpu", (0,), 0)
     runner = ModelRunner(path, facts, KVPool(8, BLOCK_SIZE), torch.device("cpu"))
     runner.allocate()
-    path.prepare(MAX_ROWS, CONTEXT, drafts=False, widths=WIDTHS)
+    path.prepare(MAX_ROWS, CONTEXT, drafts=False)
     return runner, path, UncachedModel(model)
 
 

@@ -70,7 +70,7 @@ class DraftGraphs:
     def num_captured(self) -> int:
         return len(self._captured)
 
-    def capture(self, max_rows: int, table_width: int, budget_s: float, lengths: Sequence[int] = LENGTHS) -> None:
+    def capture(self, max_rows: int, table_width: int, budget_s: float, lengths: Sequence[int]) -> None:
         """Capture what fits in budget_s seconds; what does not goes token by token. Nothing here is fatal."""
         started, sizes, longest = time.monotonic(), batch_sizes(max_rows), max(lengths)
         self._ids = torch.zeros(sizes[0], longest, dtype=torch.int64, device=self._device)  # [B, K], -1: not finite

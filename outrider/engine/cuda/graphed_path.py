@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.engine.cuda.draft_graph import DraftGraphs
+from outrider.engine.cuda.draft_graph import LENGTHS, DraftGraphs
 from outrider.engine.cuda.graphs import CudaGraphMaker, GraphMaker
 from outrider.engine.cuda.step_graphs import WIDTHS, StepGraphs
 from outrider.engine.paths.forward_path import PathUnavailable
@@ -33,9 +33,18 @@ class GraphedPath:
     batch_invariant = False
     block_size = BLOCK_SIZE
 
-    def __init__(self, paged: PagedPath, model: PreTrainedModel, vocab_size: int, maker: GraphMaker) -> None:
-        """paged: over an attention that reads nothing but a plan's tensors."""
+    def __init__(
+        self,
+        paged: PagedPath,
+        model: PreTrainedModel,
+        vocab_size: int,
+        maker: GraphMaker,
+        widths: Sequence[int] = WIDTHS,
+        lengths: Sequence[int] = LENGTHS,
+    ) -> None:
+        """paged: over an attention that reads nothing but a plan's tensors. widths, lengths: what is captured."""
         self._paged, self._maker = paged, maker
+        self._widths, self._lengths = widths, lengths
         self._device, self._dtype, self._vocab_size = model.device, model.dtype, vocab_size
         self._graphs: StepGraphs | None = None
         self.draft_loop: DraftGraphs | None = None
@@ -57,18 +66,18 @@ class GraphedPath:
         return self._paged.forward(rows) if logits is None else logits
 
     @torch.inference_mode()
-    def prepare(self, max_rows: int, context_limit: int, *, drafts: bool, widths: Sequence[int] = WIDTHS) -> None:
-        """Capture graphs for steps of up to max_rows rows, and for draft loops if this is a draft.
+    def prepare(self, max_rows: int, context_limit: int, *, drafts: bool, widths: Sequence[int] | None = None) -> None:
+        """Capture graphs for steps of up to max_rows rows, WIDTHS or other widths, and draft loops if this is a draft.
 
         The storage must have been allocated by a forward.
         """
         table_width = -(-context_limit // self.block_size)
         common = (self._paged.run, self._maker, self._device, self._dtype, self._vocab_size, self.block_size)
         self._graphs = StepGraphs(*common)
-        self._graphs.capture(max_rows, table_width, CAPTURE_BUDGET_S, widths)
+        self._graphs.capture(max_rows, table_width, CAPTURE_BUDGET_S, self._widths)
         if drafts:
             self.draft_loop = DraftGraphs(*common, self._paged.copy_blocks, context_limit)
-            self.draft_loop.capture(max_rows, table_width, CAPTURE_BUDGET_S)
+            self.draft_loop.capture(max_rows, table_width, CAPTURE_BUDGET_S, self._lengths)
 
 
 def graphed_path(model: PreTrainedModel, vocab_size: int) -> GraphedPath:

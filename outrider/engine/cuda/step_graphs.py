@@ -93,7 +93,7 @@ class StepGraphs:
     def shapes(self) -> set[Shape]:
         return set(self._captured)
 
-    def capture(self, max_rows: int, table_width: int, budget_s: float, widths: Sequence[int] = WIDTHS) -> None:
+    def capture(self, max_rows: int, table_width: int, budget_s: float, widths: Sequence[int]) -> None:
         """Capture what fits in budget_s seconds. max_rows: rows a step may have; table_width: blocks a row may have.
 
         Nothing here is fatal: a shape that is not captured runs eagerly.

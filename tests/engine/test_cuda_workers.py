@@ -1,0 +1,105 @@
+"""Both workers on the flash path, loaded, self-tested and prepared as on a GPU; only kernel and recorder stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from outrider.engine.cuda import draft_graph, step_graphs
+from outrider.engine.cuda.graphed_path import GraphedPath
+from outrider.engine.kv_pool import OutOfBlocks
+from outrider.engine.model_runner import ModelFacts
+from outrider.engine.paths import choice
+from outrider.engine.paths.paged import PagedPath
+from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention
+from outrider.wire.kinds import DraftLogprobs
+from outrider.wire.params import SamplingParams
+from tests.engine.cuda_pair import Pair
+from tests.engine.cuda_tape import TapeMaker, varlen_attn
+from tests.tiny_models import perturbed_copy, tiny_llama
+
+K = 5
+PROMPTS = {1: [12, 7, 99, 4, 31], 2: [5, 6, 7]}
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8, "seed": 11},
+    "penalised": {"temperature": 0.8, "seed": 11, "repetition_penalty": 1.3},
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder: Path = tmp_path_factory.mktemp("flash")
+    target = tiny_llama(folder / "target", sharpness=3.0)
+    return perturbed_copy(target, folder / "draft", 0.2), target
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def flash(model: PreTrainedModel, facts: ModelFacts) -> GraphedPath:
+        paged = PagedPath(model, facts.vocab_size, VarlenAttention(varlen_attn))
+        return GraphedPath(paged, model, facts.vocab_size, TapeMaker(), widths=(6, 1), lengths=(K,))
+
+    monkeypatch.setitem(choice.FACTORIES, "flash", flash)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def texts(monkeypatch: pytest.MonkeyPatch, models: tuple[str, str], path: str, **case: Any) -> tuple[Any, Pair]:
+    """What both workers said over four rounds, in slots that begin a round apart."""
+    encoding = case.pop("encoding", DraftLogprobs.FULL)
+    pair = Pair(monkeypatch, *models, device="cpu", attention_path=path, max_slots=2, kv_cache_tokens=4096)
+    params = SamplingParams(max_tokens=60, ignore_eos=True, **case)
+    committed: dict[int, list[int]] = {}
+    said: list[Any] = []
+    for slot in [*PROMPTS, None, None]:
+        if slot is not None:
+            pair.open(slot, PROMPTS[slot], params)
+            committed[slot] = list(PROMPTS[slot])
+        for ids, verdict in zip(committed.values(), pair.round(committed, K, encoding), strict=True):
+            said.append((verdict.token_ids, verdict.num_drafted, verdict.num_accepted))
+            ids.extend(verdict.token_ids)
+    return said, pair
+
+
+@pytest.mark.parametrize("encoding", [DraftLogprobs.FULL, DraftLogprobs.TOPK])
+@pytest.mark.parametrize("name", CASES)
+def test_graphs_and_loops_say_what_the_dense_path_says(
+    monkeypatch: pytest.MonkeyPatch, models: tuple[str, str], name: str, encoding: DraftLogprobs
+) -> None:
+    expected, _ = texts(monkeypatch, models, "dense", encoding=encoding, **CASES[name])
+    said, pair = texts(monkeypatch, models, "flash", encoding=encoding, **CASES[name])
+    assert said == expected
+    assert any(num_accepted for _, _, num_accepted in said)
+    path = pair.draft.base.loaded.runner.path
+    assert (path.name, path.block_size) == ("flash", BLOCK_SIZE)
+    looped = name == "greedy" or (name == "sampled" and encoding is DraftLogprobs.FULL)  # 8 of a law are not 128
+    assert any(captured.proven for captured in path.draft_loop._captured.values()) is looped
+    assert any(captured.proven for captured in pair.target.base.loaded.runner.path._graphs._captured.values())
+
+
+def test_a_loop_without_memory_leaves_the_proposal_to_single_steps(
+    monkeypatch: pytest.MonkeyPatch, models: tuple[str, str]
+) -> None:
+    def full(self: object, *args: object) -> None:
+        raise OutOfBlocks("full")
+
+    expected, _ = texts(monkeypatch, models, "dense", temperature=0.0)
+    monkeypatch.setattr(draft_graph.DraftGraphs, "_reserve", full)
+    said, _ = texts(monkeypatch, models, "flash", temperature=0.0)
+    assert said == expected
+
+
+def test_nothing_is_held_by_a_target_that_drafts_nothing(
+    monkeypatch: pytest.MonkeyPatch, models: tuple[str, str]
+) -> None:
+    _, pair = texts(monkeypatch, models, "flash", temperature=0.0)
+    assert pair.target.base.loaded.runner.path.draft_loop is None
+    assert step_graphs.Shape(2, 6) in pair.target.base.loaded.runner.path._graphs.shapes
