@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider import __version__
-from outrider.engine.loader import load_runner, tokenizer_files
+from outrider.engine.loader import default_prefill_tokens, load_runner, tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.leading import load_split
 from outrider.engine.paths.forward_path import Prepares
@@ -17,9 +17,6 @@ from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.errors import OutriderError
 from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.rpc import check_message_size
-
-PREFILL_TOKENS_CPU = 256
-PREFILL_TOKENS_CUDA = 2048
 
 
 @dataclass
@@ -43,8 +40,7 @@ class Loaded:
 
     @property
     def max_prefill_tokens(self) -> int:
-        on_cpu = self.runner.device.type == "cpu"
-        return self.config.max_prefill_tokens or (PREFILL_TOKENS_CPU if on_cpu else PREFILL_TOKENS_CUDA)
+        return self.config.max_prefill_tokens or default_prefill_tokens(self.runner.device)
 
     def info(self) -> pb.WorkerInfo:
         facts, pool = self.runner.facts, self.runner.pool
@@ -91,6 +87,8 @@ def load(
         "device": config.device,
         "dtype": config.dtype,
         "kv_cache_tokens": config.kv_cache_tokens,
+        "kv_cache_fraction": config.kv_cache_fraction,
+        "max_prefill_tokens": config.max_prefill_tokens,
         "max_slots": config.max_slots,
         "context_limit": config.context_limit,
         "attention_path": config.attention_path,

@@ -10,14 +10,16 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
+from outrider.engine import memory
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.memory import free_memory_bytes
+from outrider.engine.memory import Budget, readable_bytes
 from outrider.engine.model_files import TokenizerFiles, check_folder, first_line, local_folder, tokenizer_files
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
 from outrider.engine.paths.choice import choose_path
 from outrider.engine.quantize import quantize_int8
+from outrider.engine.quantized_checkpoints import check_readable, method_of
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
@@ -27,6 +29,11 @@ MIN_CONTEXT = 16
 """Tokens; the self-test needs them."""
 DEFAULT_CONTEXT = 2048
 """Tokens, for a model that states no limit (ALiBi)."""
+
+PREFILL_TOKENS_CPU = 256
+PREFILL_TOKENS_CUDA = 2048
+VERIFY_TOKENS = 6
+"""Positions of a slot in a full step, for the estimate of its memory: the default K and one."""
 
 log = get_logger(__name__)
 
@@ -43,13 +50,16 @@ def load_runner(
     batch_invariant: bool = False,
     quantization: str = "none",
     tensor_parallel: int = 1,
+    kv_cache_fraction: float = 0.5,
+    max_prefill_tokens: int | None = None,
     join: Callable[[torch.device], Group] | None = None,
 ) -> ModelRunner:
     """Load a decoder-only model from safetensors, test it on our cache, size the cache.
 
     device: cpu, cuda, cuda:N or auto. dtype: float32, bfloat16, float16, or auto (float32 on CPU, the checkpoint's on
-    a GPU). kv_cache_tokens None: room for max_slots contexts, at most half of the free memory. attention_path: see
-    `paths.choice`. batch_invariant: only a path that promises it. quantization: none or int8.
+    a GPU). kv_cache_tokens None: room for max_slots contexts, at most kv_cache_fraction of the free memory.
+    attention_path: see `paths.choice`. max_prefill_tokens: prompt tokens of a step, None = the device's default.
+    batch_invariant: only a path that promises it. quantization: none or int8.
     join: for tensor_parallel > 1, called once all that can be checked beforehand is; every rank loads by this function.
     Raises ConfigError for anything that cannot be served, naming it.
     """
@@ -60,6 +70,8 @@ def load_runner(
     config = _read_config(model)
     _check_class(config)
     limit = _context_limit(config, context_limit)
+    check_readable(model, config, torch_device, quantization)
+    quantization = method_of(config) or quantization
     group = None
     if tensor_parallel > 1:
         check_can_split(config, tensor_parallel, quantization, batch_invariant)
@@ -67,17 +79,21 @@ def load_runner(
         group = join(torch_device)
     network = _load_weights(model, config, torch_device, dtype, quantization, tensor_parallel)
     facts = _facts(model, network, limit, quantization, tensor_parallel)
+    num_weight_bytes, class_name = memory.weights_bytes(network), type(network).__name__
     runner = choose_path(network, facts, attention_path, batch_invariant)
-    num_blocks = _num_blocks(runner, kv_cache_tokens, max_slots)
+    del network  # before free memory is counted: a path with weights of its own form does not keep it
+    budget = _budget(runner, config, num_weight_bytes, max_slots, max_prefill_tokens)
+    num_blocks = _num_blocks(runner, budget, kv_cache_tokens, max_slots, kv_cache_fraction)
     if group is not None:
         group.check_same("attention path", runner.path.name)
         num_blocks = group.smallest(num_blocks)
     _allocate(runner, num_blocks)
     log.info(
         "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
-        *(model, type(network).__name__, facts.num_parameters, facts.dtype, facts.device),
+        *(model, class_name, facts.num_parameters, facts.dtype, facts.device),
         *(runner.path.name, num_blocks, runner.path.block_size),
     )
+    _log_memory(runner, budget)
     return runner
 
 
@@ -143,6 +159,9 @@ def _load_weights(
     options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
+    is_quantised = method_of(config) is not None
+    if is_quantised and device.type == "cuda":
+        options["device_map"] = {"": device}  # some methods read nowhere else, and cannot be moved
     transformers.utils.logging.disable_progress_bar()  # a worker's stderr is a log
     try:
         network, info = AutoModelForCausalLM.from_pretrained(
@@ -160,7 +179,7 @@ def _load_weights(
     network = network.eval().requires_grad_(False)
     if quantization == "int8":
         quantize_int8(network)  # before the weights go to the device, which then never holds them whole
-    return network.to(device)
+    return network if is_quantised else network.to(device)
 
 
 def _facts(model: str, network: PreTrainedModel, context_limit: int, quantization: str, num_ranks: int) -> ModelFacts:
@@ -182,28 +201,50 @@ def _facts(model: str, network: PreTrainedModel, context_limit: int, quantizatio
     )
 
 
-def _num_blocks(runner: ModelRunner, kv_cache_tokens: int | None, max_slots: int) -> int:
-    """Blocks of the cache: what was asked for, or every slot's whole context within half of the free memory."""
-    block_size = runner.path.block_size
-    block_bytes, free = runner.kv_bytes_per_token * block_size, free_memory_bytes(runner.device)
+def default_prefill_tokens(device: torch.device) -> int:
+    """Prompt tokens of a step where the settings name none."""
+    return PREFILL_TOKENS_CPU if device.type == "cpu" else PREFILL_TOKENS_CUDA
+
+
+def _budget(
+    runner: ModelRunner, config: PreTrainedConfig, num_weight_bytes: int, max_slots: int, prefill_tokens: int | None
+) -> Budget:
+    facts = runner.facts
+    free = memory.free_memory_bytes(runner.device)
     if runner.device.type == "cpu":
-        free //= runner.facts.num_ranks  # which all take theirs from the same
-    if kv_cache_tokens is not None:
-        num_blocks = -(-kv_cache_tokens // block_size)
-        if num_blocks * block_bytes > free:
-            raise ConfigError(
-                f"kv_cache_tokens is {kv_cache_tokens}, which takes {num_blocks * block_bytes} bytes, and "
-                f"{runner.facts.device} has {free} free; lower it to at most {free // block_bytes * block_size}",
-                param="kv_cache_tokens",
-            )
-        return num_blocks
-    wanted = max_slots * -(-runner.facts.context_limit // block_size)
-    affordable = free // 2 // block_bytes
-    if affordable < 1:
-        raise ConfigError(
-            f"no memory for a KV cache: a block takes {block_bytes} bytes; free some or set kv_cache_tokens"
-        )
-    return min(wanted, affordable)
+        free //= facts.num_ranks  # which all take theirs from the same
+    verified = max_slots * VERIFY_TOKENS
+    prompt = min(prefill_tokens or default_prefill_tokens(runner.device), max_slots * facts.context_limit)
+    tokens = prompt + verified
+    itemsize = getattr(torch, facts.dtype).itemsize
+    activations = memory.activations_bytes(config.get_text_config(decoder=True), itemsize, tokens, verified)
+    return Budget(num_weight_bytes, activations, free)
+
+
+def _num_blocks(
+    runner: ModelRunner, budget: Budget, kv_cache_tokens: int | None, max_slots: int, fraction: float
+) -> int:
+    """Blocks of the cache: what was asked for, or every slot's whole context within a fraction of the free memory."""
+    block_size = runner.path.block_size
+    block_bytes = runner.kv_bytes_per_token * block_size
+    if kv_cache_tokens is None:
+        return budget.num_blocks(block_bytes, max_slots * -(-runner.facts.context_limit // block_size), fraction)
+    num_blocks = -(-kv_cache_tokens // block_size)
+    most_tokens = budget.free_bytes // block_bytes * block_size
+    budget.check(kv_cache_tokens, num_blocks * block_bytes, most_tokens, runner.facts.device)
+    return num_blocks
+
+
+def _log_memory(runner: ModelRunner, budget: Budget) -> None:
+    num_tokens = runner.pool.num_blocks * runner.pool.block_size
+    num_bytes = num_tokens * runner.kv_bytes_per_token
+    log.info(
+        "memory on %s: weights %s, KV cache %s for %d tokens (%.0f %% of the %s free beside the weights), "
+        "about %s for a full step",
+        *(runner.facts.device, readable_bytes(budget.weights_bytes), readable_bytes(num_bytes), num_tokens),
+        *(100 * num_bytes / max(budget.free_bytes, 1), readable_bytes(budget.free_bytes)),
+        readable_bytes(budget.activations_bytes),
+    )
 
 
 def _allocate(runner: ModelRunner, num_blocks: int) -> None:

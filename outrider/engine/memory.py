@@ -1,13 +1,88 @@
-"""How much memory a KV cache may take. Used by the loader."""
+"""How much memory a model takes and how much of the rest its KV cache may have. Used by the loader."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from outrider.wire.errors import ConfigError
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What is known before the cache is sized. Bytes of this process's share of the model."""
+
+    weights_bytes: int
+    activations_bytes: int
+    """Of the fullest step, computed from the model's widths."""
+    free_bytes: int
+    """With the weights loaded."""
+
+    def num_blocks(self, block_bytes: int, num_wanted: int, fraction: float) -> int:
+        """At most num_wanted, within that fraction of what is free, and never what a step itself needs.
+
+        Raises ConfigError when there is room for none.
+        """
+        room = min(int(self.free_bytes * fraction), self.free_bytes - self.activations_bytes)
+        if room < block_bytes:
+            raise ConfigError(
+                f"no memory for a KV cache: a block takes {block_bytes} bytes, and of {self.free_bytes} free ones "
+                f"{max(room, 0)} are for the cache (kv_cache_fraction {fraction:g}, and about {self.activations_bytes} "
+                "bytes for a step); free some, lower max_prefill_tokens or set kv_cache_tokens"
+            )
+        return min(num_wanted, room // block_bytes)
+
+    def check(self, kv_cache_tokens: int, num_bytes: int, most_tokens: int, device: str) -> None:
+        """Raises ConfigError when a cache of a set size has no room."""
+        if num_bytes > self.free_bytes:
+            raise ConfigError(
+                f"kv_cache_tokens is {kv_cache_tokens}, which takes {num_bytes} bytes, and {device} has "
+                f"{self.free_bytes} free; lower it to at most {most_tokens}",
+                param="kv_cache_tokens",
+            )
+
+
+def weights_bytes(model: nn.Module) -> int:
+    """Tied weights count once, quantised ones as they are stored."""
+    return sum(_stored_bytes(parameter.data) for parameter in model.parameters())
+
+
+def _stored_bytes(tensor: Tensor) -> int:
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return tensor.numel() * tensor.element_size()
+    return sum(_stored_bytes(getattr(tensor, name)) for name in flatten()[0])
+
+
+def activations_bytes(config: PreTrainedConfig, itemsize: int, step_tokens: int, logits_rows: int) -> int:
+    """About what a forward holds at once: its widest layer's tensors, and float32 logits twice.
+
+    config: the text model's. step_tokens: fed by the fullest step. logits_rows: positions whose logits it wants.
+    """
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    widths = [getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")]
+    widest = max([width for width in widths if isinstance(width, int)], default=4 * hidden)
+    per_token = 3 * hidden + max(
+        3 * widest, 4 * heads * head_dim
+    )  # residual, norm, input; gate, up, product or q k v o
+    return step_tokens * per_token * itemsize + 2 * logits_rows * config.vocab_size * 4
+
+
+def readable_bytes(count: int) -> str:
+    """1536 -> 1.5 KiB"""
+    value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.1f} {units[0]}" if units[0] != "bytes" else f"{count} bytes"
 
 
 def free_memory_bytes(device: torch.device) -> int:

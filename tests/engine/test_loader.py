@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +12,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MambaConfig, Qwen3NextConfig, T5Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, Qwen3NextConfig, T5Config
 
-from outrider.engine import loader
+from outrider.engine import memory
 from outrider.engine.loader import load_runner, tokenizer_files
+from outrider.engine.memory import Budget, readable_bytes
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.paths import dense_cache
 from outrider.engine.paths.dense_cache import DenseLayer
 from outrider.engine.self_test import NUM_BLOCKS
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
-from tests.tiny_models import perturbed_copy, tiny_llama, write_tokenizer
+from tests.tiny_models import perturbed_copy, random_model, tiny_llama, write_tokenizer
+from tests.zoo import ARCHITECTURES, SHAPE
 
 
 def load(model: str, **changes: Any) -> ModelRunner:
@@ -61,13 +64,48 @@ def test_settings_are_followed(original: str) -> None:
     assert (runner.pool.num_blocks, runner.facts.context_limit, runner.facts.dtype) == (7, 64, "bfloat16")
 
 
-def test_the_cache_takes_at_most_half_of_the_free_memory(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_takes_its_fraction_of_the_free_memory(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
     block_bytes = 16 * 2 * 2 * 2 * 8 * 4  # tokens, layers, keys and values, heads, head width, float32
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda _: 20 * block_bytes)
-    assert load(original).pool.num_blocks == 10
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda _: block_bytes)
-    with pytest.raises(ConfigError, match=f"a block takes {block_bytes} bytes"):
-        load(original)
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda _: 1000 * block_bytes)
+    assert load(original, kv_cache_fraction=0.01).pool.num_blocks == 10
+    assert load(original, kv_cache_fraction=0.02).pool.num_blocks == 20
+    assert load(original).pool.num_blocks == 2 * 16  # both slots' contexts, and no more
+    with pytest.raises(ConfigError, match=rf"a block takes {block_bytes} bytes, .*kv_cache_fraction 0\.0001"):
+        load(original, kv_cache_fraction=0.0001)
+
+
+def test_a_cache_never_takes_what_a_step_needs() -> None:
+    budget = Budget(weights_bytes=0, activations_bytes=300, free_bytes=1000)
+    assert budget.num_blocks(block_bytes=100, num_wanted=50, fraction=1.0) == 7
+    assert budget.num_blocks(block_bytes=100, num_wanted=50, fraction=0.5) == 5
+    assert budget.num_blocks(block_bytes=100, num_wanted=3, fraction=0.5) == 3
+    with pytest.raises(ConfigError, match="about 300 bytes for a step"):
+        budget.num_blocks(block_bytes=701, num_wanted=50, fraction=1.0)
+
+
+def test_the_memory_of_a_model_is_told_at_start(original: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        runner = load(original, kv_cache_tokens=1600)
+    line = next(message for message in caplog.messages if message.startswith("memory on cpu"))
+    assert f"weights {readable_bytes(4 * runner.facts.num_parameters)}, KV cache 400.0 KiB for 1600 tokens" in line
+    assert "for a full step" in line
+
+
+def test_weights_are_counted_as_they_are_stored(original: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert memory.weights_bytes(model) == 2 * num_parameters
+    tied = random_model(LlamaConfig(**SHAPE, tie_word_embeddings=True), seed=0)
+    loose = random_model(LlamaConfig(**SHAPE, tie_word_embeddings=False), seed=0)
+    assert memory.weights_bytes(loose) - memory.weights_bytes(tied) == 4 * SHAPE["vocab_size"] * SHAPE["hidden_size"]
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_a_step_s_memory_is_estimated_for_every_architecture(name: str) -> None:
+    config = ARCHITECTURES[name].config
+    one, ten = (memory.activations_bytes(config, 4, tokens, 1) for tokens in (1, 10))
+    logits = 2 * config.vocab_size * 4
+    assert one > logits + 4 * config.hidden_size and ten - logits == 10 * (one - logits)
 
 
 def test_the_cache_is_there_when_the_worker_is(original: str) -> None:
@@ -81,7 +119,7 @@ def test_the_cache_is_there_when_the_worker_is(original: str) -> None:
 
 def test_a_cache_larger_than_the_free_memory_is_refused(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
     block_bytes = 16 * 2 * 2 * 2 * 8 * 4
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda _: 20 * block_bytes)
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda _: 20 * block_bytes)
     assert load(original, kv_cache_tokens=320).pool.num_blocks == 20
     with pytest.raises(ConfigError, match=r"kv_cache_tokens is 321, .*; lower it to at most 320") as caught:
         load(original, kv_cache_tokens=321)
