@@ -157,6 +157,7 @@ class ParallelPath:
         self._team = team
         self.name = path.name
         self.block_size = path.block_size
+        self.block_size = path.block_size
 
     @property
     def kv_bytes_per_token(self) -> int:
