@@ -15,7 +15,8 @@ from torch import Tensor
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.sampling import NonFiniteLogits, top_logprobs
+from outrider.engine.penalties import NonFiniteLogits
+from outrider.engine.reported import reported
 from outrider.engine.slot_keeper import SlotKeeper
 from outrider.engine.step_plan import Row
 from outrider.engine.turns import Turn, Turns
@@ -195,7 +196,4 @@ def _logprobs(raw: Tensor, token_ids: tuple[int, ...], num_logprobs: int | None)
     """Of the committed tokens, from raw logits [K + 1, V]."""
     if num_logprobs is None:
         return ()
-    chosen = torch.tensor(token_ids, device=raw.device)
-    logprob, ids, values = top_logprobs(raw[: len(token_ids)], chosen, num_logprobs)
-    triples = zip(logprob.tolist(), ids.tolist(), values.tolist(), strict=True)
-    return tuple(Logprobs(own, tuple(best), tuple(best_values)) for own, best, best_values in triples)
+    return tuple(Logprobs(*found) for found in reported(raw[: len(token_ids)], token_ids, num_logprobs))

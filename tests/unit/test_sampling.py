@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
+from outrider.engine.host_sampling import HostLogits
+from outrider.engine.reported import reported
 from outrider.engine.sampling import (
     LogitRow,
     NonFiniteLogits,
@@ -408,6 +410,23 @@ class TestTopLogprobs:
         torch.testing.assert_close(own.double(), expected[torch.arange(3), chosen], atol=1e-5, rtol=0)
         assert torch.equal(ids, expected.argsort(dim=1, descending=True)[:, :5])
         torch.testing.assert_close(values.double(), expected.gather(1, ids), atol=1e-5, rtol=0)
+
+    @pytest.mark.parametrize("num_best", [0, 1, 7, 64])
+    def test_host_and_device_report_the_same(self, monkeypatch: pytest.MonkeyPatch, num_best: int) -> None:
+        logits, chosen = random_logits(4), [4, 5, 63, 0]
+        expected = logits.double().log_softmax(-1)
+        on_host = reported(logits, chosen, num_best)
+        monkeypatch.setattr(HostLogits, "reads", staticmethod(lambda logits: False))
+        for r, found in enumerate(zip(on_host, reported(logits, chosen, num_best), strict=True)):
+            order = expected[r].argsort(descending=True)[:num_best]
+            for own, ids, values in found:
+                assert own == pytest.approx(float(expected[r, chosen[r]]), abs=1e-5)
+                assert list(ids) == order.tolist()
+                assert values == pytest.approx(expected[r, order].tolist(), abs=1e-5)
+
+    def test_equals_are_reported_by_id(self) -> None:
+        (_, ids, values), *_ = reported(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), [0], 3)
+        assert ids == (1, 3, 2) and values[0] == values[1]
 
     def test_lowest_id_first_and_none_at_all(self) -> None:
         logits = torch.tensor([[0.0, 2.0, 1.0, 2.0]])
