@@ -17,21 +17,20 @@ from outrider.engine.cuda.host_copy import to_device, to_host
 from outrider.engine.host_sampling import HostLogits
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, process_unchecked, sound_rows
 from outrider.engine.row_law import RowLaw, truncate_topk
+from outrider.engine.side_by_side import side_by_side
 
 
 def draw_tokens(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor) -> list[Drawn]:
     """logits [R, V] float32, one row per proposal. Raises NonFiniteLogits."""
     if not HostLogits.reads(logits):
         return _on_device(ready, rows, logits)
-    host, drawn, bad = HostLogits(logits), list[Drawn](), list[int]()
-    for index, (a, row) in enumerate(zip(ready, rows, strict=True)):
-        try:
-            drawn.append((host.best_id(index, row), None) if a.greedy else _sampled(a, host.law(index, row)))
-        except NonFiniteLogits as error:
-            bad.extend(error.rows)
-    if bad:
-        raise NonFiniteLogits(bad)
-    return drawn
+    host = HostLogits(logits)
+
+    def draw_one(index: int) -> Drawn:
+        a, row = ready[index], rows[index]
+        return (host.best_id(index, row), None) if a.greedy else _sampled(a, host.law(index, row))
+
+    return side_by_side(draw_one, range(len(ready)), logits.numel())
 
 
 def _sampled(a: Active, law: RowLaw) -> Drawn:

@@ -14,7 +14,8 @@ from torch import Tensor
 from outrider.engine.acceptance import Noise, accept_one
 from outrider.engine.host_sampling import HostLogits
 from outrider.engine.noise import Purpose
-from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState
+from outrider.engine.penalties import LogitRow, SamplingState
+from outrider.engine.side_by_side import side_by_side
 from outrider.engine.slot_noise import host_slot_uniforms
 from target_service.device_batch import decide_on_device
 from target_service.waiting import Ready
@@ -29,17 +30,13 @@ def decide(ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tens
     if not HostLogits.reads(logits):
         return decide_on_device(ready, states, logits)
     host, noise = HostLogits(logits), slots_noise(ready)
-    outcomes: list[tuple[int, int]] = []
-    bad: list[int] = []
-    starts = accumulate((len(r.draft_ids) + 1 for r in ready), initial=0)
-    for r, state, own, start in zip(ready, states, noise, starts, strict=False):
-        try:
-            outcomes.append(_greedy(r, state, host, start) if own is None else _sampled(r, state, host, start, own))
-        except NonFiniteLogits as error:
-            bad.extend(error.rows)
-    if bad:
-        raise NonFiniteLogits(bad)
-    return outcomes
+    starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
+
+    def decide_one(b: int) -> tuple[int, int]:
+        r, state, start, own = ready[b], states[b], starts[b], noise[b]
+        return _greedy(r, state, host, start) if own is None else _sampled(r, state, host, start, own)
+
+    return side_by_side(decide_one, range(len(ready)), logits.numel())
 
 
 def _greedy(ready: Ready, state: SamplingState, host: HostLogits, start: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from draft_service import drawing
+from outrider.engine import side_by_side
 from outrider.engine.host_sampling import HostLogits
 from outrider.engine.noise import Purpose
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process
@@ -182,6 +184,21 @@ class TestDecide:
         assert decide(whole, step.states, step.logits) == wanted
         assert decide_on_device(whole, step.states, step.logits) == wanted
 
+    def test_threads_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        step = make_step([0, 2, 4, 5, 6, 3], [3, 4, 0, 2, 4, 1], seed=5)
+        wanted, before = decide(step.ready, step.states, step.logits), threading.active_count()
+        torch.set_num_threads(2)
+        seen: set[str] = set()
+        monkeypatch.setattr(side_by_side, "WORTH_THREADS", 1)
+        monkeypatch.setattr(HostLogits, "law", told(HostLogits.law, seen))
+        assert decide(step.ready, step.states, step.logits) == wanted
+        assert seen and threading.current_thread().name not in seen
+        step.logits[0] = step.logits[5] = math.nan
+        with pytest.raises(NonFiniteLogits) as caught:
+            decide(step.ready, step.states, step.logits)
+        assert slots_of(caught.value.rows, step) == {0, 1}
+        assert threading.active_count() == before
+
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_logits_that_are_no_numbers(self, value: float) -> None:
         step = make_step([0, 2, 4, 2], [0, 3, 2, 0], seed=1)
@@ -198,6 +215,16 @@ class TestDecide:
         assert wanted[0][0] < 4
         step.logits[wanted[0][0] + 1 :] = math.nan
         assert decide(step.ready, step.states, step.logits) == wanted
+
+
+def told(method: Callable[..., Any], names: set[str]) -> Callable[..., Any]:
+    """The method, noting the thread it runs on."""
+
+    def noted(*args: Any) -> Any:
+        names.add(threading.current_thread().name)
+        return method(*args)
+
+    return noted
 
 
 def slots_of(rows: tuple[int, ...], step: Step) -> set[int]:
