@@ -20,6 +20,7 @@ from outrider.engine.parallel.group import Group
 from outrider.engine.paths.choice import choose_path
 from outrider.engine.quantize import quantize_int8
 from outrider.engine.quantized_checkpoints import check_readable, method_of
+from outrider.engine.rope import settle_rope
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
@@ -79,6 +80,7 @@ def load_runner(
         group = join(torch_device)
     network = _load_weights(model, config, torch_device, dtype, quantization, tensor_parallel)
     facts = _facts(model, network, limit, quantization, tensor_parallel)
+    settle_rope(network, limit)
     num_weight_bytes, class_name = memory.weights_bytes(network), type(network).__name__
     runner = choose_path(network, facts, attention_path, batch_invariant)
     del network  # before free memory is counted: a path with weights of its own form does not keep it

@@ -1,0 +1,331 @@
+"""The paged path: plans, what each kind of attention needs, mixed widths, and rows that do not see one another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+
+from outrider.engine.kv_pool import TRASH_BLOCK, BlockTable, KVPool
+from outrider.engine.loader import load_runner
+from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.paths import paged_attention
+from outrider.engine.paths.choice import choose_path
+from outrider.engine.paths.paged import PagedPath, PathUnavailable
+from outrider.engine.paths.paged_attention import TorchAttention
+from outrider.engine.paths.paged_cache import ATTENTION_NAME, layer_limits
+from outrider.engine.paths.paged_plan import AttentionOptions, PagedPlan
+from outrider.engine.step_plan import Row
+from outrider.wire.errors import ConfigError, InvalidRequest
+from tests.rounds import Fed, largest_error, some_ids, step, truth_of
+from tests.tiny_models import random_model, save
+from tests.zoo import ARCHITECTURES, LATENT, ROUTED, SHAPE
+
+VOCAB_SIZE = 97
+TOLERANCE = 1e-4
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small only lose by threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def paged(model: PreTrainedModel, num_blocks: int = 64) -> ModelRunner:
+    facts = ModelFacts("tiny", VOCAB_SIZE, 128, "float32", "cpu", (), 0)
+    return ModelRunner(PagedPath(model, VOCAB_SIZE), facts, KVPool(num_blocks, 16), CPU)
+
+
+# Plans ----------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[Row]:
+    """Tables that share a pool, so that their blocks lie anywhere; any widths, any logits."""
+    pool = KVPool(64, 4)
+    tables = [pool.new_table() for _ in range(draw(st.integers(1, 5)))]
+    lengths = [0] * len(tables)
+    for _ in range(draw(st.integers(0, 12))):  # they grow in turns
+        i = draw(st.integers(0, len(tables) - 1))
+        lengths[i] += draw(st.integers(1, 6))
+        tables[i].reserve(lengths[i])
+    made = []
+    for table, length in zip(tables, lengths, strict=True):
+        num_new = draw(st.integers(1, 9))
+        table.reserve(length + num_new)
+        ids = draw(st.lists(st.integers(0, 9), min_size=length + num_new, max_size=length + num_new))
+        made.append(Row.of(table, ids, length, draw(st.integers(0, num_new))))
+    return made
+
+
+def place(table: BlockTable, position: int) -> int:
+    return table.blocks[position // table.block_size] * table.block_size + position % table.block_size
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows())
+def test_a_plan_says_of_each_token_what_the_tables_say(made: list[Row]) -> None:
+    plan = PagedPlan.build(made, CPU, 10, gathers=True)
+    new = [(row, position) for row in made for position in range(row.num_cached, row.num_tokens)]
+    assert plan.position_ids.tolist() == [[position for _, position in new]]
+    assert plan.input_ids.tolist() == [[row.last_ids(row.num_tokens)[position] for row, position in new]]
+    assert plan.write_to.tolist() == [place(row.table, position) for row, position in new]
+    wanted = [row.num_tokens - position <= row.num_logits for row, position in new]
+    assert plan.logits_at.tolist() == [i for i, want in enumerate(wanted) if want]
+    assert plan.gather is not None
+    assert plan.gather.tolist() == [place(row.table, i) for row in made for i in range(row.num_tokens)]
+    assert plan.kv_lens.tolist() == [row.num_tokens for row in made]
+    assert plan.cu_seq_q.diff().tolist() == [row.num_new for row in made] and plan.cu_seq_q[0] == 0
+    assert plan.cu_seq_kv.diff().tolist() == plan.kv_lens.tolist() and plan.cu_seq_kv[0] == 0
+    for row, blocks in zip(made, plan.block_table.tolist(), strict=True):
+        assert blocks[: len(row.table.blocks)] == row.table.blocks
+        assert set(blocks[len(row.table.blocks) :]) <= {TRASH_BLOCK}
+    assert (plan.max_q, plan.max_kv) == (max(row.num_new for row in made), max(row.num_tokens for row in made))
+
+
+def test_a_plan_refuses_a_token_outside_the_vocabulary() -> None:
+    table = KVPool(4).new_table()
+    table.reserve(3)
+    with pytest.raises(InvalidRequest, match="token id 10 is outside the vocabulary, 0 to 9"):
+        PagedPlan.build([Row.of(table, [1, 10, 2], 0, 1)], CPU, 10)
+
+
+# Attention ------------------------------------------------------------------------------------------------------------
+
+
+def reference(query: Tensor, keys: Tensor, values: Tensor, position: int, options: AttentionOptions) -> Tensor:
+    """One query [Hq, D] at a position over keys [L, Hkv, D] and values [L, Hkv, Dv], in float64: the definition."""
+    seen = [i for i in range(position + 1) if options.window is None or i > position - options.window]
+    if options.chunk is not None:
+        seen = [i for i in seen if i // options.chunk == position // options.chunk]
+    shared = query.shape[0] // keys.shape[1]
+    out = []
+    for head in range(query.shape[0]):
+        k, v = keys[seen, head // shared].double(), values[seen, head // shared].double()
+        scores = k @ query[head].double() * options.scaling
+        if options.softcap is not None:
+            scores = options.softcap * torch.tanh(scores / options.softcap)
+        if options.sinks is not None:
+            scores = torch.cat([scores, options.sinks[head : head + 1].double()])
+        out.append(torch.softmax(scores, 0)[: len(seen)] @ v)
+    return torch.stack(out)
+
+
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+OPTIONS = [
+    AttentionOptions(0.3),
+    AttentionOptions(0.3, window=5),
+    AttentionOptions(0.3, chunk=8),
+    AttentionOptions(0.3, softcap=1.5),
+    AttentionOptions(0.3, sinks=SINKS),
+    AttentionOptions(0.3, window=3, softcap=1.5, sinks=SINKS),
+]
+
+
+@pytest.mark.parametrize("together_bytes", [0, 1 << 20], ids=["alone", "together"])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: f"window {o.window} chunk {o.chunk} cap {o.softcap}")
+def test_attention_over_blocks_equals_its_definition(
+    options: AttentionOptions, together_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN wherever no row's tokens lie: an unread key must stay unread, not masked."""
+    monkeypatch.setattr(paged_attention, "TOGETHER_BYTES", together_bytes)
+    generator = torch.Generator().manual_seed(0)
+    pool = KVPool(40, 4)
+    made = grown_rows(pool, [(21, 1), (9, 6), (1, 1), (30, 6), (17, 17), (13, 1), (6, 6), (33, 2)])
+    plan = PagedPlan.build(made, CPU, 10, gathers=True)
+    keys, values = torch.full((41, 4, 2, 6), torch.nan), torch.full((41, 4, 2, 10), torch.nan)
+    keys[TRASH_BLOCK], values[TRASH_BLOCK] = 0.0, 0.0
+    assert plan.gather is not None
+    lines = [torch.randn(len(plan.gather), 2, width, generator=generator) for width in (6, 10)]  # [S, Hkv, D]
+    keys.flatten(0, 1)[plan.gather], values.flatten(0, 1)[plan.gather] = lines
+    query = torch.randn(plan.num_tokens, 4, 6, generator=generator)  # [T, Hq, D]
+    truth = expected(query, lines[0], lines[1], plan, options)
+    attention = TorchAttention()
+    attention.begin(plan)
+    assert (attention.attend(query, keys, values, plan, options) - truth).abs().max() < 1e-5
+    assert (attention.attend_gathered(query, lines[0], lines[1], plan, options) - truth).abs().max() < 1e-5
+
+
+def grown_rows(pool: KVPool, shapes: list[tuple[int, int]]) -> list[Row]:
+    """(tokens, new ones) of each; tables grow in turns, so that their blocks are scattered."""
+    tables = [pool.new_table() for _ in shapes]
+    for end in range(3, 40, 3):
+        for table, (length, _) in zip(tables, shapes, strict=True):
+            table.reserve(min(end, length))
+    return [Row.of(t, [1] * length, length - new, 1) for t, (length, new) in zip(tables, shapes, strict=True)]
+
+
+def expected(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions) -> Tensor:
+    out, start = [], 0
+    for row in plan.rows:
+        mine = slice(start, start + row.kv_len)
+        for i in range(row.num_new):
+            position = row.kv_len - row.num_new + i
+            out.append(reference(query[row.start + i], keys[mine], values[mine], position, options))
+        start += row.kv_len
+    return torch.stack(out).float()
+
+
+TRAITS: dict[str, tuple[str, Callable[[AttentionOptions], AttentionOptions]]] = {
+    "window": ("mistral", lambda options: replace(options, window=None)),
+    "window left to the mask": ("phimoe", lambda options: replace(options, window=None)),
+    "chunk": ("llama4_text", lambda options: replace(options, chunk=None)),
+    "soft cap": ("gemma2", lambda options: replace(options, softcap=None)),
+    "sinks": ("gpt_oss", lambda options: replace(options, sinks=None)),
+}
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+def test_the_zoo_tells_when_a_trait_is_left_out(trait: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, without = TRAITS[trait]
+    model = random_model(ARCHITECTURES[name].config, seed=3)
+    truth = truth_of(model)
+    assert largest_error(paged(model), truth) < TOLERANCE
+    attend = TorchAttention.attend
+
+    def careless(self: TorchAttention, *arguments: object) -> Tensor:
+        return attend(self, *arguments[:-1], without(arguments[-1]))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TorchAttention, "attend", careless)
+    assert largest_error(paged(model), truth) > 1e-2
+
+
+# The path -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    return random_model(ARCHITECTURES["llama"].config, seed=3)
+
+
+def test_the_self_test_s_truth_and_other_users_keep_transformers_attention(llama: PreTrainedModel) -> None:
+    before = llama.config._attn_implementation
+    runner = paged(llama)
+    table = runner.pool.new_table()
+    runner.forward([Row.of(table, [1, 2, 3], 0, 1)])
+    with pytest.raises(InvalidRequest):
+        runner.forward([Row.of(table, [1, 2, 3, VOCAB_SIZE], 3, 1)])
+    assert llama.config._attn_implementation == before != ATTENTION_NAME
+
+
+def test_any_widths_share_one_forward(llama: PreTrainedModel) -> None:
+    calls: list[int] = []
+    runner, truth = paged(llama), truth_of(llama)
+    fed = [Fed(runner, truth, some_ids(110, VOCAB_SIZE, seed)) for seed in range(5)]
+    ends = [100, 1, 7, 33, 16]
+    rows = [sequence.row(end, 1) for sequence, end in zip(fed, ends, strict=True)]
+    hook = llama.register_forward_hook(lambda *_: calls.append(1))
+    logits = runner.forward(rows)
+    hook.remove()
+    assert len(calls) == 1
+    for sequence, row, one in zip(fed, rows, logits, strict=True):
+        assert sequence.error(row, one[None]) < TOLERANCE
+
+
+def test_random_courses_of_rows(llama: PreTrainedModel) -> None:
+    """Fed, verified, rolled back, forked and dropped in any order, many at a time."""
+    dice, truth = random.Random(5), truth_of(llama)
+    runner = paged(llama, num_blocks=80)
+    fed: list[Fed] = []
+    for turn in range(40):
+        if len(fed) < 10:
+            fed.append(Fed(runner, truth, some_ids(120, VOCAB_SIZE, dice.randrange(12))))
+        feeds = []
+        for sequence in dice.sample(fed, dice.randint(1, len(fed))):
+            room = min(64, len(sequence.ids)) - sequence.num_cached
+            if room > 0:
+                new = min(room, dice.choice((1, 1, 6, dice.randint(1, 30))))
+                feeds.append((sequence, sequence.num_cached + new, dice.randint(0, new)))
+        if feeds:
+            assert step(runner, feeds) < TOLERANCE, turn
+        victim = dice.choice(fed)
+        if victim.num_cached:
+            match dice.randrange(3):
+                case 0:
+                    victim.roll_back(dice.randint(0, victim.num_cached), dice.randrange(12))
+                case 1 if len(fed) < 10:
+                    twin = Fed(runner, truth, list(victim.ids[: victim.num_cached]) + some_ids(60, VOCAB_SIZE, turn))
+                    twin.table, twin.num_cached = victim.table.fork(), victim.num_cached
+                    fed.append(twin)
+                case 2:
+                    victim.table.free()
+                    fed.remove(victim)
+    for sequence in fed:
+        sequence.table.free()
+    assert runner.pool.num_in_use == 0
+
+
+def test_the_blocks_of_a_latent_model_hold_its_latents() -> None:
+    """The whole point of MLA: 16 + 8 numbers a token and layer here, where keys and values of 4 heads would be 112."""
+    runner = paged(random_model(ARCHITECTURES["deepseek_v3"].config, seed=3))
+    runner.allocate()
+    assert runner.kv_bytes_per_token == 2 * (LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"]) * 4
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "limits"),
+    [
+        ("llama", {}, [(None, None), (None, None)]),
+        ("mistral", {"sliding_window": 16}, [(16, None), (16, None)]),
+        ("llama4_text", ARCHITECTURES["llama4_text"].shape, [(None, 16), (None, None)]),
+        ("qwen2_moe", ARCHITECTURES["qwen2_moe"].shape, [(16, None), (None, None)]),
+    ],
+)
+def test_what_a_layer_sees_is_read_from_the_configuration(
+    model_type: str, changes: dict[str, object], limits: list[tuple[int | None, int | None]]
+) -> None:
+    config = CONFIG_MAPPING[model_type](**{**SHAPE, **changes})
+    assert [layer_limits(config, i) for i in range(2)] == limits
+
+
+def test_a_model_that_changes_its_keys_after_they_are_cached_is_refused() -> None:
+    """As a latent model would whose configuration does not say so."""
+    config: PreTrainedConfig = CONFIG_MAPPING["deepseek_v3"](**{**SHAPE, **LATENT, **ROUTED})
+    model = random_model(config, seed=3)
+    vars(config)["kv_lora_rank"] = None
+    facts = ModelFacts("tiny", VOCAB_SIZE, 128, "float32", "cpu", (), 0)
+    with pytest.raises(
+        ConfigError, match="paged: does not run on this cache: NotImplementedError: the keys are change"
+    ):
+        choose_path(model, facts, "paged", False)
+
+
+def test_a_class_whose_attention_cannot_be_replaced_goes_to_the_next_path(caplog: pytest.LogCaptureFixture) -> None:
+    model = random_model(ARCHITECTURES["bloom"].config, seed=3)
+    with pytest.raises(PathUnavailable, match="its attention cannot be replaced"):
+        PagedPath(model, VOCAB_SIZE)
+    facts = ModelFacts("tiny", VOCAB_SIZE, 128, "float32", "cpu", (), 0)
+    with caplog.at_level("INFO"):
+        assert choose_path(model, facts, "auto", False).path.name == "dense"
+    assert "BloomForCausalLM does not take the path paged: its attention cannot be replaced" in caplog.messages
+
+
+@pytest.mark.parametrize("path", ["paged", "dense"])
+def test_long_and_short_rows_have_one_set_of_rotary_factors(path: str, tmp_path: Path) -> None:
+    """LongRoPE: a row of 20 tokens is the same alone and beside one that is past the length of pretraining."""
+    long = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0]}
+    rope = {**long, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
+    config = CONFIG_MAPPING["phi3"](**SHAPE, rope_parameters=rope, original_max_position_embeddings=32)
+    folder = save(random_model(config, seed=3), tmp_path)
+    options = {"device": "cpu", "dtype": "auto", "kv_cache_tokens": 1024, "max_slots": 2, "attention_path": path}
+
+    def short_logits(context_limit: int, *, beside: int) -> Tensor:
+        runner = load_runner(folder, context_limit=context_limit, **options)
+        ids = [some_ids(20, VOCAB_SIZE, 1), some_ids(beside, VOCAB_SIZE, 2)]
+        return runner.forward([Row.of(runner.pool.new_table(), some, 0, 1) for some in ids if some])[0]
+
+    alone, beside_long = short_logits(128, beside=0), short_logits(128, beside=100)
+    assert (alone - beside_long).abs().max() < TOLERANCE
+    assert (alone - short_logits(32, beside=0)).abs().max() > 1e-2  # the short factors, where nothing is long
