@@ -46,6 +46,8 @@ class GraphedPath:
         self._paged, self._maker = paged, maker
         self._widths, self._lengths = widths, lengths
         self._device, self._dtype, self._vocab_size = model.device, model.dtype, vocab_size
+        self.uses_graphs = True
+        """False: every forward runs eagerly, to be compared with."""
         self._graphs: StepGraphs | None = None
         self.draft_loop: DraftGraphs | None = None
         """None until `prepare`."""
@@ -62,7 +64,8 @@ class GraphedPath:
         self._paged.copy_blocks(copies)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        logits = None if self._graphs is None else self._graphs.forward(rows)
+        graphs = self._graphs if self.uses_graphs else None
+        logits = None if graphs is None else graphs.forward(rows)
         return self._paged.forward(rows) if logits is None else logits
 
     @torch.inference_mode()
