@@ -14,9 +14,7 @@ import grpc
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.scheduler import SlotKey
 from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
-from outrider.wire.params import SamplingParams
-
-MAX_SALT_BYTES = 256
+from outrider.wire.params import MAX_SALT_BYTES, SamplingParams
 
 
 class Behind(OutriderError):

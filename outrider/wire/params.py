@@ -17,7 +17,7 @@ MAX_DRAFT_TOKENS = 64
 """Largest K."""
 MAX_SEED = 2**64
 MAX_SALT_BYTES = 256
-"""Of UTF-8, in a request's cache_salt."""
+"""Of a cache_salt, a request's (UTF-8) and a slot's."""
 
 
 @dataclass(frozen=True, slots=True)

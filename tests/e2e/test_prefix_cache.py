@@ -1,0 +1,189 @@
+"""A prompt that begins like an earlier one is not computed again, on neither worker, and no text shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from outrider.client import AsyncClient, Usage
+from outrider.v1 import draft_pb2 as dpb
+from tests.service.control_client import ControlClient, new_ticket
+from tests.stack import Stack, read_metrics, running
+from tests.tiny_models import tiny_llama
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # grpc.aio does not stand several loops in one process
+
+VOCAB_SIZE = 320
+NUM_SHARED = 1500
+"""Tokens that two prompts begin with."""
+NUM_WHOLE = 1488
+"""Of these, tokens in whole blocks of 16."""
+MAX_RATIO = 0.3
+"""Of the second prompt's time to first token to the first's. Measured: 0.01 to 0.03."""
+NUM_TRIES = 3
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """About 9M parameters: 1,500 tokens of prompt take a hundred times as long as a step."""
+    folder = tmp_path_factory.mktemp("wide")
+    return tiny_llama(folder, VOCAB_SIZE, hidden_size=512, num_layers=4, context=2048, sharpness=3.0)
+
+
+@pytest.fixture(scope="module")
+def wide_stack(wide: str) -> Iterator[Stack]:
+    """The same model as target and as draft: both have the same prompts to feed."""
+    gateway_args = ("--wait-budget-max-ms", "20000")
+    with running(wide, wide, target_args=("--parked-ttl-s", "2"), gateway_args=gateway_args) as stack:
+        yield stack
+
+
+def some_ids(count: int, seed: int) -> list[int]:
+    generator = random.Random(seed)
+    return [generator.randrange(2, VOCAB_SIZE) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Timed:
+    ids: list[int]
+    first_s: float
+    """Time to the first token."""
+    usage: Usage
+
+
+async def ask(client: AsyncClient, prompt: list[int], **options: object) -> Timed:
+    started_s, first_s, ids, usage = time.monotonic(), None, [], None
+    wishes = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, "speculation": False, **options}
+    async with client.stream(prompt_ids=prompt, **wishes) as rounds:
+        async for each in rounds:
+            first_s = time.monotonic() - started_s if first_s is None else first_s
+            ids += [token.id for token in each.tokens]
+            usage = each.usage
+    assert first_s is not None and usage is not None
+    return Timed(ids, first_s, usage)
+
+
+def hits(stack: Stack, worker: str) -> float:
+    info = stack.target_info() if worker == "target" else stack.draft_info()
+    samples = read_metrics(f"http://{info.metrics_address}/metrics")
+    return samples[f'outrider_worker_prefix_hit_tokens_total{{worker="{worker}"}}']
+
+
+async def test_the_targets_first_token_comes_early_for_a_known_prefix(wide_stack: Stack) -> None:
+    ratios, hits_before = [], hits(wide_stack, "target")
+    counted_before = wide_stack.metrics()["outrider_cached_prompt_tokens_total"]
+    async with AsyncClient(wide_stack.grpc) as client:
+        for attempt in range(NUM_TRIES):
+            shared = some_ids(NUM_SHARED, attempt)
+            first = await ask(client, shared + some_ids(20, 100 + attempt))
+            prompt = shared + some_ids(20, 200 + attempt)
+            second = await ask(client, prompt)
+            cold = await ask(client, prompt, cache_salt=f"cold {attempt}")
+            cached = [timed.usage.num_cached_prompt_tokens for timed in (first, second, cold)]
+            assert cached == [0, NUM_WHOLE, 0]
+            assert second.ids == cold.ids
+            ratios.append(second.first_s / min(first.first_s, cold.first_s))
+    assert min(ratios) < MAX_RATIO, ratios
+    assert hits(wide_stack, "target") - hits_before == NUM_TRIES * NUM_WHOLE
+    counted = wide_stack.metrics()["outrider_cached_prompt_tokens_total"]
+    assert counted - counted_before == NUM_TRIES * NUM_WHOLE
+
+
+async def test_the_drafts_first_token_comes_early_for_a_known_prefix(wide_stack: Stack) -> None:
+    assert wide_stack.draft is not None
+    route = {"deliver_to": wide_stack.target.address, "target_epoch": wide_stack.target_info().epoch}
+    ratios = []
+    async with ControlClient(wide_stack.draft.address, "draft") as draft:
+
+        async def propose(slot: int, prompt: list[int]) -> dpb.ProposeReply:
+            await draft.opened(slot, prompt, **route)
+            asked = dpb.Propose(slot=slot, base_len=len(prompt), num_draft_tokens=1, ticket=new_ticket())
+            reply = await draft.ask(asked)
+            assert isinstance(reply, dpb.ProposeReply), reply
+            return reply
+
+        for attempt in range(NUM_TRIES):
+            shared = some_ids(NUM_SHARED, 300 + attempt)
+            prompts = [shared + some_ids(20, seed + attempt) for seed in (400, 500)]
+            first, second = [await propose(2 * attempt + i, prompt) for i, prompt in enumerate(prompts)]
+            assert (first.num_cached_tokens, second.num_cached_tokens) == (0, NUM_WHOLE)
+            assert (first.num_fed_tokens, second.num_fed_tokens) == (1520, 1520 - NUM_WHOLE)
+            ratios.append((second.queue_us + second.compute_us) / (first.queue_us + first.compute_us))
+    assert min(ratios) < MAX_RATIO, ratios
+
+
+async def test_speculation_over_cached_prompts_gives_the_same_text_and_salts_keep_apart(wide_stack: Stack) -> None:
+    prompt, both = some_ids(100, 600), ("target", "draft")
+    async with AsyncClient(wide_stack.grpc) as client:
+        cold = await ask(client, prompt, speculation=True)
+        before = [hits(wide_stack, worker) for worker in both]
+        salted = await ask(client, prompt, speculation=True, cache_salt="mine")
+        assert [hits(wide_stack, worker) for worker in both] == before
+        warm = await ask(client, prompt, speculation=True)
+        assert [hits(wide_stack, worker) - n for worker, n in zip(both, before, strict=True)] == [96, 96]
+        again = await ask(client, prompt, speculation=True, cache_salt="mine")
+    assert cold.ids == salted.ids == warm.ids == again.ids
+    cached = [timed.usage.num_cached_prompt_tokens for timed in (cold, salted, warm, again)]
+    assert cached == [0, 0, 96, 96]
+    assert all(timed.usage.num_draft_tokens for timed in (cold, warm))
+
+
+async def test_answers_to_one_prompt_share_it(wide_stack: Stack) -> None:
+    """Even side by side: prompts are fed first come first served, and a later one adopts what an earlier one left."""
+    prompt, count = some_ids(1000, 700), 4
+    before = hits(wide_stack, "target")
+    async with AsyncClient(wide_stack.grpc) as client:
+        wishes = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, "speculation": False}
+        cold = await client.generate(prompt_ids=prompt, n=count, **wishes)
+        assert hits(wide_stack, "target") - before >= (count - 2) * 992
+        warm = await client.generate(prompt_ids=prompt, n=count, **wishes)
+    assert cold.usage.num_cached_prompt_tokens == 0 and warm.usage.num_cached_prompt_tokens == 992
+    texts = {tuple(token.id for token in choice.tokens) for choice in (*cold.choices, *warm.choices)}
+    assert len(texts) == 1
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_llama(tmp_path_factory.mktemp("narrow"), VOCAB_SIZE, sharpness=3.0)
+
+
+async def test_a_pool_that_evicts_all_the_time_gives_the_same_answers(narrow: str) -> None:
+    """Prompts of three families, so that some of what is asked for is there and some has just been given up."""
+    heads = [some_ids(48, 800 + family) for family in range(3)]
+    prompts = [heads[i % 3][: 16 * (1 + i % 3)] + some_ids(20, 900 + i % 7) for i in range(36)]
+    with running(narrow, None, target_args=("--kv-cache-tokens", "256")) as stack:
+        expected = await answers_of(stack, prompts, [f"nobody else's {i}" for i in range(36)])
+        assert hits(stack, "target") == 0
+        assert await answers_of(stack, prompts, ["everybody's"] * 36) == expected
+        info = stack.target_info()
+        assert hits(stack, "target") > 0
+        assert info.num_kv_blocks_in_use == 0 and 0 < info.num_kv_blocks_cached <= 16
+        evictions = read_metrics(f"http://{info.metrics_address}/metrics")
+    assert evictions['outrider_worker_prefix_evictions_total{worker="target"}'] > 16
+
+
+async def test_a_worker_that_keeps_nothing_answers_the_same(narrow: str) -> None:
+    prompt = some_ids(100, 1000)
+    with running(narrow, None, target_args=("--no-prefix-caching",)) as stack:
+        first, second = await answers_of(stack, [prompt] * 2, ["", ""])
+        assert first == second and hits(stack, "target") == 0
+        assert stack.target_info().num_kv_blocks_cached == 0
+
+
+async def answers_of(stack: Stack, prompts: list[list[int]], salts: list[str]) -> list[list[int]]:
+    """Greedy, four at a time."""
+    limit = asyncio.Semaphore(4)
+
+    async def one(client: AsyncClient, prompt: list[int], salt: str) -> list[int]:
+        wishes = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "cache_salt": salt or None}
+        async with limit:
+            answer = await client.generate(prompt_ids=prompt, **wishes)
+        return [token.id for token in answer.choices[0].tokens]
+
+    async with AsyncClient(stack.grpc) as client:
+        return list(await asyncio.gather(*map(one, [client] * len(prompts), prompts, salts)))
