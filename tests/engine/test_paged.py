@@ -309,7 +309,21 @@ def test_a_class_whose_attention_cannot_be_replaced_goes_to_the_next_path(caplog
     facts = ModelFacts("tiny", VOCAB_SIZE, 128, "float32", "cpu", (), 0)
     with caplog.at_level("INFO"):
         assert choose_path(model, facts, "auto", False).path.name == "dense"
-    assert "BloomForCausalLM does not take the path paged: its attention cannot be replaced" in caplog.messages
+    line = next(message for message in caplog.messages if "takes the path" in message)
+    assert line.startswith("BloomForCausalLM takes the path dense; not fused: ")
+    assert "nor paged: its attention cannot be replaced" in line
+
+
+def test_a_path_that_is_set_is_taken_or_refused_and_no_other_tried(
+    llama: PreTrainedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    facts = ModelFacts("tiny", VOCAB_SIZE, 128, "float32", "cpu", (), 0)
+    with caplog.at_level("INFO"):
+        assert choose_path(llama, facts, "dense", False).path.name == "dense"
+    assert "LlamaForCausalLM takes the path dense, as set" in caplog.messages
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM on cpu in float32 .*: paged: cannot promise") as caught:
+        choose_path(llama, facts, "paged", True)
+    assert caught.value.param == "attention_path" and "dense:" not in caught.value.message
 
 
 @pytest.mark.parametrize("path", ["paged", "dense"])

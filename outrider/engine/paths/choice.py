@@ -52,29 +52,33 @@ def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_in
 
     Raises ConfigError naming what each path that was tried came to.
     """
-    class_name, reasons, truth = type(model).__name__, [], Remembered(UncachedModel(model))
-    for name, make in FACTORIES.items():
-        if wanted not in ("auto", name):
-            continue
+    class_name, refusals, truth = type(model).__name__, list[str](), Remembered(UncachedModel(model))
+    for name in FACTORIES if wanted == "auto" else [wanted]:
         try:
-            path = make(model, facts)
-            if batch_invariant and not path.batch_invariant:
-                raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
-            runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), model.device)
-            _self_test(runner, truth)
+            runner = _try(name, model, facts, truth, batch_invariant)
         except PathUnavailable as reason:
-            reasons.append(f"{name}: {reason}")
+            refusals.append(f"{name}: {reason}")
             continue
-        for reason_text in reasons:
-            log.info("%s does not take the path %s", class_name, reason_text)
+        others = f"; not {', nor '.join(refusals)}" if refusals else ""
+        log.info("%s takes the path %s%s%s", class_name, name, "" if wanted == "auto" else ", as set", others)
         if name in MODULE_PATHS and model.device.type == "cpu" and facts.num_ranks == 1:
             _pack(model, runner, truth)
         return runner
     raise ConfigError(
-        f"{class_name} on {facts.device} in {facts.dtype} cannot be served: {'; '.join(reasons)}; "
+        f"{class_name} on {facts.device} in {facts.dtype} cannot be served: {'; '.join(refusals)}; "
         "use another model, dtype or attention_path",
         param="attention_path" if wanted != "auto" else "model",
     )
+
+
+def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered, batch_invariant: bool) -> ModelRunner:
+    """Raises PathUnavailable."""
+    path = FACTORIES[name](model, facts)
+    if batch_invariant and not path.batch_invariant:
+        raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
+    runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), model.device)
+    _self_test(runner, truth)
+    return runner
 
 
 def _pack(model: PreTrainedModel, runner: ModelRunner, truth: Remembered) -> None:
