@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from outrider.engine.cuda.graphed_path import GraphedPath
 from outrider.engine.cuda.graphs import Graph, GraphMaker
@@ -57,6 +58,43 @@ def test_steps_by_graph_equal_a_forward_without_cache(name: str) -> None:
     for _ in range(2):  # the first use of each graph is answered by the eager step it is compared with
         assert largest_error(runner, truth) < 1e-4
     assert maker.num_replays >= 4 and len(path._graphs.shapes) == 6  # none was dropped
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt_neox", "phi3", "olmo2"])
+def test_other_classes_can_be_captured_too(name: str) -> None:
+    """Their modules wait for the device nowhere."""
+    assert len(make(name, TapeMaker())[1]._graphs.shapes) == 6
+
+
+def test_a_class_that_waits_for_the_device_runs_eagerly(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = LlamaMLP.forward
+
+    def waiting(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
+        assert bool(x.isfinite().all())
+        return forward(self, x)
+
+    monkeypatch.setattr(LlamaMLP, "forward", waiting)
+    with caplog.at_level(logging.WARNING):
+        runner, path, truth = make("llama", TapeMaker())
+    assert "not permitted" in caplog.text and not path._graphs.shapes
+    assert largest_error(runner, truth) < 1e-4
+
+
+def test_no_memory_for_graphs_is_no_reason_to_fail(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def empty(rows: int, *sizes: int, device: torch.device) -> torch.Tensor:
+        if rows:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.zeros(rows, *sizes, device=device)
+
+    _, path, _ = make("llama", TapeMaker())
+    monkeypatch.setattr(torch, "empty", empty)
+    with caplog.at_level(logging.WARNING):
+        path.prepare(MAX_ROWS, CONTEXT, drafts=False)
+    assert "out of memory" in caplog.text and not path._graphs.shapes
 
 
 def test_ragged_rows_are_padded_without_touching_anybodys_cache() -> None:

@@ -72,21 +72,26 @@ class DraftGraphs:
 
     def capture(self, max_rows: int, table_width: int, budget_s: float, lengths: Sequence[int]) -> None:
         """Capture what fits in budget_s seconds; what does not goes token by token. Nothing here is fatal."""
-        started, sizes, longest = time.monotonic(), batch_sizes(max_rows), max(lengths)
-        self._ids = torch.zeros(sizes[0], longest, dtype=torch.int64, device=self._device)  # [B, K], -1: not finite
-        self._best = torch.zeros(sizes[0], longest, device=self._device)  # [B, K] float32, each step's largest logit
-        self._laws = torch.zeros(sizes[0], longest, self._vocab_size, device=self._device)  # [B, K, V] float32
+        started, sizes = time.monotonic(), batch_sizes(max_rows)
         for kind in _kinds(lengths, sizes, self._vocab_size):
             if time.monotonic() - started > budget_s:
                 log.info("CUDA graphs: %.0f s are over, other drafts go token by token", budget_s)
                 break
             try:
+                if not self._captured:
+                    self._make_outputs(sizes[0], max(lengths))
                 self._captured[kind] = self._capture(kind, table_width)
             except Exception as error:  # a class that waits for the device, or memory
                 why = f"{type(error).__name__}: {first_line(error)}"
                 log.warning("CUDA graphs: %s cannot be captured, they go token by token: %s", kind, why)
                 break
         log.info("CUDA graphs: %d draft loops captured in %.1f s", len(self._captured), time.monotonic() - started)
+
+    def _make_outputs(self, max_rows: int, longest: int) -> None:
+        """Where all loops leave their results: the host takes them before the next one runs."""
+        self._ids = torch.zeros(max_rows, longest, dtype=torch.int64, device=self._device)  # [B, K], -1: not finite
+        self._best = torch.zeros(max_rows, longest, device=self._device)  # [B, K] float32, each step's largest logit
+        self._laws = torch.zeros(max_rows, longest, self._vocab_size, device=self._device)  # [B, K, V] float32
 
     def _capture(self, kind: LoopKind, table_width: int) -> _Captured:
         first = StaticPlan(kind.num_rows, FIRST_WIDTH, table_width, self._block_size, self._vocab_size, self._device)

@@ -99,12 +99,13 @@ class StepGraphs:
         Nothing here is fatal: a shape that is not captured runs eagerly.
         """
         started, sizes = time.monotonic(), batch_sizes(max_rows)
-        self._logits = torch.empty(sizes[0] * max(widths), self._vocab_size, device=self._device)
         for shape in (Shape(size, width) for width in widths for size in sizes):
             if time.monotonic() - started > budget_s:
                 log.info("CUDA graphs: %.0f s are over, wider steps run eagerly", budget_s)
                 break
             try:
+                if not self._captured:
+                    self._logits = torch.empty(sizes[0] * max(widths), self._vocab_size, device=self._device)
                 self._captured[shape] = self._capture(shape, table_width)
             except Exception as error:  # a class that waits for the device, or memory
                 log.warning("CUDA graphs: %s cannot be captured and run eagerly: %s", shape, _say(error))
