@@ -20,6 +20,8 @@ from outrider.engine.paths.paged_plan import AttentionOptions, PackedRow, PagedP
 TOGETHER_BYTES = 1 << 20
 """Rows are read together while their padded keys take at most this. On CPU, 32 rows of 16 to 64 tokens cost 1.27 of the
 `dense` path one by one and 1.0 together; from 1 MiB on nothing is gained, and fresh memory begins to cost."""
+TOGETHER_BYTES_ON_DEVICE = 64 << 20
+"""The same on a GPU, where a call's launch is dearer and copies are cheaper. Not measured."""
 TOGETHER_WIDTH = 16
 """Rows with more new tokens than this are pieces of prompts: one of them is work enough for a call."""
 
@@ -56,7 +58,8 @@ class TorchAttention:
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions) -> Tensor:
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # [tokens, Hkv, D], views
         if self._groups is None:
-            parts = _partition(plan.rows, TOGETHER_BYTES // (keys[0].numel() * keys.element_size()))
+            most_bytes = TOGETHER_BYTES if query.device.type == "cpu" else TOGETHER_BYTES_ON_DEVICE
+            parts = _partition(plan.rows, most_bytes // (keys[0].numel() * keys.element_size()))
             self._groups = [_group(rows, plan.block_size, query.device) for rows in parts]
         if len(self._groups) == 1 and self._groups[0].packed is None:
             return _attend_group(query, keys, values, self._groups[0], options)
