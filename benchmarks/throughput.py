@@ -197,7 +197,8 @@ def main() -> None:
     prompts = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in dev_prompts(count)]
     report.text(
         f"The demo pair, its target WIDENED to {options.size}, {options.dtype}, placed as `outrider up` places it; "
-        f"prompts of at most {PROMPT_TOKENS} tokens, {options.max_tokens} tokens an answer, T = {options.temperature:g}."
+        f"prompts of {PROMPT_TOKENS} tokens or less, {options.max_tokens} tokens an answer, "
+        f"T = {options.temperature:g}."
     )
     target = {"model": str(widened(options.size)), "dtype": options.dtype, "max_slots": count}
     draft = {"model": str(DEMO_DRAFT), "dtype": options.dtype, "max_slots": count}

@@ -1,0 +1,183 @@
+"""A long prompt arrives among running streams: how much do they feel of it?
+
+    python -m benchmarks.interference                # 6,000 tokens among 16 streams, a random-weight Llama of 94M
+
+Each repetition runs the streams alone, then sends the prompt and goes on until its first token has come. Inter-token
+latency is the time between two messages of a stream, at the client. Weights are random: only times matter here, and
+the context is longer than the demo target's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.common import DEMO_TARGET, WORK, Report
+from outrider.cli.progress import StartProgress
+from outrider.cli.stopping import StopFlag
+from outrider.cli.supervisor import Supervisor
+from outrider.cli.system import SystemConfig
+from outrider.client import AsyncClient
+
+CONTEXT = 8192
+STREAM_PROMPT = 64
+"""Tokens of a running stream's prompt."""
+VOCAB_SIZE = 4096
+
+
+@dataclass
+class Gaps:
+    """Times between tokens over all streams, by what happened meanwhile. Seconds."""
+
+    alone: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+    """While the long prompt was being fed."""
+    first_token: list[float] = field(default_factory=list)
+    """Of the long prompt."""
+
+
+def random_model(folder: Path) -> Path:
+    """The widened demo target's shape with random weights and a longer context, made once."""
+    if not (folder / "config.json").exists():
+        import torch
+        from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=1024,
+            intermediate_size=2816,
+            num_hidden_layers=8,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+            eos_token_id=0,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(DEMO_TARGET).save_pretrained(folder)
+    return folder
+
+
+def some_ids(count: int, seed: int) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(1, VOCAB_SIZE) for _ in range(count)]
+
+
+class Streams:
+    """Answers that run until they are ended, and what each token's arrival tells."""
+
+    def __init__(self, client: AsyncClient, count: int) -> None:
+        self._client = client
+        self._gaps: list[float] | None = None
+        self.num_started = 0
+        self.tasks = [asyncio.create_task(self._run(index)) for index in range(count)]
+
+    def record(self, gaps: list[float] | None) -> None:
+        """Where the gaps that end from now on go."""
+        self._gaps = gaps
+
+    async def _run(self, index: int) -> None:
+        before: float | None = None
+        ids, room = some_ids(STREAM_PROMPT, index), CONTEXT - STREAM_PROMPT
+        options = {"max_tokens": room, "temperature": 0.0, "ignore_eos": True, "speculation": False}
+        async with self._client.stream(prompt_ids=ids, **options) as stream:  # type: ignore[arg-type]
+            async for _ in stream:
+                now = time.perf_counter()
+                if before is None:
+                    self.num_started += 1
+                elif self._gaps is not None:
+                    self._gaps.append(now - before)
+                before = now
+
+    async def end(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+async def measure(address: str, options: argparse.Namespace) -> Gaps:
+    gaps = Gaps()
+    async with AsyncClient(address, timeout_s=None) as client:
+        for repetition in range(options.repetitions):
+            streams = Streams(client, options.streams)
+            while streams.num_started < options.streams:
+                await asyncio.sleep(0.05)
+            streams.record(gaps.alone)
+            await asyncio.sleep(options.seconds)
+            streams.record(gaps.beside)
+            sent = time.perf_counter()
+            prompt = some_ids(options.prompt_tokens, 1000 + repetition)
+            await client.generate(prompt_ids=prompt, max_tokens=1, temperature=0.0, speculation=False, ignore_eos=True)
+            gaps.first_token.append(time.perf_counter() - sent)
+            streams.record(None)
+            await streams.end()
+    return gaps
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Milliseconds."""
+    ordered = sorted(values)
+    return 1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def show(report: Report, gaps: Gaps, options: argparse.Namespace) -> None:
+    shares = (0.5, 0.9, 0.99)
+    rows = [
+        [name, *(f"{quantile(values, share):.1f}" for share in shares), str(len(values))]
+        for name, values in (("alone", gaps.alone), ("beside the prompt", gaps.beside))
+    ]
+    ratios = [quantile(gaps.beside, share) / quantile(gaps.alone, share) for share in shares]
+    rows.append(["ratio", *(f"{ratio:.2f}" for ratio in ratios), ""])
+    heading = f"Inter-token latency of {options.streams} streams, ms"
+    report.table(heading, ["", "p50", "p90", "p99", "tokens"], rows)
+    first = statistics.median(gaps.first_token)
+    report.text(
+        f"A prompt of {options.prompt_tokens} tokens among them has its first token after {first:.1f} s (median of "
+        f"{len(gaps.first_token)}). The p99 of the streams rises {ratios[-1]:.2f} times."
+    )
+    report.data |= {"alone_s": gaps.alone, "beside_s": gaps.beside, "first_token_s": gaps.first_token}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--prompt-tokens", type=int, default=6000)
+    parser.add_argument("--seconds", type=float, default=10.0, help="that the streams run alone, each repetition")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--model", type=Path, help="another folder; its context must hold the prompt")
+    parser.add_argument("--dry", action="store_true", help="print, but write no result file")
+    options = parser.parse_args()
+    folder = options.model or random_model(WORK / f"random-94M-{CONTEXT}")
+    cores = sorted(os.sched_getaffinity(0))
+    values = {
+        "target": {
+            "model": str(folder),
+            "cpu_cores": str(cores[-1]),
+            "kv_cache_tokens": (options.streams + 3) * 2048 + CONTEXT,
+            "prefix_caching": False,
+        },
+        "draft": None,
+        "ray": None,
+        "gateway": {"port": 0, "grpc_port": 0},
+    }
+    stop = StopFlag()
+    stop.install()
+    report = Report("interference", "A long prompt among running streams")
+    with Supervisor(SystemConfig.read(values), stop) as supervisor, StartProgress(Console(stderr=True)) as progress:
+        gaps = asyncio.run(measure(supervisor.start(progress).grpc, options))
+    show(report, gaps, options)
+    if not options.dry:
+        report.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""With --batch-invariant, greedy text under load and speculation is that of plain decoding alone: no near-tie forgiven.
+
+Elsewhere a near-tie may fall either way with the shape of a batch, and the parity tests list such cases. Here the
+logits are the same bits whatever else a forward holds, so the ids must be equal to the last one, in bfloat16, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from outrider.client import AsyncClient, Speculation
+from tests.stack import DEMO_TARGET, REPO, Stack, running
+
+NUM_PROMPTS = 24
+MAX_TOKENS = 48
+CONCURRENCY = 16
+NUM_DRAFT_TOKENS = (1, 4, 8)
+"""By prompt in turn, so that verifies of several widths share a forward."""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass(frozen=True)
+class Text:
+    ids: list[int]
+    num_drafted: int
+    num_accepted: int
+
+
+async def generate_all(stack: Stack, prompts: Sequence[str], concurrency: int, speculate: bool) -> list[Text]:
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(client: AsyncClient, index: int, prompt: str) -> Text:
+        k = NUM_DRAFT_TOKENS[index % len(NUM_DRAFT_TOKENS)]
+        wishes = Speculation(num_draft_tokens=k) if speculate else False
+        async with places:
+            made = await client.generate(
+                prompt, max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True, speculation=wishes
+            )
+        choice = made.choices[0]
+        usage = made.usage
+        return Text([token.id for token in choice.tokens], usage.num_draft_tokens, usage.num_accepted_tokens)
+
+    async with AsyncClient(stack.grpc) as client:
+        return await asyncio.gather(*(one(client, index, prompt) for index, prompt in enumerate(prompts)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_loaded_and_speculative_equals_alone_and_plain(
+    dtype: str, dev_prompts: list[str], tmp_path: Path
+) -> None:
+    prompts = dev_prompts[:NUM_PROMPTS]
+    arguments = ("--batch-invariant", "--dtype", dtype)
+    with running(target_args=arguments, log_folder=tmp_path) as stack:
+        info = stack.target_info()
+        assert info.batch_invariant
+        assert info.dtype == dtype
+        alone = await generate_all(stack, prompts, concurrency=1, speculate=False)
+        loaded = await generate_all(stack, prompts, concurrency=CONCURRENCY, speculate=True)
+    assert all(len(text.ids) == MAX_TOKENS and text.num_drafted == 0 for text in alone)
+    assert sum(text.num_drafted for text in loaded) > NUM_PROMPTS * MAX_TOKENS / 2  # verifies of many widths ran
+    assert sum(text.num_accepted for text in loaded) > 0
+    different = [index for index, (one, other) in enumerate(zip(alone, loaded, strict=True)) if one.ids != other.ids]
+    assert not different
+
+
+def test_a_path_that_cannot_promise_it_is_refused() -> None:
+    command = [sys.executable, "-m", "target_service", "--model", DEMO_TARGET, "--batch-invariant"]
+    made = subprocess.run(
+        [*command, "--attention-path", "dense"], cwd=REPO, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert made.returncode == 1
+    assert "batch_invariant" in made.stderr
+    assert "Traceback" not in made.stderr
