@@ -6,7 +6,7 @@ STAMP := $(VENV)/.setup-done
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
-.PHONY: setup demo up check test test-slow proto bench
+.PHONY: setup demo up check test test-slow proto bench bench-engine bench-invariance bench-throughput bench-peers peers
 
 setup: $(STAMP)
 
@@ -48,3 +48,20 @@ proto: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.bench $(ARGS)
+
+# Written to benchmarks/results, with the command, the machine and the date. On a machine that does nothing else.
+bench-engine: $(STAMP)
+	$(BIN)/python -m benchmarks.engine $(ARGS)
+
+bench-invariance: $(STAMP)
+	$(BIN)/python -m benchmarks.invariance $(ARGS)
+
+bench-throughput: $(STAMP)
+	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+bench-peers: $(STAMP)
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+# Other engines to compare with, each optional: make peers ARGS='openvino llamacpp'
+peers: $(STAMP)
+	$(BIN)/python -m benchmarks.peers.install $(ARGS)

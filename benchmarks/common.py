@@ -152,7 +152,9 @@ class Report:
         )
         stem = folder / f"{self.name}-{self._started:%Y-%m-%d}"
         stem.with_suffix(".md").write_text("\n\n".join([*head, *self._parts]) + "\n", encoding="utf-8")
-        stem.with_suffix(".json").write_text(json.dumps(facts | self.data, indent=1, default=str) + "\n", encoding="utf-8")
+        stem.with_suffix(".json").write_text(
+            json.dumps(facts | self.data, indent=1, default=str) + "\n", encoding="utf-8"
+        )
         print(f"\nwritten: {stem.relative_to(REPO) if folder == RESULTS else stem}.md and .json", flush=True)
 
 
