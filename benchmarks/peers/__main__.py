@@ -65,7 +65,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.report = Report("peers", "Outrider beside other engines")
+        self.report = Report(options.name, "Outrider beside other engines")
         self.cells: dict[tuple[str, Setting, bool], Cell] = defaultdict(Cell)
         self.absent: dict[str, str] = {}
         self.versions: dict[str, str] = {}
@@ -136,7 +136,7 @@ class Bench:
 
     def _setting(self, processes: list[EngineProcess], setting: Setting) -> None:
         """Repetitions share out the prompts where there are more than fit at once: each pass has its own."""
-        repetitions = self.options.repetitions
+        repetitions = self.options.repetitions[setting.concurrency]
         everything = self.prompts[: max(self.options.prompts, setting.concurrency)]
         for repetition in range(repetitions):
             share = everything[repetition::repetitions] if setting.concurrency == 1 else everything
@@ -299,7 +299,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=6, help="in a pass, at least; more at higher concurrency")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument(
-        "--repetitions", type=int, default=2, help="passes; at concurrency 1 they share out the prompts"
+        "--repetitions",
+        nargs="+",
+        type=int,
+        default=[3, 2, 1],
+        help="passes at each concurrency in turn, the last holds for the rest; at 1 they share out the prompts",
     )
     parser.add_argument("--engines", nargs="+", type=str.lower, help="parts of names; absent = all that are installed")
     parser.add_argument("--cores", nargs="+", type=int, help="for every engine; absent = all of this process")
@@ -307,10 +311,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ours-draft", type=str, default="", help="settings of our draft, as JSON")
     parser.add_argument("--profile", action="store_true", help="say where our time goes in every row")
     parser.add_argument("--quick", action="store_true", help="greedy, concurrency 1 and 8, short answers, one pass")
+    parser.add_argument("--name", default="peers", help="of the result's files")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     if parser.parse_known_args()[0].quick:  # what is said explicitly still holds
-        parser.set_defaults(temperature=[0.0], concurrency=[1, 8], prompts=2, max_tokens=24, repetitions=1)
-    return parser.parse_args()
+        parser.set_defaults(temperature=[0.0], concurrency=[1, 8], prompts=2, max_tokens=24, repetitions=[1])
+    options = parser.parse_args()
+    given = options.repetitions
+    options.repetitions = {c: given[min(i, len(given) - 1)] for i, c in enumerate(options.concurrency)}
+    return options
 
 
 def main() -> None:
