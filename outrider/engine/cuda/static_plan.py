@@ -7,6 +7,7 @@ missing are made up; what both would write goes to the trash block, so no table 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -93,33 +94,45 @@ class StaticPlan:
         )
         self.load([])  # whatever runs before the first rows come stays in the trash block
 
-    def fits(self, rows: Sequence[Row]) -> bool:
-        return len(rows) <= self.num_rows and all(row.num_new <= self.width <= row.num_tokens for row in rows)
-
     def load(self, rows: Sequence[Row]) -> int:
-        """Rows that fit and are reserved; the others are made up. Returns how many of `wanted` count.
+        """At most num_rows rows, reserved, each of at most `width` new tokens and of at least `width` in all.
+
+        The other rows are made up. Returns how many of `wanted` count.
 
         Raises InvalidRequest for a token id outside the vocabulary.
         """
         flat, values = self.inputs.new_values()
         ids, positions, write_to = (values[name].reshape(-1, self.width) for name in ("ids", "positions", "write_to"))
-        positions[:] = np.arange(self.width)
-        write_to[:] = TRASH_BLOCK * self._block_size + np.arange(self.width)
+        columns, count = np.arange(self.width), len(rows)
+        positions[:] = columns
+        write_to[:] = TRASH_BLOCK * self._block_size + columns
         values["kv_lens"][:] = self.width
-        wanted: list[int] = []
-        for i, row in enumerate(rows):
-            ids[i] = row.last_ids(self.width)
-            positions[i] += row.num_tokens - self.width
-            blocks = np.asarray(row.table.blocks, dtype=np.int32)
-            values["table"][i, : len(blocks)] = blocks
-            new = np.arange(row.num_cached, row.num_tokens)
-            write_to[i, self.width - row.num_new :] = blocks[new // self._block_size].astype(np.int64) * (
-                self._block_size
-            ) + (new % self._block_size)
-            values["kv_lens"][i] = row.num_tokens
-            wanted.extend(range((i + 1) * self.width - row.num_logits, (i + 1) * self.width))
+        wanted = [
+            (i + 1) * self.width - n + j for i, row in enumerate(rows) for n in [row.num_logits] for j in range(n)
+        ]
+        if rows:
+            num_tokens = np.array([row.num_tokens for row in rows])  # [b]
+            ids[:count] = [row.last_ids(self.width) for row in rows]
+            positions[:count] += (num_tokens - self.width)[:, None]
+            values["kv_lens"][:count] = num_tokens
+            _fill_table(values["table"], [row.table.blocks for row in rows])
+            places = self._places(values["table"][:count], positions[:count])
+            is_new = positions[:count] >= np.array([row.num_cached for row in rows])[:, None]
+            np.copyto(write_to[:count], places, where=is_new)
         check_ids(values["ids"], self._vocab_size)
         values["cu_seq_kv"][1:] = values["kv_lens"].cumsum()
         values["wanted"][: len(wanted)] = wanted
         self.inputs.load(flat)
         return len(wanted)
+
+    def _places(self, table: Array, positions: Array) -> Array:
+        """Storage indices of the tokens at positions [b, width] of rows with these tables [b, blocks]."""
+        blocks = np.take_along_axis(table, positions // self._block_size, axis=1).astype(np.int64)
+        return blocks * self._block_size + positions % self._block_size
+
+
+def _fill_table(table: Array, blocks: Sequence[Sequence[int]]) -> None:
+    """The first rows of a table of zeros, each as far as its blocks go."""
+    counts = np.array([len(own) for own in blocks])
+    used = np.arange(table.shape[1]) < counts[:, None]  # [b, blocks]
+    table[: len(blocks)][used] = np.fromiter(chain.from_iterable(blocks), dtype=np.int32, count=int(counts.sum()))

@@ -1,0 +1,111 @@
+"""What only a GPU can say: torch's own kernel, captures and copies, where the other tests have stand-ins."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.engine.cuda.draft_loop import Draw
+from outrider.engine.cuda.graphed_path import GraphedPath
+from outrider.engine.cuda.host_copy import to_device, to_host
+from outrider.engine.loader import load_runner
+from outrider.engine.model_runner import ModelRunner, UncachedModel
+from outrider.engine.self_test import TOLERANCE, largest_error
+from outrider.engine.step_plan import Row
+from tests.tiny_models import tiny_llama
+
+K = 5
+MAX_ROWS = 4
+
+
+def test_on_the_host_a_copy_is_the_tensor_itself() -> None:
+    tensor = torch.arange(6.0)
+    copy = to_host(tensor)
+    assert copy.ready() and copy.wait() is tensor
+    assert to_device(tensor.numpy(), torch.device("cpu")).data_ptr() == tensor.data_ptr()
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, UncachedModel]:
+    """A tiny Llama, accepted by the self-test on the flash path."""
+    folder = tiny_llama(tmp_path_factory.mktemp("gpu"), hidden_size=128, sharpness=3.0, context=1024)
+    runner = load_runner(
+        folder,
+        device="cuda",
+        dtype="bfloat16",
+        kv_cache_tokens=64 * 256,
+        max_slots=MAX_ROWS,
+        context_limit=None,
+        attention_path="flash",
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to("cuda").eval()
+    return runner, UncachedModel(model)
+
+
+def graphed(runner: ModelRunner) -> GraphedPath:
+    assert isinstance(runner.path, GraphedPath)
+    if runner.path.draft_loop is None:
+        runner.path.prepare(MAX_ROWS, runner.facts.context_limit, drafts=True)
+    return runner.path
+
+
+@gpu
+def test_everything_is_captured_and_agrees_with_eager_steps(loaded: tuple[ModelRunner, UncachedModel]) -> None:
+    runner, truth = loaded
+    path = graphed(runner)
+    before = path._graphs.shapes
+    assert len(before) == 15 and path.draft_loop.num_captured == 27
+    for _ in range(3):
+        assert largest_error(runner, truth) <= TOLERANCE["bfloat16"]
+    assert path._graphs.shapes == before  # none differed
+
+
+@gpu
+def test_rows_of_several_pages_read_their_own_tokens(loaded: tuple[ModelRunner, UncachedModel]) -> None:
+    runner, truth = loaded
+    generator = random.Random(1)
+    sequences = [[generator.randrange(320) for _ in range(n)] for n in (900, 300, 513)]
+    tables = [runner.pool.new_table() for _ in sequences]
+    for table, ids in zip(tables, sequences, strict=True):
+        runner.forward([Row.of(table, ids[:-6], 0, 0)])
+    rows = [Row.of(table, ids, len(ids) - 6, 6) for table, ids in zip(tables, sequences, strict=True)]
+    expected = torch.cat([truth.forward(ids)[-6:] for ids in sequences])
+    difference = (runner.forward(rows) - expected).abs().max() / expected.abs().max()
+    assert float(difference) <= TOLERANCE["bfloat16"]
+    for table in tables:
+        table.free()
+
+
+@gpu
+def test_a_loop_drafts_what_single_steps_draft(loaded: tuple[ModelRunner, UncachedModel]) -> None:
+    runner, _ = loaded
+    loop = graphed(runner).draft_loop
+    generator, agreed = random.Random(2), 0
+    for _ in range(8):
+        ids = [generator.randrange(320) for _ in range(50)]
+        table = runner.pool.new_table()
+        runner.forward([Row.of(table, ids[:-1], 0, 0)])
+        with torch.inference_mode():
+            drafted = loop.run([Row.of(table, ids, 49, 1)], K, [Draw(0.0, ())], None)
+        table.truncate(49)
+        expected = list(ids)
+        for _ in range(K):
+            num_cached = table.num_tokens
+            expected.append(int(runner.forward([Row.of(table, expected, num_cached, 1)])[0].argmax()))
+        agreed += drafted.token_ids[0] == expected[50:]
+        table.free()
+    assert agreed >= 6  # bfloat16 has ties
+
+
+@gpu
+def test_a_copy_to_the_host_holds_what_was_there_when_it_began() -> None:
+    tensor = torch.full((1 << 24,), 1.0, device="cuda")
+    copy = to_host(tensor * 2)
+    tensor.fill_(7.0)
+    assert bool((copy.wait() == 2.0).all()) and copy.ready() and copy.wait().is_pinned()
