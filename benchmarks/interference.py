@@ -78,10 +78,11 @@ class Streams:
     def __init__(self, client: AsyncClient, count: int) -> None:
         self._client = client
         self._gaps: list[float] | None = None
-        self.num_started = 0
+        self.all_run = asyncio.Event()
+        self._num_started = 0
         self.tasks = [asyncio.create_task(self._run(index)) for index in range(count)]
 
-    def record(self, gaps: list[float] | None) -> None:
+    def record(self, gaps: list[float]) -> None:
         """Where the gaps that end from now on go."""
         self._gaps = gaps
 
@@ -93,7 +94,9 @@ class Streams:
             async for _ in stream:
                 now = time.perf_counter()
                 if before is None:
-                    self.num_started += 1
+                    self._num_started += 1
+                    if self._num_started == len(self.tasks):
+                        self.all_run.set()
                 elif self._gaps is not None:
                     self._gaps.append(now - before)
                 before = now
@@ -109,8 +112,7 @@ async def measure(address: str, options: argparse.Namespace) -> Gaps:
     async with AsyncClient(address, timeout_s=None) as client:
         for repetition in range(options.repetitions):
             streams = Streams(client, options.streams)
-            while streams.num_started < options.streams:
-                await asyncio.sleep(0.05)
+            await streams.all_run.wait()
             streams.record(gaps.alone)
             await asyncio.sleep(options.seconds)
             streams.record(gaps.beside)
@@ -118,7 +120,6 @@ async def measure(address: str, options: argparse.Namespace) -> Gaps:
             prompt = some_ids(options.prompt_tokens, 1000 + repetition)
             await client.generate(prompt_ids=prompt, max_tokens=1, temperature=0.0, speculation=False, ignore_eos=True)
             gaps.first_token.append(time.perf_counter() - sent)
-            streams.record(None)
             await streams.end()
     return gaps
 

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 SLOWDOWN = 1.5
 """A step that also feeds prompts takes at most about this many times as long as without them."""
-MIN_PREFILL_TOKENS = 16
-"""Fed in any step whatever it costs, so that prompts never starve."""
+MIN_PREFILL_TOKENS = 4
+"""Fed in any step whatever it costs, so that prompts never starve. At the end of a long prompt a token may cost many
+times what one at its beginning does, so this is small."""
 _WEIGHT = 0.25
 """Of a new measurement in a running mean."""
-_CHEAPEST_S = 1e-8
-"""A prompt token is never thought cheaper: noise may make a difference of two steps vanish."""
+_OUTLIER = 4.0
+"""A measurement counts as at most so many times the mean: the machine may have had other things to do."""
+_LEAST_SHARE = 0.1
+"""Of a step's mean cost of a token: a prompt token is never thought cheaper, though noise may make two steps equal."""
+_LEAST_DECODE_SHARE = 0.02
+"""Of a mixed step that its decodes are thought to take, while no step without prompts has been seen."""
 
 
 class StepCost:
@@ -30,9 +35,13 @@ class StepCost:
             self._decode_s[size] = _mean(self._decode_s.get(size), seconds)
         elif not num_decode_tokens:
             self._alone_token_s = _mean(self._alone_token_s, seconds / num_prefill_tokens)
-        elif (alone_s := self._decode(size)) is not None:
-            added_s = max((seconds - alone_s) / num_prefill_tokens, _CHEAPEST_S)
-            self._token_s = _mean(self._token_s, added_s)
+        elif size in self._decode_s:
+            least_s = _LEAST_SHARE * seconds / (num_decode_tokens + num_prefill_tokens)
+            added_s = (seconds - self._decode_s[size]) / num_prefill_tokens
+            self._token_s = _mean(self._token_s, max(added_s, least_s))
+        elif self._alone_token_s is not None:
+            rest_s = seconds - num_prefill_tokens * self._alone_token_s
+            self._decode_s[size] = max(rest_s, _LEAST_DECODE_SHARE * seconds)
 
     def prefill_tokens(self, num_decode_tokens: int, most: int) -> int:
         """Prompt tokens for a step with that many decode tokens; `most` when there are none."""
@@ -41,7 +50,7 @@ class StepCost:
         alone_s = self._decode(num_decode_tokens.bit_length())
         token_s = self._alone_token_s if self._token_s is None else self._token_s
         if alone_s is None or token_s is None:
-            return min(most, MIN_PREFILL_TOKENS)
+            return most  # nothing has run yet: what is to be spared is not known
         return min(most, max(MIN_PREFILL_TOKENS, int((SLOWDOWN - 1) * alone_s / token_s)))
 
     def _decode(self, size: int) -> float | None:
@@ -53,4 +62,4 @@ class StepCost:
 
 
 def _mean(before: float | None, new: float) -> float:
-    return new if before is None else before + _WEIGHT * (new - before)
+    return new if before is None else before + _WEIGHT * (min(new, _OUTLIER * before) - before)

@@ -22,6 +22,7 @@ from outrider.engine.scheduler import (
     Want,
     Why,
 )
+from outrider.engine.step_cost import MIN_PREFILL_TOKENS
 
 BLOCK_SIZE = 4
 
@@ -54,7 +55,7 @@ def keys(decisions: list[Decision], kind: type) -> list[int]:
 
 def test_ready_steps_go_before_an_older_prompt() -> None:
     decisions = plan(demand(1, Want.PREFILL, 300, cached=20), demand(2), demand(3))
-    assert decisions == [Run((1, 2)), Run((1, 3)), Feed((1, 1), 16)]
+    assert decisions == [Run((1, 2)), Run((1, 3)), Feed((1, 1), 64)]
 
 
 def test_a_prompt_alone_gets_the_whole_budget() -> None:
@@ -141,21 +142,41 @@ def test_a_step_with_prefill_is_at_most_half_as_long_again(
         chosen = cost.prefill_tokens(num_decode, 4096)
         cost.note(num_decode, chosen, seconds(num_decode, chosen))
     chosen = cost.prefill_tokens(num_decode, 4096)
-    assert chosen >= 16
-    if chosen > 16:
+    assert chosen >= MIN_PREFILL_TOKENS
+    if chosen > MIN_PREFILL_TOKENS:
         assert seconds(num_decode, chosen) <= 1.51 * seconds(num_decode, 0)
-    if chosen < 4096:  # and the allowance is used
+    if MIN_PREFILL_TOKENS < chosen < 4096:  # and the allowance is used
         assert seconds(num_decode, chosen + 2) >= 1.45 * seconds(num_decode, 0)
 
 
 def test_nothing_running_means_no_limit_but_the_setting() -> None:
     cost = Scheduler(BLOCK_SIZE, 256).cost
     assert cost.prefill_tokens(0, 256) == 256
-    assert cost.prefill_tokens(8, 256) == 16  # not known yet
+    assert cost.prefill_tokens(8, 256) == 256  # not known yet
     cost.note(0, 256, 0.1)
     cost.note(1, 0, 10.0)
     assert cost.prefill_tokens(500, 256) == 256  # the nearest step known is a long one
     assert cost.prefill_tokens(1, 256) == 256
+
+
+def test_one_slow_step_teaches_little() -> None:
+    cost = Scheduler(BLOCK_SIZE, 256).cost
+    for _ in range(20):
+        cost.note(8, 0, 0.010)
+        cost.note(8, 40, 0.015)
+    before = cost.prefill_tokens(8, 256)
+    cost.note(8, 40, 10.0)  # the machine had other things to do
+    assert cost.prefill_tokens(8, 256) >= before / 2
+
+
+def test_decodes_that_never_run_alone_are_known_from_steps_with_prompts() -> None:
+    """A prompt token costs 1 ms and the decodes 20: ten tokens are half as much again."""
+    cost = Scheduler(BLOCK_SIZE, 256).cost
+    cost.note(0, 256, 0.256)
+    for _ in range(40):
+        num_tokens = cost.prefill_tokens(8, 256)
+        cost.note(8, num_tokens, 0.020 + num_tokens * 0.001)
+    assert 8 <= cost.prefill_tokens(8, 256) <= 12
 
 
 # a whole worker's life
