@@ -5,6 +5,8 @@
 // it nor the way in which a prompt was cut changes a bit. Scores and sums are float32 whatever the cache holds.
 #pragma once
 
+#include <algorithm>
+
 #include "matrix.h"
 
 namespace outrider {
@@ -36,6 +38,28 @@ struct Cache {
     }
 };
 
+// Where a tile lies, and the one after it, which is on its way to the second-level cache while this one is computed:
+// blocks are too short for the hardware to see a stream in them.
+template <class KV>
+struct Tile {
+    const KV* keys[TILE / BLOCK];
+    const KV* values[TILE / BLOCK];
+    const KV* next_keys[TILE / BLOCK];
+    const KV* next_values[TILE / BLOCK];
+
+    Tile(const Cache<KV>& cache, int head, const int32_t* table, int32_t first, int32_t last) {
+        const int32_t end = last / BLOCK;
+        for (int b = 0; b < TILE / BLOCK; ++b) {
+            const int32_t here = std::min(first / BLOCK + b, end);  // what is past the end is masked
+            const int32_t ahead = std::min(here + TILE / BLOCK, end);
+            keys[b] = cache.key_block(table[here], head);
+            values[b] = cache.value_block(table[here], head);
+            next_keys[b] = cache.key_block(table[ahead], head);
+            next_values[b] = cache.value_block(table[ahead], head);
+        }
+    }
+};
+
 struct Softmax {
     std::vector<float> sums;    // [queries][padded head size]
     std::vector<vf> total;      // [queries] lanes
@@ -51,7 +75,7 @@ struct Softmax {
 };
 
 template <class KV, int ROWS>
-static void score(const Query* queries, int size, const KV* const* blocks, float (*scores)[TILE]) {
+static void score(const Query* queries, int size, const Tile<KV>& tile, float (*scores)[TILE]) {
 #if defined(__AVX512F__)
     constexpr int AT_ONCE = 4;
 #else
@@ -68,7 +92,10 @@ static void score(const Query* queries, int size, const KV* const* blocks, float
         for (int d = 0; d < size; ++d) {
             vf keys[AT_ONCE];
 #pragma GCC unroll 8
-            for (int v = 0; v < AT_ONCE; ++v) keys[v] = load(blocks[b + v] + d * BLOCK);
+            for (int v = 0; v < AT_ONCE; ++v) {
+                keys[v] = load(tile.keys[b + v] + d * BLOCK);
+                __builtin_prefetch(tile.next_keys[b + v] + d * BLOCK, 0, 2);
+            }
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
                 const vf q = splat(heads[r][d]);
@@ -108,20 +135,23 @@ static void weigh(const Query& query, int32_t tile, float* scores, float& top, v
 }
 
 template <class KV, int ROWS, int VECTORS>
-static void mix(const float (*scores)[TILE], const vf* shrink, const KV* const* blocks, int keys, int padded,
-                float* sums) {
+static void mix(const float (*scores)[TILE], const vf* shrink, const Tile<KV>& tile, int column, int keys,
+                int padded, float* sums) {
     vf acc[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(sums + r * padded + v * LANES) * shrink[r];
     for (int b = 0; b * BLOCK < keys; ++b) {
-        const KV* values = blocks[b];
+        const KV *values = tile.values[b] + column, *next = tile.next_values[b] + column;
         const int end = keys - b * BLOCK < BLOCK ? keys - b * BLOCK : BLOCK;
         for (int j = 0; j < end; ++j) {
             vf value[VECTORS];
 #pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; ++v) value[v] = load(values + j * padded + v * LANES);
+            for (int v = 0; v < VECTORS; ++v) {
+                value[v] = load(values + j * padded + v * LANES);
+                if (v * LANES * sizeof(KV) % 64 == 0) __builtin_prefetch(next + j * padded + v * LANES, 0, 2);
+            }
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
                 const vf weight = splat(scores[r][b * BLOCK + j]);
@@ -136,35 +166,32 @@ static void mix(const float (*scores)[TILE], const vf* shrink, const KV* const* 
         for (int v = 0; v < VECTORS; ++v) store(sums + r * padded + v * LANES, acc[r][v]);
 }
 
-// A group of ROWS queries and one tile, of whose keys the first `keys` are seen by some of them.
+// ROWS queries, the first of them number `at` of the work, and one tile, of whose keys some see the first `keys`.
 template <class KV, int ROWS>
-static void attend_tile(const Query* queries, int32_t tile, int keys, const KV* const* key_blocks,
-                        const KV* const* value_blocks, int size, int padded, Softmax& state, int at) {
-    score<KV, ROWS>(queries, size, key_blocks, state.scores);
+static void attend_tile(const Query* queries, const Tile<KV>& tile, int32_t first, int keys, int size, int padded,
+                        Softmax& state, int at) {
+    score<KV, ROWS>(queries, size, tile, state.scores);
     for (int r = 0; r < ROWS; ++r)
-        weigh(queries[r], tile, state.scores[r], state.top[at + r], state.total[at + r], state.shrink[r]);
+        weigh(queries[r], first, state.scores[r], state.top[at + r], state.total[at + r], state.shrink[r]);
     float* sums = state.sums.data() + static_cast<int64_t>(at) * padded;
     for (int column = 0; column < padded;) {
-        const KV* blocks[TILE / BLOCK];
-        for (int b = 0; b < TILE / BLOCK; ++b) blocks[b] = value_blocks[b] + column;
-        const int left = (padded - column) / LANES;
-        if (left >= 4) mix<KV, ROWS, 4>(state.scores, state.shrink, blocks, keys, padded, sums + column);
-        else if (left >= 2) mix<KV, ROWS, 2>(state.scores, state.shrink, blocks, keys, padded, sums + column);
-        else mix<KV, ROWS, 1>(state.scores, state.shrink, blocks, keys, padded, sums + column);
-        column += (left >= 4 ? 4 : left >= 2 ? 2 : 1) * LANES;
+        const int left = (padded - column) / LANES, taken = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        float* to = sums + column;
+        if (taken == 4) mix<KV, ROWS, 4>(state.scores, state.shrink, tile, column, keys, padded, to);
+        else if (taken == 2) mix<KV, ROWS, 2>(state.scores, state.shrink, tile, column, keys, padded, to);
+        else mix<KV, ROWS, 1>(state.scores, state.shrink, tile, column, keys, padded, to);
+        column += taken * LANES;
     }
 }
 
 template <class KV, int ROWS>
-static void attend_rows(int rows, const Query* queries, int32_t tile, int keys, const KV* const* key_blocks,
-                        const KV* const* value_blocks, int size, int padded, Softmax& state, int at) {
+static void attend_rows(int rows, const Query* queries, const Tile<KV>& tile, int32_t first, int keys, int size,
+                        int padded, Softmax& state, int at) {
     if constexpr (ROWS > 1) {
-        if (rows < ROWS) {
-            attend_rows<KV, ROWS - 1>(rows, queries, tile, keys, key_blocks, value_blocks, size, padded, state, at);
-            return;
-        }
+        if (rows < ROWS)
+            return attend_rows<KV, ROWS - 1>(rows, queries, tile, first, keys, size, padded, state, at);
     }
-    attend_tile<KV, ROWS>(queries, tile, keys, key_blocks, value_blocks, size, padded, state, at);
+    attend_tile<KV, ROWS>(queries, tile, first, keys, size, padded, state, at);
 }
 
 template <class Out>
@@ -181,20 +208,15 @@ static void attend(const Cache<KV>& cache, int head, const int32_t* table, const
     int32_t from = queries[0].first;
     for (int i = 1; i < count; ++i) from = std::min(from, queries[i].first);
     const int32_t last = queries[count - 1].position;
-    for (int32_t tile = from / TILE * TILE; tile <= last; tile += TILE) {
-        const KV *keys[TILE / BLOCK], *values[TILE / BLOCK];
-        for (int b = 0; b < TILE / BLOCK; ++b) {
-            const int32_t block = table[tile + b * BLOCK <= last ? tile / BLOCK + b : tile / BLOCK];
-            keys[b] = cache.key_block(block, head);
-            values[b] = cache.value_block(block, head);
-        }
+    for (int32_t first = from / TILE * TILE; first <= last; first += TILE) {
+        const Tile<KV> tile(cache, head, table, first, last);
         for (int at = 0; at < count; at += GROUP) {
             const int rows = std::min(GROUP, count - at);
-            const int seen = std::min<int>(TILE, queries[at + rows - 1].position - tile + 1);
-            int32_t first = queries[at].first;
-            for (int r = 1; r < rows; ++r) first = std::min(first, queries[at + r].first);
-            if (seen <= 0 || first >= tile + TILE) continue;
-            attend_rows<KV, GROUP>(rows, queries + at, tile, seen, keys, values, cache.size, cache.padded, state, at);
+            const int seen = std::min<int>(TILE, queries[at + rows - 1].position - first + 1);
+            int32_t begin = queries[at].first;
+            for (int r = 1; r < rows; ++r) begin = std::min(begin, queries[at + r].first);
+            if (seen <= 0 || begin >= first + TILE) continue;
+            attend_rows<KV, GROUP>(rows, queries + at, tile, first, seen, cache.size, cache.padded, state, at);
         }
     }
     for (int i = 0; i < count; ++i) {

@@ -17,7 +17,17 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-ftree-vectorize",
+    "-fvect-cost-model=dynamic",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
 FOLDER = Path(__file__).parent
 COMPILE_TIMEOUT_S = 300
 

@@ -70,6 +70,16 @@ int64_t outrider_pack(void* handle, int32_t layer, int32_t which, const void* so
     });
 }
 
+// The same of weights that are rounded already, with a scale for each row.
+int64_t outrider_pack_int8(void* handle, int32_t layer, int32_t which, const int8_t* source, const float* scales,
+                           int64_t rows, int64_t columns, int64_t first, int32_t part) {
+    return guarded([&] {
+        matrix_of(*static_cast<Model*>(handle), layer, which)
+            .pack_rounded(source, scales, rows, columns, first, static_cast<Part>(part));
+        return 0;
+    });
+}
+
 int64_t outrider_bias(void* handle, int32_t layer, int32_t which, const float* source, int64_t rows, int64_t first,
                       int32_t part) {
     return guarded([&] {

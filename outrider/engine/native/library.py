@@ -71,6 +71,10 @@ SIGNATURES = {
     "outrider_new": (c_void_p, (POINTER(Spec), c_void_p)),
     "outrider_free": (None, (c_void_p,)),
     "outrider_pack": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_int64, c_int32)),
+    "outrider_pack_int8": (
+        c_int64,
+        (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32),
+    ),
     "outrider_bias": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_int32)),
     "outrider_vector": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
     "outrider_storage": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64)),
@@ -122,6 +126,15 @@ class NativeModel:
         self._ran(
             self._library.outrider_pack(self._handle, layer, which, weight.data_ptr(), rows, columns, first, part)
         )
+
+    def pack_int8(
+        self, layer: int, which: Which, weight: Tensor, scale: Tensor, first: int = 0, part: Part = Part.STRAIGHT
+    ) -> None:
+        """weight [rows, columns] int8 and scale [rows], any dtype, to the outputs from `first` on."""
+        weight, scale = weight.detach().contiguous(), scale.detach().float().contiguous()
+        rows, columns = weight.shape
+        sources = (weight.data_ptr(), scale.data_ptr())
+        self._ran(self._library.outrider_pack_int8(self._handle, layer, which, *sources, rows, columns, first, part))
 
     def bias(self, layer: int, which: Which, bias: Tensor, first: int = 0, part: Part = Part.STRAIGHT) -> None:
         """bias [rows], any dtype."""

@@ -103,6 +103,14 @@ struct Matrix {
         else narrow(&reinterpret_cast<bf16*>(base)[(input / 2 * PANEL + lane) * 2 + input % 2], value);
     }
 
+    void pack_rounded(const int8_t* source, const float* scales, int64_t rows, int64_t columns, int64_t first, Part part) {
+        for (int64_t r = 0; r < rows; ++r) {
+            const int64_t output = first + output_of(r, part);
+            scale[output] = scales[r];
+            for (int64_t c = 0; c < columns; ++c) set(output, c, source[r * columns + c]);
+        }
+    }
+
     // Rows of a [rows, columns] source to the outputs from `first` on. int8 is symmetric per output: the largest
     // weight becomes 127, the others round to nearest, ties to even.
     template <class Source>

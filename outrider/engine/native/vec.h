@@ -30,8 +30,13 @@ static inline vf splat(float x) {
 static inline vf load(const float* p) { return *reinterpret_cast<const vf_any*>(p); }
 
 static inline vf load(const bf16* p) {
+#if defined(__AVX512F__)
+    const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
+#else
     vi wide = __builtin_convertvector(*reinterpret_cast<const v16_any*>(p), vi);
     return (vf)(wide << 16);
+#endif
 }
 
 static inline vf load(const int8_t* p) {
