@@ -136,6 +136,12 @@ def test_sampled_drafts_are_drawn_from_the_laws_that_come_with_them(draft: Draft
     assert drafted.token_ids[1] == greedy[9:]
 
 
+def test_the_coldest_temperature_still_sends_the_law_that_was_drawn_from(draft: Draft) -> None:
+    drafted = draft.run([draft.fed(some_ids(30, seed=1), 29)], 2, [Draw(1e-60, (0.3, 0.7))])
+    for j, token_id in enumerate(drafted.token_ids[0]):
+        assert float(drafted.log_probs[0, j].exp()[token_id]) == 1.0
+
+
 def test_what_no_loop_is_for_is_left_to_the_caller_untouched(draft: Draft) -> None:
     ids = some_ids(20, seed=3)
     sampled = Draw(1.0, (0.5,) * 5)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cuda.static_plan import Inputs, StaticPlan
+from outrider.engine.host_sampling import COLDEST
 from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row
 
@@ -88,7 +89,7 @@ def load_inputs(inputs: Inputs, rows: Sequence[Row], draws: Sequence[Draw]) -> N
     values["num_tokens"][:] = FIRST_WIDTH  # of the made-up rows
     for i, (row, wish) in enumerate(zip(rows, draws, strict=True)):
         values["num_tokens"][i] = row.num_tokens
-        values["temperatures"][i] = wish.temperature
+        values["temperatures"][i] = max(wish.temperature, COLDEST) if wish.temperature else 0.0  # float32 may lose it
         values["uniforms"][i, : len(wish.uniforms)] = wish.uniforms
     inputs.load(flat)
 

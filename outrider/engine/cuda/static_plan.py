@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from outrider.engine.kv_pool import TRASH_BLOCK
 from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row, check_ids
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 
 class Inputs:
