@@ -112,7 +112,7 @@ class Proposer:
 
     def step(self, now: float) -> bool:
         """One token for every active proposal whose prompt is in, and pieces of the others' prompts beside them."""
-        if not self._active:
+        if not self._active and not self._turns.num_starved:
             return False
         wishes = {key: a.wish(self._loop is not None and may_loop(a)) for key, a in self._active.items()}
         turn = self._turns.take(wishes, now, feed_all=False)

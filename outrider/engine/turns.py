@@ -64,6 +64,11 @@ class Turns:
         self._decode_tokens = metrics.step_tokens.labels(worker=metrics.worker, purpose="decode")
         self._prefill_tokens = metrics.step_tokens.labels(worker=metrics.worker, purpose="prefill")
 
+    @property
+    def num_starved(self) -> int:
+        """Slots that lost their memory, or waited for some, in the last turn."""
+        return self._num_starved
+
     def take(self, wishes: Mapping[SlotKey, Wish], now: float, *, feed_all: bool) -> Turn:
         """Slots without a wish want nothing, or with feed_all that their prompts be fed."""
         preempted: set[SlotKey] = set()
@@ -144,10 +149,10 @@ def _demand(slot: Slot, wish: Wish | None, now: float, feed_all: bool) -> Demand
     num_committed, num_cached, table = len(slot.committed), len(slot.cached), slot.table
     if wish is not None:
         want, num_after = wish.want, min(wish.num_after, slot.max_len)
-    elif feed_all and needs_prefill(slot):
-        want, num_after = Want.PREFILL, num_committed
+    elif now - slot.asked_s >= DORMANT_S:  # not even its prompt: it would take back what was taken from it
+        want, num_after = Want.DORMANT, num_committed
     else:
-        want, num_after = (Want.NOTHING if now - slot.asked_s < DORMANT_S else Want.DORMANT), num_committed
+        want, num_after = Want.PREFILL if feed_all and needs_prefill(slot) else Want.NOTHING, num_committed
     return Demand(slot.key, want, num_committed, num_cached, num_after, len(table.blocks), slot.num_copied)
 
 

@@ -306,8 +306,10 @@ class World:
     def ask(self, everybody: bool) -> None:
         """Gateways send the next verify, sometimes with drafts that are still on their way."""
         for sequence in self.open:
+            if sequence.want is Want.NOTHING and self.dice.random() < 0.1:
+                sequence.want = Want.DORMANT
             if everybody or self.dice.random() < 0.5:
-                if sequence.want is Want.NOTHING:
+                if sequence.want in (Want.NOTHING, Want.DORMANT):
                     sequence.k = self.dice.choice((0, 1, 4))
                     sequence.want = Want.PREFILL
                 if everybody or self.dice.random() < 0.7:
