@@ -18,7 +18,7 @@ from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
 from outrider.engine.paths.choice import choose_path
-from outrider.engine.quantize import quantize_int8
+from outrider.engine.quantize import num_parameters, quantize_int8
 from outrider.engine.quantized_checkpoints import check_readable, method_of
 from outrider.engine.rope import settle_rope
 from outrider.wire.errors import ConfigError
@@ -197,7 +197,7 @@ def _facts(model: str, network: PreTrainedModel, context_limit: int, quantizatio
         dtype=str(network.dtype).removeprefix("torch."),
         device=str(network.device),
         eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
-        num_parameters=sum(parameter.numel() for parameter in network.parameters()),
+        num_parameters=num_parameters(network),
         quantization=quantization,
         num_ranks=num_ranks,
     )

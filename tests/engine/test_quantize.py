@@ -57,6 +57,7 @@ def prompt_ids(dev_prompts: list[str]) -> list[list[int]]:
 def test_the_demo_target_says_nearly_the_same(prompt_ids: list[list[int]], record_property: Any) -> None:
     whole, rounded = load(DEMO_TARGET, "none"), load(DEMO_TARGET, "int8")
     assert (whole.facts.quantization, rounded.facts.quantization) == ("none", "int8")
+    assert whole.facts.num_parameters == rounded.facts.num_parameters
     same = total = 0
     for ids in prompt_ids:
         truth, found = logits_of(whole, ids), logits_of(rounded, ids)
@@ -69,6 +70,13 @@ def test_the_demo_target_says_nearly_the_same(prompt_ids: list[list[int]], recor
     assert same / total > 0.93
 
 
+def test_the_fused_path_computes_with_the_same_rounded_weights(prompt_ids: list[list[int]]) -> None:
+    fused, paged = (load(DEMO_TARGET, "int8", attention_path=path) for path in ("fused", "paged"))
+    assert fused.path.name == "fused" and fused.path.batch_invariant
+    one, other = logits_of(fused, prompt_ids[0]), logits_of(paged, prompt_ids[0])
+    assert float((one - other).abs().max()) <= 1e-4 * float(other.abs().max())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_tokens", [1, NARROW, NARROW + 1, 40])
 def test_a_layer_is_its_rounded_weights_at_every_width(dtype: torch.dtype, num_tokens: int) -> None:
@@ -77,9 +85,9 @@ def test_a_layer_is_its_rounded_weights_at_every_width(dtype: torch.dtype, num_t
     whole = layer.weight.detach().clone()  # [N, K]
     quantize_int8(model)
     rounded = model.model.layers[0].mlp.down_proj
-    assert isinstance(rounded, Int8Linear) and rounded.weight_int8.dtype is torch.int8
+    assert isinstance(rounded, Int8Linear) and rounded.weight.dtype is torch.int8
     scale = rounded.scale.float()  # [N]
-    weights = rounded.weight_int8.float() * scale[:, None]
+    weights = rounded.weight.float() * scale[:, None]
     half_a_step = 0.51 * whole.float().abs().amax(1) / 127  # symmetric, per channel: nothing is further off
     assert bool(((weights - whole.float()).abs() <= half_a_step[:, None] + 1e-2 * whole.float().abs()).all())
     x = torch.randn(2, num_tokens, layer.in_features).to(dtype)[:1]
@@ -102,15 +110,15 @@ def random_model_of_one_size() -> Any:
     )
 
 
-def test_bytes_and_what_stays_whole() -> None:
+def test_bytes_and_that_embeddings_stay_whole() -> None:
     model = AutoModelForCausalLM.from_pretrained(DEMO_TARGET, dtype=torch.float32)
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    before = sum(layer.weight.nbytes for layer in layers if layer is not model.lm_head)
+    before = sum(layer.weight.nbytes for layer in layers)
     quantize_int8(model)
     rounded = [module for module in model.modules() if isinstance(module, Int8Linear)]
-    after = sum(layer.weight_int8.nbytes + layer.scale.nbytes for layer in rounded)
-    assert len(rounded) == len(layers) - 1 and after < 0.26 * before
-    assert model.lm_head.weight.dtype is model.get_input_embeddings().weight.dtype is torch.float32
+    after = sum(layer.weight.nbytes + layer.scale.nbytes for layer in rounded)
+    assert len(rounded) == len(layers) and after < 0.26 * before
+    assert model.get_input_embeddings().weight.dtype is torch.float32
 
 
 def test_layers_stored_the_other_way_round_and_with_a_bias() -> None:

@@ -12,6 +12,7 @@ from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from outrider.engine.native.build import BuildError, built_library, compile_to, find_compiler
@@ -70,7 +71,7 @@ class Vector(IntEnum):
 SIGNATURES = {
     "outrider_new": (c_void_p, (POINTER(Spec), c_void_p)),
     "outrider_free": (None, (c_void_p,)),
-    "outrider_pack": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_int64, c_int32)),
+    "outrider_pack": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32)),
     "outrider_pack_int8": (
         c_int64,
         (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32),
@@ -119,22 +120,21 @@ class NativeModel:
         if getattr(self, "_handle", None):
             self._library.outrider_free(self._handle)
 
-    def pack(self, layer: int, which: Which, weight: Tensor, first: int = 0, part: Part = Part.STRAIGHT) -> None:
-        """weight [rows, columns] of the spec's dtype, to the outputs from `first` on."""
-        weight = weight.detach().contiguous()
-        rows, columns = weight.shape
-        self._ran(
-            self._library.outrider_pack(self._handle, layer, which, weight.data_ptr(), rows, columns, first, part)
-        )
-
-    def pack_int8(
-        self, layer: int, which: Which, weight: Tensor, scale: Tensor, first: int = 0, part: Part = Part.STRAIGHT
+    def pack(
+        self,
+        layer: int,
+        which: Which,
+        weight: Tensor,
+        first: int = 0,
+        part: Part = Part.STRAIGHT,
+        scale: Tensor | None = None,
     ) -> None:
-        """weight [rows, columns] int8 and scale [rows], any dtype, to the outputs from `first` on."""
-        weight, scale = weight.detach().contiguous(), scale.detach().float().contiguous()
+        """weight [rows, columns] of the matrix's kind, to the outputs from `first` on; int8 has a scale [rows]."""
+        weight = weight.detach().contiguous()
+        scale = torch.ones(len(weight)) if scale is None else scale.detach().float().contiguous()
         rows, columns = weight.shape
-        sources = (weight.data_ptr(), scale.data_ptr())
-        self._ran(self._library.outrider_pack_int8(self._handle, layer, which, *sources, rows, columns, first, part))
+        addresses = (weight.data_ptr(), scale.data_ptr())
+        self._ran(self._library.outrider_pack(self._handle, layer, which, *addresses, rows, columns, first, part))
 
     def bias(self, layer: int, which: Which, bias: Tensor, first: int = 0, part: Part = Part.STRAIGHT) -> None:
         """bias [rows], any dtype."""

@@ -14,6 +14,7 @@ from outrider.engine.model_runner import ModelFacts
 from outrider.engine.native.build import BuildError
 from outrider.engine.native.library import NO_LAYER, Kind, NativeModel, Part, Spec, Vector, Which
 from outrider.engine.paths.forward_path import PathUnavailable
+from outrider.engine.quantize import Int8Linear
 
 CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """By name: a subclass may compute something else."""
@@ -41,6 +42,8 @@ class Shape:
     dtype: torch.dtype
     windows: tuple[int, ...]
     """Keys that each layer's queries see, 0 for all."""
+    is_int8: bool
+    """The linear layers, head included, are `Int8Linear`."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, facts: ModelFacts) -> Shape:
@@ -61,6 +64,7 @@ class Shape:
             attention_scale=attention.scaling,
             dtype=model.dtype,
             windows=tuple(_window(layer, config) for layer in range(config.num_hidden_layers)),
+            is_int8=isinstance(model.lm_head, Int8Linear),
         )
 
 
@@ -69,11 +73,10 @@ def _check(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     if type(model).__name__ not in CLASSES:
         raise PathUnavailable(f"is made for {', '.join(CLASSES)}")
     rope, head_size = config.rope_parameters["rope_type"], model.model.layers[0].self_attn.head_dim
-    plain = all(type(weight.data) is Tensor and weight.dtype == model.dtype for weight in model.parameters())
     reasons = [
         (model.device.type != "cpu", f"is made for cpu, not {model.device.type}"),
         (model.dtype not in KINDS, f"is made for float32 and bfloat16, not {model.dtype}"),
-        (not plain, "is made for whole weights of one dtype"),
+        (not _is_plain(model), "is made for whole weights of one dtype, or int8"),
         (getattr(config, "hidden_act", None) != "silu", f"is made for silu, not {getattr(config, 'hidden_act', None)}"),
         (rope not in ROPE_TYPES, f"is made for the rope types {', '.join(ROPE_TYPES)}, not {rope}"),
         (head_size % 8 != 0 or head_size > MOST_HEAD_SIZE, f"is made for heads of 8, 16, .. 256, not {head_size}"),
@@ -81,6 +84,16 @@ def _check(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     for holds, reason in reasons:
         if holds:
             raise PathUnavailable(reason)
+
+
+def _is_plain(model: PreTrainedModel) -> bool:
+    """Whether every linear layer is of the head's kind, and everything else in the model's dtype."""
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear | Int8Linear)]
+    rounded = {id(module.weight) for module in linears if isinstance(module, Int8Linear)}
+    return len({type(module) for module in linears}) == 1 and all(
+        type(weight.data) is Tensor and (weight.dtype == model.dtype or id(weight) in rounded)
+        for weight in model.parameters()
+    )
 
 
 def _window(layer: int, config: PreTrainedConfig) -> int:
@@ -94,7 +107,8 @@ def pack_weights(model: PreTrainedModel, shape: Shape) -> tuple[NativeModel, Ten
     """-> the packed model, the embedding [V, H] in the model's dtype. Raises PathUnavailable, MemoryError."""
     spec = Spec(
         *(shape.num_layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_size, shape.intermediate),
-        *(shape.vocab, shape.context, KINDS[shape.dtype], KINDS[shape.dtype], torch.get_num_threads()),
+        *(shape.vocab, shape.context, KINDS[shape.dtype], Kind.INT8 if shape.is_int8 else KINDS[shape.dtype]),
+        torch.get_num_threads(),
         *(shape.epsilon, shape.attention_scale),
     )
     assert ctypes.sizeof(spec) == 13 * 4
@@ -130,9 +144,17 @@ def _pack_layer(native: NativeModel, index: int, layer: Any, shape: Shape) -> No
 
 
 def _pack_linear(
-    native: NativeModel, layer: int, which: Which, linear: nn.Linear, first: int = 0, part: Part = Part.STRAIGHT
+    native: NativeModel,
+    layer: int,
+    which: Which,
+    linear: nn.Linear | Int8Linear,
+    first: int = 0,
+    part: Part = Part.STRAIGHT,
 ) -> None:
-    native.pack(layer, which, linear.weight, first, part)
+    if isinstance(linear, Int8Linear):
+        native.pack(layer, which, linear.weight, first, part, linear.scale)
+    else:
+        native.pack(layer, which, linear.weight, first, part)
     if linear.bias is not None:
         native.bias(layer, which, linear.bias, first, part)
 
