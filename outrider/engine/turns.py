@@ -61,8 +61,8 @@ class Turns:
         self._scheduler = Scheduler(table.pool.block_size, max_prefill_tokens)
         self._num_evictions = 0
         self._num_starved = 0
-        self._decode_tokens = metrics.step_tokens.labels(worker=metrics.worker, purpose="decode")
-        self._prefill_tokens = metrics.step_tokens.labels(worker=metrics.worker, purpose="prefill")
+        self._decode_tokens = metrics.step_tokens.labels(purpose="decode")
+        self._prefill_tokens = metrics.step_tokens.labels(purpose="prefill")
 
     @property
     def num_starved(self) -> int:

@@ -9,6 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -141,12 +142,11 @@ class WorkerMetrics:
 
     def __init__(self, worker: str) -> None:
         r = self.registry = CollectorRegistry(auto_describe=True)
-        self.worker = worker
 
         def counter(name: str, text: str) -> Counter:
             return Counter(f"outrider_worker_{name}", text, ["worker"], registry=r).labels(worker=worker)
 
-        def counters(name: str, text: str, label: str) -> _Bound:
+        def counters(name: str, text: str, label: str) -> _Bound[Counter]:
             return _Bound(Counter(f"outrider_worker_{name}", text, ["worker", label], registry=r), {"worker": worker})
 
         def gauge(name: str, text: str) -> Gauge:
@@ -188,25 +188,30 @@ class WorkerMetrics:
         """outrider_worker_kv_blocks_cached"""
         self.prefix_evictions = counter("prefix_evictions", "Cached KV blocks given up for new tokens.")
         """rate(outrider_worker_prefix_evictions_total[5m])"""
-        self.step_tokens = Histogram(
+        tokens = Histogram(
             "outrider_worker_step_tokens",
             "Tokens in a forward, by what they are for.",
             ["worker", "purpose"],
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
             registry=r,
         )
+        self.step_tokens = _Bound(tokens, {"worker": worker})
         """histogram_quantile(0.5, rate(outrider_worker_step_tokens_bucket{purpose="prefill"}[5m])): prefill or decode
         tokens in a forward."""
         self.wire_bytes = counters("delivered_bytes", "Payload bytes of proposals sent.", "encoding")
         """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): proposals sent (draft)."""
 
 
-class _Bound:
-    """A counter whose `worker` label is fixed."""
+_Series = TypeVar("_Series", Counter, Histogram)
 
-    def __init__(self, counter: Counter, fixed: dict[str, str]) -> None:
-        self._counter = counter
+
+class _Bound(Generic[_Series]):
+    """A series whose `worker` label is fixed."""
+
+    def __init__(self, series: _Series, fixed: dict[str, str]) -> None:
+        self._series: _Series = series
         self._fixed = fixed
 
-    def labels(self, **labels: str) -> Counter:
-        return self._counter.labels(**self._fixed, **labels)
+    def labels(self, **labels: str) -> _Series:
+        bound: _Series = self._series.labels(**self._fixed, **labels)
+        return bound
