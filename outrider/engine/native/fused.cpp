@@ -57,25 +57,23 @@ void* outrider_new(const outrider::Spec* spec, const int32_t* windows) {
 
 void outrider_free(void* model) { delete static_cast<Model*>(model); }
 
-// Source rows [rows, columns] of the spec's dtype to the outputs from `first` on.
-int64_t outrider_pack(void* handle, int32_t layer, int32_t which, const void* source, int64_t rows, int64_t columns,
-                      int64_t first, int32_t part) {
+// Source rows [rows, columns] of the matrix's kind, and for int8 a scale for each, to the outputs from `first` on.
+int64_t outrider_pack(void* handle, int32_t layer, int32_t which, const void* source, const float* scales,
+                      int64_t rows, int64_t columns, int64_t first, int32_t part_number) {
     return guarded([&] {
-        Model& model = *static_cast<Model*>(handle);
-        Matrix& matrix = matrix_of(model, layer, which);
-        if (static_cast<Kind>(model.spec.dtype) == Kind::bfloat16)
-            matrix.pack(static_cast<const outrider::bf16*>(source), rows, columns, first, static_cast<Part>(part));
-        else matrix.pack(static_cast<const float*>(source), rows, columns, first, static_cast<Part>(part));
-        return 0;
-    });
-}
-
-// The same of weights that are rounded already, with a scale for each row.
-int64_t outrider_pack_int8(void* handle, int32_t layer, int32_t which, const int8_t* source, const float* scales,
-                           int64_t rows, int64_t columns, int64_t first, int32_t part) {
-    return guarded([&] {
-        matrix_of(*static_cast<Model*>(handle), layer, which)
-            .pack_rounded(source, scales, rows, columns, first, static_cast<Part>(part));
+        Matrix& matrix = matrix_of(*static_cast<Model*>(handle), layer, which);
+        const Part part = static_cast<Part>(part_number);
+        switch (matrix.kind) {
+            case Kind::float32:
+                matrix.pack(static_cast<const float*>(source), scales, rows, columns, first, part);
+                break;
+            case Kind::bfloat16:
+                matrix.pack(static_cast<const outrider::bf16*>(source), scales, rows, columns, first, part);
+                break;
+            case Kind::int8:
+                matrix.pack(static_cast<const int8_t*>(source), scales, rows, columns, first, part);
+                break;
+        }
         return 0;
     });
 }

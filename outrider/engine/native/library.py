@@ -72,10 +72,6 @@ SIGNATURES = {
     "outrider_new": (c_void_p, (POINTER(Spec), c_void_p)),
     "outrider_free": (None, (c_void_p,)),
     "outrider_pack": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32)),
-    "outrider_pack_int8": (
-        c_int64,
-        (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32),
-    ),
     "outrider_bias": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_int32)),
     "outrider_vector": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
     "outrider_storage": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64)),

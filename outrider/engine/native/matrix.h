@@ -79,7 +79,7 @@ struct Matrix {
     Kind kind = Kind::float32;
     int64_t outputs = 0, inputs = 0;  // outputs padded to pieces, inputs to 2
     Memory weights;
-    std::vector<float> scale, bias;   // [outputs], empty when there is none
+    std::vector<float> scale, bias;  // [outputs], empty when there is none
 
     int num_pieces() const { return static_cast<int>(outputs / PIECE); }
 
@@ -102,31 +102,14 @@ struct Matrix {
         else if (kind == Kind::int8) reinterpret_cast<int8_t*>(base)[input * PANEL + lane] = static_cast<int8_t>(value);
         else narrow(&reinterpret_cast<bf16*>(base)[(input / 2 * PANEL + lane) * 2 + input % 2], value);
     }
-
-    void pack_rounded(const int8_t* source, const float* scales, int64_t rows, int64_t columns, int64_t first, Part part) {
+    // Rows of a [rows, columns] source to the outputs from `first` on. Integers are taken as they are; `scales` has one
+    // for each row, by which its sum is multiplied in the end.
+    template <class Source>
+    void pack(const Source* source, const float* scales, int64_t rows, int64_t columns, int64_t first, Part part) {
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t output = first + output_of(r, part);
-            scale[output] = scales[r];
-            for (int64_t c = 0; c < columns; ++c) set(output, c, source[r * columns + c]);
-        }
-    }
-
-    // Rows of a [rows, columns] source to the outputs from `first` on. int8 is symmetric per output: the largest
-    // weight becomes 127, the others round to nearest, ties to even.
-    template <class Source>
-    void pack(const Source* source, int64_t rows, int64_t columns, int64_t first, Part part) {
-        for (int64_t r = 0; r < rows; ++r) {
-            const Source* row = source + r * columns;
-            int64_t output = first + output_of(r, part);
-            if (kind != Kind::int8) {
-                for (int64_t c = 0; c < columns; ++c) set(output, c, widen(row[c]));
-                continue;
-            }
-            float top = 0.0f;
-            for (int64_t c = 0; c < columns; ++c) top = std::fmax(top, std::fabs(widen(row[c])));
-            scale[output] = top / 127.0f;
-            if (top == 0.0f) continue;
-            for (int64_t c = 0; c < columns; ++c) set(output, c, std::nearbyint(widen(row[c]) * (127.0f / top)));
+            for (int64_t c = 0; c < columns; ++c) set(output, c, widen(source[r * columns + c]));
+            if (kind == Kind::int8) scale[output] = scales[r];
         }
     }
 };

@@ -51,6 +51,8 @@ static inline void store(float* p, vf x) { *reinterpret_cast<vf_any*>(p) = x; }
 
 static inline float widen(float x) { return x; }
 
+static inline float widen(int8_t x) { return x; }
+
 static inline float widen(bf16 x) {
     uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
     float out;
