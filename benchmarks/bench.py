@@ -15,32 +15,21 @@ import asyncio
 import json
 import os
 import statistics
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.widen import main as widen_main
+from benchmarks.common import dev_prompts, widened
+from benchmarks.passes import PHASES, Sample, phase_shares, run_pass
 from outrider.cli.progress import StartProgress
 from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
 from outrider.cli.system import SystemConfig, demo_model
-from outrider.client import AsyncClient, Round, Speculation
+from outrider.client import AsyncClient, Speculation
 
-REPO = Path(__file__).resolve().parent.parent
-WIDE = REPO / ".work" / "widened-94M"
-WIDTH = ["--hidden", "1024", "--intermediate", "2816", "--heads", "16", "--kv-heads", "4", "--extra-layers", "2"]
-PHASES = ("propose", "deliver", "verify", "overhead")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One pass over the prompts in one arm."""
-
-    tokens_per_s: float
-    rounds: list[Round]
+SIZE = "94M"
 
 
 @dataclass(frozen=True)
@@ -63,52 +52,34 @@ class Result:
     shares: dict[str, float]
 
 
-def prompts(count: int) -> list[str]:
-    lines = (REPO / "tests" / "data" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    return [str(json.loads(line)["prompt"]) for line in lines[:count]]
-
-
-async def one_pass(
-    client: AsyncClient, texts: list[str], concurrency: int, temperature: float, max_tokens: int, k: int
-) -> Sample:
-    """All prompts once, `concurrency` at a time; k = 0 is the plain arm."""
-    places = asyncio.Semaphore(concurrency)
-    rounds: list[Round] = []
-
-    async def run(index: int, text: str) -> None:
-        wishes = Speculation(enabled=k > 0, num_draft_tokens=k)
-        async with (
-            places,
-            client.stream(
-                text,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seed=index,
-                ignore_eos=True,
-                speculation=wishes,
-            ) as stream,
-        ):
-            rounds.extend([item async for item in stream])
-
-    started = time.perf_counter()
-    await asyncio.gather(*(run(index, text) for index, text in enumerate(texts)))
-    elapsed = time.perf_counter() - started
-    return Sample(sum(len(item.tokens) for item in rounds) / elapsed, rounds)
+def wishes(k: int) -> Speculation:
+    """k = 0 is the plain arm."""
+    return Speculation(enabled=k > 0, num_draft_tokens=k)
 
 
 async def measure(address: str, dtype: str, options: argparse.Namespace) -> list[Result]:
     results = []
     async with AsyncClient(address) as client:
         for k in (options.num_draft_tokens, 0):
-            await one_pass(client, prompts(2), 1, 0.0, 32, k)  # warm-up
+            await run_pass(  # warm-up
+                client, dev_prompts(2), concurrency=1, temperature=0.0, max_tokens=32, speculation=wishes(k)
+            )
         for temperature in options.temperature:
             for concurrency in options.concurrency:
-                texts = prompts(max(options.prompts, concurrency))
+                texts = dev_prompts(max(options.prompts, concurrency))
                 plain, speculative = [], []
                 for repetition in range(options.repetitions):
                     arms = [(0, plain), (options.num_draft_tokens, speculative)]
                     for k, arm in arms if repetition % 2 else reversed(arms):
-                        arm.append(await one_pass(client, texts, concurrency, temperature, options.max_tokens, k))
+                        sample = await run_pass(
+                            client,
+                            texts,
+                            concurrency=concurrency,
+                            temperature=temperature,
+                            max_tokens=options.max_tokens,
+                            speculation=wishes(k),
+                        )
+                        arm.append(sample)
                 results.append(summarise(dtype, temperature, concurrency, options.num_draft_tokens, plain, speculative))
     return results
 
@@ -120,7 +91,6 @@ def summarise(
     rounds = [item for sample in speculative for item in sample.rounds if item.num_drafted]
     steps = [item for sample in plain for item in sample.rounds]
     total = sum(item.timings.total_s for item in rounds)
-    shares = {name: sum(getattr(item.timings, f"{name}_s") for item in rounds) / total for name in PHASES}
     return Result(
         dtype=dtype,
         temperature=temperature,
@@ -135,12 +105,12 @@ def summarise(
         acceptance_rate=sum(item.num_accepted for item in rounds) / sum(item.num_drafted for item in rounds),
         round_ms=1e3 * total / len(rounds),
         plain_step_ms=1e3 * sum(item.timings.total_s for item in steps) / len(steps),
-        shares=shares,
+        shares=phase_shares(rounds),
     )
 
 
 def show(console: Console, results: list[Result]) -> None:
-    table = Table(title=f"demo draft for the demo target WIDENED to {WIDE.name.split('-')[1]}, one core each")
+    table = Table(title=f"demo draft for the demo target WIDENED to {SIZE}, one core each")
     columns = ("dtype", "T", "conc.", "K", "plain tok/s", "spec tok/s", "speedup (range)", "tok/round", "accepted")
     for name in (*columns, "round ms", "step ms", "draft", "wire", "verify", "overhead"):
         table.add_column(name, justify="right")
@@ -165,17 +135,10 @@ def show(console: Console, results: list[Result]) -> None:
     console.print("acceptance in the target; overhead: the rest (gateway, control streams). Shares of a round's time.")
 
 
-def make_target() -> str:
-    """Widen once; later runs take the folder."""
-    if not (WIDE / "config.json").exists():
-        widen_main([demo_model("target"), str(WIDE), *WIDTH])
-    return str(WIDE)
-
-
 def run_dtype(dtype: str, options: argparse.Namespace) -> list[Result]:
     cores = sorted(os.sched_getaffinity(0))
     values = {
-        "target": {"model": make_target(), "dtype": dtype, "cpu_cores": str(cores[-1])},
+        "target": {"model": str(widened(SIZE)), "dtype": dtype, "cpu_cores": str(cores[-1])},
         "draft": {"model": demo_model("draft"), "cpu_cores": str(cores[0])},
         "ray": None,
         "gateway": {"port": 0, "grpc_port": 0},

@@ -198,10 +198,10 @@ def main() -> None:
     report.text(
         f"The demo pair, its target WIDENED to {options.size}, {options.dtype}, placed as `outrider up` places it; "
         f"prompts of {PROMPT_TOKENS} tokens or less, {options.max_tokens} tokens an answer, "
-        f"T = {options.temperature:g}."
+        f"T = {options.temperature:g}, prefix caches off, since every pass has the same prompts."
     )
-    target = {"model": str(widened(options.size)), "dtype": options.dtype, "max_slots": count}
-    draft = {"model": str(DEMO_DRAFT), "dtype": options.dtype, "max_slots": count}
+    common = {"dtype": options.dtype, "max_slots": count, "prefix_caching": False}
+    target, draft = {"model": str(widened(options.size)), **common}, {"model": str(DEMO_DRAFT), **common}
     with running(target, draft, count) as endpoints:
         stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
         pids = {role: worker_info(getattr(endpoints, role), stub).pid for role, stub in stubs.items()}

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from tokenizers import Tokenizer
 
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, WORK, Report, dev_prompts, num_parameters, spread, widened
+from benchmarks.peers import profiling
 from benchmarks.peers.compare import NEAR_TIE, Difference, Judge
 from benchmarks.peers.engines import EngineFailed, EngineProcess, Kind, kinds, missing
 from benchmarks.peers.protocol import Answer, Job, Setup
@@ -71,6 +72,8 @@ class Bench:
         self.versions: dict[str, str] = {}
         self.greedy: list[tuple[str, Setting, bool, int, list[int]]] = []
         """Engine, setting, arm, index of the prompt, ids."""
+        self.profiles: dict[str, list[tuple[str, float]]] = {}
+        """Where the target's engine thread was, by setting and arm."""
         self.target = widened(options.size)
         tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
         count = max([options.prompts, *options.concurrency])
@@ -146,7 +149,16 @@ class Bench:
             for process in order:
                 for speculative in ARMS:
                     self._pass(process, setting, job, speculative, indices)
+        if self.options.profile and profiling.available():
+            self._profile(processes[0], setting, everything)
         self._print_progress(setting)
+
+    def _profile(self, process: EngineProcess, setting: Setting, prompts: list[list[int]]) -> None:
+        """One more pass of ours in each arm, which is not counted."""
+        for speculative in ARMS if "target" in process.pids else ():
+            job = self._job(prompts, self.options.max_tokens, setting.temperature, setting.concurrency, speculative)
+            top = profiling.while_running(process.pids["target"], lambda job=job: process.run(job))
+            self.profiles[f"{setting}{', with draft' * speculative}"] = top
 
     def _pass(self, process: EngineProcess, setting: Setting, job: Job, speculative: bool, indices: list[int]) -> None:
         name = process.kind.name
@@ -200,6 +212,7 @@ def write(bench: Bench) -> None:
         )
     _write_absent(bench)
     _write_profile(bench, settings)
+    _write_functions(bench)
     _write_differences(bench)
     report.data |= {"versions": bench.versions, "absent": bench.absent, "options": vars(options)}
     report.data["cells"] = [
@@ -257,6 +270,12 @@ def _write_profile(bench: Bench, settings: list[Setting]) -> None:
             "Where our time goes, in rows that another leads" if not bench.options.profile else "Where our time goes"
         )
         bench.report.table(heading, ("row", "fastest", "draft", "wire", "verify", "overhead"), rows)
+
+
+def _write_functions(bench: Bench) -> None:
+    rows = [[row, f"{100 * share:.0f} %", frame] for row, top in bench.profiles.items() for frame, share in top]
+    if rows:
+        bench.report.table("The target's engine thread, by py-spy", ("row", "share", "innermost function"), rows)
 
 
 def _write_differences(bench: Bench) -> None:

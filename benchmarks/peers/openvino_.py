@@ -14,7 +14,7 @@ from protocol import Job, Setup, in_groups, serve
 FORMATS = {"float32": "fp32", "bfloat16": "fp32"}
 """Of the export; bfloat16 is a precision of inference there."""
 HINTS = {"float32": "f32", "bfloat16": "bf16"}
-KV_CACHE_GB = 2
+KV_CACHE_GB = 1
 
 
 class OpenVino:

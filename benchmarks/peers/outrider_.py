@@ -11,6 +11,7 @@ import asyncio
 import json
 from typing import Any
 
+import grpc
 from protocol import Answer, Job, Setup, serve
 
 from benchmarks.passes import PHASES, phase_shares, run_pass
@@ -19,6 +20,7 @@ from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
 from outrider.cli.system import SystemConfig
 from outrider.client import AsyncClient, Speculation
+from outrider.v1 import common_pb2, target_pb2_grpc
 
 
 class Quiet:
@@ -34,7 +36,9 @@ class Outrider:
         stop = StopFlag()
         stop.install()
         self._supervisor = Supervisor(SystemConfig.read(system(setup)), stop).__enter__()
-        self._address = self._supervisor.start(Quiet()).grpc
+        endpoints = self._supervisor.start(Quiet())
+        self._address = endpoints.grpc
+        self.pids = {"target": _pid(endpoints.target)}
 
     def run(self, job: Job) -> Answer:
         return asyncio.run(self._run(job))
@@ -60,6 +64,11 @@ class Outrider:
 
     def close(self) -> None:
         self._supervisor.stop()
+
+
+def _pid(target: str) -> int:
+    with grpc.insecure_channel(target) as channel:
+        return target_pb2_grpc.TargetServiceStub(channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10).pid
 
 
 def system(setup: Setup) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How the benchmark speaks with an engine: a line of JSON in, a line of JSON out.
 
 Every adapter in this folder is a process of its own in an environment of its own, so this file needs nothing but the
-standard library. An adapter reads a Setup, loads its models, says {"ready": ...} and answers one Job a line.
+standard library. An adapter reads a Setup, loads its models, says {"ready": version} and answers one Job a line.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def serve(make: Callable[[Setup], Engine]) -> None:
     except Lacks as lacks:
         say({"lacks": str(lacks)})
         return
-    say({"ready": engine.version})
+    say({"ready": engine.version, "pids": getattr(engine, "pids", {})})
     try:
         for line in sys.stdin:
             say(_answer(engine, Job(**json.loads(line))))

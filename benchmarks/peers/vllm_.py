@@ -6,7 +6,7 @@ import os
 
 from protocol import Answer, Job, Lacks, Setup, in_groups, serve
 
-KV_CACHE_GIB = 2
+KV_CACHE_GIB = 1
 
 
 class Vllm:
