@@ -173,7 +173,7 @@ def test_a_long_prompt_keeps_no_verify_waiting(runner: ModelRunner) -> None:
     """Every step of the prompt answers everybody who runs, and feeds some of it."""
     target = Target(runner, LARGE)
     for slot in range(4):
-        target.open(slot, prompt(slot))
+        target.open(slot, prompt(slot), max_tokens=200)  # none ends meanwhile
     while any(len(ids) == NUM_PROMPT for ids in target.ids.values()):
         target.round()
     target.verifier.handle(open_job(9, prompt(9, 190)))
