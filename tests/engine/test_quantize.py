@@ -138,6 +138,7 @@ def test_without_torchao_it_is_refused_with_the_remedy(tmp_path: Path, monkeypat
         load(tiny_llama(tmp_path), "int8", context_limit=None)
 
 
+@pytest.mark.timeout(300)
 def test_speculation_changes_no_token_of_a_rounded_pair(dev_prompts: list[str]) -> None:
     """Through the real services, against the same target without its draft; both models rounded."""
     int8 = ("--quantization", "int8")
@@ -151,6 +152,6 @@ def test_speculation_changes_no_token_of_a_rounded_pair(dev_prompts: list[str]) 
 
 def _complete(url: str, prompt: str, num_draft_tokens: int) -> str:
     body = {"prompt": prompt, "max_tokens": 48, "temperature": 0, "speculation": {"num_draft_tokens": num_draft_tokens}}
-    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
     assert reply.status_code == 200, reply.text
     return str(reply.json()["choices"][0]["text"])
