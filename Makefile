@@ -6,7 +6,8 @@ STAMP := $(VENV)/.setup-done
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
-.PHONY: setup demo up check test test-slow proto bench bench-engine bench-invariance bench-throughput bench-peers peers
+.PHONY: setup demo up check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
+	bench-peers bench-sampling bench-gpu peers
 
 setup: $(STAMP)
 
@@ -14,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is `$(PYTHON) -V 2>&1`, Outrider needs Python 3.11 or later; say make PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine,ray,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine,quant,ray,dev]'
 	@touch $@
 
 # The whole system once: a streamed answer, what speculation did, and the proof that the text is the target's own.
@@ -65,3 +66,14 @@ bench-peers: $(STAMP)
 # Other engines to compare with, each optional: make peers ARGS='openvino llamacpp'
 peers: $(STAMP)
 	$(BIN)/python -m benchmarks.peers.install $(ARGS)
+
+bench-sampling: $(STAMP)
+	$(BIN)/python -m benchmarks.sampling $(ARGS)
+
+# Needs a GPU; says so and exits 3 without one.
+bench-gpu: $(STAMP)
+	$(BIN)/python -m benchmarks.bench_gpu $(ARGS)
+
+# The table in docs/architectures.md, written by the code that the tests run.
+architectures: $(STAMP)
+	$(BIN)/python -m tests.architectures_table
