@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +281,17 @@ def test_a_path_that_is_dropped_ends_its_threads() -> None:
         torch.set_num_threads(before_threads)
     assert during >= before + 2
     assert len(list(Path("/proc/self/task").iterdir())) <= during - 2
+
+
+def test_an_idle_path_burns_no_processor_time() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        runner = runner_of(model_of("llama"))
+        logits_of(runner, [some_ids(40, 1)], [40])
+    finally:
+        torch.set_num_threads(before)
+    time.sleep(0.05)  # longer than a thread spins
+    begin = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - begin < 0.1

@@ -102,6 +102,7 @@ struct Matrix {
         else if (kind == Kind::int8) reinterpret_cast<int8_t*>(base)[input * PANEL + lane] = static_cast<int8_t>(value);
         else narrow(&reinterpret_cast<bf16*>(base)[(input / 2 * PANEL + lane) * 2 + input % 2], value);
     }
+
     // Rows of a [rows, columns] source to the outputs from `first` on. Integers are taken as they are; `scales` has one
     // for each row, by which its sum is multiplied in the end.
     template <class Source>
