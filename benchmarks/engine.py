@@ -150,7 +150,7 @@ def main() -> None:
         f"One forward over rows of {CONTEXT} cached tokens each, {options.threads} thread(s), the shortest of many in "
         f"turns ({options.clock} clock). `94M`, `111M` and `1b` are the demo target WIDENED to that many parameters. "
         "floor: the weights' bytes over the measured read bandwidth; models that fit into the processor's caches can "
-        "be under it. Left of ×: rows in the batch; right: new tokens in each."
+        "be under it. rows x tokens: rows in the batch, new tokens in each."
     )
     for name in options.models:
         for dtype in options.dtype:

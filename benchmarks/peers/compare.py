@@ -26,7 +26,7 @@ class Difference:
 
 
 class Judge:
-    """The target alone, in float32 arithmetic of the weights as they are."""
+    """The target alone, by transformers, in the dtype that the engines had."""
 
     def __init__(self, target: Path, dtype: str) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype)).eval()

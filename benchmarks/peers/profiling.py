@@ -20,7 +20,8 @@ def available() -> bool:
 def while_running(pid: int, work: Callable[[], None]) -> list[tuple[str, float]]:
     """-> the innermost functions of the engine thread while `work` ran, with their shares, the largest first.
 
-    A function that calls into torch or into our own kernels is charged with their time.
+    A function that calls into torch or into our own kernels is charged with their time; `Condition.wait` and
+    `EngineThread._drain` are the thread waiting for work.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "stacks"
