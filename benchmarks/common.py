@@ -13,8 +13,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -95,22 +94,6 @@ def machine() -> dict[str, str]:
 def _git(*arguments: str) -> str:
     made = subprocess.run(["git", *arguments], cwd=REPO, capture_output=True, text=True, check=False)
     return made.stdout.strip() if made.returncode == 0 else "unknown"
-
-
-def read_bandwidth(num_threads: int, clock: Callable[[], float] = time.perf_counter, num_rounds: int = 24) -> float:
-    """Bytes per second at which this many threads read memory: the best of several sums over 1 GiB."""
-    import torch
-
-    was = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    data = torch.zeros(2**30 // 4, dtype=torch.float32)  # larger than any processor's caches
-    best = float("inf")
-    for _ in range(num_rounds):
-        started = clock()
-        data.sum()
-        best = min(best, clock() - started)
-    torch.set_num_threads(was)
-    return data.numel() * 4 / best
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:

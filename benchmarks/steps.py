@@ -28,6 +28,30 @@ class Contestant(Protocol):
         """Seconds of one forward over `batch` rows of `width` tokens each; the cache is then as it was."""
 
 
+class ReadSteps:
+    """The floor: reads as many bytes as the weights have, again and again, beside the others' steps.
+
+    As many and no others, because what a processor's caches keep of them from step to step is part of what a step may
+    have. A step is the faster of a sum and a product of two halves, which reads in two places.
+    """
+
+    name = "floor"
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._halves = torch.zeros(2, num_bytes // 8)  # float32
+
+    def prepare(self, batch: int, width: int) -> None: ...
+
+    def step(self, clock: Clock) -> float:
+        seconds = []
+        for read in (self._halves.sum, lambda: torch.dot(self._halves[0], self._halves[1])):
+            started = clock()
+            read()
+            seconds.append(clock() - started)
+        return min(seconds)
+
+
 class TransformersSteps:
     """Its own modules over its own DynamicCache, every row of the same length: its best case, without a mask."""
 
