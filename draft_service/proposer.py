@@ -192,6 +192,7 @@ class Proposer:
     def _finish(self, a: Active) -> None:
         now = time.monotonic()
         started = now if a.started_s is None else a.started_s
+        a.slot.asked_s = now  # it is asked again when the target has verified
         del self._active[a.job.owner, a.job.slot_id]
         self._metrics.wire_bytes.labels(encoding=a.encoding).inc(a.payload_bytes)
         self._metrics.steps.labels(kind="propose").inc()

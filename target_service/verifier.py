@@ -113,12 +113,13 @@ class Verifier:
         return True
 
     def fail_step(self, error: Exception) -> None:
-        """Verifies of the step that have no verdict yet are answered; their slots stay, what is cached is known."""
+        """Verifies of the step that have no verdict yet are answered; their slots stay, and are fed anew."""
         for r in self._in_step:
             self._room.cancel(*r.slot.key, f"the target's step failed: {error}", Fault.INTERNAL)
+            r.slot.distrust()
         for piece in () if self._turn is None else self._turn.pieces:
             # Without its KV the slot is of no use; its verify will be told it is unknown.
-            self._room.cancel(*piece.slot.key, f"verify cancelled: feeding the prompt failed: {error}")
+            self._room.cancel(*piece.slot.key, f"feeding the prompt failed: {error}", Fault.INTERNAL)
             piece.slot.distrust()
             self._keeper.close(CloseJob(*piece.slot.key))
         self._in_step, self._turn = [], None
@@ -171,6 +172,7 @@ class Verifier:
             num_cached_tokens=slot.num_adopted or 0,
         )
         slot.commit_from(committed_len, commit.token_ids)
+        slot.asked_s = time.monotonic()  # the next verify is on its way, however long this one took
         self._room.done(r)
         self._answer(r.waiting.job, verdict)
         self._metrics.steps.labels(kind="verify" if TokenKind.PLAIN not in commit.kinds else "plain").inc()

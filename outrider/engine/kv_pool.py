@@ -15,7 +15,7 @@ from outrider.engine.prefix_cache import PrefixCache
 from outrider.wire.errors import OutriderError
 
 TRASH_BLOCK = 0
-"""Never handed out and kept at zero: padding reads it, so that no stale NaN reaches a masked product."""
+"""Never handed out: padding is read from it and written to it, and always finite, so that no product meets a NaN."""
 
 
 class OutOfBlocks(OutriderError):

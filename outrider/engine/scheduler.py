@@ -200,8 +200,11 @@ class _Plan:
         return demand.num_after
 
     def _num_spare(self) -> int:
-        """Free blocks that nobody who holds memory counts on: one each, and what half-fed prompts still need."""
-        holding = [demand for demand in self._demands if demand.num_blocks]
+        """Free blocks that nobody who holds memory counts on: one each, and what half-fed prompts still need.
+
+        Dormant slots count on nothing: what they hold is taken when it is needed.
+        """
+        holding = [d for d in self._demands if d.num_blocks and d.want is not Want.DORMANT]
         half_fed = sum(self._missing(demand, demand.num_after) for demand in holding if demand.num_to_feed)
         return self._num_free - len(holding) - half_fed
 

@@ -63,7 +63,7 @@ class Slot:
         self.num_adopted: int | None = None
         """Tokens found in the prefix cache when the slot first began; None before that."""
         self.asked_s = 0.0
-        """Monotonic time of the last message that asked for work."""
+        """Monotonic time of the last message that asked for work, or of the answer to it."""
         self._pool = pool
         self._salt = cache_salt
         self._num_agreed = 0  # cached[:_num_agreed] == committed[:_num_agreed] is known

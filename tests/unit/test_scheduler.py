@@ -104,6 +104,24 @@ def test_nobody_takes_from_an_older_one_unless_it_is_dormant() -> None:
     assert plan(demand(1, Want.DORMANT), blank(2, 4), num_free=1) == [Preempt((1, 1))]
 
 
+@given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=12), st.integers(0, 8), st.data())
+def test_dormant_slots_keep_nobody_waiting(held: list[tuple[int, bool]], num_free: int, data: st.DataObject) -> None:
+    """Whatever they hold, and half-fed or not: a text that fits the pool begins, though none of them ever wakes."""
+    dormant = [
+        demand(index, Want.DORMANT, (100 if half_fed else 1) + blocks * BLOCK_SIZE, blocks * BLOCK_SIZE, 0, blocks)
+        for index, (blocks, half_fed) in enumerate(held)
+    ]
+    num_pool = num_free + sum(blocks for blocks, _ in held)
+    committed = data.draw(st.integers(1, num_pool * BLOCK_SIZE))
+    asking = demand(99, Want.STEP, committed, cached=0, k=0)
+    decisions = plan(*dormant, asking, num_free=num_free, budget=10_000)
+    taken = set(keys(decisions, Preempt))
+    if taken:
+        num_free += sum(d.num_blocks for d in dormant if d.key[1] in taken)
+        decisions = plan(*(d for d in dormant if d.key[1] not in taken), asking, num_free=num_free, budget=10_000)
+    assert keys(decisions, Admit) == [99]
+
+
 def test_a_step_that_no_preemption_would_let_go_takes_nothing() -> None:
     assert plan(demand(1, Want.NOTHING), demand(2, k=30), demand(3), num_free=1) == [
         Wait((1, 2), Why.MEMORY),

@@ -69,8 +69,8 @@ class GraphedPath:
         return self._paged.forward(rows) if logits is None else logits
 
     @torch.inference_mode()
-    def prepare(self, max_rows: int, context_limit: int, *, drafts: bool, widths: Sequence[int] | None = None) -> None:
-        """Capture graphs for steps of up to max_rows rows, WIDTHS or other widths, and draft loops if this is a draft.
+    def prepare(self, max_rows: int, context_limit: int, *, drafts: bool) -> None:
+        """Capture graphs for steps of up to max_rows rows, and draft loops if this is a draft.
 
         The storage must have been allocated by a forward.
         """

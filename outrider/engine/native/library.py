@@ -160,4 +160,4 @@ class NativeModel:
 
     def _ran(self, status: int) -> None:
         if status < 0:
-            raise MemoryError("no memory for the activations of a step; lower max_batch_tokens")
+            raise MemoryError("no memory for weights or a step's activations; lower max_prefill_tokens or max_slots")

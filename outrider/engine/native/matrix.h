@@ -44,11 +44,12 @@ class Memory {
     void resize(int64_t bytes) {
         release();
         const int64_t huge = 2 << 20;
-        bytes_ = round_up(bytes < 64 ? 64 : bytes, bytes >= huge ? huge : 64);
-        if (posix_memalign(&data_, bytes >= huge ? huge : 64, bytes_)) {
+        const int64_t wanted = round_up(bytes < 64 ? 64 : bytes, bytes >= huge ? huge : 64);
+        if (posix_memalign(&data_, bytes >= huge ? huge : 64, wanted)) {
             data_ = nullptr;
             throw std::bad_alloc();
         }
+        bytes_ = wanted;
 #if defined(__linux__)
         if (bytes >= huge) madvise(data_, bytes_, MADV_HUGEPAGE);
 #endif

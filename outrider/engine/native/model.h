@@ -84,6 +84,7 @@ class Model {
         for (auto& scratch : scratch_) {
             scratch.normal.fit(FEW, spec.hidden, input);
             scratch.queries.resize(std::max(MOST_QUERIES, group()));
+            scratch.softmax.reset(std::max(MOST_QUERIES, group()), padded_head());  // no step allocates on a thread
         }
     }
 

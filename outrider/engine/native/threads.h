@@ -66,15 +66,15 @@ struct alignas(64) Phase {
 class Pool {
    public:
     explicit Pool(int num_threads) : num_threads_(num_threads < 1 ? 1 : num_threads) {
-        for (int id = 1; id < num_threads_; ++id) threads_.emplace_back([this, id] { work(id); });
+        try {
+            for (int id = 1; id < num_threads_; ++id) threads_.emplace_back([this, id] { work(id); });
+        } catch (...) {  // no more threads are to be had
+            end();
+            throw;
+        }
     }
 
-    ~Pool() {
-        stop_ = true;
-        epoch_.fetch_add(2);
-        wake_all(epoch_);
-        for (auto& thread : threads_) thread.join();
-    }
+    ~Pool() { end(); }
 
     int num_threads() const { return num_threads_; }
 
@@ -126,6 +126,14 @@ class Pool {
     }
 
    private:
+    void end() {
+        stop_ = true;
+        epoch_.fetch_add(2);
+        wake_all(epoch_);
+        for (auto& thread : threads_) thread.join();
+        threads_.clear();
+    }
+
     void work(int id) {
         uint32_t last = 0;
         while (true) {
