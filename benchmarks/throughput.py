@@ -28,7 +28,7 @@ from outrider.cli.system import SystemConfig
 from outrider.client import AsyncClient, OutriderError, Speculation
 from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
-PROMPT_TOKENS = 64
+PROMPT_TOKENS = 128
 ARMS: dict[str, Speculation | bool] = {"off": False, "on": True, "automatic": Speculation()}
 LONG_MODEL = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 4}
 
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--prompts", type=int, default=4, help="in a pass; at least the concurrency")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=2)
     parser.add_argument(
         "--longest", type=int, default=8192, help="tokens of the KV cache that one request fills; 0: not"
     )
