@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig
 
 from outrider.wire.errors import ConfigError
@@ -55,6 +56,8 @@ def weights_bytes(model: nn.Module) -> int:
 
 
 def _stored_bytes(tensor: Tensor) -> int:
+    if isinstance(tensor, DTensor):  # of a split model: this rank's share
+        return _stored_bytes(tensor.to_local())
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return tensor.numel() * tensor.element_size()
