@@ -93,7 +93,7 @@ def test_a_worker_says_what_it_is_to_a_client_without_stubs(stack: Stack, name: 
         (info,) = Reflected(channel).call(SERVICES[name], "GetInfo", {})
     assert info["vocab_size"] == 4096
     assert info["pid"] == (stack.draft if name == "draft" else stack.target).pid  # type: ignore[union-attr]
-    assert info["attention_path"] in ("dense", "paged")
+    assert info["attention_path"] in ("fused", "paged")
 
 
 def test_a_refusal_names_the_parameter_to_such_a_client_too(stack: Stack) -> None:

@@ -26,8 +26,9 @@ so what still moves is how malloc's arenas fill. One [9, 4096] float32 left behi
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """48 places for 64 clients, some of which ask for two answers: there is a queue, and now and then a refusal."""
-    limits = ("--max-running", "48", "--max-queue", "28")
-    with running(gateway_args=limits, log_folder=tmp_path_factory.mktemp("load")) as stack:
+    limits, cache = ("--max-running", "48", "--max-queue", "28"), ("--kv-cache-tokens", "15360")
+    folder = tmp_path_factory.mktemp("load")
+    with running(target_args=cache, draft_args=cache, gateway_args=limits, log_folder=folder) as stack:
         yield stack
 
 
@@ -143,11 +144,12 @@ class Load:
 
 
 async def touch_the_cache(stack: Stack, prompts: list[str]) -> None:
-    """As many long requests as run at once: pages of the KV cache become resident with their first use."""
+    """As many long requests as fill it: its pages become resident with their first use. No two share a prefix."""
     async with AsyncClient(stack.grpc) as client:
         longest = sorted(prompts, key=len)[-1][-700:]
         options: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "timeout_s": 100.0}
-        await asyncio.gather(*(client.generate(longest, seed=seed, **options) for seed in range(48)))
+        salted = (client.generate(longest, seed=seed, cache_salt=str(seed), **options) for seed in range(48))
+        await asyncio.gather(*salted)
 
 
 def rss_mib(stack: Stack) -> dict[str, float]:
