@@ -17,6 +17,8 @@ log = get_logger(__name__)
 
 MAX_CONSECUTIVE_FAULTS = 3
 """Steps that may fail in a row before the worker gives up, so that Ray can start a fresh one."""
+LOADING_GRACE_S = 5.0
+"""A load that was failed from outside may still come to an error of its own, which says more."""
 
 
 class EngineWorker(Protocol):
@@ -55,11 +57,13 @@ class EngineThread:
         """Steps that did something: a sign of life."""
 
     def start(self) -> None:
-        """Blocks until the worker is made. Raises what making it raised."""
+        """Blocks until the worker is made. Raises what making it raised, or what it was failed with meanwhile: then the
+        thread may still be at it, and goes with the process.
+        """
         self._thread.start()
         self._ready.wait()
         if self._error is not None:
-            self._thread.join()
+            self._thread.join(None if self._failure is None else LOADING_GRACE_S)
             raise self._error
 
     def submit(self, job: Any) -> None:
@@ -76,11 +80,11 @@ class EngineThread:
         self._thread.join(timeout_s)
 
     def fail(self, error: OutriderError) -> None:
-        """From any thread: end with this error, now or after the step that is running, if that ever ends."""
+        """From any thread: end with this error, now or after the step or load that is running, if that ever ends."""
         self._failure = self._error = error
         self._inbox.put(None)
-        if self._ready.is_set():
-            self._ended.set()
+        self._ready.set()
+        self._ended.set()
 
     def wait_ended(self, timeout_s: float | None = None) -> BaseException | None:
         """Blocks until the thread ends; returns what ended it (None: `stop`, or the time ran out)."""

@@ -66,6 +66,7 @@ def test_the_tokens_are_those_of_the_whole_model(split: Stack, dev_prompts: list
     assert_target_alone(DEMO_TARGET, *zip(prompts, found, strict=True))
 
 
+@pytest.mark.slow
 def test_logits_are_close(split: Stack, stack: Stack, dev_prompts: list[str]) -> None:
     for prompt in dev_prompts[4:6]:
         one, other = answer(split, prompt, 4), answer(stack, prompt, 4)
@@ -76,6 +77,7 @@ def test_logits_are_close(split: Stack, stack: Stack, dev_prompts: list[str]) ->
             assert abs(a.logprobs.logprob - b.logprobs.logprob) < LOGPROB_ERROR
 
 
+@pytest.mark.slow
 def test_the_dense_path_feeds_cached_tokens_again_on_every_rank(dev_prompts: list[str]) -> None:
     with running(draft=None, target_args=(*SPLIT, "--attention-path", "dense")) as stack:
         assert stack.target_info().attention_path == "dense"
@@ -97,6 +99,7 @@ def test_a_lost_follower_takes_the_worker_down_with_a_reason(tmp_path: Path) -> 
         worker.stop()
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_worker() -> None:
     worker = Process("target_service", ["--model", DEMO_TARGET, *SPLIT])
     try:
@@ -109,6 +112,7 @@ def test_nothing_outlives_a_killed_worker() -> None:
         worker.stop()
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_split_is_refused_before_anything_starts() -> None:
     command = [sys.executable, "-m", "target_service", "--model", DEMO_TARGET, "--tensor-parallel", "4"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPO, check=False)

@@ -55,7 +55,7 @@ def test_ranks_meet_in_any_order_and_miss_each_other_at_once(tmp_path: Path) -> 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in (2, 1)]
     for thread in threads:
         thread.start()
-    guests = receive_guests(tmp_path, 3, 10, 10)
+    guests = receive_guests(tmp_path, 3, 10)
     for thread in threads:
         thread.join()
     assert [guest.rank for guest in guests] == [1, 2]
@@ -75,7 +75,7 @@ def test_ranks_meet_in_any_order_and_miss_each_other_at_once(tmp_path: Path) -> 
 
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"ranks \[1, 2\] of 3 did not come within 0.05 s"):
-        receive_guests(tmp_path, 3, 0.05, 1)
+        receive_guests(tmp_path, 3, 0.05)
     with pytest.raises(Unavailable, match="rank 0 does not listen"):
         join_host(tmp_path, 1, 0.05)
 

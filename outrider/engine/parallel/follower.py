@@ -68,6 +68,7 @@ def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) ->
     groups: list[Group] = []
 
     def join(found: torch.device) -> Group:
+        host.say_ready()
         groups.append(join_group(store, rank, settings["tensor_parallel"], found.type))
         return groups[0]
 
@@ -78,10 +79,7 @@ def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) ->
         while not orderly and (message := host.commands.receive()) is not None:
             match decode(message):
                 case Forward(rows):
-                    try:
-                        path.forward(rows)
-                    except OutriderError as error:  # a request that is wrong: rank 0 says so to its sender
-                        log.debug("a forward was refused: %s", error.message)
+                    path.forward(rows)
                 case CopyBlocks(copies):
                     path.copy_blocks(copies)
                 case SetStorage(num_blocks, block_size):

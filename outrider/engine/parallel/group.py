@@ -16,6 +16,8 @@ from torch.distributed import distributed_c10d
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
+JOIN_TIMEOUT = timedelta(seconds=60)
+"""Between ranks that have all said that they are about to join."""
 LOAD_TIMEOUT = timedelta(minutes=30)
 """Ranks read their shares of the weights at different speeds."""
 STEP_TIMEOUT = timedelta(seconds=60)
@@ -41,11 +43,9 @@ class Group:
         if self._reduced(number, dist.ReduceOp.MIN) != self._reduced(number, dist.ReduceOp.MAX):
             raise ConfigError(f"the ranks differ in {what}: rank {self.rank} has {value!r}; use tensor_parallel 1")
 
-    def begin_steps(self) -> None:
+    def begin_steps(self, timeout: timedelta = STEP_TIMEOUT) -> None:
         """All have loaded: from now on a late rank is a dead one."""
-        with contextlib.suppress(AttributeError):  # torch's own, but not public; without it the long timeout stays
-            for group in list(distributed_c10d._world.pg_map):  # the model's mesh has groups of its own
-                distributed_c10d._set_pg_timeout(STEP_TIMEOUT, group)
+        _set_timeout(timeout)
 
     def leave(self) -> None:
         if dist.is_initialized():
@@ -59,7 +59,8 @@ class Group:
 
 
 def join_group(store_path: Path, rank: int, num_ranks: int, device_type: str) -> Group:
-    """Blocks until all ranks have joined. device_type: cpu or cuda; a rank uses the first GPU that it sees.
+    """Blocks until all ranks have joined; raises RuntimeError when one does not. device_type: cpu or cuda; a rank uses
+    the first GPU that it sees.
 
     The ranks meet through a file and speak over the loopback interface, so nothing of it listens to the network.
     """
@@ -70,5 +71,13 @@ def join_group(store_path: Path, rank: int, num_ranks: int, device_type: str) ->
         torch.cuda.set_device(0)
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     store = dist.FileStore(str(store_path), num_ranks)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=LOAD_TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=JOIN_TIMEOUT)
+    _set_timeout(LOAD_TIMEOUT)
     return Group(rank, num_ranks)
+
+
+def _set_timeout(timeout: timedelta) -> None:
+    """For all collectives to come; the model's mesh may have groups of its own."""
+    with contextlib.suppress(AttributeError):  # torch's own, but not public; without it the first timeout stays
+        for group in list(distributed_c10d._world.pg_map):
+            distributed_c10d._set_pg_timeout(timeout, group)

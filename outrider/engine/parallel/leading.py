@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from outrider.engine.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
+from outrider.engine.parallel.group import STEP_TIMEOUT
 from outrider.engine.parallel.team import ParallelPath, Team
 from outrider.wire.config import TargetConfig
 from outrider.wire.errors import ConfigError, OutriderError
 
 
 def load_split(
-    options: dict[str, Any], config: TargetConfig, on_lost: Callable[[OutriderError], None]
+    options: dict[str, Any],
+    config: TargetConfig,
+    on_lost: Callable[[OutriderError], None],
+    step_timeout: timedelta = STEP_TIMEOUT,
 ) -> tuple[ModelRunner, Team]:
-    """options: of `load_runner`. The caller closes the team. Raises ConfigError as `load_runner` does, and Unavailable
-    when a follower does not come or is lost on the way; nothing is left running then.
+    """options: of `load_runner`. on_lost, step_timeout: of `Team`. The caller closes the team.
+
+    Raises ConfigError as `load_runner` does, and Unavailable when a follower does not come or is lost on the way;
+    nothing is left running then.
     """
     if ":" in config.device:
         raise ConfigError(
@@ -24,13 +31,12 @@ def load_split(
             "that this process sees; say cuda and choose with CUDA_VISIBLE_DEVICES",
             param="device",
         )
-    team = Team(config.tensor_parallel, on_lost)
+    team = Team(config.tensor_parallel, on_lost, step_timeout)
     settings = options | {"log_level": config.log_level}
     try:
         runner = load_runner(join=lambda device: team.gather(device, settings, config.parallel_folder), **options)
-        assert team.group is not None
-        team.group.begin_steps()
-        runner.path = ParallelPath(runner.path, team)
+        team.begin_steps()
+        runner.path = ParallelPath(runner.path, team, runner.facts.vocab_size)
     except BaseException as error:
         lost = team.lost
         team.close()

@@ -42,12 +42,16 @@ class Line:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
+    def set_timeout(self, timeout_s: float) -> None:
+        """For every part of a message, to send or to receive."""
+        self._connection.settimeout(timeout_s)
+
     def send(self, message: bytes) -> None:
-        """Raises OSError when nobody reads any more."""
+        """Raises OSError when nobody reads any more; the line is of no use then, a part may have left."""
         self._connection.sendall(_HEADER.pack(len(message)) + message)
 
     def receive(self) -> bytes | None:
-        """None at the other's end."""
+        """None at the other's end. Raises TimeoutError."""
         header = self._exactly(_HEADER.size)
         return None if header is None else self._exactly(_HEADER.unpack(header)[0])
 
@@ -81,13 +85,17 @@ class Guest:
     commands: Line
     life: Line
 
+    def await_ready(self) -> bool:
+        """Whether it is about to join, or has ended instead. Raises TimeoutError."""
+        return self.commands.receive() is not None
+
     def close(self) -> None:
         self.commands.close()
         self.life.close()
 
 
-def receive_guests(folder: Path, num_ranks: int, timeout_s: float, send_timeout_s: float) -> list[Guest]:
-    """On rank 0: listen until every follower has come, in the order of their ranks.
+def receive_guests(folder: Path, num_ranks: int, timeout_s: float) -> list[Guest]:
+    """On rank 0: listen until every follower has come, in the order of their ranks. Their commands have that timeout.
 
     Raises Unavailable naming the ranks that did not come within timeout_s.
     """
@@ -112,7 +120,7 @@ def receive_guests(folder: Path, num_ranks: int, timeout_s: float, send_timeout_
                 continue
             said = json.loads(hello)
             key = (int(said["rank"]), str(said["line"]))
-            connection.settimeout(send_timeout_s if key[1] == "commands" else None)
+            connection.settimeout(timeout_s if key[1] == "commands" else None)
             if key in found:  # of a process that has ended and was started again
                 found[key].close()
             found[key] = Line(connection)
@@ -131,6 +139,10 @@ class Host:
 
     commands: Line
     life: Line
+
+    def say_ready(self) -> None:
+        """This follower is about to join rank 0's process group. Raises OSError."""
+        self.commands.send(b"ready")
 
     def report(self, message: str) -> None:
         """Say why this follower is about to end."""

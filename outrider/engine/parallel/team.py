@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -10,10 +11,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +25,7 @@ from outrider.engine.parallel.checks import check_devices
 from outrider.engine.parallel.group import STEP_TIMEOUT, Group, join_group
 from outrider.engine.parallel.meeting import Guest, make_private, receive_guests
 from outrider.engine.paths.forward_path import ForwardPath
-from outrider.engine.step_plan import Row
+from outrider.engine.step_plan import Row, check_ids
 from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.host import split_evenly
 from outrider.wire.log import get_logger
@@ -30,6 +33,7 @@ from outrider.wire.log import get_logger
 MEETING_TIMEOUT_S = 120.0
 _STORE = "store"
 _GRACE_S = 5.0
+_MOMENT_S = 1.0
 
 log = get_logger(__name__)
 
@@ -37,11 +41,17 @@ log = get_logger(__name__)
 class Team:
     """The followers of a worker, from their start to their end. `close` in any case."""
 
-    def __init__(self, num_ranks: int, on_lost: Callable[[OutriderError], None]) -> None:
-        """on_lost: called once, from a thread, when a follower ends before `close`."""
+    def __init__(
+        self, num_ranks: int, on_lost: Callable[[OutriderError], None], step_timeout: timedelta = STEP_TIMEOUT
+    ) -> None:
+        """on_lost: called once, from whatever thread finds out, when a follower ends before `close` or the ranks may
+        have come apart: all must end then. step_timeout: a rank that is this late in a forward is taken for dead.
+        """
         self.num_ranks = num_ranks
         self._on_lost = on_lost
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._step_timeout = step_timeout
+        self.processes: list[subprocess.Popen[bytes]] = []
+        """Those that this one started."""
         self._guests: list[Guest] = []
         self.group: Group | None = None
         """Once gathered."""
@@ -49,12 +59,23 @@ class Team:
         self._is_ours = False
         self._closing = threading.Event()
         self._noticed = threading.Event()
+        self._losing = threading.Lock()
         self._lost: OutriderError | None = None
 
     def gather(self, device: torch.device, settings: dict[str, Any], shared_folder: str | None) -> Group:
-        """Start the followers, or await those that come to shared_folder by themselves, and join with them.
+        """`meet`, then join with them. Raises OutriderError when they do not all come."""
+        store = self.meet(device, settings, shared_folder)
+        with self.together():
+            for guest in self._guests:  # each imports torch first, and a process group waits long for one that has died
+                if not guest.await_ready():
+                    raise EOFError(f"rank {guest.rank} ended before it joined")
+            self.group = join_group(store, 0, self.num_ranks, device.type)
+        return self.group
 
-        settings: what `follower` loads with; JSON. Raises OutriderError when they do not all come.
+    def meet(self, device: torch.device, settings: dict[str, Any], shared_folder: str | None) -> Path:
+        """Start the followers, or await those that come to shared_folder by themselves, and say what to load.
+
+        settings: what `follower` loads with; JSON. Returns where they will join. Raises OutriderError.
         """
         if shared_folder is None:
             check_devices(device, self.num_ranks)
@@ -62,49 +83,78 @@ class Team:
             self._spawn(device)
         else:
             self._folder = make_private(Path(shared_folder))
-        self._guests = receive_guests(self._folder, self.num_ranks, MEETING_TIMEOUT_S, STEP_TIMEOUT.total_seconds())
+        self._guests = receive_guests(self._folder, self.num_ranks, MEETING_TIMEOUT_S)
         store = self._folder / _STORE
         store.unlink(missing_ok=True)  # of a life before
         threading.Thread(target=self._watch, name="followers", daemon=True).start()
+        with self.together():
+            self._tell(json.dumps(settings | {"store": str(store), "device": device.type}).encode())
+        return store
+
+    def begin_steps(self) -> None:
+        """All have loaded: from now on a late rank is a dead one."""
+        assert self.group is not None
+        self.group.begin_steps(self._step_timeout)
         for guest in self._guests:
-            told = settings | {"store": str(store), "device": device.type}
-            guest.commands.send(json.dumps(told).encode())
-        self.group = join_group(store, 0, self.num_ranks, device.type)
-        return self.group
+            guest.commands.set_timeout(self._step_timeout.total_seconds())
 
-    def tell(self, message: bytes) -> None:
-        """Raises Unavailable when a follower has gone."""
+    @contextlib.contextmanager
+    def together(self, message: bytes | None = None) -> Iterator[None]:
+        """For what all ranks do, once the others have been told by `message`.
+
+        Whatever fails in it on this rank, the others may be in the midst of it: their next sums would be added to other
+        ones here. So any error ends the team. Raises Unavailable in its place, and ever after without telling anybody.
+        """
+        if self._lost is not None:
+            raise self._lost
         try:
-            for guest in self._guests:
-                guest.commands.send(message)
-        except OSError as error:
-            raise self.why(error) from None
-
-    def why(self, error: Exception) -> OutriderError:
-        """What is behind an error in something that all ranks do: the follower that was lost, if one was."""
-        return self.lost or Unavailable(f"the ranks no longer work together: {error}")
+            if message is not None:
+                self._tell(message)
+            yield
+        except Exception as error:
+            self._noticed.wait(_MOMENT_S)
+            first = str(error).partition("\n")[0]
+            apart = f"the {self.num_ranks} ranks no longer work together: {type(error).__name__}: {first}"
+            raise self._lose(Unavailable(apart)) from error
 
     @property
     def lost(self) -> OutriderError | None:
-        """Says which follower has gone, if one has. Waits a moment: an error that it caused may arrive before it."""
-        self._noticed.wait(0.3)
+        """Why the team is lost, if it is. Waits a moment: an error may come before the end of who caused it."""
+        if self._guests:
+            self._noticed.wait(_MOMENT_S)
         return self._lost
+
+    def _tell(self, message: bytes) -> None:
+        for guest in self._guests:
+            guest.commands.send(message)
+
+    def _lose(self, error: OutriderError) -> OutriderError:
+        """Returns the first reason, which alone is passed on."""
+        with self._losing:
+            if self._lost is not None:
+                return self._lost
+            self._lost = error
+        self._noticed.set()
+        self._remove_folder()  # this process may end without `close`
+        self._on_lost(error)
+        return error
 
     def close(self) -> None:
         """Followers end; those that do not are killed. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
-        for guest in self._guests:
-            try:
+        for guest in self._guests if self._lost is None else ():  # else their end is no orderly one, for Ray neither
+            with contextlib.suppress(OSError):  # gone already
                 guest.commands.send(messages.encode_end())
-            except OSError:
-                continue  # gone already
         for guest in self._guests:
             guest.close()
         self._end_processes()
         if self.group is not None:
             self.group.leave()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         if self._folder is not None and self._is_ours:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -114,7 +164,7 @@ class Team:
             command = [sys.executable, "-m", "outrider.engine.parallel.follower", str(self._folder), str(rank)]
             environment = os.environ | {"CUDA_VISIBLE_DEVICES": _visible(device, rank)}
             environment.pop("OMP_NUM_THREADS", None)
-            self._processes.append(
+            self.processes.append(
                 subprocess.Popen(
                     [*command, ",".join(map(str, sorted(cores[rank])))],
                     env=environment,
@@ -133,12 +183,10 @@ class Team:
         guest = events[0][0].data
         words = guest.life.receive()
         said = f": {words.decode(errors='replace')}" if words else ", its process has ended"
-        self._lost = Unavailable(f"rank {guest.rank} of {self.num_ranks} is lost{said}")
-        self._noticed.set()
-        self._on_lost(self._lost)
+        self._lose(Unavailable(f"rank {guest.rank} of {self.num_ranks} is lost{said}"))
 
     def _end_processes(self) -> None:
-        for process in self._processes:
+        for process in self.processes:
             try:
                 process.wait(_GRACE_S)
             except subprocess.TimeoutExpired:
@@ -152,11 +200,11 @@ class ParallelPath:
 
     batch_invariant = False  # partial sums are added in an order that depends on where in a step a token lies
 
-    def __init__(self, path: ForwardPath, team: Team) -> None:
+    def __init__(self, path: ForwardPath, team: Team, vocab_size: int) -> None:
         self._path = path
         self._team = team
+        self._vocab_size = vocab_size
         self.name = path.name
-        self.block_size = path.block_size
         self.block_size = path.block_size
 
     @property
@@ -164,22 +212,19 @@ class ParallelPath:
         return self._path.kv_bytes_per_token
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        self._team.tell(messages.encode_storage(num_blocks, block_size))
-        self._path.set_storage(num_blocks, block_size)
+        with self._team.together(messages.encode_storage(num_blocks, block_size)):
+            self._path.set_storage(num_blocks, block_size)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._team.tell(messages.encode_copies(copies))
-        self._path.copy_blocks(copies)
+        with self._team.together(messages.encode_copies(copies)):
+            self._path.copy_blocks(copies)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Raises Unavailable when a rank was lost on the way."""
-        self._team.tell(messages.encode_forward(rows, with_past=self.name == "dense"))
-        try:
+        """Raises Unavailable when a rank was lost on the way, or this one failed: the team is lost then."""
+        if rows:  # what is wrong with a request is found before the others hear of it
+            check_ids(np.concatenate([np.asarray(row.new_ids, dtype=np.int64) for row in rows]), self._vocab_size)
+        with self._team.together(messages.encode_forward(rows, with_past=self.name == "dense")):
             return self._path.forward(rows)
-        except OutriderError:
-            raise  # before anything was computed, and the followers came to the same
-        except RuntimeError as error:
-            raise self._team.why(error) from error
 
 
 def _visible(device: torch.device, rank: int) -> str:

@@ -1,0 +1,230 @@
+"""Ranks compute the same forwards or end together: whatever happens to one of them, and whenever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from outrider.engine import engine_thread
+from outrider.engine.engine_thread import EngineThread
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.parallel import messages, team
+from outrider.engine.parallel.leading import load_split
+from outrider.engine.parallel.meeting import Host, join_host
+from outrider.engine.parallel.team import ParallelPath, Team
+from outrider.engine.step_plan import Row
+from outrider.wire.config import TargetConfig
+from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
+from tests.rounds import largest_error, some_ids, truth_of
+from tests.tiny_models import tiny_llama
+
+VOCAB_SIZE = 97
+TOLERANCE = 1e-4
+"""Largest logit difference, float32."""
+STEP_TIMEOUT = timedelta(seconds=1)
+AT_ONCE_S = 20.0
+"""Also on a busy machine, and far from any timeout of a process group."""
+
+pytestmark = pytest.mark.timeout(90)
+
+
+class Computes:
+    """Rank 0's own part of a forward: ends as it is told to."""
+
+    name, block_size, kv_bytes_per_token, batch_invariant = "dense", 16, 1, False
+    error: Exception | None = None
+
+    def set_storage(self, num_blocks: int, block_size: int) -> None:
+        self.forward([])
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self.forward([])
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        if self.error is not None:
+            raise self.error
+        return torch.zeros(sum(row.num_logits for row in rows), VOCAB_SIZE)
+
+
+class Met:
+    """A team over real lines, whose follower is this test."""
+
+    def __init__(self, team: Team, host: Host, lost: list[OutriderError]) -> None:
+        self.team, self.host, self.lost = team, host, lost
+        self.part = Computes()
+        self.path = ParallelPath(self.part, team, VOCAB_SIZE)
+
+    def told(self) -> list[type[messages.Message]]:
+        """Until rank 0 ended the line."""
+        self.team.close()
+        return [type(messages.decode(said)) for said in iter(self.host.commands.receive, None)]
+
+
+@contextmanager
+def met(folder: Path) -> Iterator[Met]:
+    lost: list[OutriderError] = []
+    leader = Team(2, lost.append)
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(join_host, folder, 1, 10)
+        leader.meet(torch.device("cpu"), {}, str(folder))
+        host = coming.result()
+    try:
+        assert host.commands.receive()  # the settings
+        yield Met(leader, host, lost)
+    finally:
+        leader.close()
+        host.commands.close()
+        host.life.close()
+
+
+def row_of(ids: list[int]) -> Row:
+    table = KVPool(-(-len(ids) // 16), 16).new_table()
+    table.reserve(len(ids))
+    return Row.of(table, ids, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA out of memory"), MemoryError("no memory"), InvalidRequest("found out late")]
+)
+@pytest.mark.parametrize("what", ["forward", "copy", "storage"])
+def test_what_fails_on_rank_0_alone_ends_the_team(
+    error: Exception, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team, "_MOMENT_S", 0.01)  # no follower's end is to be waited for
+    with met(tmp_path / "ranks") as found:
+        do = {
+            "forward": lambda: found.path.forward([row_of([1, 2, 3])]),
+            "copy": lambda: found.path.copy_blocks([(1, 2)]),
+            "storage": lambda: found.path.set_storage(4, 16),
+        }[what]
+        found.part.error = error
+        with pytest.raises(Unavailable, match=f"2 ranks no longer work together: {type(error).__name__}: {error}"):
+            do()
+        found.part.error = None
+        with pytest.raises(Unavailable, match="no longer work together"):
+            do()
+        assert [str(reason) for reason in found.lost] == [str(found.team.lost)]
+        assert len(found.told()) == 1, "followers are told nothing more, nor that they end in good order"
+
+
+def test_a_wrong_token_is_its_sender_s_business_alone(tmp_path: Path) -> None:
+    with met(tmp_path / "ranks") as found:
+        with pytest.raises(InvalidRequest, match="token id 97 is outside the vocabulary"):
+            found.path.forward([row_of([1, 2]), row_of([3, 97])])
+        assert found.path.forward([row_of([1, 2])]).shape == (1, VOCAB_SIZE)
+        assert not found.lost and found.told() == [messages.Forward, messages.End]
+
+
+def test_a_follower_that_does_not_listen_ends_the_team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the message has left by then, so nothing can follow it."""
+    monkeypatch.setattr(team, "MEETING_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(team, "_MOMENT_S", 0.01)
+    with met(tmp_path / "ranks") as found:
+        for ids in (some_ids(500_000, VOCAB_SIZE, 1), [1]):
+            with pytest.raises(Unavailable, match="TimeoutError"):
+                found.path.forward([row_of(ids)])
+        assert len(found.lost) == 1
+
+
+def test_a_follower_that_has_gone_ends_the_team(tmp_path: Path) -> None:
+    with met(tmp_path / "ranks") as found:
+        found.host.commands.close()
+        found.host.life.close()
+        with pytest.raises(Unavailable, match="rank 1 of 2 is lost, its process has ended"):
+            found.path.forward([row_of([1])])
+        assert len(found.lost) == 1
+
+
+def options_of(folder: str, **changes: object) -> dict[str, object]:
+    fixed = {"device": "cpu", "dtype": "auto", "kv_cache_tokens": 1024, "max_slots": 4, "context_limit": None}
+    return fixed | {"model": folder, "tensor_parallel": 2} | changes
+
+
+def test_a_follower_that_ends_before_it_joins_fails_the_load(tmp_path: Path) -> None:
+    """At once: nobody would come to the process group."""
+    model, ranks, lost = tiny_llama(tmp_path, VOCAB_SIZE), tmp_path / "ranks", list[OutriderError]()
+
+    def greet_and_end() -> None:
+        host = join_host(ranks, 1, 10)
+        host.commands.close()
+        host.life.close()
+
+    config = TargetConfig(model=model, device="cpu", tensor_parallel=2, parallel_folder=str(ranks))
+    greeting = threading.Thread(target=greet_and_end)
+    greeting.start()
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="rank 1 of 2 is lost, its process has ended"):
+        load_split(options_of(model), config, lost.append)
+    greeting.join()
+    assert time.monotonic() - began < AT_ONCE_S
+    assert len(lost) == 1 and not torch.distributed.is_initialized()
+
+
+def test_a_model_that_cannot_be_split_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path, VOCAB_SIZE)
+    config = TargetConfig(model=model, device="cpu", tensor_parallel=3, parallel_folder=str(tmp_path / "ranks"))
+    with pytest.raises(ConfigError, match="tensor_parallel is 3 and the model has 4 attention heads"):
+        load_split(options_of(model, tensor_parallel=3), config, lambda error: None)
+    assert not (tmp_path / "ranks").exists()
+
+
+def test_a_load_that_cannot_end_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_thread, "LOADING_GRACE_S", 0.1)
+    release = threading.Event()
+
+    def load(engine: EngineThread) -> None:
+        engine.fail(Unavailable("rank 1 of 2 is lost"))
+        release.wait(60)
+        raise SystemExit
+
+    engine = EngineThread(load, lambda answers: None)
+    with pytest.raises(Unavailable, match="rank 1 of 2 is lost"):
+        engine.start()
+    assert engine.alive
+    release.set()
+    engine.stop(10)
+    assert not engine.alive
+
+
+def test_a_load_s_own_error_says_more_than_the_loss_that_came_with_it() -> None:
+    def load(engine: EngineThread) -> None:
+        engine.fail(Unavailable("rank 1 of 2 is lost"))
+        raise ConfigError("the weights are damaged")
+
+    with pytest.raises(ConfigError, match="the weights are damaged"):
+        EngineThread(load, lambda answers: None).start()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="transformers would split over the GPUs of this process")
+def test_two_ranks_compute_what_one_does_until_one_of_them_stalls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the dense path, which feeds cached tokens again on every rank. Both laws in one test: it starts a process."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LOCAL_RANK"):  # set for good in a process of its own
+        monkeypatch.setenv(name, "0" if name == "LOCAL_RANK" else "lo")
+    model, lost = tiny_llama(tmp_path, VOCAB_SIZE), list[OutriderError]()
+    config = TargetConfig(model=model, device="cpu", tensor_parallel=2)
+    runner, leader = load_split(options_of(model, attention_path="dense"), config, lost.append, STEP_TIMEOUT)
+    (follower,) = [process.pid for process in leader.processes]
+    try:
+        truth = truth_of(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval())
+        assert largest_error(runner, truth) < TOLERANCE
+        os.kill(follower, signal.SIGSTOP)
+        with pytest.raises(Unavailable, match=r"2 ranks no longer work together.*Timed out"):
+            runner.forward([Row.of(runner.pool.new_table(), [1, 2, 3], 0, 1)])
+        assert len(lost) == 1 and runner.pool.num_in_use == 0
+    finally:
+        os.kill(follower, signal.SIGCONT)
+        leader.close()
