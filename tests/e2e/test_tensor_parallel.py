@@ -19,7 +19,7 @@ from tests.e2e.reference import assert_target_alone
 from tests.stack import DEMO_TARGET, REPO, Process, Stack, running
 
 SPLIT = ("--tensor-parallel", "2", "--device", "cpu")
-MAX_TOKENS = 40
+MAX_TOKENS = 24
 END_S = 30.0
 LOGPROB_ERROR = 1e-3
 """Nats: sums of two halves are rounded otherwise than whole ones."""
@@ -30,14 +30,8 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with running(target_args=SPLIT, log_folder=tmp_path_factory.mktemp("split")) as stack:
-        rank_0 = stack.target.pid
-        found = followers(rank_0)
-        assert len(found) == 1
-        folder = folder_of(found[0])
-        assert folder.exists()
+        assert len(followers(stack.target.pid)) == 1
         yield stack
-        assert stack.target.stop() == 0
-        assert followers_gone(found) and not folder.exists()
 
 
 def answer(stack: Stack, prompt: str, num_draft_tokens: int) -> Choice:
@@ -56,14 +50,13 @@ def ids_of(choice: Choice) -> list[int]:
     return [token.id for token in choice.tokens]
 
 
-@pytest.mark.parametrize("num_draft_tokens", [0, 4])
-def test_the_tokens_are_those_of_the_whole_model(split: Stack, dev_prompts: list[str], num_draft_tokens: int) -> None:
+def test_the_tokens_are_those_of_the_whole_model(split: Stack, dev_prompts: list[str]) -> None:
     """Several at once, so that rows of different widths share a step."""
     assert split.target_info().tensor_parallel == 2
-    prompts = dev_prompts[:4]
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        found = list(pool.map(lambda prompt: ids_of(answer(split, prompt, num_draft_tokens)), prompts))
-    assert_target_alone(DEMO_TARGET, *zip(prompts, found, strict=True))
+    asked = [(prompt, num_draft_tokens) for prompt in dev_prompts[:3] for num_draft_tokens in (0, 4)]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        found = list(pool.map(lambda ask: ids_of(answer(split, *ask)), asked))
+    assert_target_alone(DEMO_TARGET, *zip([prompt for prompt, _ in asked], found, strict=True))
 
 
 @pytest.mark.slow
@@ -77,26 +70,30 @@ def test_logits_are_close(split: Stack, stack: Stack, dev_prompts: list[str]) ->
             assert abs(a.logprobs.logprob - b.logprobs.logprob) < LOGPROB_ERROR
 
 
+def test_a_lost_follower_takes_the_worker_down_with_a_reason(split: Stack) -> None:
+    """After the tests that need both."""
+    found = followers(split.target.pid)
+    folder = folder_of(found[0])
+    os.kill(found[0], signal.SIGKILL)
+    assert split.target.popen.wait(END_S) == 1
+    assert "the engine ended: rank 1 of 2 is lost, its process has ended" in split.target.log()
+    assert followers_gone(found) and not folder.exists()
+
+
 @pytest.mark.slow
-def test_the_dense_path_feeds_cached_tokens_again_on_every_rank(dev_prompts: list[str]) -> None:
+def test_the_dense_path_feeds_cached_tokens_again_on_every_rank_and_all_end_in_good_order(
+    dev_prompts: list[str],
+) -> None:
     with running(draft=None, target_args=(*SPLIT, "--attention-path", "dense")) as stack:
         assert stack.target_info().attention_path == "dense"
         prompts = [dev_prompts[0], dev_prompts[1], dev_prompts[2][:60]]
         with ThreadPoolExecutor(len(prompts)) as pool:
             found = list(pool.map(lambda prompt: ids_of(answer(stack, prompt, 0)), prompts))
+        ranks = followers(stack.target.pid)
+        folder = folder_of(ranks[0])
+        assert folder.exists() and stack.target.stop() == 0
+        assert followers_gone(ranks) and not folder.exists()
     assert_target_alone(DEMO_TARGET, *zip(prompts, found, strict=True))
-
-
-def test_a_lost_follower_takes_the_worker_down_with_a_reason(tmp_path: Path) -> None:
-    worker = Process("target_service", ["--model", DEMO_TARGET, *SPLIT], stderr_path=tmp_path / "log")
-    try:
-        found = followers(worker.pid)
-        os.kill(found[0], signal.SIGKILL)
-        assert worker.popen.wait(END_S) == 1
-        assert "the engine ended: rank 1 of 2 is lost, its process has ended" in worker.log()
-        assert followers_gone(found)
-    finally:
-        worker.stop()
 
 
 @pytest.mark.slow
