@@ -158,7 +158,8 @@ def test_a_follower_that_ends_before_it_joins_fails_the_load(tmp_path: Path) -> 
 
     def greet_and_end() -> None:
         host = join_host(ranks, 1, 10)
-        assert host.commands.receive()  # the settings, so that rank 0 is about to join
+        assert host.commands.receive()  # the settings
+        time.sleep(0.5)  # rank 0 waits for this one to join
         host.commands.close()
         host.life.close()
 
