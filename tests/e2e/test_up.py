@@ -162,7 +162,7 @@ def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path) -> 
         (("--draft", "x", "--no-draft"), "", "--no-draft and --draft contradict"),
         (("--dtype", "float8"), "", "target.dtype is 'float8'"),
         (("--port", "70000"), "", "gateway.port is '70000'"),
-        (("--config", "{file}"), "target: {max_slotz: 3}", "target.max_slotz is no setting; known: context_limit"),
+        (("--config", "{file}"), "target: {max_slotz: 3}", "target.max_slotz is no setting; known: attention_path"),
         (("--config", "{file}"), "drafts: {}", "'drafts' is no part of a system"),
         (("--config", "{file}"), "gateway: {target: a:1}", "gateway.target is 'a:1': it follows from where"),
         (("--config", "{file}"), "ray: {target_gpus: -1}", "ray.target_gpus is -1"),
