@@ -7,7 +7,7 @@ PROTOS := $(wildcard proto/outrider/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
 .PHONY: setup demo up check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
-	bench-peers bench-sampling bench-gpu peers
+	bench-interference bench-peers bench-sampling bench-gpu peers
 
 setup: $(STAMP)
 
@@ -59,6 +59,9 @@ bench-invariance: $(STAMP)
 
 bench-throughput: $(STAMP)
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+bench-interference: $(STAMP)
+	$(BIN)/python -m benchmarks.interference $(ARGS)
 
 bench-peers: $(STAMP)
 	$(BIN)/python -m benchmarks.peers $(ARGS)

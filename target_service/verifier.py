@@ -17,6 +17,7 @@ from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, 
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.penalties import NonFiniteLogits
 from outrider.engine.reported import reported
+from outrider.engine.scheduler import SlotKey
 from outrider.engine.slot_keeper import SlotKeeper
 from outrider.engine.step_plan import Row
 from outrider.engine.turns import Turn, Turns
@@ -25,6 +26,7 @@ from outrider.wire.metrics import WorkerMetrics
 from target_service.batch import decide
 from target_service.commit import commit_tokens
 from target_service.jobs import Logprobs, Timings, Verdict, VerifyJob
+from target_service.returning import Returning
 from target_service.tickets import TicketTable
 from target_service.waiting import Ready, Waiting, WaitingRoom
 
@@ -46,7 +48,9 @@ class Verifier:
         self._metrics = metrics
         self._turns = Turns(keeper.table, metrics, max_prefill_tokens)
         self._room = WaitingRoom(tickets, metrics, runner.facts.vocab_size, self._answer)
+        self._returning = Returning()
         self._in_step: list[Ready] = []
+        self._going_on: list[SlotKey] = []  # of the step, those that need no proposal for their next one
         self._turn: Turn | None = None
 
     # jobs
@@ -61,15 +65,18 @@ class Verifier:
             case TruncateJob():
                 self._keeper.truncate(job)
             case CloseJob():
+                self._returning.gone((job.owner, job.slot_id))
                 self._room.cancel(job.owner, job.slot_id, "verify cancelled: the slot was closed")
                 self._keeper.close(job)
             case OwnerGone():
+                self._returning.owner_gone(job.owner)
                 self._room.cancel_owner(job.owner, "verify cancelled: the gateway's stream ended")
                 self._keeper.close_owner(job)
             case _:
                 raise TypeError(f"unknown job {job!r}")
 
     def _verify(self, job: VerifyJob) -> None:
+        self._returning.back((job.owner, job.slot_id), job.arrived_s)
         repeated = job.ticket if job.num_draft_tokens else None
         self._room.cancel(job.owner, job.slot_id, "verify cancelled: a newer one came", keep_ticket=repeated)
         slot = self._keeper.commit(job.owner, job.slot_id, job.base_len, job.committed_ids)
@@ -86,11 +93,14 @@ class Verifier:
     # steps
 
     def next_wake(self) -> float | None:
-        times = (self._room.next_wake(), self._turns.next_wake(time.monotonic()))
+        now = time.monotonic()
+        times = (self._room.next_wake(), self._turns.next_wake(now), self._returning.wait_until(now))
         return min((at for at in times if at is not None), default=None)
 
     def step(self, now: float) -> bool:
         """One forward over every ready verify, and the pieces of prompts that fit beside them."""
+        if self._returning.wait_until(now) is not None:
+            return False
         turn = self._turn = self._turns.take(self._room.wishes(now), now, feed_all=True)
         self._room.not_runnable(turn.starved)
         self._in_step = self._room.take(turn.running)
@@ -102,10 +112,14 @@ class Verifier:
         forwarded = time.monotonic()
         for r, row in zip(self._in_step, rows, strict=False):
             r.slot.fed(row.new_ids)
+        self._going_on = []
         if self._in_step:
             self._decide(self._in_step, logits, started, forwarded)
         num_run_tokens = sum(row.num_new for row in rows[: len(self._in_step)])
-        self._turns.done(turn, num_run_tokens, time.monotonic() - started)
+        ended = time.monotonic()
+        self._turns.done(turn, num_run_tokens, ended - started)
+        if self._in_step:
+            self._returning.answered(self._going_on, ended, ended - started)
         self._in_step, self._turn = [], None
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(forwarded - started)
@@ -174,6 +188,8 @@ class Verifier:
         slot.commit_from(committed_len, commit.token_ids)
         slot.asked_s = time.monotonic()  # the next verify is on its way, however long this one took
         self._room.done(r)
+        if r.waiting.proposal is None and commit.finish is None:
+            self._going_on.append(slot.key)
         self._answer(r.waiting.job, verdict)
         self._metrics.steps.labels(kind="verify" if TokenKind.PLAIN not in commit.kinds else "plain").inc()
 

@@ -87,14 +87,18 @@ class Process:
                 self.popen.wait(20)
             except subprocess.TimeoutExpired:
                 self.kill()
-        self._reader.join(5)
-        if self.popen.stdout is not None:
-            self.popen.stdout.close()
+        self._close()
         return self.popen.returncode
 
     def kill(self) -> None:
         self.popen.kill()
         self.popen.wait(10)
+        self._close()
+
+    def _close(self) -> None:
+        self._reader.join(5)
+        if self.popen.stdout is not None:
+            self.popen.stdout.close()
 
 
 @dataclass

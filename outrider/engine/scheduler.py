@@ -3,7 +3,8 @@
 Plain values in, typed decisions out; `turns.py` applies them for both workers. The rules:
 
 1. Slots whose next step is ready run, always: a prompt never keeps them waiting.
-2. Prompts get what the step's budget leaves, first come first served, several short ones together.
+2. Prompts get what the step's budget leaves, first come first served, several short ones together. It is small beside
+   steps of others, and also while others are between two steps: those would find the forward under way.
 3. A slot that holds nothing begins only when the free blocks cover all it needs for its next step, besides one for
    each slot that is running; while one waits for that, no younger one begins.
 4. Memory that runs out is taken from the youngest slot, which begins anew from its committed tokens when its turn
@@ -122,7 +123,7 @@ class Scheduler:
         """
         plan = _Plan(demands, num_free, self._block_size)
         num_decode_tokens = plan.run()
-        plan.feed(self.cost.prefill_tokens(num_decode_tokens, self._max_prefill_tokens))
+        plan.feed(self.cost.prefill_tokens(num_decode_tokens, plan.num_expected(), self._max_prefill_tokens))
         return list(plan.preempted) or plan.decisions
 
 
@@ -151,6 +152,11 @@ class _Plan:
             self.decisions.append(Run(demand.key))
             num_tokens += demand.num_after - demand.num_cached
         return num_tokens
+
+    def num_expected(self) -> int:
+        """Tokens that slots between two steps will feed: they have answers out, or proposals under way."""
+        waiting = [d for d in self._demands if d.want in (Want.NOTHING, Want.PREFILL)]
+        return sum(d.num_after - d.num_cached for d in waiting if d.num_blocks and not d.num_to_feed)
 
     def feed(self, budget: int) -> None:
         """Prompts, in the order of arrival, as far as `budget` in tokens and memory go."""

@@ -10,6 +10,8 @@ SLOWDOWN = 1.5
 MIN_PREFILL_TOKENS = 4
 """Fed in any step whatever it costs, so that prompts never starve. At the end of a long prompt a token may cost many
 times what one at its beginning does, so this is small."""
+MIN_TOLD_TOKENS = 32
+"""Of prompts alone, in a step that tells what a token costs: a smaller one is the reading of the weights."""
 _WEIGHT = 0.25
 """Of a new measurement in a running mean."""
 _OUTLIER = 4.0
@@ -34,6 +36,8 @@ class StepCost:
         if not num_prefill_tokens:
             self._decode_s[size] = _mean(self._decode_s.get(size), seconds)
         elif not num_decode_tokens:
+            if num_prefill_tokens < MIN_TOLD_TOKENS:
+                return
             self._alone_token_s = _mean(self._alone_token_s, seconds / num_prefill_tokens)
         elif size in self._decode_s:
             least_s = _LEAST_SHARE * seconds / (num_decode_tokens + num_prefill_tokens)
@@ -43,11 +47,15 @@ class StepCost:
             rest_s = seconds - num_prefill_tokens * self._alone_token_s
             self._decode_s[size] = max(rest_s, _LEAST_DECODE_SHARE * seconds)
 
-    def prefill_tokens(self, num_decode_tokens: int, most: int) -> int:
-        """Prompt tokens for a step with that many decode tokens; `most` when there are none."""
-        if not num_decode_tokens:
+    def prefill_tokens(self, num_decode_tokens: int, num_expected: int, most: int) -> int:
+        """Prompt tokens for a step with that many decode tokens; `most` when there are none and none are expected.
+
+        num_expected: decode tokens that may come at any time, and would wait for the step.
+        """
+        num_spared = num_decode_tokens or num_expected
+        if not num_spared:
             return most
-        alone_s = self._decode(num_decode_tokens.bit_length())
+        alone_s = self._decode(num_spared.bit_length())
         token_s = self._alone_token_s if self._token_s is None else self._token_s
         if alone_s is None or token_s is None:
             return most  # nothing has run yet: what is to be spared is not known

@@ -215,6 +215,18 @@ class GatewayConfig(_Settings):
             raise ValueError(f"port and grpc_port are both {self.port}; HTTP and gRPC need a port each")
         return self
 
+    @model_validator(mode="after")
+    def _budgets_end_within_a_round(self) -> Self:
+        least_ms, most_ms, round_ms = self.wait_budget_min_ms, self.wait_budget_max_ms, 1e3 * self.round_timeout_s
+        if least_ms > most_ms:
+            raise ValueError(f"wait_budget_min_ms {least_ms:g} is more than wait_budget_max_ms {most_ms:g}")
+        if most_ms > round_ms:
+            raise ValueError(
+                f"wait_budget_max_ms {most_ms:g} is more than round_timeout_s {self.round_timeout_s:g}: a target that "
+                "waits for a proposal would count as lost; lower the first or raise the second"
+            )
+        return self
+
 
 Config = TypeVar("Config", DraftConfig, TargetConfig, GatewayConfig)
 

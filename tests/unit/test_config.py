@@ -97,6 +97,20 @@ def test_bad_values_are_named(cls: type, name: str, value: str, by: str) -> None
     assert error.value.message.startswith(f"{name} is {value!r}: ")
 
 
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--port", "80", "--grpc-port", "80"], "port and grpc_port are both 80"),
+        (["--wait-budget-min-ms", "1001"], "wait_budget_min_ms 1001 is more than wait_budget_max_ms 1000"),
+        (["--round-timeout-s", "0.5"], "wait_budget_max_ms 1000 is more than round_timeout_s 0.5"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_named(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(GatewayConfig, flags, env(GatewayConfig))
+    assert message in error.value.message
+
+
 @pytest.mark.parametrize("cls", ALL)
 def test_what_is_missing_is_named_with_both_ways_to_give_it(cls: type) -> None:
     (name,) = NEEDED[cls]

@@ -16,15 +16,11 @@ from torch import Tensor
 
 
 class HostCopy:
-    """A tensor's copy on the host, complete once `ready`. Made by `to_host`; may be waited for on any thread."""
+    """A tensor's copy on the host. Made by `to_host`; may be waited for on any thread."""
 
     def __init__(self, tensor: Tensor, copied: torch.cuda.Event | None) -> None:
         self._tensor = tensor
         self._copied = copied
-
-    def ready(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._copied is None or self._copied.query()
 
     def wait(self) -> Tensor:
         """The copy, in CPU memory, of the shape and dtype of what was copied."""

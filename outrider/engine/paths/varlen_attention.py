@@ -26,9 +26,6 @@ NUM_SPLITS = 1
 class VarlenAttention:
     """Implements `PagedAttention`, for blocks of BLOCK_SIZE tokens."""
 
-    reads_only_tensors = True
-    """Of the plan, besides max_q and max_kv as bounds: a captured call stays right for other rows."""
-
     def __init__(self, kernel: Callable[..., Any] | None = None) -> None:
         """kernel: called as torch.nn.attention.varlen.varlen_attn, which it is by default."""
         if kernel is None:
