@@ -4,7 +4,7 @@ import sys
 
 from draft_service.worker import start_worker
 from outrider.wire.config import DraftConfig
-from outrider.wire.worker_main import run_worker
+from outrider.wire.worker_main import leave, run_worker
 
 if __name__ == "__main__":
-    sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))
+    leave(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

@@ -3,8 +3,8 @@
 import sys
 
 from outrider.wire.config import TargetConfig
-from outrider.wire.worker_main import run_worker
+from outrider.wire.worker_main import leave, run_worker
 from target_service.worker import start_worker
 
 if __name__ == "__main__":
-    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))
+    leave(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import grpc
@@ -26,15 +27,16 @@ DEMO_DRAFT = str(REPO / "models/demo/draft")
 START_S = 90.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Process:
-    """One service process. `ready` is the line it announced itself with."""
+    """One service process. `ready` is the line it announced itself with; asking for it waits until it has."""
 
     module: str
     args: list[str]
     popen: subprocess.Popen[str] = field(init=False)
-    ready: dict[str, object] = field(init=False)
     stderr_path: Path | None = None
+    wait: bool = True
+    """For `ready`, at once; False when several are to start side by side."""
 
     def __post_init__(self) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith("OUTRIDER_")}
@@ -49,23 +51,29 @@ class Process:
         )
         if self.stderr_path is not None:
             stderr.close()
-        lines: queue.Queue[str] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        if self.wait:
+            _ = self.ready
+
+    @cached_property
+    def ready(self) -> dict[str, object]:
         try:
-            line = lines.get(timeout=START_S)
+            line = self._lines.get(timeout=START_S)
         except queue.Empty:
             line = ""
         if not line:
             self.kill()
             raise RuntimeError(f"{self.module} {self.args} did not start: {self.log()}")
-        self.ready = json.loads(line)
+        found: dict[str, object] = json.loads(line)
+        return found
 
-    def _read(self, lines: queue.Queue[str]) -> None:
+    def _read(self) -> None:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
-            lines.put(line)
-        lines.put("")
+            self._lines.put(line)
+        self._lines.put("")
 
     def log(self) -> str:
         return "" if self.stderr_path is None else self.stderr_path.read_text()
@@ -78,11 +86,16 @@ class Process:
     def pid(self) -> int:
         return self.popen.pid
 
-    def stop(self) -> int:
-        """SIGTERM, then the exit code."""
+    def end(self) -> None:
+        """SIGTERM, without waiting for it."""
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGCONT)
             self.popen.terminate()
+
+    def stop(self) -> int:
+        """SIGTERM, then the exit code."""
+        self.end()
+        if self.popen.poll() is None:
             try:
                 self.popen.wait(20)
             except subprocess.TimeoutExpired:
@@ -159,20 +172,27 @@ def running(
 
     def start(module: str, *args: str) -> Process:
         path = None if log_folder is None else log_folder / f"{module}.log"
-        processes.append(Process(module, list(args), stderr_path=path))
+        processes.append(Process(module, list(args), stderr_path=path, wait=module == "gateway"))
         return processes[-1]
 
     cores = sorted(os.sched_getaffinity(0))
     metrics = ("--metrics-port", "0")
     try:
         target_process = start(target_module, "--model", target, "--cpu-cores", str(cores[-1]), *metrics, *target_args)
-        addresses = ["--target", target_process.address]
         draft_process = None
         if draft is not None:
             draft_process = start(draft_module, "--model", draft, "--cpu-cores", str(cores[0]), *metrics, *draft_args)
+        addresses = ["--target", target_process.address]
+        if draft_process is not None:
             addresses += ["--draft", draft_process.address]
         gateway = start("gateway", *addresses, "--port", "0", "--grpc-port", "0", *gateway_args)
         yield Stack(target_process, draft_process, gateway)
     finally:
-        for process in reversed(processes):
+        workers = [process for process in processes if process.module != "gateway"]
+        for process in processes:
+            if process not in workers:
+                process.stop()
+        for process in workers:
+            process.end()
+        for process in workers:
             process.stop()

@@ -59,7 +59,7 @@ class Services:
         if command not in self._started:
             module, *args = command
             log = self._log_folder / f"{len(self._started)}-{module}.log"
-            self._started[command] = Process(module, args, stderr_path=log)
+            self._started[command] = Process(module, args, stderr_path=log, wait=module == "gateway")
         return self._started[command]
 
     def stop(self) -> None:
