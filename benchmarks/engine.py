@@ -2,14 +2,16 @@
 
     make bench-engine                                 # or: python -m benchmarks.engine --help
 
-No services: `ModelRunner.forward` is called directly. Everyone takes a step in turn, and the shortest of many counts.
-The floor is the time to read as many bytes as the weights have, measured in the same run with as many threads.
+No services: `ModelRunner.forward` is called directly. Everyone takes a few steps of each width in turn, until the time
+is up. Times are medians; ratios are medians over the rounds, of what was measured in the same one. The floor is the
+time to read as many bytes as the weights have, in the same rounds with as many threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,10 +22,20 @@ from tokenizers import Tokenizer
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts, num_parameters
 from benchmarks.common import widened as widened_target
 from benchmarks.invariance import add_invariance
-from benchmarks.steps import Clock, Contestant, OurSteps, ReadSteps, fastest_steps, load_ours, load_transformers
+from benchmarks.steps import (
+    Clock,
+    Contestant,
+    OurSteps,
+    ReadSteps,
+    interleaved_steps,
+    load_ours,
+    load_transformers,
+    median_ratio,
+)
 from outrider.wire.errors import ConfigError
 
 CONTEXT = 256
+MAX_ROUNDS = 400
 PATHS = ("fused", "paged", "dense")
 MODELS = ("draft", "target", "94M", "111M", "1b")
 
@@ -36,8 +48,14 @@ class Timing:
     dtype: str
     batch: int
     width: int
-    seconds: dict[str, float]
-    """By name: floor, transformers, and those of our paths that run here."""
+    seconds: dict[str, list[float]]
+    """Of every round, by name: floor, transformers, and those of our paths that run here."""
+
+    def median_s(self, name: str) -> float:
+        return statistics.median(self.seconds[name])
+
+    def over(self, name: str, other: str) -> float:
+        return median_ratio(self.seconds[name], self.seconds[other])
 
 
 class EngineBench:
@@ -55,41 +73,45 @@ class EngineBench:
         folder = {"draft": DEMO_DRAFT, "target": DEMO_TARGET}.get(name) or widened_target(name, checkpoint_dtype(name))
         theirs, num_bytes = load_transformers(folder, dtype, self.prompt)
         contestants: list[Contestant] = [ReadSteps(num_bytes), theirs]
+        widths = sorted(self.options.width)
         for path in self.options.paths:
             try:
-                contestants.append(
-                    load_ours(folder, dtype, path, self.prompt, max(self.options.batch), max(self.options.width))
-                )
+                contestants.append(load_ours(folder, dtype, path, self.prompt, max(self.options.batch), widths))
             except ConfigError as error:
                 self.notes.append(f"{name}, {dtype}, {path}: {error.message}")
+        timings = []
         for batch in self.options.batch:
-            for width in self.options.width:
-                seconds = fastest_steps(contestants, batch, width, self.clock, self.options.seconds, 400)
-                self.timings.append(Timing(name, dtype, batch, width, seconds))
-                shown = {who: f"{1e3 * shortest:.2f} ms" for who, shortest in seconds.items()}
+            taken = interleaved_steps(
+                contestants, batch, widths, self.clock, len(widths) * self.options.seconds, MAX_ROUNDS
+            )
+            for width, seconds in taken.items():
+                timings.append(Timing(name, dtype, batch, width, seconds))
+                shown = {who: f"{1e3 * timings[-1].median_s(who):.2f} ms" for who in seconds}
                 print(f"{name} {dtype} {batch} x {width}: {shown}", flush=True)
-        timings = [timing for timing in self.timings if (timing.model, timing.dtype) == (name, dtype)]
-        floor_s = min(timing.seconds["floor"] for timing in timings)
+        floor_s = statistics.median(timing.median_s("floor") for timing in timings)
         title = (
             f"{name} ({num_parameters(folder) / 1e6:.1f}M parameters, {num_bytes / 1e6:.0f} MB read at "
             f"{num_bytes / floor_s / 1e9:.1f} GB/s), {dtype}"
         )
-        self._table(title, timings, floor_s, contestants)
+        self._table(title, timings, contestants)
+        self.timings += timings
         del contestants, theirs
         gc.collect()
 
-    def _table(self, title: str, timings: list[Timing], floor_s: float, contestants: list[Contestant]) -> None:
+    def _table(self, title: str, timings: list[Timing], contestants: list[Contestant]) -> None:
         ours = [each for each in contestants if isinstance(each, OurSteps)]
         columns = ["rows x tokens", "floor ms", "transformers ms"]
         for each in ours:
             columns += [f"{each.name} ms", "over transformers", "over floor"]
         rows = []
         for timing in timings:
-            theirs = timing.seconds["transformers"]
-            row = [f"{timing.batch} x {timing.width}", _ms(floor_s), _ms(theirs)]
+            row = [
+                f"{timing.batch} x {timing.width}",
+                *(_ms(timing.median_s(who)) for who in ("floor", "transformers")),
+            ]
             for each in ours:
-                mine = timing.seconds[each.name]
-                row += [_ms(mine), f"{mine / theirs:.2f}", f"{mine / floor_s:.2f}"]
+                ratios = (timing.over(each.name, other) for other in ("transformers", "floor"))
+                row += [_ms(timing.median_s(each.name)), *(f"{ratio:.2f}" for ratio in ratios)]
             rows.append(row)
         self.report.table(title, columns, rows)
         self._verify_ratios(timings, ours)
@@ -97,22 +119,23 @@ class EngineBench:
     def _verify_ratios(self, timings: list[Timing], ours: list[OurSteps]) -> None:
         """What a verify costs beside one token, and what batch invariance costs beside the fastest path without it."""
         widths = sorted({timing.width for timing in timings})
-        by_shape = {(timing.batch, timing.width): timing.seconds for timing in timings}
+        by_shape = {(timing.batch, timing.width): timing for timing in timings}
         names = ["transformers", *(each.name for each in ours)]
         rows = []
         for batch in sorted({timing.batch for timing in timings}):
             one, many = by_shape[batch, widths[0]], by_shape[batch, widths[-1]]
-            rows.append([str(batch), *(f"{many[name] / one[name]:.2f}" for name in names), *_costs(ours, one, many)])
+            ratios = (median_ratio(many.seconds[name], one.seconds[name]) for name in names)
+            rows.append([str(batch), *(f"{ratio:.2f}" for ratio in ratios), *_costs(ours, one, many)])
         if len(widths) > 1:
             heading = f"{timings[0].model}, {timings[0].dtype}: {widths[-1]} tokens over {widths[0]}"
             mode = [f"--batch-invariant's cost, {width} token(s)" for width in (widths[0], widths[-1])]
             self.report.table(heading, ["rows", *names, *mode], rows)
 
 
-def _costs(ours: list[OurSteps], *shapes: dict[str, float]) -> list[str]:
+def _costs(ours: list[OurSteps], *shapes: Timing) -> list[str]:
     """The first path that is batch-invariant over the first path of all, which is the one served without the mode."""
     invariant = next((each.name for each in ours if each.batch_invariant), None)
-    return ["n/a" if invariant is None else f"{each[invariant] / each[ours[0].name]:.2f}" for each in shapes]
+    return ["n/a" if invariant is None else f"{each.over(invariant, ours[0].name):.2f}" for each in shapes]
 
 
 def checkpoint_dtype(name: str) -> str:
@@ -147,10 +170,11 @@ def main() -> None:
     options = parse()
     bench = EngineBench(options)
     bench.report.text(
-        f"One forward over rows of {CONTEXT} cached tokens each, {options.threads} thread(s), the shortest of many in "
-        f"turns ({options.clock} clock). `94M`, `111M` and `1b` are the demo target WIDENED to that many parameters. "
-        "floor: the time to read as many bytes as the weights have, again and again, with as many threads in the same "
-        "run. rows x tokens: rows in the batch, new tokens in each."
+        f"One forward over rows of {CONTEXT} cached tokens each, {options.threads} thread(s), {options.clock} clock. "
+        "In each round everyone takes a few steps of each width; times are medians over the rounds, ratios medians of "
+        "ratios within a round. `94M`, `111M` and `1b` are the demo target WIDENED to that many parameters. floor: the "
+        "time to read as many bytes as the weights have, again and again, with as many threads. rows x tokens: rows in "
+        "the batch, new tokens in each."
     )
     for name in options.models:
         for dtype in options.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,22 +11,30 @@ from typing import Protocol
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from outrider.engine.kv_pool import BlockTable
 from outrider.engine.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 
+BURST = 6
 Clock = Callable[[], float]
 """Seconds; `time.perf_counter`, or `time.thread_time` for one thread on a machine that does other things, too."""
+
+
+class Steps(Protocol):
+    """Of one shape."""
+
+    name: str
+
+    def step(self, clock: Clock) -> float:
+        """Seconds of one forward; the cache is then as it was."""
 
 
 class Contestant(Protocol):
     name: str
 
-    def prepare(self, batch: int, width: int) -> None:
-        """Before the steps of one shape are timed: contexts of `batch` rows are there."""
-
-    def step(self, clock: Clock) -> float:
-        """Seconds of one forward over `batch` rows of `width` tokens each; the cache is then as it was."""
+    def for_shape(self, batch: int, width: int) -> Steps:
+        """Forwards over `batch` rows of `width` tokens each, all of the same context."""
 
 
 class ReadSteps:
@@ -41,7 +50,8 @@ class ReadSteps:
         self.num_bytes = num_bytes
         self._halves = torch.zeros(2, num_bytes // 8)  # float32
 
-    def prepare(self, batch: int, width: int) -> None: ...
+    def for_shape(self, batch: int, width: int) -> ReadSteps:
+        return self
 
     def step(self, clock: Clock) -> float:
         seconds = []
@@ -61,11 +71,13 @@ class TransformersSteps:
         self._model, self._prompt = model, prompt
 
     @torch.inference_mode()
-    def prepare(self, batch: int, width: int) -> None:
-        self._cache = DynamicCache(config=self._model.config)
-        self._model(torch.tensor([self._prompt]), past_key_values=self._cache, use_cache=True)
-        self._cache.batch_repeat_interleave(batch)
-        self._ids = torch.tensor([self._prompt[:width]] * batch)  # [B, q] int64
+    def for_shape(self, batch: int, width: int) -> TransformersSteps:
+        steps = TransformersSteps(self._model, self._prompt)
+        steps._cache = DynamicCache(config=self._model.config)
+        self._model(torch.tensor([self._prompt]), past_key_values=steps._cache, use_cache=True)
+        steps._cache.batch_repeat_interleave(batch)
+        steps._ids = torch.tensor([self._prompt[:width]] * batch)  # [B, q] int64
+        return steps
 
     @torch.inference_mode()
     def step(self, clock: Clock) -> float:
@@ -83,15 +95,18 @@ class OurSteps:
         self.name = runner.path.name
         self.batch_invariant = runner.path.batch_invariant
         self._runner, self._prompt = runner, prompt
-        self._tables = []
+        self._tables: dict[int, list[BlockTable]] = {}  # by width
         self._rows: list[Row] = []
 
-    def prepare(self, batch: int, width: int) -> None:
-        while len(self._tables) < batch:
-            self._tables.append(self._runner.pool.new_table())
-            self._runner.forward([Row.of(self._tables[-1], self._prompt, 0, 1)])
+    def for_shape(self, batch: int, width: int) -> OurSteps:
+        steps = OurSteps(self._runner, self._prompt)
+        tables = self._tables.setdefault(width, [])
+        while len(tables) < batch:
+            tables.append(self._runner.pool.new_table())
+            self._runner.forward([Row.of(tables[-1], self._prompt, 0, 1)])
         ids = self._prompt + self._prompt[:width]
-        self._rows = [Row.of(table, ids, len(self._prompt), width) for table in self._tables[:batch]]
+        steps._rows = [Row.of(table, ids, len(self._prompt), width) for table in tables[:batch]]
+        return steps
 
     def step(self, clock: Clock) -> float:
         started = clock()
@@ -112,33 +127,43 @@ def load_transformers(folder: Path, dtype: str, prompt: list[int]) -> tuple[Tran
     return TransformersSteps(model, prompt), num_bytes
 
 
-def load_ours(folder: Path, dtype: str, path: str, prompt: list[int], max_batch: int, max_width: int) -> OurSteps:
+def load_ours(folder: Path, dtype: str, path: str, prompt: list[int], max_batch: int, widths: list[int]) -> OurSteps:
     """Raises ConfigError where the path cannot be had."""
-    tokens = max_batch * (-(-(len(prompt) + max_width) // 128) * 128)  # whole blocks of any size
+    tokens = len(widths) * max_batch * (-(-(len(prompt) + max(widths)) // 128) * 128)  # whole blocks of any size
     runner = load_runner(
         str(folder),
         device="cpu",
         dtype=dtype,
         kv_cache_tokens=tokens,
-        max_slots=max_batch,
+        max_slots=len(widths) * max_batch,
         context_limit=None,
         attention_path=path,
     )
     return OurSteps(runner, prompt)
 
 
-def fastest_steps(
-    contestants: list[Contestant], batch: int, width: int, clock: Clock, seconds: float, max_rounds: int
-) -> dict[str, float]:
-    """Of each, the shortest of its steps: rounds in which everyone takes one, until the time is up."""
-    best = {each.name: float("inf") for each in contestants}
-    for each in contestants:
-        each.prepare(batch, width)
-        each.step(clock)
+def interleaved_steps(
+    contestants: list[Contestant], batch: int, widths: list[int], clock: Clock, seconds: float, max_rounds: int
+) -> dict[int, dict[str, list[float]]]:
+    """Seconds of a step in each round, by width and name: the i-th values are of the same moment, so that their ratios
+    say more than their differences.
+
+    In a round everyone's turn comes once: BURST steps of each width, alternately, of which the first are left out,
+    since the one before has other weights in the caches and threads that still look for work. The median counts.
+    """
+    shapes = [(each.name, {width: each.for_shape(batch, width) for width in widths}) for each in contestants]
+    taken: dict[int, dict[str, list[float]]] = {width: {each.name: [] for each in contestants} for width in widths}
     end = time.perf_counter() + seconds
     for done in range(max_rounds):
-        for each in contestants:
-            best[each.name] = min(best[each.name], each.step(clock))
+        for name, steps in shapes:
+            burst = [{width: steps[width].step(clock) for width in widths} for _ in range(BURST)]
+            for width in widths:
+                taken[width][name].append(statistics.median(each[width] for each in burst[1:]))
         if time.perf_counter() > end and done >= 2:
             break
-    return best
+    return taken
+
+
+def median_ratio(over: list[float], under: list[float]) -> float:
+    """Of the times of the same round."""
+    return statistics.median(mine / theirs for mine, theirs in zip(over, under, strict=True))

@@ -8,8 +8,6 @@ token the same as without rounding in 98.8 % of positions against 98.8 %.
 
 from __future__ import annotations
 
-import logging
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -86,7 +84,6 @@ def is_int8(network: PreTrainedModel) -> bool:
 
 def _torchao_rounding():  # type: ignore[no-untyped-def]
     """-> a function from weight [N, K] to ([N, K] int8, scale [N] of the weight's dtype)."""
-    logging.getLogger("torchao").setLevel(logging.ERROR)  # kernels for other machines that do not load here
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
     except ImportError as error:
