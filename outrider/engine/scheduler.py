@@ -4,7 +4,8 @@ Plain values in, typed decisions out; `turns.py` applies them for both workers. 
 
 1. Slots whose next step is ready run, always: a prompt never keeps them waiting.
 2. Prompts get what the step's budget leaves, first come first served, several short ones together. It is small beside
-   steps of others, and also while others are between two steps: those would find the forward under way.
+   steps of others, and also while others are between two steps: those would find the forward under way. When many
+   wait beside few that run, it is whole: all run sooner, and in fuller batches, if those few pause.
 3. A slot that holds nothing begins only when the free blocks cover all it needs for its next step, besides one for
    each slot that is running; while one waits for that, no younger one begins.
 4. Memory that runs out is taken from the youngest slot, which begins anew from its committed tokens when its turn
@@ -25,6 +26,13 @@ SlotKey = tuple[int, int]
 
 MAX_NARROW = 16
 """Uncached tokens that ride along in a decode or verify row; more are fed as a prompt, in pieces."""
+
+
+WAITING_SERVED_RATIO = 0.3
+"""Short prompts that wait, over slots that run: from here on those that run pause for them. The name and the idea are
+those of text-generation-inference."""
+SHORT_STEPS = 2
+"""A prompt of which no more than so many whole steps are left is short: a long one never makes anybody pause."""
 
 
 class Want(Enum):
@@ -123,7 +131,8 @@ class Scheduler:
         """
         plan = _Plan(demands, num_free, self._block_size)
         num_decode_tokens = plan.run()
-        plan.feed(self.cost.prefill_tokens(num_decode_tokens, plan.num_expected(), self._max_prefill_tokens))
+        most = self._max_prefill_tokens
+        plan.feed(self.cost.prefill_tokens(num_decode_tokens, plan.num_expected(), most), most)
         return list(plan.preempted) or plan.decisions
 
 
@@ -158,18 +167,24 @@ class _Plan:
         waiting = [d for d in self._demands if d.want in (Want.NOTHING, Want.PREFILL)]
         return sum(d.num_after - d.num_cached for d in waiting if d.num_blocks and not d.num_to_feed)
 
-    def feed(self, budget: int) -> None:
-        """Prompts, in the order of arrival, as far as `budget` in tokens and memory go."""
+    def feed(self, beside: int, most: int) -> None:
+        """Prompts, in the order of arrival, as far as the budget in tokens and memory go.
+
+        beside: tokens that hardly delay those who run. most: tokens of a whole step.
+        """
         spare = self._num_spare()
+        short = self._pause_for(most)
+        num_fed = 0
         stopped: Why | None = None  # why no slot that holds nothing may begin any more
         for index, demand in enumerate(self._demands):
             if self.preempted:
                 return
             if demand.want is not Want.STEP and (demand.want is not Want.PREFILL or not demand.num_to_feed):
                 continue
+            budget = (most if demand.num_to_feed <= short else beside) - num_fed
             if demand.num_blocks:
                 if demand.num_to_feed:
-                    budget -= self._feed(demand, index, budget)
+                    num_fed += self._feed(demand, index, budget)
                 continue
             missing = self._missing(demand, demand.num_after)
             if stopped is None and missing > spare:
@@ -182,7 +197,14 @@ class _Plan:
                 continue
             self.decisions.append(Admit(demand.key))
             spare -= missing + 1
-            budget -= self._feed(demand, index, budget) if demand.num_to_feed else self._run_admitted(demand)
+            num_fed += self._feed(demand, index, budget) if demand.num_to_feed else self._run_admitted(demand)
+
+    def _pause_for(self, most: int) -> int:
+        """Longest rest of a prompt for which those who run pause; 0: for none."""
+        short = SHORT_STEPS * most
+        num_running = sum(1 for d in self._demands if d.num_blocks and not d.num_to_feed and d.want is not Want.DORMANT)
+        waiting = [d for d in self._demands if d.want in (Want.STEP, Want.PREFILL) and 0 < d.num_to_feed <= short]
+        return short if len(waiting) >= WAITING_SERVED_RATIO * num_running else 0
 
     def _feed(self, demand: Demand, index: int, budget: int) -> int:
         """Part of a prompt, of a slot that holds memory or was just admitted. Returns its tokens."""

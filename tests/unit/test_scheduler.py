@@ -193,6 +193,37 @@ def test_a_prompt_alone_spares_those_who_will_be_back() -> None:
     assert fed(Want.DORMANT) == 256
 
 
+def busy(num_running: int) -> tuple[Scheduler, list[Demand]]:
+    """Slots that run, of a scheduler that knows its costs: beside them 10 tokens go, alone 256."""
+    scheduler = Scheduler(BLOCK_SIZE, 256)
+    scheduler.cost.note(0, 256, 0.256)
+    scheduler.cost.note(num_running, 0, 0.020)
+    return scheduler, [demand(index, k=0) for index in range(num_running)]
+
+
+def fed_tokens(decisions: list[Decision]) -> dict[int, int]:
+    return {d.key[1]: d.num_tokens for d in decisions if isinstance(d, Feed)}
+
+
+def test_those_who_run_pause_for_many_short_prompts() -> None:
+    """Three beside ten are enough; two are not, and a long one does not count."""
+    scheduler, running = busy(10)
+    short = [demand(20 + index, Want.PREFILL, 101, cached=0, blocks=1) for index in range(3)]
+    long = demand(30, Want.PREFILL, 2 * 256 + 2, cached=0, blocks=1)
+    assert fed_tokens(scheduler.plan([*running, *short], 500)) == {20: 100, 21: 100, 22: 56}
+    assert fed_tokens(scheduler.plan([*running, *short[:2]], 500)) == {20: 10}
+    assert fed_tokens(scheduler.plan([*running, *short[:2], long], 500)) == {20: 10}
+
+
+def test_a_long_prompt_gets_no_more_beside_short_ones_and_keeps_none_of_them_waiting() -> None:
+    scheduler, running = busy(2)
+    short = demand(20, Want.PREFILL, 101, cached=0, blocks=1)
+    long = demand(30, Want.PREFILL, 6000, cached=0, blocks=1)
+    assert fed_tokens(scheduler.plan([*running, long, short], 500)) == {30: 10, 20: 100}
+    assert fed_tokens(scheduler.plan([*running, short, long], 500)) == {20: 100}
+    assert fed_tokens(scheduler.plan([*running, long], 500)) == {30: 10}
+
+
 def test_small_prompts_do_not_tell_what_a_token_costs() -> None:
     cost = Scheduler(BLOCK_SIZE, 256).cost
     cost.note(0, 256, 0.256)
