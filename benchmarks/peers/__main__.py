@@ -15,7 +15,7 @@ import signal
 import statistics
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 
 from tokenizers import Tokenizer
@@ -286,6 +286,14 @@ def _write_differences(bench: Bench) -> None:
         f"whole answer: {answers - len(differences)} are the target's own from end to end."
     )
     bench.report.text(text)
+    asked = Counter((name, speculative, str(setting)) for name, setting, speculative, _, _ in bench.greedy)
+    wrong = Counter((name, speculative, str(setting)) for name, setting, speculative, _ in differences)
+    own = [
+        [f"{name}{', with draft' * speculative}", setting, f"{count - wrong[name, speculative, setting]} of {count}"]
+        for (name, speculative, setting), count in asked.items()
+    ]
+    if own:
+        bench.report.table("Answers that are the target's own", ("engine", "setting", "answers"), own)
     if differences:
         rows = [
             [
