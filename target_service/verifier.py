@@ -94,7 +94,10 @@ class Verifier:
 
     def next_wake(self) -> float | None:
         now = time.monotonic()
-        times = (self._room.next_wake(), self._turns.next_wake(now), self._returning.wait_until(now))
+        held_until = self._returning.wait_until(now)
+        if held_until is not None:  # `step` looks at nothing else before that
+            return held_until
+        times = (self._room.next_wake(), self._turns.next_wake(now))
         return min((at for at in times if at is not None), default=None)
 
     def step(self, now: float) -> bool:
@@ -119,7 +122,7 @@ class Verifier:
         ended = time.monotonic()
         self._turns.done(turn, num_run_tokens, ended - started)
         if self._in_step:
-            self._returning.answered(self._going_on, ended, ended - started)
+            self._returning.answered(self._going_on, ended, None if turn.pieces else ended - started)
         self._in_step, self._turn = [], None
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(forwarded - started)

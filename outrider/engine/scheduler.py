@@ -32,7 +32,7 @@ WAITING_SERVED_RATIO = 0.3
 """Short prompts that wait, over slots that run: from here on those that run pause for them. The name and the idea are
 those of text-generation-inference."""
 SHORT_STEPS = 2
-"""A prompt of which no more than so many whole steps are left is short: a long one never makes anybody pause."""
+"""A prompt that takes no more than so many whole steps is short: for a long one nobody pauses."""
 
 
 class Want(Enum):
@@ -165,7 +165,8 @@ class _Plan:
     def num_expected(self) -> int:
         """Tokens that slots between two steps will feed: they have answers out, or proposals under way."""
         waiting = [d for d in self._demands if d.want in (Want.NOTHING, Want.PREFILL)]
-        return sum(d.num_after - d.num_cached for d in waiting if d.num_blocks and not d.num_to_feed)
+        # Guesses of the last step may still be in its cache.
+        return sum(max(1, d.num_after - d.num_cached) for d in waiting if d.num_blocks and not d.num_to_feed)
 
     def feed(self, beside: int, most: int) -> None:
         """Prompts, in the order of arrival, as far as the budget in tokens and memory go.
@@ -181,7 +182,7 @@ class _Plan:
                 return
             if demand.want is not Want.STEP and (demand.want is not Want.PREFILL or not demand.num_to_feed):
                 continue
-            budget = (most if demand.num_to_feed <= short else beside) - num_fed
+            budget = (most if demand.num_committed <= short else beside) - num_fed
             if demand.num_blocks:
                 if demand.num_to_feed:
                     num_fed += self._feed(demand, index, budget)
@@ -200,11 +201,12 @@ class _Plan:
             num_fed += self._feed(demand, index, budget) if demand.num_to_feed else self._run_admitted(demand)
 
     def _pause_for(self, most: int) -> int:
-        """Longest rest of a prompt for which those who run pause; 0: for none."""
+        """Tokens of the longest text for whose prompt those who run pause; 0: for none."""
         short = SHORT_STEPS * most
         num_running = sum(1 for d in self._demands if d.num_blocks and not d.num_to_feed and d.want is not Want.DORMANT)
-        waiting = [d for d in self._demands if d.want in (Want.STEP, Want.PREFILL) and 0 < d.num_to_feed <= short]
-        return short if len(waiting) >= WAITING_SERVED_RATIO * num_running else 0
+        wanting = [d for d in self._demands if d.want in (Want.STEP, Want.PREFILL) and d.num_to_feed]
+        num_waiting = sum(1 for d in wanting if d.num_committed <= short)
+        return short if num_waiting >= WAITING_SERVED_RATIO * num_running else 0
 
     def _feed(self, demand: Demand, index: int, budget: int) -> int:
         """Part of a prompt, of a slot that holds memory or was just admitted. Returns its tokens."""

@@ -107,11 +107,19 @@ class Target(Base):
         self.verifier.handle(open_job(slot, ids, **options))
         self.idle.append(slot)
 
+    def ask_plain(self, slot: int) -> None:
+        if slot in self.idle:
+            self.idle.remove(slot)
+        self._ask(slot, 0)
+
     def ask(self, slot: int) -> None:
         """K = 3 every other round; drafts that repeat the last token are right sometimes."""
+        room = len(self.ids[slot]) < NUM_PROMPT + NUM_TOKENS - 4
+        self._ask(slot, 3 if (self._num_rounds + 1) % 2 and room else 0)
+
+    def _ask(self, slot: int, k: int) -> None:
         ids = self.ids[slot]
         self._num_rounds += 1
-        k = 3 if self._num_rounds % 2 and len(ids) < NUM_PROMPT + NUM_TOKENS - 4 else 0
         if k:
             part = Part(self._num_rounds, len(ids), 0, (ids[-1],) * k, k, None, 12)
             self.tickets.deliver(part, time.monotonic())
@@ -187,6 +195,36 @@ def test_a_long_prompt_keeps_no_verify_waiting(runner: ModelRunner) -> None:
         assert all(len(target.ids[slot]) > length for slot, length in enumerate(lengths))
         num_steps += 1
     assert num_steps >= 3
+
+
+@pytest.mark.parametrize("how", ["is back", "is closed", "takes too long"])
+def test_a_step_is_held_back_for_a_plain_slot_that_was_just_answered(runner: ModelRunner, how: str) -> None:
+    target = Target(runner, LARGE)
+    for slot in range(2):
+        target.open(slot, prompt(slot), max_tokens=50)
+    target.ask_plain(0)
+    target.ask_plain(1)
+    while len(target.idle) < 2:
+        target.verifier.step(time.monotonic())
+    for slot in range(2):
+        target.ask_plain(slot)
+    answered_s = time.monotonic()
+    while len(target.idle) < 2:  # no prompt beside it: it says what a step takes
+        assert target.verifier.step(answered_s + 1000)
+    lengths = [len(target.ids[slot]) for slot in range(2)]
+    target.ask_plain(0)
+    now, held_until = time.monotonic(), target.verifier.next_wake()
+    assert held_until is not None
+    assert not target.verifier.step(min(now, held_until - 1e-9))
+    if how == "is back":
+        target.ask_plain(1)
+    elif how == "is closed":
+        target.verifier.handle(CloseJob(1, 1))
+    else:
+        now = held_until
+    assert target.verifier.step(now)
+    grown = [len(target.ids[slot]) - length for slot, length in enumerate(lengths)]
+    assert grown == [1, 1 if how == "is back" else 0]
 
 
 class Draft(Base):

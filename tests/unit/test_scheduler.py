@@ -185,11 +185,12 @@ def test_a_prompt_alone_spares_those_who_will_be_back() -> None:
         scheduler.cost.note(4, 0, 0.020)
     prompt = demand(9, Want.PREFILL, 300, cached=20)
 
-    def fed(want: Want) -> int:
-        others = [demand(index, want, k=0) for index in range(4)]
+    def fed(want: Want, cached: int | None = None) -> int:
+        others = [demand(index, want, cached=cached, k=0) for index in range(4)]
         return next(d.num_tokens for d in scheduler.plan([*others, prompt], 100) if isinstance(d, Feed))
 
     assert fed(Want.NOTHING) == fed(Want.PREFILL) == fed(Want.STEP) == 10
+    assert fed(Want.NOTHING, cached=12) == 10  # the guesses of the last step have not been cropped yet
     assert fed(Want.DORMANT) == 256
 
 
@@ -209,7 +210,7 @@ def test_those_who_run_pause_for_many_short_prompts() -> None:
     """Three beside ten are enough; two are not, and a long one does not count."""
     scheduler, running = busy(10)
     short = [demand(20 + index, Want.PREFILL, 101, cached=0, blocks=1) for index in range(3)]
-    long = demand(30, Want.PREFILL, 2 * 256 + 2, cached=0, blocks=1)
+    long = demand(30, Want.PREFILL, 2 * 256 + 1, cached=500, blocks=125)  # nearly done
     assert fed_tokens(scheduler.plan([*running, *short], 500)) == {20: 100, 21: 100, 22: 56}
     assert fed_tokens(scheduler.plan([*running, *short[:2]], 500)) == {20: 10}
     assert fed_tokens(scheduler.plan([*running, *short[:2], long], 500)) == {20: 10}
