@@ -52,7 +52,7 @@ async def generate_all(stack: Stack, prompts: Sequence[str], concurrency: int, s
         return await asyncio.gather(*(one(client, index, prompt) for index, prompt in enumerate(prompts)))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 async def test_loaded_and_speculative_equals_alone_and_plain(
     dtype: str, dev_prompts: list[str], tmp_path: Path
 ) -> None:

@@ -138,6 +138,7 @@ def test_without_torchao_it_is_refused_with_the_remedy(tmp_path: Path, monkeypat
         load(tiny_llama(tmp_path), "int8", context_limit=None)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_speculation_changes_no_token_of_a_rounded_pair(dev_prompts: list[str]) -> None:
     """Through the real services, against the same target without its draft; both models rounded."""

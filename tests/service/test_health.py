@@ -250,8 +250,15 @@ async def test_no_model() -> None:
 # end
 
 
-@pytest.mark.parametrize("kind", ["target", "draft"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "kind, number",
+    [
+        ("target", signal.SIGTERM),
+        ("draft", signal.SIGINT),
+        pytest.param("target", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("draft", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_signal_ends_it_with_streams_open(kind: Kind, number: int, target_folder: str) -> None:
     with worker(f"{kind}_service", target_folder) as process:
         async with ControlClient(process.address, kind) as client:
