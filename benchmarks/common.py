@@ -96,6 +96,31 @@ def _git(*arguments: str) -> str:
     return made.stdout.strip() if made.returncode == 0 else "unknown"
 
 
+def random_94m(context: int) -> Path:
+    """A Llama of the widened target's shape with random weights and a context of its own, made once."""
+    folder = WORK / f"random-94M-{context}"
+    if not (folder / "config.json").exists():
+        import torch
+        from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=4096,
+            hidden_size=1024,
+            intermediate_size=2816,
+            num_hidden_layers=8,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            max_position_embeddings=context,
+            tie_word_embeddings=True,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(DEMO_TARGET).save_pretrained(folder)
+    return folder
+
+
 def spread(values: Sequence[float], digits: int = 1) -> str:
     """Median, and the range when there is one."""
     middle = f"{statistics.median(values):.{digits}f}"

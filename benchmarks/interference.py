@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.common import DEMO_TARGET, WORK, Report
+from benchmarks.common import Report, random_94m
 from outrider.cli.progress import StartProgress
 from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
@@ -42,29 +42,6 @@ class Gaps:
     """While the long prompt was being fed."""
     first_token: list[float] = field(default_factory=list)
     """Of the long prompt."""
-
-
-def random_model(folder: Path) -> Path:
-    """The widened demo target's shape with random weights and a longer context, made once."""
-    if not (folder / "config.json").exists():
-        import torch
-        from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=1024,
-            intermediate_size=2816,
-            num_hidden_layers=8,
-            num_attention_heads=16,
-            num_key_value_heads=4,
-            max_position_embeddings=CONTEXT,
-            tie_word_embeddings=True,
-            eos_token_id=0,
-        )
-        LlamaForCausalLM(config).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(DEMO_TARGET).save_pretrained(folder)
-    return folder
 
 
 def some_ids(count: int, seed: int) -> list[int]:
@@ -157,7 +134,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="another folder; its context must hold the prompt")
     parser.add_argument("--dry", action="store_true", help="print, but write no result file")
     options = parser.parse_args()
-    folder = options.model or random_model(WORK / f"random-94M-{CONTEXT}")
+    folder = options.model or random_94m(CONTEXT)
     cores = sorted(os.sched_getaffinity(0))
     values = {
         "target": {

@@ -19,7 +19,7 @@ import grpc
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, WORK, Report, dev_prompts, spread, widened
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts, random_94m, spread, widened
 from benchmarks.passes import Sample, phase_shares, run_pass
 from outrider.cli.progress import StartProgress
 from outrider.cli.stopping import StopFlag
@@ -30,7 +30,6 @@ from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
 PROMPT_TOKENS = 128
 ARMS: dict[str, Speculation | bool] = {"off": False, "on": True, "automatic": Speculation()}
-LONG_MODEL = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 4}
 
 
 @contextlib.contextmanager
@@ -124,23 +123,6 @@ def add_memory(report: Report, endpoints: Endpoints, mean_tokens: float, before:
     report.table("Memory", (*columns, "resident MiB before", "after"), rows)
 
 
-def make_long_model(context: int) -> Path:
-    """A Llama of the widened size with random weights and a long context, made once."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    folder = WORK / f"random-94M-{context}"
-    if not (folder / "config.json").exists():
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=4096, num_hidden_layers=8, tie_word_embeddings=True, max_position_embeddings=context,
-            bos_token_id=0, eos_token_id=0, **LONG_MODEL,
-        )  # fmt: skip
-        LlamaForCausalLM(config).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(DEMO_TARGET).save_pretrained(folder)
-    return folder
-
-
 async def ask(address: str, num_prompt: int, num_answer: int) -> str:
     """What came of one request of that length."""
     prompt = [1 + index % 4000 for index in range(num_prompt)]
@@ -156,7 +138,7 @@ async def ask(address: str, num_prompt: int, num_answer: int) -> str:
 
 def add_longest(report: Report, options: argparse.Namespace) -> None:
     """A request that fills the KV cache to the last token, and one that is a token too long."""
-    model, num_answer = make_long_model(4 * options.longest), 16
+    model, num_answer = random_94m(4 * options.longest), 16
     target = {"model": str(model), "kv_cache_tokens": options.longest, "dtype": "float32"}
     with running(target, None, 4) as endpoints:
         info = worker_info(endpoints.target, target_pb2_grpc.TargetServiceStub)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -155,6 +155,17 @@ def read_metrics(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in samples}
 
 
+def stop_all(processes: Iterable[Process]) -> None:
+    """Gateways before their workers; those of a kind at the same time."""
+    processes = list(processes)
+    for is_gateway in (True, False):
+        of_kind = [process for process in processes if (process.module == "gateway") is is_gateway]
+        for process in of_kind:
+            process.end()
+        for process in of_kind:
+            process.stop()
+
+
 @contextlib.contextmanager
 def running(
     target: str = DEMO_TARGET,
@@ -188,11 +199,4 @@ def running(
         gateway = start("gateway", *addresses, "--port", "0", "--grpc-port", "0", *gateway_args)
         yield Stack(target_process, draft_process, gateway)
     finally:
-        workers = [process for process in processes if process.module != "gateway"]
-        for process in processes:
-            if process not in workers:
-                process.stop()
-        for process in workers:
-            process.end()
-        for process in workers:
-            process.stop()
+        stop_all(processes)

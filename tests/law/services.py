@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.law.cases import TOPK, VOCAB_SIZE
-from tests.stack import Process
+from tests.stack import Process, stop_all
 from tests.tiny_models import tiny_llama
 
 PATIENT = ("--draft-topk", str(TOPK), "--wait-budget-min-ms", "10000", "--wait-budget-max-ms", "10000")
@@ -63,9 +62,5 @@ class Services:
         return self._started[command]
 
     def stop(self) -> None:
-        """Gateways before their workers; those of a kind at the same time."""
-        for is_gateway in (True, False):
-            of_kind = [p for p in self._started.values() if (p.module == "gateway") is is_gateway]
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(Process.stop, of_kind))
+        stop_all(self._started.values())
         self._started.clear()
