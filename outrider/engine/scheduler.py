@@ -130,9 +130,9 @@ class Scheduler:
         Either all decisions are Preempt, and the caller asks again after them, or none is. Run comes before the rest.
         """
         plan = _Plan(demands, num_free, self._block_size)
-        num_decode_tokens = plan.run()
+        num_spared = plan.run() or plan.num_expected()
         most = self._max_prefill_tokens
-        plan.feed(self.cost.prefill_tokens(num_decode_tokens, plan.num_expected(), most), most)
+        plan.feed(self.cost.prefill_tokens(num_spared, most), most)
         return list(plan.preempted) or plan.decisions
 
 

@@ -47,15 +47,11 @@ class StepCost:
             rest_s = seconds - num_prefill_tokens * self._alone_token_s
             self._decode_s[size] = max(rest_s, _LEAST_DECODE_SHARE * seconds)
 
-    def prefill_tokens(self, num_decode_tokens: int, num_expected: int, most: int) -> int:
-        """Prompt tokens for a step with that many decode tokens; `most` when there are none and none are expected.
-
-        num_expected: decode tokens that may come at any time, and would wait for the step.
-        """
-        num_spared = num_decode_tokens or num_expected
-        if not num_spared:
+    def prefill_tokens(self, num_decode_tokens: int, most: int) -> int:
+        """Prompt tokens for a step with that many decode tokens; `most` when there are none."""
+        if not num_decode_tokens:
             return most
-        alone_s = self._decode(num_spared.bit_length())
+        alone_s = self._decode(num_decode_tokens.bit_length())
         token_s = self._alone_token_s if self._token_s is None else self._token_s
         if alone_s is None or token_s is None:
             return most  # nothing has run yet: what is to be spared is not known

@@ -157,9 +157,9 @@ def test_a_step_with_prefill_is_at_most_half_as_long_again(
     for _ in range(10):
         cost.note(num_decode, 0, seconds(num_decode, 0))
     for _ in range(40):
-        chosen = cost.prefill_tokens(num_decode, 0, 4096)
+        chosen = cost.prefill_tokens(num_decode, 4096)
         cost.note(num_decode, chosen, seconds(num_decode, chosen))
-    chosen = cost.prefill_tokens(num_decode, 0, 4096)
+    chosen = cost.prefill_tokens(num_decode, 4096)
     assert chosen >= MIN_PREFILL_TOKENS
     if chosen > MIN_PREFILL_TOKENS:
         assert seconds(num_decode, chosen) <= 1.51 * seconds(num_decode, 0)
@@ -169,12 +169,12 @@ def test_a_step_with_prefill_is_at_most_half_as_long_again(
 
 def test_nothing_running_means_no_limit_but_the_setting() -> None:
     cost = Scheduler(BLOCK_SIZE, 256).cost
-    assert cost.prefill_tokens(0, 0, 256) == 256
-    assert cost.prefill_tokens(8, 0, 256) == 256  # not known yet
+    assert cost.prefill_tokens(0, 256) == 256
+    assert cost.prefill_tokens(8, 256) == 256  # not known yet
     cost.note(0, 256, 0.1)
     cost.note(1, 0, 10.0)
-    assert cost.prefill_tokens(500, 0, 256) == 256  # the nearest step known is a long one
-    assert cost.prefill_tokens(1, 0, 256) == 256
+    assert cost.prefill_tokens(500, 256) == 256  # the nearest step known is a long one
+    assert cost.prefill_tokens(1, 256) == 256
 
 
 def test_a_prompt_alone_spares_those_who_will_be_back() -> None:
@@ -229,10 +229,10 @@ def test_small_prompts_do_not_tell_what_a_token_costs() -> None:
     cost = Scheduler(BLOCK_SIZE, 256).cost
     cost.note(0, 256, 0.256)
     cost.note(8, 0, 0.020)
-    before = cost.prefill_tokens(8, 0, 256)
+    before = cost.prefill_tokens(8, 256)
     for _ in range(20):
         cost.note(0, 4, 0.020)
-    assert cost.prefill_tokens(8, 0, 256) == before
+    assert cost.prefill_tokens(8, 256) == before
 
 
 def test_one_slow_step_teaches_little() -> None:
@@ -240,9 +240,9 @@ def test_one_slow_step_teaches_little() -> None:
     for _ in range(20):
         cost.note(8, 0, 0.010)
         cost.note(8, 40, 0.015)
-    before = cost.prefill_tokens(8, 0, 256)
+    before = cost.prefill_tokens(8, 256)
     cost.note(8, 40, 10.0)  # the machine had other things to do
-    assert cost.prefill_tokens(8, 0, 256) >= before / 2
+    assert cost.prefill_tokens(8, 256) >= before / 2
 
 
 def test_decodes_that_never_run_alone_are_known_from_steps_with_prompts() -> None:
@@ -250,9 +250,9 @@ def test_decodes_that_never_run_alone_are_known_from_steps_with_prompts() -> Non
     cost = Scheduler(BLOCK_SIZE, 256).cost
     cost.note(0, 256, 0.256)
     for _ in range(40):
-        num_tokens = cost.prefill_tokens(8, 0, 256)
+        num_tokens = cost.prefill_tokens(8, 256)
         cost.note(8, num_tokens, 0.020 + num_tokens * 0.001)
-    assert 8 <= cost.prefill_tokens(8, 0, 256) <= 12
+    assert 8 <= cost.prefill_tokens(8, 256) <= 12
 
 
 # a whole worker's life
