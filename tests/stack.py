@@ -8,7 +8,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,8 +19,8 @@ import httpx
 
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
+from tests.forked import REPO, Forked
 
-REPO = Path(__file__).resolve().parent.parent
 DEMO_TARGET = str(REPO / "models/demo/target")
 DEMO_DRAFT = str(REPO / "models/demo/draft")
 START_S = 90.0
@@ -33,24 +32,13 @@ class Process:
 
     module: str
     args: list[str]
-    popen: subprocess.Popen[str] = field(init=False)
+    popen: Forked = field(init=False)
     stderr_path: Path | None = None
     wait: bool = True
     """For `ready`, at once; False when several are to start side by side."""
 
     def __post_init__(self) -> None:
-        env = {k: v for k, v in os.environ.items() if not k.startswith("OUTRIDER_")}
-        stderr = subprocess.DEVNULL if self.stderr_path is None else self.stderr_path.open("w")
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", self.module, *self.args],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            cwd=REPO,
-            env=env,
-        )
-        if self.stderr_path is not None:
-            stderr.close()
+        self.popen = Forked(self.module, self.args, self.stderr_path)
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -70,7 +58,6 @@ class Process:
         return found
 
     def _read(self) -> None:
-        assert self.popen.stdout is not None
         for line in self.popen.stdout:
             self._lines.put(line)
         self._lines.put("")
@@ -101,7 +88,7 @@ class Process:
             except subprocess.TimeoutExpired:
                 self.kill()
         self._close()
-        return self.popen.returncode
+        return self.popen.wait(10)
 
     def kill(self) -> None:
         self.popen.kill()
@@ -110,8 +97,7 @@ class Process:
 
     def _close(self) -> None:
         self._reader.join(5)
-        if self.popen.stdout is not None:
-            self.popen.stdout.close()
+        self.popen.stdout.close()
 
 
 @dataclass

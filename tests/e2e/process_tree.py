@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.cli.processes import become_subreaper, descendants
-from tests.stack import REPO
+from tests.forked import REPO, clean_environment, start_server
 
 
 class Command:
     """A running command line. Lines of stdout and stderr are kept as they come."""
 
     def __init__(self, *args: str, stdin: str | None = None) -> None:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")}
         self.process = subprocess.Popen(
             [sys.executable, *args],
             stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
@@ -30,7 +29,7 @@ class Command:
             stderr=subprocess.PIPE,
             text=True,
             cwd=REPO,
-            env=env,
+            env=clean_environment(),
         )
         self.out: list[str] = []
         self.err: list[str] = []
@@ -100,6 +99,7 @@ class Tree:
 
     def __init__(self) -> None:
         become_subreaper()
+        start_server()
         self._before = set(descendants(os.getpid()))
 
     def now(self) -> dict[int, str]:

@@ -1,25 +1,19 @@
 """What the target alone says, by transformers itself in a process of its own: the judge of every parity test.
 
-`python -m tests.e2e.reference` reads one line of JSON,
-
-    {"model", "max_tokens", "generate": [prompt text], "check": [{"prompt": text, "ids": [output id]}]},
-
-and writes one. `generate` runs transformers' own `generate`, greedy, one prompt at a time, as the demo's judge does.
-`check` is for outputs whose length is not known beforehand: one forward over prompt and output says whether each id is
-the best one after those before it, which by induction is the same as being what `generate` would say.
+`generate` runs transformers' own `generate`, greedy, one prompt at a time, as the demo's judge does. `check` is for
+outputs whose length is not known beforehand: one forward over prompt and output says whether each id is the best one
+after those before it, which by induction is the same as being what `generate` would say.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.stack import REPO
+from tests.forked import CONTEXT
 
 if TYPE_CHECKING:  # torch is for the process that judges
     from outrider.engine.reference_generate import Reference
@@ -76,18 +70,9 @@ def judge(
     timeout_s: float = 600.0,
 ) -> Judgement:
     """Ask a new reference process."""
-    outputs = [{"prompt": prompt, "ids": list(ids)} for prompt, ids in check]
-    task = {"model": model, "max_tokens": max_tokens, "generate": list(generate), "check": outputs}
-    command = [sys.executable, "-m", "tests.e2e.reference"]
-    made = subprocess.run(
-        command, input=json.dumps(task) + "\n", capture_output=True, text=True, timeout=timeout_s, cwd=REPO, check=False
-    )
-    assert made.returncode == 0, made.stderr
-    result = json.loads(made.stdout)
-    return Judgement(
-        [Answer(**answer) for answer in result["answers"]],
-        [None if each is None else Difference(**each) for each in result["checks"]],
-    )
+    outputs = [(prompt, list(ids)) for prompt, ids in check]
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
+        return pool.submit(_judge, model, list(generate), max_tokens, outputs).result(timeout_s)
 
 
 def assert_target_alone(model: str, *outputs: tuple[str, Sequence[int]]) -> None:
@@ -110,7 +95,8 @@ def _first_wrong(reference: Reference, prompt: str, ids: list[int]) -> Differenc
     return None
 
 
-def main() -> int:
+def _judge(model: str, prompts: list[str], max_tokens: int, outputs: list[tuple[str, list[int]]]) -> Judgement:
+    """In the other process."""
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -119,14 +105,6 @@ def main() -> int:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)
-    task = json.loads(sys.stdin.readline())
-    reference = Reference(task["model"])
-    answers = [asdict(reference.generate(prompt, task["max_tokens"])) for prompt in task["generate"]]
-    wrong = [_first_wrong(reference, each["prompt"], each["ids"]) for each in task["check"]]
-    checks = [None if each is None else asdict(each) for each in wrong]
-    sys.stdout.write(json.dumps({"answers": answers, "checks": checks}) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    reference = Reference(model)
+    answers = [Answer(**asdict(reference.generate(prompt, max_tokens))) for prompt in prompts]
+    return Judgement(answers, [_first_wrong(reference, prompt, ids) for prompt, ids in outputs])

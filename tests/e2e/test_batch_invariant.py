@@ -7,8 +7,6 @@ logits are the same bits whatever else a forward holds, so the ids must be equal
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from outrider.client import AsyncClient, Speculation
-from tests.stack import DEMO_TARGET, REPO, Stack, running
+from tests.forked import run
+from tests.stack import DEMO_TARGET, Stack, running
 
 NUM_PROMPTS = 24
 MAX_TOKENS = 48
@@ -72,10 +71,7 @@ async def test_loaded_and_speculative_equals_alone_and_plain(
 
 
 def test_a_path_that_cannot_promise_it_is_refused() -> None:
-    command = [sys.executable, "-m", "target_service", "--model", DEMO_TARGET, "--batch-invariant"]
-    made = subprocess.run(
-        [*command, "--attention-path", "dense"], cwd=REPO, capture_output=True, text=True, timeout=120, check=False
-    )
+    made = run("target_service", "--model", DEMO_TARGET, "--batch-invariant", "--attention-path", "dense")
     assert made.returncode == 1
     assert "batch_invariant" in made.stderr
     assert "Traceback" not in made.stderr

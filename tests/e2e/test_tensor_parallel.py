@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +14,8 @@ import pytest
 
 from outrider.client import Choice, Client, Speculation
 from tests.e2e.reference import assert_target_alone
-from tests.stack import DEMO_TARGET, REPO, Process, Stack, running
+from tests.forked import run
+from tests.stack import DEMO_TARGET, Process, Stack, running
 
 SPLIT = ("--tensor-parallel", "2", "--device", "cpu")
 MAX_TOKENS = 24
@@ -111,8 +110,7 @@ def test_nothing_outlives_a_killed_worker() -> None:
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_split_is_refused_before_anything_starts() -> None:
-    command = [sys.executable, "-m", "target_service", "--model", DEMO_TARGET, "--tensor-parallel", "4"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPO, check=False)
+    ended = run("target_service", "--model", DEMO_TARGET, "--tensor-parallel", "4")
     assert ended.returncode == 1 and not ended.stdout
     assert "target: tensor_parallel is 4 and the model has 6 attention heads, which do not divide" in ended.stderr
     assert "rank 1" not in ended.stderr

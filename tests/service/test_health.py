@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,9 +22,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
+from tests.forked import clean_environment, run
 from tests.service.conftest import worker
 from tests.service.control_client import ControlClient, eventually, idle, new_ticket, verify
-from tests.stack import REPO, Process
+from tests.stack import Process
 from tests.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -157,26 +156,9 @@ def taken_port() -> Iterator[int]:
 
 async def _start(kind: str, *args: str, **env: str) -> tuple[int, str]:
     """(exit code, stderr) of a worker that must not start."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("OUTRIDER_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        f"{kind}_service",
-        *args,
-        cwd=REPO,
-        env={**clean, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        out, err = await asyncio.wait_for(process.communicate(), 60)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert out == b"", "a worker that did not start announced itself"
-    assert process.returncode is not None
-    return process.returncode, err.decode()
+    ended = await asyncio.to_thread(run, f"{kind}_service", *args, env=clean_environment() | env)
+    assert ended.stdout == "", "a worker that did not start announced itself"
+    return ended.returncode, ended.stderr
 
 
 def _one_line(stderr: str, kind: str) -> str:
