@@ -160,10 +160,20 @@ class Report:
         )
         stem = folder / f"{self.name}-{self._started:%Y-%m-%d}"
         stem.with_suffix(".md").write_text("\n\n".join([*head, *self._parts]) + "\n", encoding="utf-8")
-        stem.with_suffix(".json").write_text(
-            json.dumps(facts | self.data, indent=1, default=str) + "\n", encoding="utf-8"
-        )
+        lines = (f"{json.dumps(key)}: {json.dumps(_short(value))}" for key, value in (facts | self.data).items())
+        stem.with_suffix(".json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         print(f"\nwritten: {stem.relative_to(REPO) if folder == RESULTS else stem}.md and .json", flush=True)
+
+
+def _short(value: Any) -> Any:
+    """Numbers to six digits, all that a clock is good for; what JSON does not know as text."""
+    if isinstance(value, dict):
+        return {str(key): _short(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_short(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
 def command_line() -> str:
