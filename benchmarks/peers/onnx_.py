@@ -23,6 +23,7 @@ class Onnx:
             raise Lacks(f"its builder makes no {setup.dtype} model for a CPU")
         self.version = f"onnxruntime-genai {version('onnxruntime-genai')}"
         target, draft = (_exported(setup, role) for role in ("target", "draft"))
+        self._pad = int(json.loads((target / "genai_config.json").read_text())["model"]["pad_token_id"])
         self._plain = _load(target, setup)
         self._drafted = _load(_paired(target, draft, setup), setup)
 
@@ -44,7 +45,10 @@ class Onnx:
         return Answer(outputs, time.perf_counter() - started, drafted or None, accepted if drafted else None)
 
     def _generator(self, prompts: list[list[int]], job: Job) -> tuple[genai.Generator, int]:
-        """-> it, and the padded length of its prompts. A least length is how it is told to ignore ends of sequence."""
+        """-> it, and the padded length of its prompts. A least length is how it is told to ignore ends of sequence.
+
+        It wants the padding on the right, and tells it from the prompt by the id; answers begin after it all the same.
+        """
         width = max(map(len, prompts))
         model = self._drafted if job.speculative else self._plain
         params = genai.GeneratorParams(model)
@@ -55,7 +59,7 @@ class Onnx:
                 do_sample=True, temperature=job.temperature, top_k=0, top_p=1.0, random_seed=job.seed
             )
         generator = genai.Generator(model, params)
-        pad = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
+        pad = [prompt + [self._pad] * (width - len(prompt)) for prompt in prompts]
         generator.append_tokens(np.array(pad, dtype=np.int32))
         return generator, width
 
