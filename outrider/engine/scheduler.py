@@ -4,8 +4,9 @@ Plain values in, typed decisions out; `turns.py` applies them for both workers. 
 
 1. Slots whose next step is ready run, always: a prompt never keeps them waiting.
 2. Prompts get what the step's budget leaves, first come first served, several short ones together. It is small beside
-   steps of others, and also while others are between two steps: those would find the forward under way. When many
-   wait beside few that run, it is whole: all run sooner, and in fuller batches, if those few pause.
+   steps of others, and also while others are between two steps: those would find the forward under way. Now and then
+   it is nothing, to see what the others' steps cost. When many short ones wait beside few that run, it is whole for
+   them: all run sooner, and in fuller batches, if those few pause.
 3. A slot that holds nothing begins only when the free blocks cover all it needs for its next step, besides one for
    each slot that is running; while one waits for that, no younger one begins.
 4. Memory that runs out is taken from the youngest slot, which begins anew from its committed tokens when its turn
@@ -130,9 +131,9 @@ class Scheduler:
         Either all decisions are Preempt, and the caller asks again after them, or none is. Run comes before the rest.
         """
         plan = _Plan(demands, num_free, self._block_size)
-        num_spared = plan.run() or plan.num_expected()
-        most = self._max_prefill_tokens
-        plan.feed(self.cost.prefill_tokens(num_spared, most), most)
+        num_running, most = plan.run(), self._max_prefill_tokens
+        beside = self.cost.prefill_tokens(num_running or plan.num_expected(), most)
+        plan.feed(0 if num_running and self.cost.wants_probe(num_running) else beside, most)
         return list(plan.preempted) or plan.decisions
 
 
@@ -176,7 +177,7 @@ class _Plan:
         spare = self._num_spare()
         short = self._pause_for(most)
         num_fed = 0
-        stopped: Why | None = None  # why no slot that holds nothing may begin any more
+        no_memory = False  # for one that holds nothing, so that no younger one may begin
         for index, demand in enumerate(self._demands):
             if self.preempted:
                 return
@@ -188,13 +189,11 @@ class _Plan:
                     num_fed += self._feed(demand, index, budget)
                 continue
             missing = self._missing(demand, demand.num_after)
-            if stopped is None and missing > spare:
-                stopped = Why.MEMORY
+            if not no_memory and missing > spare:
+                no_memory = True
                 self._take(missing - spare, self._dormant())
-            if stopped is None and budget <= 0:
-                stopped = Why.BUDGET
-            if stopped is not None:
-                self.decisions.append(Wait(demand.key, stopped))
+            if no_memory or (demand.num_to_feed and budget <= 0):
+                self.decisions.append(Wait(demand.key, Why.MEMORY if no_memory else Why.BUDGET))
                 continue
             self.decisions.append(Admit(demand.key))
             spare -= missing + 1

@@ -12,21 +12,26 @@ MIN_PREFILL_TOKENS = 4
 times what one at its beginning does, so this is small."""
 MIN_TOLD_TOKENS = 32
 """Of prompts alone, in a step that tells what a token costs: a smaller one is the reading of the weights."""
+PROBE_STEPS = 16
+"""After so many steps with prompts, one of that size goes without: what decodes cost grows with their contexts, and
+beside prompts it cannot be told from what those cost."""
 _WEIGHT = 0.25
 """Of a new measurement in a running mean."""
+_PROBE_WEIGHT = 0.5
+"""Of one that was long in coming."""
 _OUTLIER = 4.0
 """A measurement counts as at most so many times the mean: the machine may have had other things to do."""
 _LEAST_SHARE = 0.1
 """Of a step's mean cost of a token: a prompt token is never thought cheaper, though noise may make two steps equal."""
-_LEAST_DECODE_SHARE = 0.02
-"""Of a mixed step that its decodes are thought to take, while no step without prompts has been seen."""
 
 
 class StepCost:
     """Running means of decode steps by their size, and of what a prompt token adds to one."""
 
     def __init__(self) -> None:
-        self._decode_s: dict[int, float] = {}  # by the number of binary digits of the decode tokens
+        # Sizes are numbers of binary digits of the decode tokens.
+        self._decode_s: dict[int, float] = {}
+        self._num_mixed: dict[int, int] = {}  # steps with prompts since one without
         self._token_s: float | None = None  # beside decodes
         self._alone_token_s: float | None = None
 
@@ -34,18 +39,24 @@ class StepCost:
         """A forward of that many tokens took so long."""
         size = num_decode_tokens.bit_length()
         if not num_prefill_tokens:
-            self._decode_s[size] = _mean(self._decode_s.get(size), seconds)
+            weight = _PROBE_WEIGHT if self._num_mixed.get(size, 0) >= PROBE_STEPS else _WEIGHT
+            self._decode_s[size] = _mean(self._decode_s.get(size), seconds, weight)
+            self._num_mixed[size] = 0
         elif not num_decode_tokens:
-            if num_prefill_tokens < MIN_TOLD_TOKENS:
-                return
-            self._alone_token_s = _mean(self._alone_token_s, seconds / num_prefill_tokens)
+            if num_prefill_tokens >= MIN_TOLD_TOKENS:
+                self._alone_token_s = _mean(self._alone_token_s, seconds / num_prefill_tokens)
         elif size in self._decode_s:
+            self._num_mixed[size] += 1
             least_s = _LEAST_SHARE * seconds / (num_decode_tokens + num_prefill_tokens)
             added_s = (seconds - self._decode_s[size]) / num_prefill_tokens
             self._token_s = _mean(self._token_s, max(added_s, least_s))
-        elif self._alone_token_s is not None:
-            rest_s = seconds - num_prefill_tokens * self._alone_token_s
-            self._decode_s[size] = max(rest_s, _LEAST_DECODE_SHARE * seconds)
+
+    def wants_probe(self, num_decode_tokens: int) -> bool:
+        """What a step of that size costs without prompts is not known, or was measured long ago."""
+        if self._alone_token_s is None and self._token_s is None:
+            return False  # it would not say how many prompt tokens to feed
+        size = num_decode_tokens.bit_length()
+        return size not in self._decode_s or self._num_mixed[size] >= PROBE_STEPS
 
     def prefill_tokens(self, num_decode_tokens: int, most: int) -> int:
         """Prompt tokens for a step with that many decode tokens; `most` when there are none."""
@@ -65,5 +76,5 @@ class StepCost:
         return self._decode_s[max(smaller) if smaller else min(self._decode_s)]
 
 
-def _mean(before: float | None, new: float) -> float:
-    return new if before is None else before + _WEIGHT * (min(new, _OUTLIER * before) - before)
+def _mean(before: float | None, new: float, weight: float = _WEIGHT) -> float:
+    return new if before is None else before + weight * (min(new, _OUTLIER * before) - before)
