@@ -64,6 +64,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral with a window": ("mistral", {"sliding_window": 24}),
     "mistral with a window of one block": ("mistral", {"sliding_window": 16}),
+    "mistral that names layer types": ("mistral", {"sliding_window": 24, "layer_types": ["full_attention"] * 2}),
+    "llama that names a window": ("llama", {"sliding_window": 16}),
 }
 
 

@@ -19,9 +19,10 @@ from outrider.engine.loader import load_runner
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths import paged_attention
 from outrider.engine.paths.choice import choose_path
+from outrider.engine.paths.layer_limits import layer_limits
 from outrider.engine.paths.paged import PagedPath, PathUnavailable
 from outrider.engine.paths.paged_attention import TorchAttention
-from outrider.engine.paths.paged_cache import ATTENTION_NAME, layer_limits
+from outrider.engine.paths.paged_cache import ATTENTION_NAME
 from outrider.engine.paths.paged_plan import AttentionOptions, PagedPlan
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, InvalidRequest
@@ -279,6 +280,8 @@ def test_the_blocks_of_a_latent_model_hold_its_latents() -> None:
     [
         ("llama", {}, [(None, None), (None, None)]),
         ("mistral", {"sliding_window": 16}, [(16, None), (16, None)]),
+        ("mistral", {"sliding_window": 16, "layer_types": ["full_attention"] * 2}, [(16, None), (16, None)]),
+        ("llama", {"sliding_window": 16, "layer_types": ["sliding_attention"] * 2}, [(None, None), (None, None)]),
         ("llama4_text", ARCHITECTURES["llama4_text"].shape, [(None, 16), (None, None)]),
         ("qwen2_moe", ARCHITECTURES["qwen2_moe"].shape, [(16, None), (None, None)]),
     ],
@@ -288,6 +291,13 @@ def test_what_a_layer_sees_is_read_from_the_configuration(
 ) -> None:
     config = CONFIG_MAPPING[model_type](**{**SHAPE, **changes})
     assert [layer_limits(config, i) for i in range(2)] == limits
+
+
+def test_a_window_that_the_class_does_not_know_is_none() -> None:
+    """transformers keeps the name from config.json, and attends to everything."""
+    model = random_model(CONFIG_MAPPING["llama"](**SHAPE, sliding_window=16), seed=3)
+    assert model.config.sliding_window == 16
+    assert largest_error(paged(model), truth_of(model)) < TOLERANCE
 
 
 def test_a_model_that_changes_its_keys_after_they_are_cached_is_refused() -> None:

@@ -14,6 +14,7 @@ from outrider.engine.model_runner import ModelFacts
 from outrider.engine.native.build import BuildError
 from outrider.engine.native.library import NO_LAYER, Kind, NativeModel, Part, Spec, Vector, Which
 from outrider.engine.paths.forward_path import PathUnavailable
+from outrider.engine.paths.layer_limits import layer_limits
 from outrider.engine.quantize import Int8Linear
 
 CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -63,7 +64,7 @@ class Shape:
             epsilon=config.rms_norm_eps,
             attention_scale=attention.scaling,
             dtype=model.dtype,
-            windows=tuple(_window(layer, config) for layer in range(config.num_hidden_layers)),
+            windows=tuple(layer_limits(config, layer)[0] or 0 for layer in range(config.num_hidden_layers)),
             is_int8=isinstance(model.lm_head, Int8Linear),
         )
 
@@ -94,13 +95,6 @@ def _is_plain(model: PreTrainedModel) -> bool:
         type(weight.data) is Tensor and (weight.dtype == model.dtype or id(weight) in rounded)
         for weight in model.parameters()
     )
-
-
-def _window(layer: int, config: PreTrainedConfig) -> int:
-    types = getattr(config, "layer_types", None)
-    if types is not None and types[layer] != "sliding_attention":
-        return 0
-    return getattr(config, "sliding_window", None) or 0
 
 
 def pack_weights(model: PreTrainedModel, shape: Shape) -> tuple[NativeModel, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AttentionInterface, Cache, CacheLayerMixin, PreTrainedConfig
 
 from outrider.engine.kv_pool import TRASH_BLOCK
+from outrider.engine.paths.layer_limits import layer_limits
 from outrider.engine.paths.paged_plan import AttentionOptions, PagedAttention, PagedPlan
 
 ATTENTION_NAME = "outrider_paged"
@@ -148,15 +149,6 @@ class PagedCache(Cache):
         if key is not layer.read:
             raise NotImplementedError("the keys are changed after they were cached")
         return self._attention.attend(queries, layer.keys, layer.values, plan, options).unsqueeze(0)
-
-
-def layer_limits(config: PreTrainedConfig, index: int) -> tuple[int | None, int | None]:
-    """-> (window, chunk) of a layer. Classes whose attention leaves them to the mask do not tell the function."""
-    layer_types = getattr(config, "layer_types", None)
-    kind = layer_types[index] if layer_types else "sliding_attention"
-    window = getattr(config, "sliding_window", None) if kind == "sliding_attention" else None
-    chunk = config.attention_chunk_size if kind == "chunked_attention" else None
-    return window, chunk
 
 
 def paged_attention_forward(
