@@ -178,7 +178,7 @@ def test_prompts_that_begin_alike_share_memory_and_say_the_same(runner: ModelRun
 
 
 def test_a_long_prompt_keeps_no_verify_waiting(runner: ModelRunner) -> None:
-    """Every step of the prompt answers everybody who runs, and feeds some of it."""
+    """Every step of the prompt answers everybody who runs, and all but a few that measure feed some of it."""
     target = Target(runner, LARGE)
     for slot in range(4):
         target.open(slot, prompt(slot), max_tokens=200)  # none ends meanwhile
@@ -187,14 +187,15 @@ def test_a_long_prompt_keeps_no_verify_waiting(runner: ModelRunner) -> None:
     target.verifier.handle(open_job(9, prompt(9, 190)))
     late = target.table.get(1, 9)
     assert late is not None
-    num_steps = 0
+    num_steps = num_feeding = 0
     while needs_prefill(late):
         num_cached, lengths = len(late.cached), [len(target.ids[slot]) for slot in range(4)]
         assert target.round()
-        assert len(late.cached) > num_cached
         assert all(len(target.ids[slot]) > length for slot, length in enumerate(lengths))
         num_steps += 1
-    assert num_steps >= 3
+        num_feeding += len(late.cached) > num_cached
+    assert num_feeding >= 3
+    assert num_steps - num_feeding <= 4  # one for each size of step, and a later one
 
 
 @pytest.mark.parametrize("how", ["is back", "is closed", "takes too long"])
