@@ -32,7 +32,13 @@ class Proposing:
     committed_len: int
     sent_s: float
     is_first: bool
-    """It opened the slot, so it feeds the prompt."""
+    """It opened the slot."""
+    num_new: int
+    """Committed tokens that the draft had not seen."""
+
+    def fed_prompt(self, reply: dpb.ProposeReply) -> bool:
+        """Whether it began from nothing: as the first one does, and any whose cache was taken for others meanwhile."""
+        return self.is_first or reply.num_fed_tokens > self.num_new + 1  # the last one seen may be fed again
 
 
 class DraftSide:
@@ -66,7 +72,9 @@ class DraftSide:
             opening.add_done_callback(ignore_outcome)  # a refused open shows as UNKNOWN_SLOT in the propose's answer
             self.slot.opened(draft, self._session.committed_len, target.epoch)
         future = draft.call(dpb.DraftRequest(propose=self._propose_message(ticket, num_draft_tokens)))
-        self._proposing = Proposing(future, ticket, self._session.committed_len, time.monotonic(), is_first)
+        committed_len = self._session.committed_len
+        num_new = committed_len - self.slot.agreed_len
+        self._proposing = Proposing(future, ticket, committed_len, time.monotonic(), is_first, num_new)
         self.wait_budget_s = (self._pair.first_wait_budget if is_first else self._pair.wait_budget).seconds
         future.add_done_callback(self._on_reply)
         return num_draft_tokens
@@ -147,7 +155,8 @@ class DraftSide:
                 self._unverified.clear()
                 self._note_wasted(len(reply.propose.draft_ids))
             self.last_propose_s = (reply.propose.queue_us + reply.propose.compute_us) / 1e6
-            self._pair.note_proposal(reply.propose, time.monotonic() - proposing.sent_s, proposing.is_first)
+            took_s = time.monotonic() - proposing.sent_s
+            self._pair.note_proposal(reply.propose, took_s, proposing.fed_prompt(reply.propose))
         elif reply.error.code == pb.WORKER_ERROR_CODE_BEHIND:
             self.slot.agreed_len = min(reply.error.known_len, proposing.committed_len)
         else:

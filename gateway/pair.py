@@ -51,7 +51,7 @@ class Pair:
         limits_s = (config.wait_budget_min_ms / 1e3, config.wait_budget_max_ms / 1e3)
         self.wait_budget = WaitBudget(*limits_s)
         self.first_wait_budget = WaitBudget(*limits_s)
-        """For a slot's first proposal, which feeds the prompt: it says nothing about the next ones."""
+        """For proposals that feed a prompt, a slot's first above all: they say nothing about the others."""
         # Random upper half: two gateways, or two lives of one, never make the same ticket.
         self._tickets = itertools.count((int.from_bytes(os.urandom(4), "little") << 32) + 1)
         self.slot_ids = itertools.count(1)
@@ -73,8 +73,8 @@ class Pair:
 
     # metrics of rounds
 
-    def note_proposal(self, reply: dpb.ProposeReply, took_s: float, is_first: bool) -> None:
-        (self.first_wait_budget if is_first else self.wait_budget).observe(took_s)
+    def note_proposal(self, reply: dpb.ProposeReply, took_s: float, fed_prompt: bool) -> None:
+        (self.first_wait_budget if fed_prompt else self.wait_budget).observe(took_s)
         self.metrics.wire_bytes.labels(link="draft_target", encoding=reply.encoding).inc(reply.payload_bytes)
 
     def note_wasted(self, num_tokens: int) -> None:

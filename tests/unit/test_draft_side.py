@@ -1,0 +1,68 @@
+"""What the draft's answers teach the gateway. Rounds between real workers: tests/e2e."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gateway.draft_side import DraftSide
+from gateway.generation import GenerationRequest
+from gateway.pair import Pair, TargetFacts
+from gateway.session import Session
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2 as dpb
+from outrider.wire.config import GatewayConfig
+from outrider.wire.metrics import GatewayMetrics
+from outrider.wire.params import SamplingParams
+from tests.unit.test_detokenizer import byte_level
+
+PROMPT = tuple(range(40))
+
+
+class ScriptedDraft:
+    """A connection whose replies the test makes."""
+
+    alive, epoch, info = True, 7, pb.WorkerInfo(context_limit=512)
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[dpb.DraftRequest, asyncio.Future[dpb.DraftReply]]] = []
+
+    def call(self, request: dpb.DraftRequest) -> asyncio.Future[dpb.DraftReply]:
+        self.calls.append((request, asyncio.get_running_loop().create_future()))
+        return self.calls[-1][1]
+
+
+def pair_with(draft: ScriptedDraft) -> Pair:
+    facts = TargetFacts("target", vocab_size=128, context_limit=512, created=0)
+    target, link = cast(Any, None), cast(Any, SimpleNamespace(connection=draft))
+    config = GatewayConfig(target="127.0.0.1:9", wait_budget_min_ms=1e-6)  # so that every observation shows
+    metrics = GatewayMetrics(target="target", draft="draft")
+    return Pair(config, target, link, facts, byte_level(), metrics)
+
+
+async def test_only_proposals_that_fed_no_prompt_teach_how_long_one_takes() -> None:
+    """One whose cache was taken for others meanwhile has waited for memory, and fed its prompt again."""
+    draft = ScriptedDraft()
+    pair, target = pair_with(draft), cast(Any, SimpleNamespace(epoch=5))
+    session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), pair.tokenizer, 1)
+    side = DraftSide(pair, session)
+
+    async def taught(num_committed: int, num_fed: int) -> list[str]:
+        """By the proposal after so many more tokens, that had to feed so many."""
+        budgets = {"first": pair.first_wait_budget, "other": pair.wait_budget}
+        before = {name: budget.seconds for name, budget in budgets.items()}
+        session.committed.extend(range(num_committed))
+        assert side.propose(1, target)
+        request, future = draft.calls[-1]
+        assert len(request.propose.committed_ids) == num_committed
+        future.set_result(dpb.DraftReply(propose=dpb.ProposeReply(draft_ids=range(5), num_fed_tokens=num_fed)))
+        await side.let_reply_arrive()
+        return [name for name, budget in budgets.items() if budget.seconds != before[name]]
+
+    assert await taught(0, len(PROMPT)) == ["first"]
+    assert await taught(3, 1) == ["other"]
+    assert await taught(6, 2) == ["other"]
+    assert await taught(65, 66) == ["other"], "what plain rounds have made is for the next proposal to feed"
+    assert await taught(3, len(PROMPT) + 77) == ["first"]
+    assert await taught(3, 4) == ["other"]
