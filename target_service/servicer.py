@@ -14,11 +14,10 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.codec import BadTensor, rows_from_proto
-from outrider.wire.params import MAX_DRAFT_TOKENS
+from outrider.wire.params import MAX_DRAFT_TOKENS, MAX_WAIT_BUDGET_MS
 from target_service.jobs import Verdict, VerifyJob
 from target_service.tickets import Arrival, Part, TicketTable
 
-MAX_WAIT_BUDGET_US = 60_000_000
 _ACCEPTABLE = (Arrival.TAKEN, Arrival.COMPLETE, Arrival.LATE)
 
 
@@ -47,7 +46,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     def _verify(self, owner: int, item: tpb.TargetRequest, respond: Respond) -> None:
         message = item.verify
         error = invalid("num_draft_tokens", message.num_draft_tokens, 0, MAX_DRAFT_TOKENS) or invalid(
-            "wait_budget_us", message.wait_budget_us, 0, MAX_WAIT_BUDGET_US
+            "wait_budget_us", message.wait_budget_us, 0, 1000 * MAX_WAIT_BUDGET_MS
         )
         if error is not None:
             respond(error)

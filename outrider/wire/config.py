@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.params import MAX_DRAFT_TOKENS
+from outrider.wire.params import MAX_DRAFT_TOKENS, MAX_WAIT_BUDGET_MS
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
@@ -196,7 +196,7 @@ class GatewayConfig(_Settings):
     when it is back."""
     wait_budget_min_ms: Annotated[float, Field(gt=0)] = 5.0
     """Shortest time that the target waits for a proposal before it takes a plain step."""
-    wait_budget_max_ms: Annotated[float, Field(gt=0)] = 1000.0
+    wait_budget_max_ms: Annotated[float, Field(gt=0, le=MAX_WAIT_BUDGET_MS)] = 1000.0
     """Longest such time; used until proposal times are known."""
     prefix_cache_scope: Literal["shared", "user"] = "shared"
     """Who shares the workers' cached prefixes: all requests of the same cache_salt, or those of the same user alone, so

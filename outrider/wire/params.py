@@ -15,6 +15,8 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_DRAFT_TOKENS = 64
 """Largest K."""
+MAX_WAIT_BUDGET_MS = 60_000
+"""Longest that a target may be asked to wait for a proposal."""
 MAX_SEED = 2**64
 MAX_SALT_BYTES = 256
 """Of a cache_salt, a request's (UTF-8) and a slot's."""

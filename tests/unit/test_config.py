@@ -83,6 +83,7 @@ def test_variables_of_others_are_ignored() -> None:
         (GatewayConfig, "draft_logprobs", "half"),
         (GatewayConfig, "max_queue", "-1"),
         (GatewayConfig, "wait_budget_min_ms", "0"),
+        (GatewayConfig, "wait_budget_max_ms", "60001"),
     ],
 )
 @pytest.mark.parametrize("by", ["flag", "variable"])
