@@ -250,11 +250,13 @@ def _log_memory(runner: ModelRunner, budget: Budget) -> None:
 
 
 def _allocate(runner: ModelRunner, num_blocks: int) -> None:
-    """At load, so that a worker beside this one does not count the same memory as free, and no request finds out."""
+    """At load, so that who sizes a cache beside this one does not count the same memory as free, and no request finds
+    out. Two workers that come to this point in the same moment still do.
+    """
     num_tokens = num_blocks * runner.path.block_size
     num_bytes = num_tokens * runner.kv_bytes_per_token
-    runner.set_pool(KVPool(num_blocks, runner.path.block_size))
     try:
+        runner.set_pool(KVPool(num_blocks, runner.path.block_size))
         runner.allocate()
     except (RuntimeError, MemoryError) as error:  # torch's own out-of-memory errors are RuntimeErrors
         raise ConfigError(

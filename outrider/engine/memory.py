@@ -88,6 +88,11 @@ def readable_bytes(count: int) -> str:
     return f"{value:.1f} {units[0]}" if units[0] != "bytes" else f"{count} bytes"
 
 
+def resident(storage: Tensor) -> Tensor:
+    """On a CPU memory is taken when it is written, so it is: what `free_memory_bytes` says then is true."""
+    return storage.zero_() if storage.device.type == "cpu" else storage
+
+
 def free_memory_bytes(device: torch.device) -> int:
     """Of the device; on CPU what the machine could give without swapping, within the container's limit if any."""
     if device.type == "cuda":

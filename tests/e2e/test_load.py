@@ -19,8 +19,8 @@ from tests.stack import Stack, running
 
 NUM_CLIENTS = 64
 MAX_GROWTH_MIB = 16.0
-"""Of each process, from after the warm-up to the end. The warm-up has touched more of the KV cache than the load does,
-so what still moves is how malloc's arenas fill. One [9, 4096] float32 left behind a request would be 150 KB."""
+"""Of each process, from after the warm-up to the end. The KV cache is resident from the start, so what still moves is
+how malloc's arenas fill. One [9, 4096] float32 left behind a request would be 150 KB."""
 
 
 @pytest.fixture(scope="module")
@@ -143,15 +143,6 @@ class Load:
         return "whole" if last == "data: [DONE]" else "cut short"
 
 
-async def touch_the_cache(stack: Stack, prompts: list[str]) -> None:
-    """As many long requests as fill it: its pages become resident with their first use. No two share a prefix."""
-    async with AsyncClient(stack.grpc) as client:
-        longest = sorted(prompts, key=len)[-1][-700:]
-        options: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "timeout_s": 100.0}
-        salted = (client.generate(longest, seed=seed, cache_salt=str(seed), **options) for seed in range(48))
-        await asyncio.gather(*salted)
-
-
 def rss_mib(stack: Stack) -> dict[str, float]:
     """Resident memory of the three processes."""
     assert stack.draft is not None
@@ -194,7 +185,6 @@ async def until_idle(stack: Stack) -> None:
 async def test_every_request_ends_and_leaves_nothing(
     loaded: Stack, dev_prompts: list[str], warm_up_s: float, seconds: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await touch_the_cache(loaded, dev_prompts)
     await Load(loaded, dev_prompts, seed=1).run(warm_up_s)
     await until_idle(loaded)
     memory, files = rss_mib(loaded), num_files(loaded)

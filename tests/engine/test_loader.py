@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,9 +21,11 @@ from outrider.engine.memory import Budget, readable_bytes
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.paths import dense_cache
 from outrider.engine.paths.dense_cache import DenseLayer
+from outrider.engine.paths.fused import FusedPath
 from outrider.engine.self_test import NUM_BLOCKS
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
+from tests.native import skip_without_library
 from tests.tiny_models import perturbed_copy, random_model, tiny_llama, write_tokenizer
 from tests.zoo import ARCHITECTURES, SHAPE
 
@@ -126,6 +129,21 @@ def test_the_cache_is_there_when_the_worker_is(original: str) -> None:
     assert runner.pool.num_in_use == 0
 
 
+@pytest.mark.parametrize("path", ["fused", "paged", "dense"])
+def test_a_cache_on_a_cpu_is_resident_when_the_worker_is(original: str, path: str) -> None:
+    """Memory that nobody has written to is still free to everybody else."""
+    if path == "fused":
+        skip_without_library()
+    load(original, attention_path=path)  # what a first load brings along is not the cache's
+    before = resident_bytes()
+    runner = load(original, attention_path=path, kv_cache_tokens=1 << 18)
+    assert resident_bytes() - before > 0.9 * (1 << 18) * runner.kv_bytes_per_token > 50e6
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_a_cache_larger_than_the_free_memory_is_refused(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
     block_bytes = 16 * 2 * 2 * 2 * 8 * 4
     monkeypatch.setattr(memory, "free_memory_bytes", lambda _: 20 * block_bytes)
@@ -151,6 +169,23 @@ def test_memory_that_is_gone_when_it_is_taken_is_an_error_at_start(
     message = r"no memory on cpu for a KV cache of 512 tokens, 131072 bytes: tried to .* is; set kv_cache_tokens lower$"
     with pytest.raises(ConfigError, match=message):
         load(original)
+
+
+def test_memory_that_is_gone_is_an_error_at_start_on_the_fused_path_too(
+    original: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its storage is made before the first token."""
+    skip_without_library()
+    set_storage = FusedPath.set_storage
+
+    def out_of_memory(self: FusedPath, num_blocks: int, block_size: int) -> None:
+        if num_blocks > NUM_BLOCKS:
+            raise RuntimeError("can't allocate memory")
+        set_storage(self, num_blocks, block_size)
+
+    monkeypatch.setattr(FusedPath, "set_storage", out_of_memory)
+    with pytest.raises(ConfigError, match=r"no memory on cpu for a KV cache of 512 tokens, .*: can't allocate memory"):
+        load(original, attention_path="fused")
 
 
 def test_every_end_of_sequence_id_is_known(folder: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import Cache, CacheLayerMixin
 
 from outrider.engine.kv_pool import TRASH_BLOCK
+from outrider.engine.memory import resident
 from outrider.engine.step_plan import StepPlan
 
 
@@ -31,9 +32,9 @@ class DenseLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _new_storage(self, states: Tensor) -> Tensor:
-        """[num_blocks, block_size, H_kv, D] in the dtype of states [B, H_kv, q, D]; pages are touched when written."""
+        """[num_blocks, block_size, H_kv, D] in the dtype of states [B, H_kv, q, D]."""
         shape = (self._num_blocks, self._block_size, states.shape[1], states.shape[3])
-        storage = torch.empty(shape, dtype=states.dtype, device=states.device)
+        storage = resident(torch.empty(shape, dtype=states.dtype, device=states.device))
         storage[TRASH_BLOCK].zero_()
         return storage
 

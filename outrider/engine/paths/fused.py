@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outrider.engine.memory import resident
 from outrider.engine.model_runner import ModelFacts
 from outrider.engine.paths.fused_weights import Shape, pack_weights
 from outrider.engine.step_plan import Row
@@ -50,8 +51,8 @@ class FusedPath:
         per_layer = (shape.num_layers, num_blocks + 1, shape.kv_heads)
         padded = -(-shape.head_size // LANES) * LANES
         self._keys = self._values = torch.empty(0)  # the old ones first, there may be no room for both
-        self._keys = torch.empty(*per_layer, shape.head_size, BLOCK_SIZE, dtype=dtype)
-        self._values = torch.empty(*per_layer, BLOCK_SIZE, padded, dtype=dtype)
+        self._keys = resident(torch.empty(*per_layer, shape.head_size, BLOCK_SIZE, dtype=dtype))
+        self._values = resident(torch.empty(*per_layer, BLOCK_SIZE, padded, dtype=dtype))
         self._native.storage(self._embedding, self._keys, self._values, num_blocks + 1)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:

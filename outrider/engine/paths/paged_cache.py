@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AttentionInterface, Cache, CacheLayerMixin, PreTrainedConfig
 
 from outrider.engine.kv_pool import TRASH_BLOCK
+from outrider.engine.memory import resident
 from outrider.engine.paths.layer_limits import layer_limits
 from outrider.engine.paths.paged_plan import AttentionOptions, PagedAttention, PagedPlan
 
@@ -45,9 +46,9 @@ class PagedLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _new_storage(self, states: Tensor) -> Tensor:
-        """[num_blocks + 1, block_size, H, D] for states [1, H, T, D]; pages are touched when written."""
+        """[num_blocks + 1, block_size, H, D] for states [1, H, T, D]."""
         shape = (*self._shape, states.shape[1], states.shape[3])
-        storage = torch.empty(shape, dtype=states.dtype, device=states.device)
+        storage = resident(torch.empty(shape, dtype=states.dtype, device=states.device))
         storage[TRASH_BLOCK].zero_()
         return storage
 
