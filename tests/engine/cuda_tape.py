@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.engine import cuda_varlen
-
-_FORBIDDEN = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal", "aten::masked_select"}
+from tests.engine.cuda_waits import name_of, waits
 
 
 @torch.library.custom_op("outrider_tests::varlen_attn", mutates_args=())
@@ -91,9 +90,8 @@ class _Recording(TorchDispatchMode):
         self._tape = tape
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().partition(".")[0]
-        if name in _FORBIDDEN:
-            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        if waits(func, args):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name_of(func)}")
         result = func(*args, **(kwargs or {}))
         self._tape.operations.append((func, args, kwargs or {}, tree_leaves(result)))
         return result
