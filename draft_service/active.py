@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from draft_service.jobs import ProposeJob
+from outrider.engine.cuda.host_copy import HostCopy
 from outrider.engine.noise import Purpose
 from outrider.engine.row_law import RowLaw
 from outrider.engine.scheduler import Want
@@ -13,8 +14,32 @@ from outrider.engine.slots import Slot
 from outrider.engine.step_plan import Row
 from outrider.engine.turns import Wish
 
-Drawn = tuple[int, RowLaw | None]
+
+@dataclass(frozen=True, slots=True)
+class CopiedLaw:
+    """A law on its way from a device. Whoever needs it waits for it, on any thread."""
+
+    copy: HostCopy
+    """Of [..., V] float32 log-probs."""
+    place: tuple[int, ...]
+    """Of this law among them."""
+
+    def wait(self) -> RowLaw:
+        scores = self.copy.wait()[self.place].numpy()
+        return RowLaw(scores.size, scores)
+
+
+Law = RowLaw | CopiedLaw
+Drawn = tuple[int, Law | None]
 """A token and what it was drawn from; None for greedy."""
+
+
+@dataclass(slots=True)
+class Payload:
+    """How much of a proposal has left, and in what form. Of the gRPC loop's thread, on which it leaves."""
+
+    num_bytes: int = 0
+    encoding: str = "ids"
 
 
 @dataclass(slots=True)
@@ -28,12 +53,11 @@ class Active:
     uniforms: list[float]
     """One per token to draft; empty for greedy."""
     draft_ids: list[int] = field(default_factory=list)
-    unsent: list[RowLaw] = field(default_factory=list)
+    unsent: list[Law] = field(default_factory=list)
     """What drafted tokens that have not been sent yet were drawn from."""
     num_sent: int = 0
+    payload: Payload = field(default_factory=Payload)
     started_s: float | None = None
-    payload_bytes: int = 0
-    encoding: str = "ids"
     num_fed: int = 0
 
     @property

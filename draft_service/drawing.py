@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.active import Active, Drawn
+from draft_service.active import Active, CopiedLaw, Drawn
 from outrider.engine import sampling
 from outrider.engine.cuda.host_copy import to_device, to_host
 from outrider.engine.host_sampling import HostLogits
@@ -41,7 +41,9 @@ def _sampled(a: Active, law: RowLaw) -> Drawn:
 
 
 def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor) -> list[Drawn]:
-    """The host waits once, for the tokens; the laws leave on a stream of their own."""
+    """The host waits once, for the tokens; the laws leave on a stream of their own and are waited for where they are
+    sent.
+    """
     processed = process_unchecked(logits, rows)
     ids = sampling.argmax(processed)  # [R] int64
     sound = sound_rows(logits)  # [R] bool
@@ -57,11 +59,8 @@ def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor
     values = torch.stack((ids, sound.long())).cpu().numpy()  # [2, R]: the one wait of a step
     if not values[1].all():
         raise NonFiniteLogits(np.flatnonzero(values[1] == 0).tolist())
-    host_laws = dict(zip(chosen, () if copy is None else copy.wait().numpy(), strict=True))
-    return [
-        (int(token_id), RowLaw(logits.shape[1], host_laws[i]) if i in host_laws else None)
-        for i, token_id in enumerate(values[0])
-    ]
+    laws_of = {} if copy is None else {i: CopiedLaw(copy, (place,)) for place, i in enumerate(chosen)}
+    return [(int(token_id), laws_of.get(i)) for i, token_id in enumerate(values[0])]
 
 
 def _cut(laws: Tensor, ready: Sequence[Active]) -> Tensor:

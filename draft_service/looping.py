@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draft_service.active import Active, Drawn
+from draft_service.active import Active, CopiedLaw, Drawn
 from outrider.engine.cuda.draft_loop import Drafted, DraftLoop, Draw
 from outrider.engine.cuda.graphed_path import GraphedPath
-from outrider.engine.cuda.host_copy import to_host
 from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.row_law import RowLaw
 from outrider.wire.params import SamplingParams
 
 Looped = tuple[Active, list[Drawn] | None]
@@ -36,7 +34,7 @@ def is_plain(p: SamplingParams) -> bool:
     return unpenalised and unbanned and p.top_k == 0 and p.top_p == 1.0 and p.min_p == 0.0
 
 
-def run_loops(loop: DraftLoop, wanted: Sequence[Active], vocab_size: int) -> list[Looped]:
+def run_loops(loop: DraftLoop, wanted: Sequence[Active]) -> list[Looped]:
     """Those of `wanted` that were made; the others are as they were."""
     groups: dict[tuple[int, int | None], list[Active]] = {}
     for a in wanted:
@@ -54,19 +52,18 @@ def run_loops(loop: DraftLoop, wanted: Sequence[Active], vocab_size: int) -> lis
         for a, row, token_ids in zip(group, rows, drafted.token_ids, strict=True):
             a.fed(row)
             a.slot.fed((token_ids or [0] * num_draft_tokens)[:-1])
-        looped.extend(_looped(group, drafted, vocab_size))
+        looped.extend(_looped(group, drafted))
     return looped
 
 
-def _looped(group: Sequence[Active], drafted: Drafted, vocab_size: int) -> list[Looped]:
-    laws = None if drafted.log_probs is None else to_host(drafted.log_probs).wait().numpy()  # [B, K, V] float32
+def _looped(group: Sequence[Active], drafted: Drafted) -> list[Looped]:
     made: list[Looped] = []
     for i, (a, token_ids) in enumerate(zip(group, drafted.token_ids, strict=True)):
         if token_ids is None:
             made.append((a, None))
-        elif a.greedy or laws is None:
+        elif a.greedy or drafted.log_probs is None:
             made.append((a, [(token_id, None) for token_id in token_ids]))
         else:
-            pairs = zip(token_ids, laws[i], strict=True)
-            made.append((a, [(token_id, RowLaw(vocab_size, law)) for token_id, law in pairs]))
+            copy = drafted.log_probs
+            made.append((a, [(token_id, CopiedLaw(copy, (i, j))) for j, token_id in enumerate(token_ids)]))
     return made

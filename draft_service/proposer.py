@@ -102,7 +102,7 @@ class Proposer:
         if active is not None:
             self._answer(active.job, JobError(fault, f"propose cancelled: {why}"))
 
-    def _answer(self, job: ProposeJob, result: Proposed | JobError) -> None:
+    def _answer(self, job: ProposeJob, result: JobError) -> None:
         self._engine.answer(lambda: job.respond(result))
 
     # steps
@@ -168,7 +168,7 @@ class Proposer:
         if self._loop is None or not whole:
             return 0
         num_fed = 0
-        for a, drawn in run_loops(self._loop, whole, self._runner.facts.vocab_size):
+        for a, drawn in run_loops(self._loop, whole):
             num_fed += a.num_fed + a.job.num_draft_tokens - 1
             if drawn is None:
                 a.slot.distrust()
@@ -194,15 +194,21 @@ class Proposer:
         started = now if a.started_s is None else a.started_s
         a.slot.asked_s = now  # it is asked again when the target has verified
         del self._active[a.job.owner, a.job.slot_id]
-        self._metrics.wire_bytes.labels(encoding=a.encoding).inc(a.payload_bytes)
         self._metrics.steps.labels(kind="propose").inc()
-        result = Proposed(
-            draft_ids=tuple(a.draft_ids),
-            queue_s=started - a.job.arrived_s,
-            compute_s=now - started,
-            payload_bytes=a.payload_bytes,
-            encoding=a.encoding,
-            num_fed_tokens=a.num_fed,
-            num_cached_tokens=a.slot.num_adopted or 0,
-        )
-        self._answer(a.job, result)
+        num_cached = a.slot.num_adopted or 0
+
+        def reply() -> None:  # behind the parts, which by then say how large they are
+            payload = a.payload
+            self._metrics.wire_bytes.labels(encoding=payload.encoding).inc(payload.num_bytes)
+            result = Proposed(
+                draft_ids=tuple(a.draft_ids),
+                queue_s=started - a.job.arrived_s,
+                compute_s=now - started,
+                payload_bytes=payload.num_bytes,
+                encoding=payload.encoding,
+                num_fed_tokens=a.num_fed,
+                num_cached_tokens=num_cached,
+            )
+            a.job.respond(result)
+
+        self._engine.answer(reply)

@@ -1,13 +1,17 @@
-"""When a proposal's tokens leave for the target, and in what form. On the engine thread; `deliveries.py` carries them.
+"""When a proposal's tokens leave for the target, and in what form. `deliveries.py` carries them.
+
+When is decided on the engine thread. The form is made where they leave, on the gRPC loop's thread: laws that come from
+a device are waited for there, while the engine is at its next step.
 
 What is sent is the law that the token was really drawn from: whoever drew has cut it already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from draft_service.active import Active
+from draft_service.active import Active, CopiedLaw, Law, Payload
 from draft_service.jobs import PartOut
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.wire_tensors import encode_laws
@@ -31,15 +35,8 @@ class Sender:
             self._deliver_part(a)
 
     def _deliver_part(self, a: Active) -> None:
-        rows = None
-        if a.unsent:
-            rows = encode_laws(a.unsent, prefer_sparse=a.topk is not None)
-            a.unsent.clear()
-            full = isinstance(rows, DenseRows)
-            a.encoding = "full" if full else "topk"
-            a.payload_bytes += len(rows.data) if full else len(rows.ids) + len(rows.log_probs)
+        laws, a.unsent = a.unsent, []
         ids = tuple(a.draft_ids[a.num_sent :])
-        a.payload_bytes += 4 * len(ids)
         part = PartOut(
             address=a.deliver_to,
             ticket=a.job.ticket,
@@ -47,8 +44,20 @@ class Sender:
             committed_len=len(a.slot.committed),
             start=a.num_sent,
             draft_ids=ids,
-            rows=rows,
+            rows=None,
             num_draft_tokens=a.job.num_draft_tokens,
         )
         a.num_sent += len(ids)
-        self._engine.answer(lambda: self._deliver(part))
+        self._engine.answer(lambda: self._send(part, laws, a.topk is not None, a.payload))
+
+    def _send(self, part: PartOut, laws: Sequence[Law], prefer_sparse: bool, payload: Payload) -> None:
+        """On the gRPC loop's thread."""
+        if laws:
+            here = [law.wait() if isinstance(law, CopiedLaw) else law for law in laws]
+            rows = encode_laws(here, prefer_sparse=prefer_sparse)
+            part = replace(part, rows=rows)
+            full = isinstance(rows, DenseRows)
+            payload.encoding = "full" if full else "topk"
+            payload.num_bytes += len(rows.data) if full else len(rows.ids) + len(rows.log_probs)
+        payload.num_bytes += 4 * len(part.draft_ids)
+        self._deliver(part)

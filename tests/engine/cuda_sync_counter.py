@@ -2,8 +2,8 @@
 
 What a forward returns is *on the device*, and so is everything computed from it: a dispatch mode follows that through
 every operation, by storage. A wait is whatever brings such a value, or a shape that depends on one, to the host:
-`item`, `bool`, `tolist`, `cpu`, `numpy`, `nonzero`, indexing by a mask. `HostCopy.wait` is counted apart: its copy runs
-beside the step. Inside a forward every value counts as on the device.
+`item`, `bool`, `tolist`, `cpu`, `numpy`, `nonzero`, indexing by a mask; `HostCopy.wait` too, whose copy is begun in a
+step and waited for after it. Inside a forward every value counts as on the device.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from outrider.engine.cuda.draft_graph import DraftGraphs
+from outrider.engine.cuda.draft_loop import Drafted
 from outrider.engine.cuda.host_copy import HostCopy
 from outrider.engine.model_runner import ModelRunner
+from tests.engine.cuda_tape import Tape
+from tests.engine.cuda_waits import name_of, waits
 
-_DATA_DEPENDENT = {
-    *("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal", "aten::masked_select"),
-    *("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::repeat_interleave"),
-}
-_MASKABLE = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 _TO_HOST = {"tolist", "cpu", "numpy", "__array__"}
 
 
@@ -37,16 +36,20 @@ class SyncCounter:
     def __init__(self) -> None:
         self.waits: list[str] = []
         self.copies = 0
-        """Tensors that left by `HostCopy`."""
+        """Waits for a `HostCopy` outside of steps."""
         self.forward_waits: list[str] = []
-        self._in_forward = False
+        self._in_forward = self._in_step = False
         self._storages: dict[int, Any] = {}  # held, so that an address names one storage as long as it is known
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        with _Functions(self), _Operations(self):
-            yield
-        self._storages.clear()
+        self._in_step = True
+        try:
+            with _Functions(self), _Operations(self):
+                yield
+        finally:
+            self._in_step = False
+            self._storages.clear()
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -73,12 +76,21 @@ class SyncCounter:
         where = f"{what} at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno} in {frames[-1].name}"
         (self.forward_waits if self._in_forward else self.waits).append(where)
 
+    def count_copy(self) -> None:
+        if self._in_step:
+            self.count("HostCopy.wait")
+        else:
+            self.copies += 1
+
     def is_wait(self, values: Any) -> bool:
         return self._in_forward or self.on_device(values)
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        with torch.utils._python_dispatch._disable_current_modes():
+        if self._in_step:
+            with torch.utils._python_dispatch._disable_current_modes():
+                yield
+        else:
             yield
 
 
@@ -88,18 +100,13 @@ class _Operations(TorchDispatchMode):
         self._counter = counter
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().partition(".")[0]
         inputs = (args, kwargs or {})
-        if self._counter.is_wait(inputs) and (name in _DATA_DEPENDENT or (name in _MASKABLE and _has_mask(args[1]))):
-            self._counter.count(name)
+        if self._counter.is_wait(inputs) and waits(func, args):
+            self._counter.count(name_of(func))
         result = func(*args, **(kwargs or {}))
         if self._counter.on_device(inputs):
             self._counter.move(result)
         return result
-
-
-def _has_mask(indices: Any) -> bool:
-    return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 class _Functions(TorchFunctionMode):
@@ -122,9 +129,9 @@ class _Functions(TorchFunctionMode):
 
 
 def install(monkeypatch: pytest.MonkeyPatch, counter: SyncCounter) -> None:
-    """Forwards and host copies of this process report to the counter."""
+    """Forwards, draft loops and host copies of this process report to the counter. A replay waits for nothing."""
     forward: Callable[..., Tensor] = ModelRunner.forward
-    wait = HostCopy.wait
+    wait, run, replay = HostCopy.wait, DraftGraphs.run, Tape.replay
 
     def counted_forward(self: ModelRunner, *args: Any, **kwargs: Any) -> Tensor:
         with counter.forward():
@@ -133,9 +140,19 @@ def install(monkeypatch: pytest.MonkeyPatch, counter: SyncCounter) -> None:
         return logits
 
     def counted_wait(self: HostCopy) -> Tensor:
-        counter.copies += 1
+        counter.count_copy()
         with counter.uncounted():
             return wait(self).clone()
 
+    def counted_run(self: DraftGraphs, *args: Any, **kwargs: Any) -> Drafted | None:
+        counter.move((self._ids, self._best, self._laws))
+        return run(self, *args, **kwargs)
+
+    def uncounted_replay(self: Tape) -> None:
+        with counter.uncounted():
+            replay(self)
+
     monkeypatch.setattr(ModelRunner, "forward", counted_forward)
+    monkeypatch.setattr(DraftGraphs, "run", counted_run)
+    monkeypatch.setattr(Tape, "replay", uncounted_replay)
     monkeypatch.setattr(HostCopy, "wait", counted_wait)

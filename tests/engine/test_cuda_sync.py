@@ -8,12 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
+from outrider.engine.cuda.graphed_path import GraphedPath
+from outrider.engine.cuda.host_copy import to_host
 from outrider.engine.host_sampling import HostLogits
+from outrider.engine.model_runner import ModelFacts
+from outrider.engine.paths import choice
+from outrider.engine.paths.paged import PagedPath
+from outrider.engine.paths.varlen_attention import VarlenAttention
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.params import SamplingParams
 from tests.engine.cuda_pair import Pair
 from tests.engine.cuda_sync_counter import SyncCounter, install
+from tests.engine.cuda_tape import TapeMaker, varlen_attn
 from tests.tiny_models import perturbed_copy, tiny_llama
 
 PROMPTS = [[12, 7, 99, 4, 31], [5, 6, 7], [200, 3, 9, 9, 21, 44]]
@@ -69,6 +78,7 @@ def test_the_counter_sees_what_a_gpu_would_wait_for(counter: SyncCounter) -> Non
             lambda: float(shifted[0, 0]),
             lambda: shifted.cpu(),
             lambda: shifted.cpu().numpy(),
+            lambda: to_host(shifted).wait(),
         ):
             before = len(counter.waits)
             wait()
@@ -76,28 +86,78 @@ def test_the_counter_sees_what_a_gpu_would_wait_for(counter: SyncCounter) -> Non
         copy = shifted.cpu()
         counted = len(counter.waits)
         assert copy.tolist() and len(counter.waits) == counted
+        late = to_host(shifted)
+    assert late.wait().tolist() and len(counter.waits) == counted and counter.copies == 1
 
 
-@pytest.mark.parametrize("encoding", [DraftLogprobs.FULL, DraftLogprobs.TOPK])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [
+        *((name, DraftLogprobs.FULL) for name in CASES),
+        *((name, DraftLogprobs.TOPK) for name, values in CASES.items() if values["temperature"]),
+    ],
+)
 def test_one_wait_a_step(
     models: tuple[str, str], counter: SyncCounter, monkeypatch: pytest.MonkeyPatch, name: str, encoding: DraftLogprobs
 ) -> None:
     pair = Pair(monkeypatch, *models, device="cpu", max_slots=4)
     monkeypatch.setattr(HostLogits, "reads", staticmethod(lambda logits: False))  # on CPU the host would read them
-    params = SamplingParams(**{"max_tokens": 32, "seed": 3, "ignore_eos": True, **CASES[name]})
-    committed: dict[int, list[int]] = {}
-    for slot, prompt in enumerate(PROMPTS, start=1):
-        pair.open(slot, prompt, params)
-        committed[slot] = list(prompt)
+    committed = opened(pair, CASES[name])
     advance(pair, committed, encoding)  # lazily made tables and such
+    waits_once_a_step(pair, committed, encoding, counter, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["greedy", "plain"])
+def test_one_wait_a_loop(
+    models: tuple[str, str], counter: SyncCounter, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A whole proposal is one step of the draft then, and its laws are waited for after it."""
+
+    def kernel(*args: Any, **options: Any) -> Tensor:
+        with counter.uncounted():
+            return varlen_attn(*args, **options)
+
+    def flash(model: PreTrainedModel, facts: ModelFacts) -> GraphedPath:
+        paged = PagedPath(model, facts.vocab_size, VarlenAttention(kernel))
+        return GraphedPath(paged, model, facts.vocab_size, TapeMaker(), widths=(4, 1), lengths=(3,))
+
+    monkeypatch.setitem(choice.FACTORIES, "flash", flash)
+    pair = Pair(monkeypatch, *models, device="cpu", attention_path="flash", max_slots=4, kv_cache_tokens=4096)
+    monkeypatch.setattr(HostLogits, "reads", staticmethod(lambda logits: False))
+    committed = opened(pair, CASES[name])
+    for _ in range(3):  # prompts, then each graph's and loop's first rows, which are compared with eager steps
+        advance(pair, committed, DraftLogprobs.FULL)
+    steps = waits_once_a_step(pair, committed, DraftLogprobs.FULL, counter, monkeypatch)
+    assert len(steps) == 2  # one of each worker
+    assert (counter.copies > 0) == (name == "plain")
+
+
+def waits_once_a_step(
+    pair: Pair,
+    committed: dict[int, list[int]],
+    encoding: DraftLogprobs,
+    counter: SyncCounter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[list[str]]:
+    """-> the waits of each step of a round, one in each."""
     for worker in (pair.draft, pair.target):
         worker.around_step = counter.step
     steps = count_steps(monkeypatch, pair, counter)
+    counter.copies = 0
     advance(pair, committed, encoding)
     more_than_one = {wait for waits in steps for wait in waits if len(waits) != 1}
     assert all(len(waits) == 1 for waits in steps), "\n".join(sorted(more_than_one))
     assert counter.forward_waits == []
+    return steps
+
+
+def opened(pair: Pair, case: dict[str, Any]) -> dict[int, list[int]]:
+    params = SamplingParams(**{"max_tokens": 32, "seed": 3, "ignore_eos": True, **case})
+    committed: dict[int, list[int]] = {}
+    for slot, prompt in enumerate(PROMPTS, start=1):
+        pair.open(slot, prompt, params)
+        committed[slot] = list(prompt)
+    return committed
 
 
 def advance(pair: Pair, committed: dict[int, list[int]], encoding: DraftLogprobs) -> None:

@@ -24,6 +24,7 @@ from outrider.engine.cuda.draft_loop import (
     loop_inputs,
 )
 from outrider.engine.cuda.graphs import Graph, GraphMaker
+from outrider.engine.cuda.host_copy import to_host
 from outrider.engine.cuda.static_plan import Inputs, StaticPlan
 from outrider.engine.cuda.step_graphs import FREE_TOKENS, LARGEST_DIFFERENCE, batch_sizes
 from outrider.engine.model_files import first_line
@@ -88,7 +89,7 @@ class DraftGraphs:
         log.info("CUDA graphs: %d draft loops captured in %.1f s", len(self._captured), time.monotonic() - started)
 
     def _make_outputs(self, max_rows: int, longest: int) -> None:
-        """Where all loops leave their results: the host takes them before the next one runs."""
+        """Where all loops leave their results; they are copied from there before the next one runs."""
         self._ids = torch.zeros(max_rows, longest, dtype=torch.int64, device=self._device)  # [B, K], -1: not finite
         self._best = torch.zeros(max_rows, longest, device=self._device)  # [B, K] float32, each step's largest logit
         self._laws = torch.zeros(max_rows, longest, self._vocab_size, device=self._device)  # [B, K, V] float32
@@ -114,14 +115,15 @@ class DraftGraphs:
             captured.graph.replay()
             if not captured.proven:
                 self._prove(kind, len(rows))
-            token_ids = self._ids[: len(rows), :num_draft_tokens].tolist()
+            used = (slice(len(rows)), slice(num_draft_tokens))
+            laws = to_host(self._laws[used].clone()) if kind.samples else None  # the next run writes over its source
+            token_ids = self._ids[used].tolist()  # the one wait
         except BaseException:
             for row in rows:
                 row.table.truncate(row.num_cached)
             raise
         for row in rows:
             row.table.truncate(row.num_tokens + num_draft_tokens - 1)
-        laws = self._laws[: len(rows), :num_draft_tokens] if kind.samples else None
         return Drafted([None if min(ids) < 0 else ids for ids in token_ids], laws)
 
     def _kind(self, rows: Sequence[Row], length: int, draws: Sequence[Draw], topk: int | None) -> LoopKind | None:

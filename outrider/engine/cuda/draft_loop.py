@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.engine.cuda.host_copy import HostCopy
 from outrider.engine.cuda.static_plan import Inputs, StaticPlan
 from outrider.engine.host_sampling import COLDEST
 from outrider.engine.paths.paged_plan import PagedPlan
+from outrider.engine.sampling import inverse_cdf, truncate_topk
 from outrider.engine.step_plan import Row
 
 FIRST_WIDTH = 2
@@ -39,8 +41,8 @@ class Draw:
 class Drafted:
     token_ids: list[list[int] | None]
     """[B][K]; None for a row whose logits were not finite."""
-    log_probs: Tensor | None
-    """[B, K, V] float32: the law of each token, on the device, good until the next run; None when all are greedy."""
+    log_probs: HostCopy | None
+    """[B, K, V] float32: the law of each token, on its way to the host; None when all are greedy."""
 
 
 class DraftLoop(Protocol):
@@ -130,7 +132,8 @@ class Loop:
         if self._kind.samples:
             laws = draft_laws(logits, self._temperatures, NUM_KEPT if self._kind.cuts else None)
             self._laws[:, j].copy_(laws)
-            chosen = torch.where(self._temperatures > 0, draw(laws, self._uniforms[:, j]), chosen)
+            drawn, _ = inverse_cdf(laws.double().exp(), self._uniforms[:, j])
+            chosen = torch.where(self._temperatures > 0, drawn, chosen)
         finite = logits.sum(dim=1).isfinite()
         self._ids[:, j].copy_(torch.where(finite, chosen, -1))
         self._best[:, j].copy_(best)
@@ -166,17 +169,4 @@ def draft_laws(logits: Tensor, temperatures: Tensor, num_kept: int | None) -> Te
     """
     scale = torch.where(temperatures > 0, temperatures, 1.0)[:, None]
     laws = ((logits - logits.amax(dim=1, keepdim=True)) / scale).log_softmax(dim=1)
-    if num_kept is None:
-        return laws
-    kept, ids = laws.topk(num_kept, dim=1)
-    kept = (kept.double() - kept.double().logsumexp(dim=1, keepdim=True)).float()
-    return torch.full_like(laws, -torch.inf).scatter_(1, ids, kept)
-
-
-def draw(laws: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse CDF: laws [B, V] float32 log-probs, uniforms [B] float64 in (0, 1) -> [B] int64, never outside a law."""
-    weights = laws.double().exp()
-    cdf = weights.cumsum(dim=1)  # [B, V] float64
-    reached = (weights > 0) & (cdf > uniforms[:, None] * cdf[:, -1:])
-    last = laws.shape[1] - 1 - (weights > 0).flip(1).byte().argmax(dim=1)  # rounding may end the sum too early
-    return torch.where(reached.any(dim=1), reached.byte().argmax(dim=1), last)
+    return laws if num_kept is None else truncate_topk(laws, num_kept)
