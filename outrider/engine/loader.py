@@ -242,10 +242,10 @@ def _log_memory(runner: ModelRunner, budget: Budget) -> None:
     num_bytes = num_tokens * runner.kv_bytes_per_token
     log.info(
         "memory on %s: weights %s, KV cache %s for %d tokens (%.0f %% of the %s free beside the weights), "
-        "about %s for a full step",
+        "about %s for a full step of %d tokens a slot",
         *(runner.facts.device, readable_bytes(budget.weights_bytes), readable_bytes(num_bytes), num_tokens),
         *(100 * num_bytes / max(budget.free_bytes, 1), readable_bytes(budget.free_bytes)),
-        readable_bytes(budget.activations_bytes),
+        *(readable_bytes(budget.activations_bytes), VERIFY_TOKENS),
     )
 
 

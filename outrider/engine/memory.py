@@ -22,12 +22,12 @@ class Budget:
 
     weights_bytes: int
     activations_bytes: int
-    """Of the fullest step, computed from the model's widths."""
+    """Of a full step at the default K, computed from the model's widths. Requests may ask for a larger K."""
     free_bytes: int
     """With the weights loaded."""
 
     def num_blocks(self, block_bytes: int, num_wanted: int, fraction: float) -> int:
-        """At most num_wanted, within that fraction of what is free, and never what a step itself needs.
+        """At most num_wanted, within that fraction of what is free, and never what a full step at the default K needs.
 
         Raises ConfigError when there is room for none.
         """
@@ -97,9 +97,22 @@ def free_memory_bytes(device: torch.device) -> int:
     """Of the device; on CPU what the machine could give without swapping, within the container's limit if any."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = _available_bytes()
+    free, allowed = _available_bytes(), _allowed_bytes()
+    return free if allowed is None else min(free, allowed)
+
+
+def _allowed_bytes() -> int | None:
+    """What the container's limit leaves, its page cache counted as free; None without a limit."""
     limit, used = _read_int(_CGROUP / "memory.max"), _read_int(_CGROUP / "memory.current")
-    return free if limit is None or used is None else min(free, max(limit - used, 0))
+    if limit is None or used is None:
+        return None
+    try:
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+    except OSError:
+        lines = []
+    counts = dict(line.split() for line in lines)
+    page_cache = sum(int(counts.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return max(limit - used + page_cache, 0)
 
 
 def _available_bytes() -> int:

@@ -100,7 +100,7 @@ def test_the_memory_of_a_model_is_told_at_start(original: str, caplog: pytest.Lo
         runner = load(original, kv_cache_tokens=1600)
     line = next(message for message in caplog.messages if message.startswith("memory on cpu"))
     assert f"weights {readable_bytes(4 * runner.facts.num_parameters)}, KV cache 400.0 KiB for 1600 tokens" in line
-    assert "for a full step" in line
+    assert line.endswith("for a full step of 6 tokens a slot")
 
 
 def test_weights_are_counted_as_they_are_stored(original: str) -> None:

@@ -1,0 +1,45 @@
+"""What counts as free memory on a CPU: the machine's, and no more than the container may have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.engine import memory
+
+CPU = torch.device("cpu")
+GIB = 1 << 30
+
+
+@pytest.fixture
+def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A container on a machine with 8 GiB to give."""
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 8 * GIB)
+    return tmp_path
+
+
+def write(cgroup: Path, **files: str) -> None:
+    for name, text in files.items():
+        (cgroup / f"memory.{name}").write_text(text + "\n")
+
+
+def test_files_that_were_read_are_not_memory_in_use(cgroup: Path) -> None:
+    """A container's `memory.current` counts the page cache, its own checkpoint among it."""
+    stat = f"anon {GIB}\nfile {2 * GIB}\ninactive_file {GIB}\nactive_file {GIB // 2}\nworkingset_refault_file 7"
+    write(cgroup, max=str(4 * GIB), current=str(3 * GIB), stat=stat)
+    assert memory.free_memory_bytes(CPU) == 4 * GIB - 3 * GIB + GIB + GIB // 2
+
+
+def test_a_limit_that_is_passed_leaves_nothing(cgroup: Path) -> None:
+    write(cgroup, max=str(4 * GIB), current=str(5 * GIB))
+    assert memory.free_memory_bytes(CPU) == 0
+
+
+@pytest.mark.parametrize("limit", ["max", str(64 * GIB), None])
+def test_the_machine_gives_no_more_than_it_has(cgroup: Path, limit: str | None) -> None:
+    if limit is not None:
+        write(cgroup, max=limit, current=str(GIB))
+    assert memory.free_memory_bytes(CPU) == 8 * GIB
