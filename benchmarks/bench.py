@@ -5,7 +5,7 @@
 The target is the demo target *widened* (benchmarks/widen.py): the same logits, hence the same acceptance, at the cost
 of a model of about 94M parameters. Target and draft are separate processes, each on its own core. Both arms are
 measured in turn on the same running system, prompt set by prompt set, so that a drift of the machine hits both alike;
-the ratio is the median over these pairs.
+the ratio is the median over these pairs. Prefix caches are off: every pass feeds its prompts.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from rich.table import Table
 
 from benchmarks.common import dev_prompts, widened
 from benchmarks.passes import PHASES, Sample, phase_shares, run_pass
-from outrider.cli.progress import StartProgress
-from outrider.cli.stopping import StopFlag
-from outrider.cli.supervisor import Supervisor
-from outrider.cli.system import SystemConfig, demo_model
+from benchmarks.running import running
+from outrider.cli.system import demo_model
 from outrider.client import AsyncClient, Speculation
 
 SIZE = "94M"
@@ -137,16 +135,9 @@ def show(console: Console, results: list[Result]) -> None:
 
 def run_dtype(dtype: str, options: argparse.Namespace) -> list[Result]:
     cores = sorted(os.sched_getaffinity(0))
-    values = {
-        "target": {"model": str(widened(SIZE)), "dtype": dtype, "cpu_cores": str(cores[-1])},
-        "draft": {"model": demo_model("draft"), "cpu_cores": str(cores[0])},
-        "ray": None,
-        "gateway": {"port": 0, "grpc_port": 0},
-    }
-    stop = StopFlag()
-    stop.install()
-    with Supervisor(SystemConfig.read(values), stop) as supervisor, StartProgress(Console(stderr=True)) as progress:
-        endpoints = supervisor.start(progress)
+    target = {"model": str(widened(SIZE)), "dtype": dtype, "cpu_cores": str(cores[-1]), "prefix_caching": False}
+    draft = {"model": demo_model("draft"), "cpu_cores": str(cores[0]), "prefix_caching": False}
+    with running(target, draft) as endpoints:
         return asyncio.run(measure(endpoints.grpc, dtype, options))
 
 

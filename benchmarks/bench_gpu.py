@@ -22,15 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, WORK, Report, dev_prompts
+from benchmarks.running import running
 from benchmarks.widen import Sizes, widen_folder
-from outrider.cli.progress import StartProgress
-from outrider.cli.stopping import StopFlag
-from outrider.cli.supervisor import Supervisor
-from outrider.cli.system import SystemConfig
 from outrider.client import AsyncClient, Speculation
 from outrider.engine.cuda.draft_loop import Draw
 from outrider.engine.cuda.graphed_path import GraphedPath
@@ -277,20 +273,19 @@ def _loops(report: Report, runner: ModelRunner, plan: Plan) -> None:
 
 
 def _throughput(report: Report, plan: Plan) -> None:
-    """One prompt at a time, greedy: transformers plain and assisted, ours plain and speculative, in turns."""
+    """One prompt at a time, greedy: transformers plain and assisted, ours plain and speculative, in turns.
+
+    Without a prefix cache, since transformers feeds every prompt in both its arms.
+    """
     values = {
-        role: {"model": str(folder), "dtype": DTYPE, "device": str(plan.device)}
+        role: {"model": str(folder), "dtype": DTYPE, "device": str(plan.device), "prefix_caching": False}
         for role, folder in plan.folders.items()
     }
     gc.collect()
     if plan.device.type == "cuda":
         torch.cuda.empty_cache()  # the workers are processes of their own
-    stop = StopFlag()
-    stop.install()
-    config = SystemConfig.read({**values, "ray": None, "gateway": {"port": 0, "grpc_port": 0}})
-    with Supervisor(config, stop) as supervisor, StartProgress(Console(stderr=True)) as progress:
-        address = supervisor.start(progress).grpc
-        asyncio.run(_compare(report, plan, address))
+    with running(values["target"], values["draft"]) as endpoints:
+        asyncio.run(_compare(report, plan, endpoints.grpc))
 
 
 async def _compare(report: Report, plan: Plan, address: str) -> None:

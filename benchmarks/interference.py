@@ -18,13 +18,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks.common import Report, random_94m
-from outrider.cli.progress import StartProgress
-from outrider.cli.stopping import StopFlag
-from outrider.cli.supervisor import Supervisor
-from outrider.cli.system import SystemConfig
+from benchmarks.running import running
 from outrider.client import AsyncClient
 
 CONTEXT = 8192
@@ -136,22 +131,15 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.model or random_94m(CONTEXT)
     cores = sorted(os.sched_getaffinity(0))
-    values = {
-        "target": {
-            "model": str(folder),
-            "cpu_cores": str(cores[-1]),
-            "kv_cache_tokens": (options.streams + 3) * 2048 + CONTEXT,
-            "prefix_caching": False,
-        },
-        "draft": None,
-        "ray": None,
-        "gateway": {"port": 0, "grpc_port": 0},
+    target = {
+        "model": str(folder),
+        "cpu_cores": str(cores[-1]),
+        "kv_cache_tokens": (options.streams + 3) * 2048 + CONTEXT,
+        "prefix_caching": False,
     }
-    stop = StopFlag()
-    stop.install()
     report = Report("interference", "A long prompt among running streams")
-    with Supervisor(SystemConfig.read(values), stop) as supervisor, StartProgress(Console(stderr=True)) as progress:
-        gaps = asyncio.run(measure(supervisor.start(progress).grpc, options))
+    with running(target, None) as endpoints:
+        gaps = asyncio.run(measure(endpoints.grpc, options))
     show(report, gaps, options)
     if not options.dry:
         report.write()

@@ -9,37 +9,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-from rich.console import Console
 from tokenizers import Tokenizer
 
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts, random_94m, spread, widened
 from benchmarks.passes import Sample, phase_shares, run_pass
-from outrider.cli.progress import StartProgress
-from outrider.cli.stopping import StopFlag
-from outrider.cli.supervisor import Endpoints, Supervisor
-from outrider.cli.system import SystemConfig
+from benchmarks.running import running
+from outrider.cli.supervisor import Endpoints
 from outrider.client import AsyncClient, OutriderError, Speculation
 from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
 PROMPT_TOKENS = 128
 ARMS: dict[str, Speculation | bool] = {"off": False, "on": True, "automatic": Speculation()}
-
-
-@contextlib.contextmanager
-def running(target: dict[str, object], draft: dict[str, object] | None, max_running: int) -> Iterator[Endpoints]:
-    gateway = {"port": 0, "grpc_port": 0, "max_running": max_running}
-    values = {"target": target, "draft": draft, "ray": None, "gateway": gateway}
-    stop = StopFlag()
-    stop.install()
-    with Supervisor(SystemConfig.read(values), stop) as supervisor, StartProgress(Console(stderr=True)) as progress:
-        yield supervisor.start(progress)
 
 
 def worker_info(address: str, stub: type) -> common_pb2.WorkerInfo:
@@ -140,7 +125,7 @@ def add_longest(report: Report, options: argparse.Namespace) -> None:
     """A request that fills the KV cache to the last token, and one that is a token too long."""
     model, num_answer = random_94m(4 * options.longest), 16
     target = {"model": str(model), "kv_cache_tokens": options.longest, "dtype": "float32"}
-    with running(target, None, 4) as endpoints:
+    with running(target, None, {"max_running": 4}) as endpoints:
         info = worker_info(endpoints.target, target_pb2_grpc.TargetServiceStub)
         pool = info.num_kv_blocks * info.kv_block_size
         rows = []
@@ -184,7 +169,7 @@ def main() -> None:
     )
     common = {"dtype": options.dtype, "max_slots": count, "prefix_caching": False}
     target, draft = {"model": str(widened(options.size)), **common}, {"model": str(DEMO_DRAFT), **common}
-    with running(target, draft, count) as endpoints:
+    with running(target, draft, {"max_running": count}) as endpoints:
         stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
         pids = {role: worker_info(getattr(endpoints, role), stub).pid for role, stub in stubs.items()}
         before = {role: resident_bytes(pid) for role, pid in pids.items()}

@@ -8,6 +8,7 @@ it sleeps when it has no work.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
@@ -15,28 +16,18 @@ import grpc
 from protocol import Answer, Job, Setup, serve
 
 from benchmarks.passes import PHASES, phase_shares, run_pass
+from benchmarks.running import running
 from outrider import __version__
-from outrider.cli.stopping import StopFlag
-from outrider.cli.supervisor import Supervisor
-from outrider.cli.system import SystemConfig
 from outrider.client import AsyncClient, Speculation
 from outrider.v1 import common_pb2, target_pb2_grpc
-
-
-class Quiet:
-    """A Reporter that says nothing."""
-
-    def progress(self, part: str, state: str, detail: str) -> None: ...
 
 
 class Outrider:
     def __init__(self, setup: Setup) -> None:
         self.version = f"Outrider {__version__}"
         self._num_draft_tokens = setup.num_draft_tokens
-        stop = StopFlag()
-        stop.install()
-        self._supervisor = Supervisor(SystemConfig.read(system(setup)), stop).__enter__()
-        endpoints = self._supervisor.start(Quiet())
+        self._processes = contextlib.ExitStack()
+        endpoints = self._processes.enter_context(running(**system(setup)))
         self._address = endpoints.grpc
         self.pids = {"target": _pid(endpoints.target)}
 
@@ -63,7 +54,7 @@ class Outrider:
         return Answer(sample.outputs, sample.elapsed_s, drafted or None, accepted if drafted else None, detail)
 
     def close(self) -> None:
-        self._supervisor.stop()
+        self._processes.close()
 
 
 def _pid(target: str) -> int:
@@ -86,8 +77,7 @@ def system(setup: Setup) -> dict[str, Any]:
             "max_slots": setup.max_concurrency,
             "context_limit": setup.context,
         } | json.loads(setup.options.get(role, "{}"))
-    gateway = {"port": 0, "grpc_port": 0, "num_draft_tokens": setup.num_draft_tokens}
-    return {**workers, "ray": None, "gateway": gateway | {"max_running": setup.max_concurrency}}
+    return workers | {"gateway": {"num_draft_tokens": setup.num_draft_tokens, "max_running": setup.max_concurrency}}
 
 
 if __name__ == "__main__":
