@@ -142,17 +142,25 @@ def _device(role: str, worker: TargetConfig | DraftConfig, nodes: list[Node]) ->
 
 
 def _gpus(config: SystemConfig, devices: Mapping[str, str], nodes: list[Node]) -> dict[str, float]:
+    """Of each worker's process: of a split target's, a rank."""
+    num_ranks = config.target.tensor_parallel
     wanted = {
         "target": config.ray.target_gpus if config.ray else None,
         "draft": config.ray.draft_gpus if config.ray else None,
     }
     num_users = sum(device == "cuda" for device in devices.values())
-    is_split = config.target.tensor_parallel > 1  # ranks that found themselves on one GPU could not speak
-    share = 0.5 if num_users == 2 and not is_split and sum(node.num_gpus for node in nodes) < 2 else 1.0
+    share = 0.5 if num_users == 2 and num_ranks == 1 and sum(node.num_gpus for node in nodes) < 2 else 1.0
     gpus: dict[str, float] = {}
     for role, device in devices.items():
         asked = wanted[role]
         if device == "cpu" and asked is not None:
             raise ConfigError(f"ray.{role}_gpus is {asked:g} and {role}.device is 'cpu'; leave one of them out")
+        if role == "target" and num_ranks > 1 and asked is not None:
+            if asked != num_ranks:  # ranks that found themselves on one GPU could not speak
+                raise ConfigError(
+                    f"ray.target_gpus is {asked:g} and target.tensor_parallel {num_ranks}: a rank takes one GPU, no "
+                    f"less and no more; say {num_ranks} or leave it out"
+                )
+            asked = 1.0
         gpus[role] = 0.0 if device == "cpu" else share if asked is None else asked
     return gpus

@@ -32,7 +32,10 @@ class RayConfig(BaseModel):
     A cluster of one machine: workers listen on addresses that the gateway reaches on its own machine alone.
     """
     target_gpus: float | None = Field(default=None, gt=0)
-    """GPUs to reserve for the target, a fraction to share one; absent = 1, or half when there is one for both."""
+    """GPUs to reserve for the target, a fraction to share one; absent = 1, or half when there is one for both.
+
+    With tensor_parallel N it is N: one for each rank.
+    """
     draft_gpus: float | None = Field(default=None, gt=0)
     """The same for the draft."""
     start_timeout_s: Seconds = 900.0

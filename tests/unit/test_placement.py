@@ -95,6 +95,13 @@ def test_overlapping_cores_are_reserved_in_amounts_that_ray_takes() -> None:
             {0, 1},
             "ray.draft_gpus is 1 and",
         ),
+        (
+            system(target={"tensor_parallel": 2}, target_gpus=0.5),
+            TWO_GPUS,
+            {0, 1},
+            "ray.target_gpus is 0.5 and target.tensor_parallel 2: a rank takes one GPU, no less and no more; say 2",
+        ),
+        (system(target={"tensor_parallel": 2}, target_gpus=3), TWO_GPUS, {0, 1}, "ray.target_gpus is 3 and"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(
@@ -138,6 +145,12 @@ def test_ranks_share_cores_where_there_are_too_few() -> None:
     assert [one.cpu_cores for one in placed.values()] == [{1}, {0}, {1}]
     assert sum(one.num_cpus for one in placed.values()) == 2
     check_fits(placed, NO_GPUS, "has")
+
+
+def test_gpus_asked_for_a_split_target_are_those_of_all_its_ranks() -> None:
+    placed = place(system(target={"tensor_parallel": 2}, draft={"device": "cpu"}, target_gpus=2), TWO_GPUS, None)
+    assert {role: one.num_gpus for role, one in placed.items()} == {"target": 1.0, "draft": 0.0, "target-rank-1": 1.0}
+    check_fits(placed, TWO_GPUS, "has")
 
 
 def test_ranks_never_share_a_gpu() -> None:
