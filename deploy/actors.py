@@ -104,12 +104,11 @@ class FollowerActor:
         from outrider.engine.parallel.follower import follow
 
         try:
-            code = follow(folder, rank, cpu_cores, lambda: None)
+            follow(folder, rank, cpu_cores, lambda: None)
         except Exception:
             log.exception("rank %d of the target ended", rank)
-            code = 1
-        if code:
-            _exit_for_restart()  # else the target has said that it ends, and whoever stops it kills this process
+        # Also when the target has said that it ends: it may be about to start anew. Who stops both kills them for good.
+        _exit_for_restart()
 
 
 def _start(role: str, settings: dict[str, Any]) -> Any:

@@ -11,22 +11,26 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from outrider.engine import engine_thread
+from outrider.engine import engine_thread, loader
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel import messages, team
 from outrider.engine.parallel.leading import load_split
 from outrider.engine.parallel.meeting import Host, join_host
 from outrider.engine.parallel.team import ParallelPath, Team
+from outrider.engine.paths.choice import choose_path
 from outrider.engine.step_plan import Row
 from outrider.wire.config import TargetConfig
 from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
+from tests.forked import Forked
 from tests.rounds import largest_error, some_ids, truth_of
 from tests.tiny_models import tiny_llama
 
@@ -36,6 +40,10 @@ TOLERANCE = 1e-4
 STEP_TIMEOUT = timedelta(seconds=1)
 AT_ONCE_S = 20.0
 """Also on a busy machine, and far from any timeout of a process group."""
+
+CPU_ONLY = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="transformers would split over the GPUs of this process"
+)
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -152,6 +160,24 @@ def options_of(folder: str, **changes: object) -> dict[str, object]:
     return fixed | {"model": folder, "tensor_parallel": 2} | changes
 
 
+def keep_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 sets these for good, in a process of its own."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0" if name == "LOCAL_RANK" else "lo")
+
+
+@contextmanager
+def forked(module: str, *args: str) -> Iterator[Forked]:
+    """A follower, ended with the test."""
+    process = Forked(module, list(args))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(AT_ONCE_S)
+        process.stdout.close()
+
+
 def test_a_follower_that_ends_before_it_joins_fails_the_load(tmp_path: Path) -> None:
     """At once: nobody would come to the process group."""
     model, ranks, lost = tiny_llama(tmp_path, VOCAB_SIZE), tmp_path / "ranks", list[OutriderError]()
@@ -172,6 +198,43 @@ def test_a_follower_that_ends_before_it_joins_fails_the_load(tmp_path: Path) -> 
     greeting.join()
     assert time.monotonic() - began < AT_ONCE_S
     assert len(lost) == 1 and not torch.distributed.is_initialized()
+
+
+@CPU_ONLY
+def test_a_follower_that_is_killed_while_the_paths_are_tried_is_no_fault_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every path then fails in a sum, and none is to blame."""
+    keep_environment(monkeypatch)
+    model, ranks, lost = tiny_llama(tmp_path, VOCAB_SIZE), tmp_path / "ranks", list[OutriderError]()
+    config = TargetConfig(model=model, device="cpu", tensor_parallel=2, parallel_folder=str(ranks))
+    with forked("outrider.engine.parallel.follower", str(ranks), "1", "0") as follower:
+
+        def kill_and_choose(*args: Any) -> ModelRunner:
+            follower.kill()
+            follower.wait(AT_ONCE_S)
+            return choose_path(*args)
+
+        monkeypatch.setattr(loader, "choose_path", kill_and_choose)
+        with pytest.raises(Unavailable, match="rank 1 of 2 is lost, its process has ended") as caught:
+            load_split(options_of(model), config, lost.append)
+    assert "cannot be served" in str(caught.value.__cause__)
+    assert len(lost) == 1 and not torch.distributed.is_initialized()
+
+
+@CPU_ONLY
+def test_a_follower_under_ray_ends_with_a_target_that_ends_in_good_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose port is taken when it comes back does: the next life must find a follower that Ray has restarted."""
+    keep_environment(monkeypatch)
+    model, ranks = tiny_llama(tmp_path, VOCAB_SIZE), tmp_path / "ranks"
+    config = TargetConfig(model=model, device="cpu", tensor_parallel=2, parallel_folder=str(ranks))
+    with forked("tests.engine.follower_actor", str(ranks)) as actor:
+        _, leader = load_split(options_of(model), config, lambda error: None)
+        assert actor.poll() is None
+        leader.close()
+        assert actor.wait(AT_ONCE_S) == 1
 
 
 def test_a_model_that_cannot_be_split_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -209,13 +272,12 @@ def test_a_load_s_own_error_says_more_than_the_loss_that_came_with_it() -> None:
         EngineThread(load, lambda answers: None).start()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="transformers would split over the GPUs of this process")
+@CPU_ONLY
 def test_two_ranks_compute_what_one_does_until_one_of_them_stalls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the dense path, which feeds cached tokens again on every rank. Both laws in one test: it starts a process."""
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LOCAL_RANK"):  # set for good in a process of its own
-        monkeypatch.setenv(name, "0" if name == "LOCAL_RANK" else "lo")
+    keep_environment(monkeypatch)
     model, lost = tiny_llama(tmp_path, VOCAB_SIZE), list[OutriderError]()
     config = TargetConfig(model=model, device="cpu", tensor_parallel=2)
     runner, leader = load_split(options_of(model, attention_path="dense"), config, lost.append, STEP_TIMEOUT)

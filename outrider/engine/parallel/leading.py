@@ -23,7 +23,8 @@ def load_split(
     """options: of `load_runner`. on_lost, step_timeout: of `Team`. The caller closes the team.
 
     Raises ConfigError as `load_runner` does, and Unavailable when a follower does not come or is lost on the way;
-    nothing is left running then.
+    nothing is left running then. A follower that ended and said nothing may be what every path failed for, and its loss
+    is what is raised; one that said why it ends says no more than this rank's own ConfigError.
     """
     if ":" in config.device:
         raise ConfigError(
@@ -40,7 +41,7 @@ def load_split(
     except BaseException as error:
         lost = team.lost
         team.close()
-        if lost is not None and not isinstance(error, ConfigError):
+        if lost is not None and (team.lost_in_silence or not isinstance(error, ConfigError)):
             raise lost from error
         raise
     return runner, team

@@ -61,6 +61,8 @@ class Team:
         self._noticed = threading.Event()
         self._losing = threading.Lock()
         self._lost: OutriderError | None = None
+        self.lost_in_silence = False
+        """Lost to a follower's end, without a word from it: killed, most likely."""
 
     def gather(self, device: torch.device, settings: dict[str, Any], shared_folder: str | None) -> Group:
         """`meet`, then join with them. Raises OutriderError when they do not all come."""
@@ -183,6 +185,7 @@ class Team:
         guest = events[0][0].data
         words = guest.life.receive()
         said = f": {words.decode(errors='replace')}" if words else ", its process has ended"
+        self.lost_in_silence = not words
         self._lose(Unavailable(f"rank {guest.rank} of {self.num_ranks} is lost{said}"))
 
     def _end_processes(self) -> None:
