@@ -2,14 +2,17 @@
 
     make bench-peers                                  # or: python -m benchmarks.peers --help
 
-Engines take turns, pass by pass, on the same cores; the others are stopped meanwhile, so that no thread of theirs
-spins. A pass is every prompt once, `concurrency` at a time. Ratios are taken within a repetition. Prefix caches are
-off everywhere, so each pass feeds its prompts. What an engine lacks is said, not hidden.
+Engines take turns, pass by pass, on the same cores; other engines are stopped meanwhile, so that no thread of theirs
+spins. Outrider is several processes and not stopped: it sleeps when it has no work. A pass is every prompt once,
+`concurrency` at a time. Ratios are taken within a repetition. Prefix caches are off everywhere, so each pass feeds its
+prompts. What an engine lacks is said, not hidden, and a rate of wrong answers or of a useless draft is marked.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
 import signal
 import statistics
@@ -30,6 +33,9 @@ CONTEXT = 1024
 """Tokens; the longest development prompt has 548."""
 ARMS = (False, True)
 """Plain, and with the draft."""
+USEFUL = 0.1
+"""Of drafted tokens accepted, at least; a draft of the demo pair that does less is not at work as it should be."""
+WRONG, USELESS = "†", "‡"
 
 
 @dataclass
@@ -42,6 +48,10 @@ class Cell:
     accepted: int = 0
     phases: dict[str, list[float]] = field(default_factory=dict)
     lacks: str = ""
+
+    @property
+    def has_useless_draft(self) -> bool:
+        return self.drafted > 0 and self.accepted < USEFUL * self.drafted
 
     def add(self, answer: Answer) -> None:
         self.rates.append(sum(map(len, answer.outputs)) / answer.elapsed_s)
@@ -82,16 +92,14 @@ class Bench:
 
     def run(self) -> None:
         for dtype in self.options.dtype:
-            processes = self._start(dtype)
-            try:
+            with contextlib.ExitStack() as running:
+                processes = self._start(dtype, running)
                 for concurrency in self.options.concurrency:
                     for temperature in self.options.temperature:
                         self._setting(processes, Setting(dtype, temperature, concurrency))
-            finally:
-                for process in processes:
-                    process.close()
 
-    def _start(self, dtype: str) -> list[EngineProcess]:
+    def _start(self, dtype: str, running: contextlib.ExitStack) -> list[EngineProcess]:
+        """`running` closes what was started, however few of all."""
         ours = {role: text for role in ("target", "draft") if (text := getattr(self.options, f"ours_{role}"))}
         processes = []
         for kind in kinds(ours):
@@ -100,11 +108,11 @@ class Bench:
             if (reason := missing(kind)) is not None:
                 self.absent[kind.name] = reason
                 continue
-            if (process := self._start_one(kind, dtype)) is not None:
+            if (process := self._start_one(kind, dtype, running)) is not None:
                 processes.append(process)
         return processes
 
-    def _start_one(self, kind: Kind, dtype: str) -> EngineProcess | None:
+    def _start_one(self, kind: Kind, dtype: str, running: contextlib.ExitStack) -> EngineProcess | None:
         folder = WORK / "peer-models" / self.options.size
         folder.mkdir(parents=True, exist_ok=True)
         (WORK / "bench-logs").mkdir(exist_ok=True)
@@ -120,15 +128,17 @@ class Bench:
         )
         started = time.perf_counter()
         log = WORK / "bench-logs" / f"{kind.script}{'-apart' * ('core' in kind.name)}-{dtype}.log"
-        process = EngineProcess(kind, setup, log)
-        try:
-            self.versions[kind.name] = process.ready()
-            for speculative in ARMS:  # compile, allocate, warm up
-                process.run(self._job(self.prompts[:1], 16, 0.0, 1, speculative))
-        except EngineFailed as failure:
-            self.absent[f"{kind.name}, {dtype}"] = str(failure)
-            process.close()
-            return None
+        with contextlib.ExitStack() as starting:
+            process = EngineProcess(kind, setup, log)
+            starting.callback(process.close)
+            try:
+                self.versions[kind.name] = process.ready()
+                for speculative in ARMS:  # compile, allocate, warm up
+                    process.run(self._job(self.prompts[:1], 16, 0.0, 1, speculative))
+            except EngineFailed as failure:
+                self.absent[f"{kind.name}, {dtype}"] = str(failure)
+                return None
+            running.enter_context(starting.pop_all())
         print(
             f"{kind.name} is ready after {time.perf_counter() - started:.0f} s: {self.versions[kind.name]}", flush=True
         )
@@ -183,7 +193,9 @@ class Bench:
                 rates = spread(cell.rates) if cell.rates else cell.lacks
                 print(f"{setting}: {name}{', with draft' * speculative}: {rates}", flush=True)
 
+    @functools.cached_property
     def differences(self) -> list[tuple[str, Setting, bool, Difference]]:
+        """Of all greedy answers. When everything has run: it loads the target."""
         found, judges = [], {}
         for name, setting, speculative, index, ids in self.greedy:
             if setting.dtype not in judges:
@@ -192,6 +204,14 @@ class Bench:
             if difference is not None:
                 found.append((name, setting, speculative, difference))
         return found
+
+    def marks(self, name: str, setting: Setting, speculative: bool) -> str:
+        """Why this rate is none to compare with; empty where it is one."""
+        wrong = any(
+            each[:3] == (name, setting, speculative) and each[3].gap >= NEAR_TIE[setting.dtype]
+            for each in self.differences
+        )
+        return WRONG * wrong + USELESS * self.cells[name, setting, speculative].has_useless_draft
 
 
 def write(bench: Bench) -> None:
@@ -202,8 +222,15 @@ def write(bench: Bench) -> None:
         f"at the cost of a larger model), the draft {num_parameters(DEMO_DRAFT) / 1e6:.2f}M. K = "
         f"{options.num_draft_tokens}, {options.max_tokens} tokens an answer, ends of sequence ignored, cores "
         f"{bench.cores} for every engine. Rates are tokens of answers over wall time, prompts' feeding included: the "
-        "median of the passes and their range. Prefix caches are off. ×: Outrider's rate (both workers on all cores) "
-        "over that engine's, median of the ratios within a repetition."
+        "median of the passes and their range. At concurrency 1 the passes share out the prompts, so that their range "
+        "is the prompts' more than the machine's. Prefix caches are off. Engines take turns; the others are stopped "
+        "meanwhile, but for Outrider's processes, which sleep. ×: Outrider's rate (both workers on all cores) over "
+        "that engine's, median of the ratios within a repetition."
+    )
+    report.text(
+        f"{WRONG}: some of its greedy answers in this row are not the target's own (below), nor near-ties. {USELESS}: "
+        f"less than {100 * USEFUL:.0f} % of what its draft said was accepted. Such rates are of other work; nothing is "
+        "compared with them."
     )
     settings = list(dict.fromkeys(setting for _, setting, _ in bench.cells))
     for setting in settings:
@@ -229,8 +256,10 @@ def _rows(bench: Bench, setting: Setting) -> list[list[str]]:
         for speculative in ARMS:
             cell = bench.cells[name, setting, speculative]
             ours = bench.cells.get(("Outrider", setting, speculative), Cell())
-            ratios = [a / b for a, b in zip(ours.rates, cell.rates, strict=False)]
-            row += [spread(cell.rates) if cell.rates else "n/a", f"{statistics.median(ratios):.2f}" if ratios else ""]
+            marks = bench.marks(name, setting, speculative)
+            ratios = [a / b for a, b in zip(ours.rates, cell.rates, strict=False)] if not marks else []
+            row += [f"{spread(cell.rates)} {marks}".rstrip() if cell.rates else "n/a"]
+            row += [f"{statistics.median(ratios):.2f}" if ratios else ""]
         drafted = bench.cells[name, setting, True]
         rows.append([*row, f"{100 * drafted.accepted / drafted.drafted:.0f} %" if drafted.drafted else ""])
     return rows
@@ -254,7 +283,7 @@ def _write_profile(bench: Bench, settings: list[Setting]) -> None:
             rates = {
                 name: statistics.median(cell.rates)
                 for (name, other, arm), cell in bench.cells.items()
-                if (other, arm) == (setting, speculative) and cell.rates
+                if (other, arm) == (setting, speculative) and cell.rates and not bench.marks(name, other, arm)
             }
             own = bench.cells.get(("Outrider", setting, speculative))
             best = max(rates, key=lambda name: rates[name], default="Outrider")
@@ -279,7 +308,7 @@ def _write_functions(bench: Bench) -> None:
 
 
 def _write_differences(bench: Bench) -> None:
-    differences = bench.differences()
+    differences = bench.differences
     answers = len(bench.greedy)
     text = (
         f"## Greedy answers\n\n{answers} answers of all engines, each token judged by transformers' forward over the "
@@ -350,7 +379,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # engines that are stopped must be woken to end
+    for number in (signal.SIGTERM, signal.SIGHUP):  # engines that are stopped must be woken to end
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     bench = Bench(options)
     bench.run()
     write(bench)

@@ -92,6 +92,7 @@ class EngineProcess:
 
     def __init__(self, kind: Kind, setup: Setup, log: Path) -> None:
         self.kind = kind
+        self._setup = replace(setup, options=setup.options | kind.options)
         self.pids: dict[str, int] = {}
         """Of the processes that a profiler may look at, by role."""
         self._log = log
@@ -107,10 +108,10 @@ class EngineProcess:
             env=env,
             start_new_session=True,
         )
-        self._send(asdict(replace(setup, options=setup.options | kind.options)))
 
     def ready(self) -> str:
         """Wait until it has loaded; -> its version. Raises EngineFailed, with what it lacks if it says so."""
+        self._send(asdict(self._setup))
         said = self._receive()
         if "lacks" in said:
             raise EngineFailed(said["lacks"])
@@ -127,18 +128,20 @@ class EngineProcess:
         return said["lacks"] if "lacks" in said else Answer(**said)
 
     def close(self) -> None:
+        """It has CLOSE_S to end by itself; what is left of its group is killed, also when nobody waits so long."""
         self._resume()
         with contextlib.suppress(BrokenPipeError):
             assert self._process.stdin is not None
             self._process.stdin.close()
         try:
-            self._process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSE_S)
+        finally:
             self._signal(signal.SIGKILL)
             self._process.wait()
-        if self.kind.stops:  # what it left behind of its group
-            self._signal(signal.SIGKILL)
-        self._stream.close()
+            for pipe in (self._process.stdout, self._stream):
+                assert pipe is not None
+                pipe.close()
 
     def _pause(self) -> None:
         if self.kind.stops:

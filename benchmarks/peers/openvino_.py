@@ -33,6 +33,8 @@ class OpenVino:
         }
         self._plain = genai.ContinuousBatchingPipeline(target, scheduler, "CPU", properties)
         with_draft = properties | {"draft_model": genai.draft_model(draft, "CPU", **properties)}
+        # Beside a draft, answers to prompts that it feeds in several pieces are wrong.
+        scheduler.max_num_batched_tokens = setup.max_concurrency * setup.context
         self._drafted = genai.ContinuousBatchingPipeline(target, scheduler, "CPU", with_draft)
 
     def run(self, job: Job) -> list[list[int]]:

@@ -36,7 +36,12 @@ class Vllm:
             "disable_log_stats": False,
             "enforce_eager": bool(setup.options.get("eager")),
         }
-        draft = {"method": "draft_model", "model": setup.draft, "num_speculative_tokens": setup.num_draft_tokens}
+        draft = {
+            "method": "draft_model",
+            "model": setup.draft,
+            "num_speculative_tokens": setup.num_draft_tokens,
+            "draft_sample_method": "probabilistic",  # as ours; its default guesses the best token at any temperature
+        }
         self._plain = vllm.LLM(**common)
         self._drafted, self._why_not = None, ""
         try:
