@@ -81,23 +81,25 @@ def test_a_folder_that_cannot_be_written_is_named(model: str, cache: Path) -> No
         path_name(model, "fused")
 
 
-def test_a_broken_file_is_built_again_and_serves_where_no_compiler_is(
+@pytest.mark.parametrize(("function", "result"), [("outrider_new", None), ("outrider_pack", -1)])
+def test_without_memory_or_threads_for_it_the_next_path_serves(
+    model: str, monkeypatch: pytest.MonkeyPatch, function: str, result: int | None
+) -> None:
+    """What the library returns when the machine refuses either, be it at the start or amid the weights."""
+    monkeypatch.setattr(library.library(), function, lambda *_: result)
+    assert path_name(model) == "paged"
+    with pytest.raises(ConfigError, match="fused: no memory"):
+        path_name(model, "fused")
+
+
+def test_two_workers_build_a_broken_file_again_and_a_third_needs_no_compiler(
     model: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = build.find_compiler()
     monkeypatch.setattr(build, "compile_to", lambda path, _: (cache.mkdir(), path.write_bytes(b"not a library")))
     broken = build.built_library()
     monkeypatch.undo()
     monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(cache))
     assert build.built_library() == broken, "the file is there, so nothing was compiled"
-    assert path_name(model, "fused") == "fused"
-    assert broken.stat().st_size > 10_000 and files(cache) == [".so"]
-    library.library.cache_clear()
-    monkeypatch.setenv("CXX", "/nowhere/c++")
-    assert compiler != "/nowhere/c++" and path_name(model, "fused") == "fused"
-
-
-def test_two_workers_that_build_at_once_both_load(cache: Path) -> None:
     workers = [
         subprocess.Popen([sys.executable, "-c", LOAD], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -105,4 +107,6 @@ def test_two_workers_that_build_at_once_both_load(cache: Path) -> None:
     for worker in workers:
         out, error = worker.communicate(timeout=110)
         assert (worker.returncode, out.strip()) == (0, "loaded"), error
-    assert files(cache) == [".so"]
+    assert broken.stat().st_size > 10_000 and files(cache) == [".so"]
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert path_name(model, "fused") == "fused"
