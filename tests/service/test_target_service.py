@@ -13,7 +13,6 @@ import torch
 
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from tests.service.conftest import worker
 from tests.service.control_client import (
     ControlClient,
     deliver,
@@ -472,31 +471,6 @@ async def test_slot_limit(target: ControlClient) -> None:
     assert (await target.info()).num_slots_in_use == 8
     target.tell(pb.CloseSlot(slot=3))
     await target.opened(8, PROMPT, max_tokens=4)
-
-
-async def test_memory_is_taken_in_turn(target_folder: str, reference: ReferenceModel) -> None:
-    """Ten blocks: what can never fit is INVALID; three requests that fit one by one all end, as if each were alone."""
-    prompts = [[*range(20 + slot, 60 + slot)] for slot in range(3)]  # 40 tokens and 88 to come: 8 blocks
-    with worker("target_service", target_folder, "--kv-cache-tokens", "160") as process:
-        async with ControlClient(process.address, "target") as client:
-            never = await client.ask(open_slot(1, PROMPT, max_tokens=200))
-            assert never.code == pb.WORKER_ERROR_CODE_INVALID
-            assert "13 cache blocks" in never.message and "has 10" in never.message
-
-            async def one(slot: int) -> list[int]:
-                ids = list(prompts[slot])
-                await client.opened(slot, ids, max_tokens=88)
-                while len(ids) < 128:
-                    ids += (await client.ask(verify(slot, 40, ids[40:]))).token_ids
-                client.tell(pb.CloseSlot(slot=slot))
-                return ids[40:]
-
-            answers = await asyncio.gather(*(one(slot) for slot in range(3)))
-            assert answers == [reference.greedy(prompt, 88) for prompt in prompts]
-            await eventually(idle, client)
-            metrics = await client.metrics()
-            assert metrics['outrider_worker_preemptions_total{worker="target"}'] > 0
-            assert metrics['outrider_worker_slots_waiting{worker="target"}'] == 0
 
 
 async def test_a_prompt_that_begins_alike_is_not_fed_again(target: ControlClient, reference: ReferenceModel) -> None:
