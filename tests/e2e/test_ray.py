@@ -162,9 +162,8 @@ def test_a_model_that_is_not_there_is_an_error_with_a_reason(processes: Tree) ->
     assert "/nowhere/draft" in command.err[-1]
 
 
-@pytest.mark.parametrize(
-    "how", ["SIGINT", *(pytest.param(how, marks=pytest.mark.slow) for how in ("SIGTERM", "end of stdin"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "end of stdin"])
 def test_it_leaves_no_process(how: str) -> None:
     with tree() as left, launched(settings()) as command:
         command.ready()
