@@ -92,7 +92,8 @@ class OurSteps:
     """A ModelRunner; every row has blocks of its own."""
 
     def __init__(self, runner: ModelRunner, prompt: list[int]) -> None:
-        self.name = runner.path.name
+        quantization = runner.facts.quantization
+        self.name = runner.path.name if quantization == "none" else f"{runner.path.name} {quantization}"
         self.batch_invariant = runner.path.batch_invariant
         self._runner, self._prompt = runner, prompt
         self._tables: dict[int, list[BlockTable]] = {}  # by width
@@ -127,7 +128,15 @@ def load_transformers(folder: Path, dtype: str, prompt: list[int]) -> tuple[Tran
     return TransformersSteps(model, prompt), num_bytes
 
 
-def load_ours(folder: Path, dtype: str, path: str, prompt: list[int], max_batch: int, widths: list[int]) -> OurSteps:
+def load_ours(
+    folder: Path,
+    dtype: str,
+    path: str,
+    prompt: list[int],
+    max_batch: int,
+    widths: list[int],
+    quantization: str = "none",
+) -> OurSteps:
     """Raises ConfigError where the path cannot be had."""
     tokens = len(widths) * max_batch * (-(-(len(prompt) + max(widths)) // 128) * 128)  # whole blocks of any size
     runner = load_runner(
@@ -138,6 +147,7 @@ def load_ours(folder: Path, dtype: str, path: str, prompt: list[int], max_batch:
         max_slots=len(widths) * max_batch,
         context_limit=None,
         attention_path=path,
+        quantization=quantization,
     )
     return OurSteps(runner, prompt)
 
