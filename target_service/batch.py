@@ -15,14 +15,15 @@ from outrider.engine.acceptance import Noise, accept_one
 from outrider.engine.host_sampling import HostLogits
 from outrider.engine.noise import Purpose
 from outrider.engine.penalties import LogitRow, SamplingState
+from outrider.engine.reported import Reported, reported
 from outrider.engine.side_by_side import side_by_side
 from outrider.engine.slot_noise import host_slot_uniforms
-from target_service.device_batch import decide_on_device
+from target_service.device_batch import Decided, decide_on_device
 from target_service.waiting import Ready
 
 
-def decide(ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor) -> list[tuple[int, int]]:
-    """(num_accepted, next id) per slot. logits: [sum(K_b + 1), V] float32, slots in order.
+def decide(ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor) -> list[Decided]:
+    """One per slot. logits: [sum(K_b + 1), V] float32, slots in order.
 
     Raises NonFiniteLogits, naming a row of every slot that cannot be decided for it. Rows that nothing is decided by
     may hold anything on the host.
@@ -32,9 +33,10 @@ def decide(ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tens
     host, noise = HostLogits(logits), slots_noise(ready)
     starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
 
-    def decide_one(b: int) -> tuple[int, int]:
+    def decide_one(b: int) -> Decided:
         r, state, start, own = ready[b], states[b], starts[b], noise[b]
-        return _greedy(r, state, host, start) if own is None else _sampled(r, state, host, start, own)
+        outcome = _greedy(r, state, host, start) if own is None else _sampled(r, state, host, start, own)
+        return Decided(*outcome, _reported(r, logits[start:], *outcome))
 
     return side_by_side(decide_one, range(len(ready)), logits.numel())
 
@@ -53,6 +55,14 @@ def _sampled(ready: Ready, state: SamplingState, host: HostLogits, start: int, n
     return accept_one(
         lambda j: host.law(start + j, _row(ready, state, j)), ready.draft_laws or (), ready.draft_ids, noise
     )
+
+
+def _reported(ready: Ready, raw: Tensor, num_accepted: int, next_id: int) -> tuple[Reported, ...]:
+    """raw: logits that begin with the slot's own."""
+    num_logprobs = ready.slot.params.num_logprobs
+    if num_logprobs is None:
+        return ()
+    return tuple(reported(raw[: num_accepted + 1], [*ready.draft_ids[:num_accepted], next_id], num_logprobs))
 
 
 def _row(ready: Ready, state: SamplingState, j: int) -> LogitRow:

@@ -7,6 +7,7 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -18,6 +19,7 @@ from outrider.engine.acceptance import Outcome, accept_greedy, accept_rejection
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.noise import Purpose
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked, sound_rows
+from outrider.engine.reported import Reported, packed, unpacked
 from outrider.engine.row_law import NothingToDraw
 from outrider.engine.sampling import argmax, distributions
 from outrider.engine.slot_noise import slot_uniforms
@@ -25,8 +27,18 @@ from outrider.engine.wire_tensors import scattered
 from target_service.waiting import Ready
 
 
-def decide_on_device(ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor) -> list[tuple[int, int]]:
-    """(num_accepted, next id) per slot. logits: [sum(K_b + 1), V] float32, slots in order. Raises NonFiniteLogits."""
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Of one slot."""
+
+    num_accepted: int
+    next_id: int
+    reported: Sequence[Reported] = ()
+    """Of the accepted tokens and the next one, when the request asks for it."""
+
+
+def decide_on_device(ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor) -> list[Decided]:
+    """One per slot. logits: [sum(K_b + 1), V] float32, slots in order. Raises NonFiniteLogits."""
     rows = [
         LogitRow(state, tuple(r.draft_ids[:j]))
         for r, state in zip(ready, states, strict=True)
@@ -34,27 +46,48 @@ def decide_on_device(ready: Sequence[Ready], states: Sequence[SamplingState], lo
     ]
     processed = process_unchecked(logits, rows)
     starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
-    found: list[Tensor] = [(~sound_rows(logits)).long()]
+    outcomes: list[Tensor] = []
     order: list[int] = []
     for greedy, rule in ((True, _greedy), (False, _sampled)):
         group = [b for b, r in enumerate(ready) if r.slot.params.greedy is greedy]
         if group:
             batch = Batch([ready[b] for b in group], [starts[b] for b in group], processed.device)
             outcome = rule(batch, processed, rows)
-            found.append(torch.stack((outcome.num_accepted, outcome.next_ids, outcome.sound.long()), dim=1).view(-1))
+            outcomes.append(torch.stack((outcome.num_accepted, outcome.next_ids, outcome.sound.long()), dim=1))
             order.extend(group)
-    values = torch.cat(found).cpu().numpy()  # [R + 3 B] int64: the one wait of a step
-    if values[: len(rows)].any():
-        raise NonFiniteLogits(np.flatnonzero(values[: len(rows)]).tolist())
-    return _unpacked(values[len(rows) :].reshape(-1, 3), order)
+    decided = torch.cat(outcomes)[to_device(np.argsort(order), logits.device)]  # [B, 3] int64, in the order of slots
+    asked = _asked_log_probs(ready, starts, decided, logits)  # [N, 1 + 2 n] float64
+    parts = ((~sound_rows(logits)).double(), decided.view(-1).double(), asked.view(-1))  # ids fit a double
+    values = torch.cat(parts).cpu().numpy()  # [R + 3 B + N (1 + 2 n)] float64: the one wait of a step
+    bad, outcome_values, asked_values = np.split(values, np.cumsum([len(rows), 3 * len(ready)]))
+    if bad.any():
+        raise NonFiniteLogits(np.flatnonzero(bad).tolist())
+    return _unpacked(ready, outcome_values.reshape(-1, 3), asked_values.reshape(asked.shape))
 
 
-def _unpacked(values: NDArray[np.int64], order: list[int]) -> list[tuple[int, int]]:
-    """[B, 3], of slots in `order` -> in the order of the slots."""
-    if not values[:, 2].all():
+def _asked_log_probs(ready: Sequence[Ready], starts: Sequence[int], decided: Tensor, logits: Tensor) -> Tensor:
+    """What `reported.packed` says of all rows of the slots that ask; rows past a slot's next token say nothing."""
+    asking = [b for b, r in enumerate(ready) if r.slot.params.num_logprobs is not None]
+    if not asking:
+        return logits.new_empty((0, 1), dtype=torch.float64)
+    places = [(starts[b] + j, b, j, token_id) for b in asking for j, token_id in enumerate([*ready[b].draft_ids, 0])]
+    rows, slots, at, draft_ids = to_device(np.array(places).T.copy(), logits.device)  # [N] int64 each
+    chosen = torch.where(at == decided[slots, 0], decided[slots, 1], draft_ids)
+    return packed(logits[rows], chosen, max(ready[b].slot.params.num_logprobs or 0 for b in asking))
+
+
+def _unpacked(ready: Sequence[Ready], outcomes: NDArray[np.float64], asked: NDArray[np.float64]) -> list[Decided]:
+    """outcomes [B, 3]; asked: `packed` rows of the slots that ask."""
+    if not outcomes[:, 2].all():
         raise NothingToDraw("nothing to draw from: a slot's law has no positive finite mass")
-    pairs = dict(zip(order, values[:, :2].tolist(), strict=True))
-    return [(pairs[b][0], pairs[b][1]) for b in range(len(order))]
+    decided, start = [], 0
+    for r, (num_accepted, next_id) in zip(ready, outcomes[:, :2].astype(int).tolist(), strict=True):
+        num_logprobs, reported = r.slot.params.num_logprobs, list[Reported]()
+        if num_logprobs is not None:
+            reported = unpacked(asked[start : start + num_accepted + 1], num_logprobs)
+            start += len(r.draft_ids) + 1
+        decided.append(Decided(num_accepted, next_id, tuple(reported)))
+    return decided
 
 
 def _greedy(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:

@@ -7,7 +7,6 @@ cut in `commit.py`. Runs on the engine thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.penalties import NonFiniteLogits
-from outrider.engine.reported import reported
 from outrider.engine.scheduler import SlotKey
 from outrider.engine.slot_keeper import SlotKeeper
 from outrider.engine.step_plan import Row
@@ -25,6 +23,7 @@ from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.batch import decide
 from target_service.commit import commit_tokens
+from target_service.device_batch import Decided
 from target_service.jobs import Logprobs, Timings, Verdict, VerifyJob
 from target_service.returning import Returning
 from target_service.tickets import TicketTable
@@ -145,21 +144,20 @@ class Verifier:
 
     def _decide(self, ready: list[Ready], logits: Tensor, started: float, forwarded: float) -> None:
         """Accept, commit and answer. logits: [sum(K_b + 1), V] float32, slots in order."""
-        raw = logits.split([len(r.draft_ids) + 1 for r in ready])  # [K_b + 1, V] each
         try:
-            outcomes = decide(ready, [self._keeper.sampling_state(r.slot) for r in ready], logits)
+            decided = decide(ready, [self._keeper.sampling_state(r.slot) for r in ready], logits)
         except NonFiniteLogits as error:
-            self._decide_without(error, ready, raw, started, forwarded)
+            self._decide_without(error, ready, logits, started, forwarded)
             return
-        decided = time.monotonic()
-        for r, own, (num_accepted, next_id) in zip(ready, raw, outcomes, strict=True):
-            timings = _timings(r.waiting, started, forwarded, decided, len(ready))
-            self._commit(r, own, num_accepted, next_id, timings)
+        ended = time.monotonic()
+        for r, own in zip(ready, decided, strict=True):
+            self._commit(r, own, _timings(r.waiting, started, forwarded, ended, len(ready)))
 
     def _decide_without(
-        self, error: NonFiniteLogits, ready: list[Ready], raw: Sequence[Tensor], started: float, forwarded: float
+        self, error: NonFiniteLogits, ready: list[Ready], logits: Tensor, started: float, forwarded: float
     ) -> None:
         """NaN in one slot's logits is that request's misfortune alone."""
+        raw = logits.split([len(r.draft_ids) + 1 for r in ready])  # [K_b + 1, V] each
         slot_of_row = [b for b, own in enumerate(raw) for _ in range(len(own))]
         bad = {slot_of_row[row] for row in error.rows}
         for b in bad:
@@ -169,21 +167,23 @@ class Verifier:
         if sound:
             self._decide([ready[b] for b in sound], torch.cat([raw[b] for b in sound]), started, forwarded)
 
-    def _commit(self, r: Ready, raw: Tensor, num_accepted: int, next_id: int, timings: Timings) -> None:
+    def _commit(self, r: Ready, decided: Decided, timings: Timings) -> None:
         slot = r.slot
         committed_len = len(slot.committed)
         num_output = committed_len - slot.num_prompt
         eos_token_ids = self._runner.facts.eos_token_ids
-        commit = commit_tokens(slot.params, eos_token_ids, num_output, r.draft_ids, num_accepted, next_id)
+        commit = commit_tokens(
+            slot.params, eos_token_ids, num_output, r.draft_ids, decided.num_accepted, decided.next_id
+        )
         verdict = Verdict(
             committed_len=committed_len,
             token_ids=commit.token_ids,
             kinds=commit.kinds,
             num_drafted=len(r.draft_ids),
-            num_accepted=num_accepted,
+            num_accepted=decided.num_accepted,
             finish=commit.finish,
             stop_token_id=commit.stop_token_id,
-            logprobs=_logprobs(raw, commit.token_ids, slot.params.num_logprobs),
+            logprobs=tuple(Logprobs(*found) for found in decided.reported[: len(commit.token_ids)]),
             fallback=r.fallback,
             timings=timings,
             num_cached_tokens=slot.num_adopted or 0,
@@ -203,18 +203,11 @@ def _row(ready: Ready) -> Row:
     return Row(slot.table, new_ids, len(slot.cached), len(ready.draft_ids) + 1, slot.cached)
 
 
-def _timings(waiting: Waiting, started: float, forwarded: float, decided: float, batch: int) -> Timings:
+def _timings(waiting: Waiting, started: float, forwarded: float, ended: float, batch: int) -> Timings:
     arrived, proposal = waiting.job.arrived_s, waiting.proposal
     if proposal is None:
         wait_s = 0.0
     else:
-        ended = started if proposal.completed_s is None else proposal.completed_s
-        wait_s = max(0.0, min(ended, started) - arrived)
-    return Timings(wait_s, max(0.0, started - arrived - wait_s), forwarded - started, decided - forwarded, batch)
-
-
-def _logprobs(raw: Tensor, token_ids: tuple[int, ...], num_logprobs: int | None) -> tuple[Logprobs, ...]:
-    """Of the committed tokens, from raw logits [K + 1, V]."""
-    if num_logprobs is None:
-        return ()
-    return tuple(Logprobs(*found) for found in reported(raw[: len(token_ids)], token_ids, num_logprobs))
+        completed = started if proposal.completed_s is None else proposal.completed_s
+        wait_s = max(0.0, min(completed, started) - arrived)
+    return Timings(wait_s, max(0.0, started - arrived - wait_s), forwarded - started, ended - forwarded, batch)

@@ -35,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "min_p": {**PLAIN, "min_p": 0.05},
     "all": {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2},
     "penalties": {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": {7: 2.0}},
+    "logprobs": {"temperature": 0.0, "num_logprobs": 3},
     "bans": {**PLAIN, "bad_words": ((7, 8), (9,)), "min_tokens": 4, "ignore_eos": False},
 }
 

@@ -28,7 +28,7 @@ from outrider.engine.row_law import RowLaw
 from outrider.engine.slot_noise import host_slot_uniforms
 from outrider.wire.params import SamplingParams
 from target_service.batch import decide
-from target_service.device_batch import decide_on_device
+from target_service.device_batch import Decided, decide_on_device
 from target_service.waiting import Ready
 from tests.engine.cuda_sync_counter import SyncCounter
 from tests.unit import dense_reference
@@ -115,7 +115,7 @@ def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = 
     return Step(ready, states, torch.cat(logits))
 
 
-def in_words(step: Step) -> list[tuple[int, int]]:
+def in_words(step: Step) -> list[Decided]:
     """Leviathan et al., Algorithm 1, a position at a time over whole laws; greedy is its limit."""
     outcomes, start = [], 0
     for r, state in zip(step.ready, step.states, strict=True):
@@ -127,7 +127,7 @@ def in_words(step: Step) -> list[tuple[int, int]]:
     return outcomes
 
 
-def one_in_words(r: Ready, laws: np.ndarray) -> tuple[int, int]:
+def one_in_words(r: Ready, laws: np.ndarray) -> Decided:
     def u(j: int, purpose: Purpose) -> float:
         return float(host_slot_uniforms([r.slot.params], [len(r.slot.committed) + j], [purpose])[0, 0])
 
@@ -135,8 +135,8 @@ def one_in_words(r: Ready, laws: np.ndarray) -> tuple[int, int]:
         draft = np.eye(VOCAB)[token_id] if r.draft_laws is None else np.exp(r.draft_laws[j].dense_scores(), dtype=float)
         draft = draft / draft.sum()
         if u(j, Purpose.ACCEPT) >= laws[j][token_id] / draft[token_id]:
-            return j, drawn(np.maximum(laws[j] - draft, 0.0), u(j, Purpose.RECOVER))
-    return len(r.draft_ids), drawn(laws[-1], u(len(r.draft_ids), Purpose.TARGET))
+            return Decided(j, drawn(np.maximum(laws[j] - draft, 0.0), u(j, Purpose.RECOVER)))
+    return Decided(len(r.draft_ids), drawn(laws[-1], u(len(r.draft_ids), Purpose.TARGET)))
 
 
 def drawn(weights: np.ndarray, u: float) -> int:
@@ -180,6 +180,28 @@ class TestDecide:
         assert decide(whole, step.states, step.logits) == wanted
         assert decide_on_device(whole, step.states, step.logits) == wanted
 
+    def test_what_is_reported_comes_with_the_decisions(self) -> None:
+        """Of accepted tokens and the next one, under the raw logits; each slot as many as it asks for."""
+        step = make_step([0, 2, 1, 4, 5], [3, 4, 2, 0, 2], seed=7)
+        for r, num_logprobs in zip(step.ready, (2, None, 5, 0, 3), strict=True):
+            r.slot.params = dataclasses.replace(r.slot.params, num_logprobs=num_logprobs)
+        on_host = decide(step.ready, step.states, step.logits)
+        on_device = waiting_once(step.logits, lambda: decide_on_device(step.ready, step.states, step.logits))
+        assert sum(own.num_accepted > 0 for own in on_host) >= 2
+        start = 0
+        for r, mine, other in zip(step.ready, on_host, on_device, strict=True):
+            laws = step.logits[start : start + mine.num_accepted + 1].double().log_softmax(dim=1)
+            token_ids, most = [*r.draft_ids[: mine.num_accepted], mine.next_id], r.slot.params.num_logprobs
+            start += len(r.draft_ids) + 1
+            if most is None:
+                assert not mine.reported and not other.reported
+                continue
+            for found in (mine.reported, other.reported):
+                for law, token_id, (own, ids, values) in zip(laws, token_ids, found, strict=True):
+                    assert own == pytest.approx(float(law[token_id]), abs=1e-5)
+                    assert list(ids) == law.argsort(descending=True)[:most].tolist()
+                    assert values == pytest.approx(law[list(ids)].tolist(), abs=1e-5)
+
     def test_threads_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         step = make_step([0, 2, 4, 5, 6, 3], [3, 4, 0, 2, 4, 1], seed=5)
         wanted, before = decide(step.ready, step.states, step.logits), threading.active_count()
@@ -208,8 +230,8 @@ class TestDecide:
     def test_rows_past_a_rejection_are_not_looked_at_on_the_host(self) -> None:
         step = make_step([2], [4], seed=3)
         wanted = decide(step.ready, step.states, step.logits)
-        assert wanted[0][0] < 4
-        step.logits[wanted[0][0] + 1 :] = math.nan
+        assert wanted[0].num_accepted < 4
+        step.logits[wanted[0].num_accepted + 1 :] = math.nan
         assert decide(step.ready, step.states, step.logits) == wanted
 
 
