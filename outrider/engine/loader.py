@@ -18,6 +18,7 @@ from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
 from outrider.engine.paths.choice import choose_path
+from outrider.engine.paths.forward_path import Repacks
 from outrider.engine.quantize import num_parameters, quantize_int8
 from outrider.engine.quantized_checkpoints import check_readable, method_of
 from outrider.engine.rope import settle_rope
@@ -84,6 +85,8 @@ def load_runner(
     num_weight_bytes, class_name = memory.weights_bytes(network), type(network).__name__
     runner = choose_path(network, facts, attention_path, batch_invariant)
     del network  # before free memory is counted: a path with weights of its own form does not keep it
+    if isinstance(runner.path, Repacks):
+        num_weight_bytes = runner.path.weights_bytes
     budget = _budget(runner, config, num_weight_bytes, max_slots, max_prefill_tokens)
     num_blocks = _num_blocks(runner, budget, kv_cache_tokens, max_slots, kv_cache_fraction)
     if group is not None:

@@ -26,7 +26,7 @@ from outrider.engine.self_test import NUM_BLOCKS
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
 from tests.native import skip_without_library
-from tests.tiny_models import perturbed_copy, random_model, tiny_llama, write_tokenizer
+from tests.tiny_models import perturbed_copy, random_model, save, tiny_llama, write_tokenizer
 from tests.zoo import ARCHITECTURES, SHAPE
 
 
@@ -101,6 +101,22 @@ def test_the_memory_of_a_model_is_told_at_start(original: str, caplog: pytest.Lo
     line = next(message for message in caplog.messages if message.startswith("memory on cpu"))
     assert f"weights {readable_bytes(4 * runner.facts.num_parameters)}, KV cache 400.0 KiB for 1600 tokens" in line
     assert line.endswith("for a full step of 6 tokens a slot")
+
+
+def test_a_path_that_packs_a_tied_head_holds_its_weights_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    skip_without_library()
+    shape = {**SHAPE, "vocab_size": 4096, "hidden_size": 256, "head_dim": 64}  # large beside the padding of a matrix
+    tied = random_model(LlamaConfig(**shape, tie_word_embeddings=True), seed=0)
+    table = 4 * 4096 * 256
+    folder = save(tied, tmp_path)
+    with caplog.at_level(logging.INFO):
+        runner = load(folder, attention_path="fused")
+    assert isinstance(runner.path, FusedPath)
+    assert table <= runner.path.weights_bytes - memory.weights_bytes(tied) < 1.3 * table
+    line = next(message for message in caplog.messages if message.startswith("memory on cpu"))
+    assert f"weights {readable_bytes(runner.path.weights_bytes)}, " in line
 
 
 def test_weights_are_counted_as_they_are_stored(original: str) -> None:

@@ -97,6 +97,8 @@ int64_t outrider_vector(void* handle, int32_t layer, int32_t which, const float*
     });
 }
 
+int64_t outrider_weight_bytes(void* handle) { return static_cast<Model*>(handle)->weight_bytes(); }
+
 // The caller keeps all three alive until the next call or the end.
 void outrider_storage(void* handle, const void* embedding, void* keys, void* values, int64_t num_blocks) {
     Model& model = *static_cast<Model*>(handle);

@@ -26,7 +26,7 @@ class Spec(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_size", "intermediate")),
-        *((name, c_int32) for name in ("vocab", "context", "dtype", "weights", "num_threads")),
+        *((name, c_int32) for name in ("vocab", "dtype", "weights", "num_threads")),
         ("epsilon", c_float),
         ("attention_scale", c_float),
     )
@@ -74,6 +74,7 @@ SIGNATURES = {
     "outrider_pack": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32)),
     "outrider_bias": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_int32)),
     "outrider_vector": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
+    "outrider_weight_bytes": (c_int64, (c_void_p,)),
     "outrider_storage": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64)),
     "outrider_forward": (c_int64, (c_void_p, c_void_p, c_int32, c_int32, c_void_p)),
 }
@@ -110,7 +111,7 @@ class NativeModel:
         seen = array("i", windows)  # named, so that it outlives the call
         self._handle = self._library.outrider_new(ctypes.byref(spec), seen.buffer_info()[0])
         if not self._handle:
-            raise MemoryError(f"no memory for the packed weights of {spec.num_layers} layers")
+            raise MemoryError(f"no memory or threads for the packed weights of {spec.num_layers} layers")
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -141,6 +142,11 @@ class NativeModel:
         """A norm's weight or a rotary table, any shape and dtype."""
         values = values.detach().float().contiguous()
         self._ran(self._library.outrider_vector(self._handle, layer, which, values.data_ptr(), values.numel()))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the packed matrices."""
+        return int(self._library.outrider_weight_bytes(self._handle))
 
     def storage(self, embedding: Tensor, keys: Tensor, values: Tensor, num_blocks: int) -> None:
         """All contiguous, and kept alive by the caller."""

@@ -12,7 +12,7 @@ namespace outrider {
 
 // As the binding fills it; see library.py.
 struct Spec {
-    int32_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab, context;
+    int32_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab;
     int32_t dtype;         // Kind of the embedding and of the cache
     int32_t weights;       // Kind of the linears
     int32_t num_threads;
@@ -88,6 +88,14 @@ class Model {
         }
     }
 
+    // Of the packed matrices; norms and rotary tables are small beside them.
+    int64_t weight_bytes() const {
+        int64_t sum = head.weights.bytes();
+        for (const Layer& layer : layers)
+            for (const Matrix* matrix : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
+                sum += matrix->weights.bytes();
+        return sum;
+    }
     int group() const { return spec.heads / spec.kv_heads; }
     int padded_head() const { return static_cast<int>(round_up(spec.head_size, LANES)); }
 

@@ -50,6 +50,15 @@ class ForwardPath(Protocol):
 
 
 @runtime_checkable
+class Repacks(Protocol):
+    """A path that has the weights in a form of its own, after which the model's modules may go."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """As it holds them. A head that shares the embedding's weights is packed, and counts beside them."""
+
+
+@runtime_checkable
 class Prepares(Protocol):
     """A path with work to do between load and the first request, once its storage stands."""
 

@@ -27,7 +27,7 @@ LANES = 16
 
 
 class FusedPath:
-    """Implements `ForwardPath`."""
+    """Implements `ForwardPath` and `Repacks`."""
 
     name = "fused"
     batch_invariant = True
@@ -44,6 +44,10 @@ class FusedPath:
         shape = self._shape
         padded = -(-shape.head_size // LANES) * LANES
         return shape.num_layers * shape.kv_heads * (shape.head_size + padded) * shape.dtype.itemsize
+
+    @property
+    def weights_bytes(self) -> int:
+        return self._native.weight_bytes + self._embedding.nbytes
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
         assert block_size == BLOCK_SIZE, f"blocks of {block_size} tokens, the kernels are made for {BLOCK_SIZE}"

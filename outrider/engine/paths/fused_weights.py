@@ -98,18 +98,24 @@ def _is_plain(model: PreTrainedModel) -> bool:
 
 
 def pack_weights(model: PreTrainedModel, shape: Shape) -> tuple[NativeModel, Tensor]:
-    """-> the packed model, the embedding [V, H] in the model's dtype. Raises PathUnavailable, MemoryError."""
+    """-> the packed model, the embedding [V, H] in the model's dtype. Raises PathUnavailable."""
+    try:
+        native = _pack(model, shape)
+    except (BuildError, MemoryError) as error:
+        raise PathUnavailable(str(error)) from error
+    return native, model.model.embed_tokens.weight.detach().contiguous()
+
+
+def _pack(model: PreTrainedModel, shape: Shape) -> NativeModel:
+    """Raises PathUnavailable, BuildError, MemoryError."""
     spec = Spec(
         *(shape.num_layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_size, shape.intermediate),
-        *(shape.vocab, shape.context, KINDS[shape.dtype], Kind.INT8 if shape.is_int8 else KINDS[shape.dtype]),
+        *(shape.vocab, KINDS[shape.dtype], Kind.INT8 if shape.is_int8 else KINDS[shape.dtype]),
         torch.get_num_threads(),
         *(shape.epsilon, shape.attention_scale),
     )
-    assert ctypes.sizeof(spec) == 13 * 4
-    try:
-        native = NativeModel(spec, list(shape.windows))
-    except BuildError as error:
-        raise PathUnavailable(str(error)) from error
+    assert ctypes.sizeof(spec) == 12 * 4
+    native = NativeModel(spec, list(shape.windows))
     for index, layer in enumerate(model.model.layers):
         _pack_layer(native, index, layer, shape)
     _pack_linear(native, NO_LAYER, Which.HEAD, model.lm_head)
@@ -117,7 +123,7 @@ def pack_weights(model: PreTrainedModel, shape: Shape) -> tuple[NativeModel, Ten
     cosine, sine = _rotary_tables(model, shape)
     native.vector(NO_LAYER, Vector.COSINE, cosine)
     native.vector(NO_LAYER, Vector.SINE, sine)
-    return native, model.model.embed_tokens.weight.detach().contiguous()
+    return native
 
 
 def _pack_layer(native: NativeModel, index: int, layer: Any, shape: Shape) -> None:
