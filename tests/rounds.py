@@ -34,12 +34,16 @@ def truth_of(model: PreTrainedModel) -> Truth:
 
 
 class Fed:
-    """A sequence and the expectation for every logit it is asked for."""
+    """A sequence and the expectation for every logit it is asked for.
 
-    def __init__(self, runner: ModelRunner, expected: Truth, ids: list[int]) -> None:
+    relative: an error is a share of the largest logit.
+    """
+
+    def __init__(self, runner: ModelRunner, expected: Truth, ids: list[int], *, relative: bool = False) -> None:
         self.table, self.ids, self.num_cached = runner.pool.new_table(), ids, 0
         self._vocab_size = runner.facts.vocab_size
         self._expected = expected
+        self._relative = relative
 
     def row(self, end: int, num_logits: int) -> Row:
         return Row.of(self.table, self.ids[:end], self.num_cached, num_logits)
@@ -48,12 +52,14 @@ class Fed:
         self.num_cached = row.num_tokens
         if not row.num_logits:
             return 0.0
-        return float((logits - self._expected(row.last_ids(row.num_tokens))[-row.num_logits :]).abs().max())
+        expected = self._expected(row.last_ids(row.num_tokens))[-row.num_logits :]
+        scale = expected.abs().max() if self._relative else 1.0
+        return float((logits - expected).abs().max() / scale)
 
     def roll_back(self, keep: int, seed: int) -> None:
         self.table.truncate(keep)
         self.num_cached = keep
-        self.ids = self.ids[:keep] + some_ids(60, self._vocab_size, seed)
+        self.ids = self.ids[:keep] + some_ids(max(60, len(self.ids) - keep), self._vocab_size, seed)
 
 
 def step(runner: ModelRunner, feeds: list[tuple[Fed, int, int]]) -> float:

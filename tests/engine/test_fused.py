@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
+from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import PathUnavailable
 from outrider.engine.paths.fused import FusedPath
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
+from tests.rounds import Fed, Truth, some_ids, step, truth_of
 from tests.tiny_models import random_model
 
 TARGET = Path(__file__).parents[2] / "models" / "demo" / "target"
@@ -89,47 +89,16 @@ def runner_of(model: PreTrainedModel, num_blocks: int = 256, context: int | None
     return ModelRunner(FusedPath(model, facts), facts, KVPool(num_blocks, 16), torch.device("cpu"))
 
 
-def some_ids(count: int, seed: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    generator = random.Random(seed)
-    return [generator.randrange(vocab_size) for _ in range(count)]
-
-
-class Fed:
-    """A sequence, and how far its logits are from a forward without a cache."""
-
-    def __init__(self, runner: ModelRunner, model: PreTrainedModel, seed: int) -> None:
-        self.ids = some_ids(240, seed, model.config.vocab_size)
-        self.table, self.num_cached = runner.pool.new_table(), 0
-        self._truth = UncachedModel(model)
-
-    def row(self, end: int, num_logits: int) -> Row:
-        return Row.of(self.table, self.ids[:end], self.num_cached, num_logits)
-
-    def error(self, row: Row, logits: Tensor) -> float:
-        self.num_cached = row.num_tokens
-        if not row.num_logits:
-            return 0.0
-        truth = self._truth.forward(self.ids[: row.num_tokens])[-row.num_logits :]
-        return float((logits - truth).abs().max() / truth.abs().max())
-
-    def roll_back(self, keep: int, seed: int) -> None:
-        self.table.truncate(keep)
-        self.num_cached = keep
-        self.ids[keep:] = some_ids(240 - keep, seed)
-
-
-def step(runner: ModelRunner, feeds: list[tuple[Fed, int, int]]) -> float:
-    rows = [sequence.row(end, num_logits) for sequence, end, num_logits in feeds]
-    parts = runner.forward(rows).split([row.num_logits for row in rows])
-    return max(sequence.error(row, logits) for (sequence, _, _), row, logits in zip(feeds, rows, parts, strict=True))
+def fed(runner: ModelRunner, truth: Truth, seed: int) -> Fed:
+    return Fed(runner, truth, some_ids(240, runner.facts.vocab_size, seed), relative=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ragged_rounds_equal_a_forward_without_cache(name: str, dtype: torch.dtype) -> None:
     model = model_of(name, dtype)
-    runner = runner_of(model)
-    a, b, c, d = (Fed(runner, model, seed) for seed in range(4))
+    runner, truth = runner_of(model), truth_of(model)
+    a, b, c, d = (fed(runner, truth, seed) for seed in range(4))
     errors = [
         step(runner, [(a, 130, 0), (b, 9, 1), (c, 1, 1)]),  # prompts: long enough to be split, narrow, one token
         step(runner, [(a, 147, 1), (b, 10, 1), (c, 2, 1), (d, 20, 0)]),  # the rest of a prompt among decodes
@@ -149,11 +118,11 @@ def test_ragged_rounds_equal_a_forward_without_cache(name: str, dtype: torch.dty
 
 def test_a_fork_goes_its_own_way() -> None:
     model = model_of("llama")
-    runner = runner_of(model)
-    a = Fed(runner, model, 1)
+    runner, truth = runner_of(model), truth_of(model)
+    a = fed(runner, truth, 1)
     step(runner, [(a, 21, 1)])
-    b = Fed(runner, model, 1)
-    b.table, b.num_cached, b.ids[21:] = a.table.fork(), 21, some_ids(219, 7)
+    b = fed(runner, truth, 1)
+    b.table, b.num_cached, b.ids[21:] = a.table.fork(), 21, some_ids(219, VOCAB_SIZE, 7)
     errors = [step(runner, [(a, 27, 6), (b, 24, 3)]), step(runner, [(b, 40, 16)]), step(runner, [(a, 33, 6)])]
     assert max(errors) < TOLERANCE[torch.float32], errors
 
@@ -215,7 +184,7 @@ def test_the_same_bits_in_every_batch_width_and_chunking(dtype: torch.dtype, tex
 def test_the_same_bits_in_other_families(name: str) -> None:
     model = model_of(name)
     runner = runner_of(model)
-    texts = [some_ids(100 + 7 * i, i, model.config.vocab_size) for i in range(5)]
+    texts = [some_ids(100 + 7 * i, model.config.vocab_size, i) for i in range(5)]
     whole = [logits_of(runner, [ids], [len(ids)])[0] for ids in texts]
     for widths in ([40, 1], [41, 6], [3, 50, 17]):
         for expected, got in zip(whole, logits_of(runner, texts, widths), strict=True):
@@ -263,7 +232,7 @@ def test_float16_is_refused() -> None:
 def test_a_token_outside_the_vocabulary_is_named_and_changes_nothing(bad: int) -> None:
     model = model_of("llama")
     runner = runner_of(model)
-    a = Fed(runner, model, 1)
+    a = fed(runner, truth_of(model), 1)
     step(runner, [(a, 20, 1)])
     with pytest.raises(InvalidRequest, match=f"{bad} is outside the vocabulary"):
         runner.forward([Row.of(a.table, [*a.ids[:20], 5, bad], 20, 1)])
@@ -276,7 +245,7 @@ def test_a_path_that_is_dropped_ends_its_threads() -> None:
     torch.set_num_threads(3)
     try:
         runner = runner_of(model_of("llama"))
-        logits_of(runner, [some_ids(40, 1)], [40])
+        logits_of(runner, [some_ids(40, VOCAB_SIZE, 1)], [40])
         during = len(list(Path("/proc/self/task").iterdir()))
         del runner
     finally:
@@ -290,7 +259,7 @@ def test_an_idle_path_burns_no_processor_time() -> None:
     torch.set_num_threads(3)
     try:
         runner = runner_of(model_of("llama"))
-        logits_of(runner, [some_ids(40, 1)], [40])
+        logits_of(runner, [some_ids(40, VOCAB_SIZE, 1)], [40])
     finally:
         torch.set_num_threads(before)
     time.sleep(0.05)  # longer than a thread spins

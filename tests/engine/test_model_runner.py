@@ -6,7 +6,7 @@ Ragged rounds on every architecture are in test_architectures.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 
 import pytest
@@ -28,15 +28,6 @@ from tests.tiny_models import tiny_llama
 TOLERANCE = 1e-4
 """Largest logit difference, float32."""
 VOCAB_SIZE = 97
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Models this small only lose by threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def load(folder: str, path: str, kv_cache_tokens: int = 2048) -> ModelRunner:

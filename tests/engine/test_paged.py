@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,15 +33,6 @@ from tests.zoo import ARCHITECTURES, LATENT, ROUTED, SHAPE
 VOCAB_SIZE = 97
 TOLERANCE = 1e-4
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Models this small only lose by threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def paged(model: PreTrainedModel, num_blocks: int = 64) -> ModelRunner:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -402,15 +401,6 @@ class Workers(RuleBasedStateMachine):
         TRUTH.clear()
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Models this small only lose by threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def paths() -> Iterator[tuple[ForwardPath, int]]:
     """With the runs of the machine that each is worth."""
     yield PagedPath(MODEL, VOCAB_SIZE), 30
@@ -421,7 +411,7 @@ def paths() -> Iterator[tuple[ForwardPath, int]]:
     yield FusedPath(MODEL, FACTS), 60
 
 
-def test_every_order_of_messages_leaves_what_a_fresh_prefill_gives(one_thread: None) -> None:
+def test_every_order_of_messages_leaves_what_a_fresh_prefill_gives() -> None:
     SEEN.clear()
     for path, num_examples in paths():
         runner = ModelRunner(path, FACTS, KVPool(1, BLOCK_SIZE), MODEL.device)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from draft_service.jobs import Proposed, ProposeJob
 from draft_service.proposer import Proposer
@@ -39,7 +38,6 @@ MAX_PREFILL = 64
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    torch.set_num_threads(1)
     folder: Path = tmp_path_factory.mktemp("model")
     return load_runner(
         tiny_llama(folder, sharpness=3.0),
