@@ -7,7 +7,7 @@ PROTOS := $(wildcard proto/outrider/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
 .PHONY: setup demo up check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
-	bench-interference bench-peers bench-sampling bench-gpu peers
+	bench-interference bench-memory bench-peers bench-sampling bench-gpu peers
 
 setup: $(STAMP)
 
@@ -62,6 +62,9 @@ bench-throughput: $(STAMP)
 
 bench-interference: $(STAMP)
 	$(BIN)/python -m benchmarks.interference $(ARGS)
+
+bench-memory: $(STAMP)
+	$(BIN)/python -m benchmarks.memory $(ARGS)
 
 bench-peers: $(STAMP)
 	$(BIN)/python -m benchmarks.peers $(ARGS)

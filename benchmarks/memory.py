@@ -1,0 +1,198 @@
+"""What the prefix cache saves of the time to the first token, and what a KV cache that is too small costs.
+
+    make bench-memory                                 # or: python -m benchmarks.memory --help
+
+The first part asks each worker twice, for prompts that begin alike. The second sends many requests at once to a system
+with memory for a few and to one with memory for all, in turns, and compares the tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.common import DEMO_DRAFT, RESULTS, Report, random_94m, spread, widened
+from benchmarks.passes import Sample, run_pass
+from benchmarks.running import running
+from outrider.cli.supervisor import Endpoints
+from outrider.client import AsyncClient
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2 as dpb
+from tests.service.control_client import ControlClient, new_ticket
+from tests.stack import read_metrics
+
+CONTEXT = 4096
+VOCAB_SIZE = 4096
+NUM_SHARED, NUM_OWN = 1500, 20
+"""Tokens that two prompts begin with, and those that each has after them."""
+PROMPT_TOKENS, ANSWER_TOKENS = 60, 40
+"""Of a request to a pool that is too small."""
+ROLES = ("target", "draft")
+
+
+def some_ids(count: int, seed: str) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(5, VOCAB_SIZE) for _ in range(count)]
+
+
+def pair_of_prompts(name: str) -> list[list[int]]:
+    """Which begin alike, and which nobody has asked before."""
+    shared = some_ids(NUM_SHARED, name)
+    return [shared + some_ids(NUM_OWN, f"{name} {index}") for index in range(2)]
+
+
+async def targets_first_tokens(address: str, repetitions: int) -> list[list[tuple[float, int]]]:
+    """(Seconds to the first token at the client, tokens of the prompt that were there) of each request."""
+
+    async def ask(client: AsyncClient, prompt: list[int]) -> tuple[float, int]:
+        sent = time.perf_counter()
+        answer = await client.generate(
+            prompt_ids=prompt, max_tokens=1, temperature=0.0, speculation=False, ignore_eos=True
+        )
+        return time.perf_counter() - sent, answer.usage.num_cached_prompt_tokens
+
+    async with AsyncClient(address) as client:
+        await ask(client, some_ids(100, "target warms up"))
+        return [
+            [await ask(client, prompt) for prompt in pair_of_prompts(f"target {repetition}")]
+            for repetition in range(repetitions)
+        ]
+
+
+async def drafts_first_tokens(endpoints: Endpoints, repetitions: int) -> list[list[tuple[float, int]]]:
+    """The same of the draft, asked as a gateway asks it: from the proposal's own clock, since nobody else waits."""
+    assert endpoints.draft is not None
+    async with ControlClient(endpoints.target, "target") as target:
+        route = {"deliver_to": endpoints.target, "target_epoch": target.epoch}
+    async with ControlClient(endpoints.draft, "draft") as draft:
+
+        async def ask(slot: int, prompt: list[int]) -> tuple[float, int]:
+            await draft.opened(slot, prompt, **route)
+            proposal = dpb.Propose(slot=slot, base_len=len(prompt), num_draft_tokens=1, ticket=new_ticket())
+            reply = await draft.ask(proposal)
+            draft.tell(pb.CloseSlot(slot=slot))
+            return (reply.queue_us + reply.compute_us) / 1e6, reply.num_cached_tokens
+
+        await ask(0, some_ids(100, "draft warms up"))
+        return [
+            [
+                await ask(1 + 2 * repetition + i, prompt)
+                for i, prompt in enumerate(pair_of_prompts(f"draft {repetition}"))
+            ]
+            for repetition in range(repetitions)
+        ]
+
+
+def add_first_tokens(report: Report, repetitions: int) -> None:
+    worker = {"model": str(random_94m(CONTEXT)), "kv_cache_tokens": 4 * CONTEXT, "dtype": "float32"}
+    with running(worker, worker) as endpoints:
+        found = {
+            "target": asyncio.run(targets_first_tokens(endpoints.grpc, repetitions)),
+            "draft": asyncio.run(drafts_first_tokens(endpoints, repetitions)),
+        }
+    rows = []
+    for role, pairs in found.items():
+        milliseconds = [[1e3 * seconds for seconds, _ in requests] for requests in zip(*pairs, strict=True)]
+        ratios = [second / first for first, second in zip(*milliseconds, strict=True)]
+        cached = [
+            str(statistics.median_low([number for _, number in requests])) for requests in zip(*pairs, strict=True)
+        ]
+        rows.append([role, *(spread(each) for each in milliseconds), spread(ratios, 3), " and ".join(cached)])
+    report.table(
+        f"Time to the first token: prompts of {NUM_SHARED + NUM_OWN} tokens, of which {NUM_SHARED} are shared",
+        ("worker", "first request, ms", "second, ms", "second / first", "tokens found in the cache"),
+        rows,
+    )
+    report.text(
+        "Both workers serve a random-weight Llama of 94M parameters; the target's time is a client's, the draft's that "
+        f"of its first proposal. {repetitions} pairs each, every one with a prefix of its own."
+    )
+    report.data["first_tokens_s"] = found
+
+
+def preemptions(endpoints: Endpoints) -> dict[str, float]:
+    name = 'outrider_worker_preemptions_total{worker="%s"}'
+    return {role: read_metrics(f"http://{endpoints.metrics[role]}/metrics")[name % role] for role in ROLES}
+
+
+async def ask_all(address: str, repetition: int, count: int) -> Sample:
+    """All at once."""
+    prompts = [some_ids(PROMPT_TOKENS + index % 7, f"{repetition} {index}") for index in range(count)]
+    async with AsyncClient(address) as client:
+        return await run_pass(
+            client, prompts, concurrency=count, temperature=0.0, max_tokens=ANSWER_TOKENS, speculation=True
+        )
+
+
+def pair(options: argparse.Namespace, kv_cache_tokens: int) -> list[Mapping[str, object]]:
+    common = {"kv_cache_tokens": kv_cache_tokens, "max_slots": options.requests, "dtype": "float32", "metrics_port": 0}
+    return [{"model": str(model), **common} for model in (widened(options.size), DEMO_DRAFT)]
+
+
+def add_small_pool(report: Report, options: argparse.Namespace) -> None:
+    pools = {"large": 2 * options.requests * (PROMPT_TOKENS + ANSWER_TOKENS), "small": options.small_pool}
+    samples: dict[str, list[Sample]] = {name: [] for name in pools}
+    gateway = {"max_running": options.requests}
+    with (
+        running(*pair(options, pools["large"]), gateway) as large,
+        running(*pair(options, pools["small"]), gateway) as small,
+    ):
+        systems = {"large": large, "small": small}
+        for repetition in range(options.repetitions):
+            for name in list(systems) if repetition % 2 else reversed(list(systems)):
+                samples[name].append(asyncio.run(ask_all(systems[name].grpc, repetition, options.requests)))
+                print(f"{name} pool: {samples[name][-1].tokens_per_s:.1f} tokens/s", flush=True)
+        preempted = {name: preemptions(endpoints) for name, endpoints in systems.items()}
+    ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(samples["small"], samples["large"], strict=True)]
+    same = [
+        mine == theirs
+        for a, b in zip(samples["small"], samples["large"], strict=True)
+        for mine, theirs in zip(a.outputs, b.outputs, strict=True)
+    ]
+    rows = [
+        [
+            f"{name}, {pools[name]} tokens on each worker",
+            spread([sample.tokens_per_s for sample in samples[name]]),
+            *(f"{preempted[name][role]:.0f}" for role in ROLES),
+        ]
+        for name in pools
+    ]
+    report.table(
+        f"{options.requests} requests at once, {options.repetitions} times: KV cache for all of them, and for about "
+        f"{options.small_pool / (PROMPT_TOKENS + ANSWER_TOKENS):.0f}",
+        ("KV cache", "tok/s", "preemptions, target", "draft"),
+        rows,
+    )
+    report.text(
+        f"The demo pair, its target WIDENED to {options.size}; prompts of {PROMPT_TOKENS} to {PROMPT_TOKENS + 6} "
+        f"tokens, {ANSWER_TOKENS} tokens an answer, greedy, with the draft. {sum(same)} of {len(same)} answers have "
+        f"the same tokens in both. Small over large, within a repetition: {spread(ratios, 2)}."
+    )
+    report.data["pools"] = {
+        name: {"tokens_per_s": [sample.tokens_per_s for sample in samples[name]], "preemptions": preempted[name]}
+        for name in pools
+    } | {"same": sum(same), "answers": len(same)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5, help="of prompts that begin alike, for each worker")
+    parser.add_argument("--requests", type=int, default=64, help="at once")
+    parser.add_argument("--small-pool", type=int, default=432, help="tokens of the small KV cache")
+    parser.add_argument("--repetitions", type=int, default=3, help="of all requests, in each system")
+    parser.add_argument("--size", default="94M", choices=["94M", "111M"], help="of the widened target")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    options = parser.parse_args()
+    report = Report("memory", "Prefix cache, and more requests than memory")
+    add_first_tokens(report, options.pairs)
+    add_small_pool(report, options)
+    report.write(options.results)
+
+
+if __name__ == "__main__":
+    main()
