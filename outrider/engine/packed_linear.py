@@ -1,7 +1,8 @@
 """Linear layers over weights that oneDNN has laid out beforehand. Called by `paths.choice` for models on a CPU.
 
-The operators are torch's own but private (the inductor uses them), so they live behind this module alone: each shape is
-compared with the plain layer when it is packed, and whatever is missing or differs leaves the plain layer in place.
+The operators are torch's own but private (the inductor uses them), so they live behind this module alone, with the one
+that `quantize` takes for int8: each shape is compared with the plain layer before it is relied on, and whatever is
+missing or differs leaves the plain one in place.
 
 Measured as a share of the plain layer's time (AVX-512, one thread, 1024 x 1024): float32 0.9 for one row, 0.54 for two,
 0.37 for six; bfloat16 0.5, 0.7, 0.6. A float32 weight of 384 x 384 takes twice the plain time for one row.
@@ -9,6 +10,7 @@ Measured as a share of the plain layer's time (AVX-512, one thread, 1024 x 1024)
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -85,6 +87,32 @@ class PackedLinear(nn.Module):
         plain.weight = nn.Parameter(self.weight.contiguous(), requires_grad=False)
         plain.bias = self.bias
         return plain
+
+
+def int8_operator() -> Callable[..., Tensor]:
+    """(x [M, K] bfloat16, weight [N, K] int8, scale [N] bfloat16) -> [M, N]. Raises AttributeError without it."""
+    operator: Callable[..., Tensor] = torch.ops.aten._weight_int8pack_mm
+    return operator
+
+
+@functools.lru_cache
+def int8_product(num_outputs: int, num_inputs: int) -> Callable[..., Tensor] | None:
+    """`int8_operator`, once it has computed what the plain product does at this shape; else None. For a CPU."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (num_outputs, num_inputs), dtype=torch.int8, generator=generator)  # [N, K]
+    scale = torch.rand(num_outputs, generator=generator).bfloat16()  # [N]
+    try:
+        operator = int8_operator()
+        for rows in ROWS[:2]:
+            x = torch.randn(rows, num_inputs, generator=generator).bfloat16()  # [M, K]
+            truth, got = (x.float() @ weight.float().t()) * scale, operator(x, weight, scale).float()  # [M, N]
+            if not (truth - got).abs().max() <= TOLERANCE[torch.bfloat16] * truth.abs().max():  # NaN is a no
+                log.warning("the int8 product of %d x %d differs, weights are unpacked", num_outputs, num_inputs)
+                return None
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError) as error:
+        log.warning("no int8 product of %d x %d, weights are unpacked: %s", num_outputs, num_inputs, error)
+        return None
+    return operator
 
 
 def pack_linears(model: nn.Module) -> int:

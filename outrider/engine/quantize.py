@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from outrider.engine.packed_linear import int8_product
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
@@ -37,8 +38,10 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., N], the dtype of x."""
         flat = x.reshape(-1, self.in_features)  # [M, K]
-        if flat.shape[0] <= NARROW and x.dtype is torch.bfloat16 and x.device.type == "cpu":
-            out = torch.ops.aten._weight_int8pack_mm(flat.contiguous(), self.weight, self.scale)  # [M, N]
+        narrow = flat.shape[0] <= NARROW and x.dtype is torch.bfloat16 and x.device.type == "cpu"
+        product = int8_product(*self.weight.shape) if narrow else None
+        if product is not None:
+            out = product(flat.contiguous(), self.weight, self.scale)  # [M, N]
         else:
             out = (flat @ self.weight.to(x.dtype).t()) * self.scale  # [M, N]
         if self.bias is not None:
