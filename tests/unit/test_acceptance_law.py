@@ -8,6 +8,7 @@ shared between purposes cannot be seen one function at a time: `simulate` runs r
 import itertools
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from outrider.engine import acceptance
 from outrider.engine.acceptance import Noise, accept_one, accept_rejection
-from outrider.engine.noise import Purpose, uniforms
+from outrider.engine.noise import Purpose, host_uniforms
 from outrider.engine.row_law import RowLaw
 from outrider.engine.sampling import (
     LogitRow,
@@ -364,7 +365,10 @@ def simulate(target: Tensor, draft: Tensor, k: int, purposes: dict[Purpose, Purp
 
     def noise(purpose: Purpose, num: int) -> Tensor:
         stream = purposes.get(purpose, purpose)
-        return torch.stack([uniforms(seeds, seeds * 0, length + j, stream) for j in range(num)], dim=1)
+        keys, choices = (column.numpy().astype(np.uint64) for column in (seeds, seeds * 0))
+        positions = length.numpy().astype(np.uint64)
+        columns = (host_uniforms(keys, choices, positions + np.uint64(j), stream) for j in range(num))
+        return torch.from_numpy(np.stack(list(columns), axis=1))
 
     while bool((length <= LENGTH).any()):
         context = [tokens[rows, length - 1]]
