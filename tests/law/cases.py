@@ -56,6 +56,10 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
+UNDER_TOPK = ("nothing", "top_p", "repeated drafts", "bad_words", "min_tokens", "everything")
+"""Parameters of each kind, for the suite of every day: all of them have their law tested under `full`."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One law to be tested."""
@@ -65,6 +69,11 @@ class Case:
     params: SamplingParams
     speculation: Speculation
     first_seed: int = 0
+
+    @property
+    def slow(self) -> bool:
+        """Tested with the larger samples alone."""
+        return self.group == "topk" and self.name not in UNDER_TOPK
 
     @property
     def id(self) -> str:
@@ -102,20 +111,21 @@ def _cases() -> list[Case]:
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 
 
-CASES = _cases()
+ALL_CASES = _cases()
 """Sound services; each must have its law."""
-CASE = {case.id: case for case in CASES}
+CASES = [case for case in ALL_CASES if not case.slow]
+CASE = {case.id: case for case in ALL_CASES}
 _NUM_MIXED = 5
 
 
-def batches() -> list[list[Case]]:
+def batches(cases: list[Case]) -> list[list[Case]]:
     """Cases that are drawn at the same time and meet in the services' batches: parameters, encodings and K mixed.
 
     `auto` is alone, so that its own load makes it change between whole and cut laws.
     """
     alone = ("auto", "unreliable draft")
-    mixed = [case for case in CASES if case.group not in alone]
+    mixed = [case for case in cases if case.group not in alone]
     return [
         *(mixed[i::_NUM_MIXED] for i in range(_NUM_MIXED)),
-        *([case for case in CASES if case.group == group] for group in alone),
+        *([case for case in cases if case.group == group] for group in alone),
     ]

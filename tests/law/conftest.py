@@ -31,7 +31,7 @@ class Samples:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._batches = batches()
+        self._batches = batches(CASES)
         assert sorted(case.id for batch in self._batches for case in batch) == sorted(case.id for case in CASES)
         self._samples: dict[str, Sample] = {}
         self.counters: dict[str, dict[str, float]] = {}
