@@ -1,4 +1,4 @@
-"""What the target alone says, by transformers itself in a process of its own: the judge of every parity test.
+"""What the target alone says, by transformers itself in processes of its own: the judge of every parity test.
 
 `generate` runs transformers' own `generate`, greedy, one prompt at a time, as the demo's judge does. `check` is for
 outputs whose length is not known beforehand: one forward over prompt and output says whether each id is the best one
@@ -8,6 +8,7 @@ after those before it, which by induction is the same as being what `generate` w
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -69,10 +70,16 @@ def judge(
     check: Sequence[tuple[str, Sequence[int]]] = (),
     timeout_s: float = 600.0,
 ) -> Judgement:
-    """Ask a new reference process."""
+    """Ask new reference processes, one a core: each takes its share of prompts and outputs."""
     outputs = [(prompt, list(ids)) for prompt, ids in check]
-    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
-        return pool.submit(_judge, model, list(generate), max_tokens, outputs).result(timeout_s)
+    count = min(len(os.sched_getaffinity(0)), max(len(generate), len(outputs), 1))
+    with ProcessPoolExecutor(count, mp_context=CONTEXT) as pool:
+        shares = [pool.submit(_judge, model, generate[i::count], max_tokens, outputs[i::count]) for i in range(count)]
+        found = [share.result(timeout_s) for share in shares]
+    return Judgement(
+        [found[i % count].answers[i // count] for i in range(len(generate))],
+        [found[i % count].checks[i // count] for i in range(len(outputs))],
+    )
 
 
 def assert_target_alone(model: str, *outputs: tuple[str, Sequence[int]]) -> None:
@@ -95,7 +102,7 @@ def _first_wrong(reference: Reference, prompt: str, ids: list[int]) -> Differenc
     return None
 
 
-def _judge(model: str, prompts: list[str], max_tokens: int, outputs: list[tuple[str, list[int]]]) -> Judgement:
+def _judge(model: str, prompts: Sequence[str], max_tokens: int, outputs: list[tuple[str, list[int]]]) -> Judgement:
     """In the other process."""
     import torch
     from transformers.utils import logging as transformers_logging

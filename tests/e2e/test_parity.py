@@ -22,7 +22,6 @@ ENDINGS = [
     "        self.assertEqual(a, b)\n\n\nif __name__ ==",
 ]
 """Texts after which the target says its end of sequence within MAX_TOKENS."""
-SLOW = pytest.mark.slow
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -78,7 +77,7 @@ async def complete_all(stack: Stack, prompts: Sequence[str], k: int, concurrency
 
 @pytest.mark.parametrize(
     ("k", "concurrency"),
-    [(4, 1), (4, 8), (1, 8), (8, 8), pytest.param(1, 1, marks=SLOW), pytest.param(8, 1, marks=SLOW)],
+    [(4, 1), (4, 8), *(pytest.param(k, concurrency, marks=pytest.mark.slow) for k in (1, 8) for concurrency in (1, 8))],
 )
 async def test_every_token_is_the_targets_own(
     stack: Stack,
