@@ -39,6 +39,10 @@ __all__ = [
     "truncate_topk",
 ]
 
+_HALF = 16
+"""Bits of a float32 that one histogram leaves to the next."""
+_INF_BITS = 0x7F800000
+
 
 def distributions(processed: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     """The law each row's token is drawn from. [R, V] float32 -> [R, V] float32 log-probs, -inf outside the support.
@@ -145,23 +149,40 @@ def _keep_top_p(scaled: Tensor, params: list[SamplingParams]) -> None:
         return
     index = to_device(np.array(chosen), scaled.device)
     x = scaled[index]  # [r, V]
-    top_p = _column([params[r].top_p for r in chosen], x, torch.float64)[:, 0]
-    cut, num_equal = _nucleus_edge(x.sort(dim=1, descending=True).values, x.double().exp().sum(dim=1) * top_p)
+    top_p = _column([params[r].top_p for r in chosen], x, torch.float64)  # [r, 1]
+    cut, num_equal = _nucleus_edge(x, top_p)
     equal = x == cut
     keep = (x > cut) | (equal & (equal.cumsum(dim=1) <= num_equal))
     scaled[index] = x.masked_fill_(~keep, -torch.inf)
 
 
-def _nucleus_edge(best: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the smallest set of mass `wanted` ends. best [r, V] float32, descending; wanted [r] float64.
+def _nucleus_edge(x: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the smallest set of mass top_p ends. x [r, V] float32 with a largest value of 0; top_p [r, 1] float64.
 
-    Returns the smallest value in the set [r, 1] and how many tokens of that value are in it [r, 1].
+    Returns the smallest value in the set [r, 1] and how many tokens of that value are in it [r, 1]. Nothing is sorted:
+    the bits of a positive float, read as an integer, are in the order of the floats, so that a histogram over the upper
+    half of them says in which bin the mass is reached, and one over the lower half, of that bin alone, at which value.
+    A GPU adds in no fixed order: where a sum meets top_p to the last bit, that decides about one token at the edge.
     """
-    weights = best.double().exp()
-    cumulative = weights.cumsum(dim=1)
-    kept = (cumulative - weights < wanted[:, None]).sum(dim=1, keepdim=True).clamp_min(1)  # [r, 1]
-    cut = best.gather(1, kept - 1)
-    return cut, kept - (best > cut).sum(dim=1, keepdim=True)
+    bits = x.abs().view(torch.int32)
+    weights = x.double().exp()
+    wanted = weights.sum(dim=1, keepdim=True) * top_p
+    upper, above = _reaching(bits >> _HALF, weights, 1 << (31 - _HALF), wanted)
+    wanted -= above
+    inner = torch.where(bits >> _HALF == upper, weights, 0.0)
+    lower, above = _reaching(bits & ((1 << _HALF) - 1), inner, 1 << _HALF, wanted)
+    edge = (upper << _HALF | lower).clamp_max(_INF_BITS)  # beyond: rounding left the mass just short of `wanted`
+    cut = -edge.int().view(torch.float32)
+    return cut, ((wanted - above) / cut.double().exp()).ceil().clamp_min(1.0)
+
+
+def _reaching(places: Tensor, weights: Tensor, num_places: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """places [r, V] of weights [r, V]; wanted [r, 1] > 0 -> the first place [r, 1] with which the sum reaches `wanted`
+    (the last one when none does) and the sum before it [r, 1].
+    """
+    sums = weights.new_zeros((len(weights), num_places)).scatter_add_(1, places.long(), weights).cumsum(dim=1)
+    reaching = (sums < wanted).sum(dim=1, keepdim=True).clamp_max(num_places - 1)
+    return reaching, torch.where(reaching > 0, sums.gather(1, (reaching - 1).clamp_min(0)), 0.0)
 
 
 def _keep_min_p(scaled: Tensor, params: list[SamplingParams]) -> None:

@@ -18,19 +18,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from draft_service import drawing
 from outrider.engine import side_by_side
-from outrider.engine.host_sampling import HostLogits
+from outrider.engine.host_sampling import HostLogits, law_of
 from outrider.engine.noise import Purpose
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process
 from outrider.engine.row_law import RowLaw
+from outrider.engine.sampling import distributions
 from outrider.engine.slot_noise import host_slot_uniforms
 from outrider.wire.params import SamplingParams
 from target_service.batch import decide
 from target_service.device_batch import Decided, decide_on_device
 from target_service.waiting import Ready
 from tests.engine.cuda_sync_counter import SyncCounter
+from tests.engine.cuda_waits import name_of
 from tests.unit import dense_reference
 
 VOCAB = 40
@@ -248,6 +251,51 @@ def told(method: Callable[..., Any], names: set[str]) -> Callable[..., Any]:
 def slots_of(rows: tuple[int, ...], step: Step) -> set[int]:
     owner = [b for b, r in enumerate(step.ready) for _ in range(len(r.draft_ids) + 1)]
     return {owner[row] for row in rows}
+
+
+class Names(TorchDispatchMode):
+    """Of the operations that have run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(name_of(func))
+        return func(*args, **(kwargs or {}))
+
+
+class TestNucleus:
+    """Top-p of a device, which sorts nothing, equals the host's."""
+
+    @given(
+        scores=st.lists(st.sampled_from((0.0, -0.5, -1.0, -30.0, -700.0, -1e30, -math.inf)), max_size=30)
+        | st.lists(st.floats(-20.0, 0.0, width=32), max_size=200),
+        top_p=st.floats(1e-12, 1.0, exclude_max=True) | st.sampled_from((0.25, 0.5, 0.75, 1.0 - 2**-53)),
+    )
+    @settings(max_examples=300, deadline=None)
+    def test_the_set_is_the_hosts(self, scores: list[float], top_p: float) -> None:
+        row = LogitRow(SamplingState(SamplingParams(top_p=top_p), (), ()))
+        logits = torch.tensor([[*scores, 0.0], [0.0, *scores]])
+        laws = distributions(logits, [row, row])
+        for law, processed in zip(laws, logits.numpy(), strict=True):
+            kept = (law > -math.inf).nonzero()[:, 0].numpy()
+            found = law_of(processed, row.state.params).support()[0]
+            if kept.tolist() == found.tolist():
+                continue
+            # Where a sum meets top_p to the last bit, the order of adding decides about one token at the edge, and
+            # about those that weigh less than the last bit.
+            probs = np.exp(processed, dtype=np.float64)
+            probs /= probs.sum()
+            assert probs[np.intersect1d(kept, found)].sum() == pytest.approx(top_p, rel=1e-12)
+            assert np.sort(probs[np.setxor1d(kept, found)])[:-1].sum() < 1e-12
+
+    def test_nothing_is_sorted_and_nothing_waits(self) -> None:
+        step = make_step([5, 5, 2], [3, 1, 0], seed=2)
+        with Names() as names:
+            waiting_once(step.logits, lambda: decide_on_device(step.ready, step.states, step.logits))
+        assert "aten::scatter_add_" in names.seen
+        assert not {name for name in names.seen if "sort" in name or "topk" in name}
 
 
 @dataclass
