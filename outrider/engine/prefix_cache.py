@@ -36,10 +36,6 @@ class PrefixCache:
     def is_published(self, block: int) -> bool:
         return block in self._digest_of
 
-    def match(self, ids: Sequence[int], salt: bytes = b"") -> list[int]:
-        """-> the blocks of the longest published prefix of `ids`, at most len(ids) // block_size of them."""
-        return [block for _, block in self._find(ids, salt)]
-
     def adopt(self, table: BlockTable, ids: Sequence[int], salt: bytes = b"") -> int:
         """Begin the empty `table` with the longest published prefix of `ids`; returns how many tokens it has then.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, TruncateJob
-from outrider.engine.sampling import SamplingState
+from outrider.engine.penalties import SamplingState
 from outrider.engine.scheduler import MAX_NARROW
 from outrider.engine.slots import Behind, Slot, SlotTable
 from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded

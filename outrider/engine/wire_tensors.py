@@ -32,11 +32,6 @@ def encode_laws(laws: Sequence[RowLaw], *, prefer_sparse: bool) -> Rows:
     return SparseRows(sizes, ids.tobytes(), np.concatenate([scores for _, scores in supports]).tobytes())
 
 
-def encode_rows(log_probs: Tensor, *, prefer_sparse: bool) -> Rows:
-    """`encode_laws` of [R, V] float32 log-probs, -inf outside the support."""
-    return encode_laws([RowLaw(row.size, row) for row in log_probs.cpu().numpy()], prefer_sparse=prefer_sparse)
-
-
 def decode_laws(rows: Rows, vocab_size: int, draft_ids: Sequence[int]) -> list[RowLaw]:
     """A law per row, over the bytes of `rows`: nothing is copied.
 
@@ -57,12 +52,6 @@ def decode_laws(rows: Rows, vocab_size: int, draft_ids: Sequence[int]) -> list[R
     if any(law.prob(token_id) == 0.0 for law, token_id in zip(laws, draft_ids, strict=True)):
         raise BadTensor("a drafted id has probability 0 in its own row")
     return laws
-
-
-def decode_rows(rows: Rows, vocab_size: int, draft_ids: Sequence[int], device: torch.device) -> Tensor:
-    """`decode_laws` as [R, V] float32 log-probs, -inf outside the support."""
-    laws = decode_laws(rows, vocab_size, draft_ids)
-    return scattered(list(enumerate(laws)), len(laws), vocab_size, device)
 
 
 def scattered(laws: Sequence[tuple[int, RowLaw]], num_rows: int, vocab_size: int, device: torch.device) -> Tensor:

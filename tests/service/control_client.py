@@ -11,7 +11,6 @@ from typing import Any, Literal
 import grpc.aio
 import torch
 
-from outrider.engine.wire_tensors import encode_rows
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
@@ -21,6 +20,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.rpc import client_options
 from outrider.wire.streams import Outbox
 from tests.stack import read_metrics
+from tests.wire_rows import encode_rows
 
 TIMEOUT_S = 60.0
 LONG_BUDGET_S = 60.0

@@ -13,7 +13,6 @@ import pytest_asyncio
 import torch
 
 from outrider.engine.noise import Purpose
-from outrider.engine.wire_tensors import decode_rows
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
@@ -32,6 +31,7 @@ from tests.service.control_client import (
 )
 from tests.service.reference_model import ReferenceModel, draw, uniform
 from tests.stack import Process
+from tests.wire_rows import decode_rows
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -135,7 +135,7 @@ def shipped(parts: list[tpb.Delivery]) -> torch.Tensor:
     for part in parts:
         ids = list(part.draft_ids)
         found = rows_from_proto(part.distributions, len(ids), VOCAB)
-        rows.append(decode_rows(found, VOCAB, ids, torch.device("cpu")))
+        rows.append(decode_rows(found, VOCAB, ids))
     return torch.cat(rows)
 
 

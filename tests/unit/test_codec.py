@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.wire_tensors import MASS_TOLERANCE, decode_rows, encode_rows
+from outrider.engine.wire_tensors import MASS_TOLERANCE
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.codec import (
     BadTensor,
@@ -22,9 +22,9 @@ from outrider.wire.codec import (
     rows_from_proto,
     rows_to_proto,
 )
+from tests.wire_rows import decode_rows, encode_rows
 
 VOCAB = 50
-CPU = torch.device("cpu")
 
 
 def laws(num_rows: int, support: int, seed: int = 0) -> tuple[torch.Tensor, list[int]]:
@@ -51,7 +51,7 @@ def test_round_trip_is_exact_to_the_bit(num_rows: int, support: int, seed: int, 
     log_probs, ids = laws(num_rows, support, seed)
     rows = encode_rows(log_probs, prefer_sparse=prefer_sparse)
     assert isinstance(rows, SparseRows) is (prefer_sparse or support * 2 < VOCAB)
-    back = decode_rows(rows_from_proto(over_the_wire(rows), num_rows, VOCAB), VOCAB, ids, CPU)
+    back = decode_rows(rows_from_proto(over_the_wire(rows), num_rows, VOCAB), VOCAB, ids)
     assert back.dtype == torch.float32 and torch.equal(back, log_probs)
 
 
@@ -60,7 +60,7 @@ def test_rows_of_different_support() -> None:
     ids = log_probs.argmax(dim=1).tolist()
     rows = encode_rows(log_probs, prefer_sparse=True)
     assert isinstance(rows, SparseRows) and rows.row_sizes == (1, 7, 3)
-    assert torch.equal(decode_rows(rows, VOCAB, ids, CPU), log_probs)
+    assert torch.equal(decode_rows(rows, VOCAB, ids), log_probs)
 
 
 def test_bytes_are_little_endian_and_row_major() -> None:
@@ -77,7 +77,7 @@ def test_bytes_are_little_endian_and_row_major() -> None:
 def test_strided_tensors_are_sent_as_they_read() -> None:
     log_probs, ids = laws(4, VOCAB)
     view = log_probs[::2]
-    assert torch.equal(decode_rows(encode_rows(view, prefer_sparse=False), VOCAB, ids[::2], CPU), view)
+    assert torch.equal(decode_rows(encode_rows(view, prefer_sparse=False), VOCAB, ids[::2]), view)
 
 
 # shapes and sizes: no tensor is made
@@ -155,7 +155,7 @@ def test_every_bad_value_is_named() -> None:
     for log_probs, named in cases:
         rows = DenseRows(2, log_probs.numpy().tobytes())
         with pytest.raises(BadTensor, match=named):
-            decode_rows(rows, VOCAB, ids, CPU)
+            decode_rows(rows, VOCAB, ids)
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,12 @@ def test_every_bad_value_is_named() -> None:
 def test_sparse_ids(ids: tuple[int, int, int], named: str) -> None:
     log_probs = struct.pack("<3f", math.log(0.5), math.log(0.5), 0.0)
     with pytest.raises(BadTensor, match=named):
-        decode_rows(SparseRows((2, 1), struct.pack("<3i", *ids), log_probs), VOCAB, [3, 7], CPU)
+        decode_rows(SparseRows((2, 1), struct.pack("<3i", *ids), log_probs), VOCAB, [3, 7])
 
 
 def test_the_same_id_may_be_in_two_rows() -> None:
     rows = SparseRows((1, 1), struct.pack("<2i", 3, 3), struct.pack("<2f", 0.0, 0.0))
-    assert decode_rows(rows, VOCAB, [3, 3], CPU)[:, 3].tolist() == [0.0, 0.0]
+    assert decode_rows(rows, VOCAB, [3, 3])[:, 3].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_the_same_id_may_be_in_two_rows() -> None:
 def test_sparse_values(value: float, named: str) -> None:
     rows = SparseRows((2,), struct.pack("<2i", 3, 4), struct.pack("<2f", math.log(0.5), value))
     with pytest.raises(BadTensor, match=named):
-        decode_rows(rows, VOCAB, [3], CPU)
+        decode_rows(rows, VOCAB, [3])
 
 
 def test_rounding_of_a_large_vocabulary_is_within_the_tolerance() -> None:
@@ -188,13 +188,13 @@ def test_rounding_of_a_large_vocabulary_is_within_the_tolerance() -> None:
     error = (log_probs.double().exp().sum(dim=1) - 1).abs().max()
     assert float(error) < MASS_TOLERANCE / 10
     ids = log_probs.argmax(dim=1).tolist()
-    assert torch.equal(decode_rows(encode_rows(log_probs, prefer_sparse=False), 128_256, ids, CPU), log_probs)
+    assert torch.equal(decode_rows(encode_rows(log_probs, prefer_sparse=False), 128_256, ids), log_probs)
 
 
 def test_decoded_rows_share_no_memory_with_the_message() -> None:
     log_probs, ids = laws(1, VOCAB)
     rows = encode_rows(log_probs, prefer_sparse=False)
     assert isinstance(rows, DenseRows)
-    first = decode_rows(rows, VOCAB, ids, CPU)
+    first = decode_rows(rows, VOCAB, ids)
     first.zero_()
-    assert torch.equal(decode_rows(rows, VOCAB, ids, CPU), log_probs)
+    assert torch.equal(decode_rows(rows, VOCAB, ids), log_probs)

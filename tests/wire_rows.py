@@ -1,0 +1,23 @@
+"""Laws as rows of a tensor, to what crosses the wire and back: the services' own code, which works law by law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.engine.row_law import RowLaw
+from outrider.engine.wire_tensors import decode_laws, encode_laws, scattered
+from outrider.wire.codec import Rows
+
+
+def encode_rows(log_probs: Tensor, *, prefer_sparse: bool) -> Rows:
+    """[R, V] float32 log-probs, -inf outside the support."""
+    return encode_laws([RowLaw(row.size, row) for row in log_probs.cpu().numpy()], prefer_sparse=prefer_sparse)
+
+
+def decode_rows(rows: Rows, vocab_size: int, draft_ids: Sequence[int]) -> Tensor:
+    """[R, V] float32 log-probs, -inf outside the support."""
+    laws = decode_laws(rows, vocab_size, draft_ids)
+    return scattered(list(enumerate(laws)), len(laws), vocab_size, torch.device("cpu"))
