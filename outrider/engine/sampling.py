@@ -180,7 +180,9 @@ def _reaching(places: Tensor, weights: Tensor, num_places: int, wanted: Tensor) 
     """places [r, V] of weights [r, V]; wanted [r, 1] > 0 -> the first place [r, 1] with which the sum reaches `wanted`
     (the last one when none does) and the sum before it [r, 1].
     """
-    sums = weights.new_zeros((len(weights), num_places)).scatter_add_(1, places.long(), weights).cumsum(dim=1)
+    anywhere = torch.arange(weights.shape[1], device=weights.device) % num_places  # [V]
+    places = torch.where(weights > 0, places, anywhere)  # of what top-k cut: a GPU adds to one place one by one
+    sums = weights.new_zeros((len(weights), num_places)).scatter_add_(1, places, weights).cumsum(dim=1)
     reaching = (sums < wanted).sum(dim=1, keepdim=True).clamp_max(num_places - 1)
     return reaching, torch.where(reaching > 0, sums.gather(1, (reaching - 1).clamp_min(0)), 0.0)
 
