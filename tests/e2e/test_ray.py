@@ -1,24 +1,32 @@
-"""The launcher with a real Ray: placement, restart, refusal, and what is left when it ends."""
+"""The launcher with a real Ray: placement, restart under a stream, refusal, and what is left when it ends."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
 import pytest
 
+from outrider.client import AsyncClient, TokenKind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from tests.e2e.process_tree import Command, Tree, tree
-from tests.stack import DEMO_DRAFT, DEMO_TARGET
+from tests.e2e.reference import assert_target_alone
+from tests.e2e.relay import Relay
+from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process
 
 STUBS = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
+MAX_TOKENS = 1900
+PAUSE_S = 0.02
+"""Ray takes a few seconds; without it a fast machine's stream may be over by then."""
 
 
 def settings(**parts: Any) -> str:
@@ -86,14 +94,40 @@ def test_nothing_of_ray_listens_beyond_this_machine(pair: dict[str, Any], proces
     assert set(addresses) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
-def test_a_killed_draft_comes_back_at_the_same_address_with_a_new_epoch(pair: dict[str, Any]) -> None:
+@contextlib.asynccontextmanager
+async def paced_gateway(pair: dict[str, Any]) -> AsyncIterator[str]:
+    """Address of a gateway whose messages take PAUSE_S to the target, so that a stream outlives Ray's restart."""
+    async with Relay("target", pair["target"], hold=lambda item: PAUSE_S) as relay:
+        workers = ["--target", relay.address, "--target-for-draft", pair["target"], "--draft", pair["draft"]]
+        gateway = await asyncio.to_thread(Process, "gateway", [*workers, "--port", "0", "--grpc-port", "0"])
+        try:
+            yield str(gateway.ready["grpc"])
+        finally:
+            await asyncio.to_thread(gateway.stop)
+
+
+@pytest.mark.timeout(240)
+async def test_a_killed_draft_comes_back_at_its_address_and_drafts_resume_in_the_same_stream(
+    pair: dict[str, Any],
+) -> None:
     before, target = get_info("draft", pair["draft"]), get_info("target", pair["target"])
-    os.kill(before.pid, signal.SIGKILL)
-    after = wait_for_new_life("draft", pair["draft"], before.epoch, timeout_s=60)
+    seen = Seen()
+    async with paced_gateway(pair) as address, AsyncClient(address) as client:
+        async with greedy(client, MAX_TOKENS) as stream:
+            await seen.read(stream, speculative(5))
+            os.kill(before.pid, signal.SIGKILL)
+            await seen.read(stream, plain(10))
+            await seen.read(stream, speculative(10))
+        after = await asyncio.to_thread(get_info, "draft", pair["draft"])
+    assert seen.phases.endswith("sps"), seen.phases
+    assert len(seen.ids) < MAX_TOKENS  # drafts came back before the end
+    assert after.epoch != before.epoch
     assert after.pid != before.pid
     assert list(after.cpu_cores) == list(before.cpu_cores)
     assert after.visible_devices == ""
     assert get_info("target", pair["target"]).epoch == target.epoch
+    assert all(token.kind is TokenKind.PLAIN for r in seen.rounds if not r.num_drafted for token in r.tokens)
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen.ids))
 
 
 @pytest.fixture
