@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,6 @@ from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
 from tests.native import skip_without_library
 from tests.tiny_models import perturbed_copy, random_model, save, tiny_llama, write_tokenizer
 from tests.zoo import ARCHITECTURES, SHAPE
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Models this small only lose by threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def load(model: str, **changes: Any) -> ModelRunner:
