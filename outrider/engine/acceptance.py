@@ -91,7 +91,7 @@ def accept_rejection(
 
     target_log_probs [B, K+1, V] float32 and draft_log_probs [B, K, V] float32, -inf outside the support; row b's extra
     token comes from target_log_probs[b, num_drafted[b]]. draft_ids [B, K] int64, drawn from `draft_log_probs` as
-    `sampling.draw` does. num_drafted [B] int64 in [0, K]; whatever lies past it is padding and may hold anything.
+    `inverse_cdf` does. num_drafted [B] int64 in [0, K]; whatever lies past it is padding and may hold anything.
     accept_u, recover_u [B, K] and target_u [B, K+1]: float64 in (0, 1), independent of each other and of the drafts.
 
     The output has the target's law to float64 rounding: both sides divide by the float64 sums of the float32 rows.

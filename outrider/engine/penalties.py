@@ -34,7 +34,7 @@ class NonFiniteLogits(WorkerFault):
             "its weights are damaged or its dtype overflows (float16 often does: use bfloat16 or float32)"
         )
         self.rows = tuple(rows)
-        """Rows of the tensor that `process` was given."""
+        """Rows of the batch."""
 
 
 class SamplingState:
@@ -117,18 +117,6 @@ def _is_penalised(params: SamplingParams) -> bool:
     return not off or bool(params.logit_bias)
 
 
-def process(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
-    """Penalties, biases and bans of each row's request. [R, V] float32 -> [R, V] float32, -inf where banned.
-
-    Never changes `logits` (log-probs are reported from it) and returns it as it is when no row asks for anything.
-    Every row of the result has a finite value. Raises NonFiniteLogits, naming the rows.
-    """
-    bad = (~sound_rows(logits)).nonzero()[:, 0].tolist()
-    if bad:
-        raise NonFiniteLogits(bad)
-    return process_unchecked(logits, rows)
-
-
 def sound_rows(logits: Tensor) -> Tensor:
     """[R, V] -> [R] bool: every logit is a finite number."""
     low, high = logits.aminmax(dim=1)
@@ -136,7 +124,11 @@ def sound_rows(logits: Tensor) -> Tensor:
 
 
 def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
-    """`process` for logits that may hold anything: the host waits for nothing here."""
+    """Penalties, biases and bans of each row's request. [R, V] float32 -> [R, V] float32, -inf where banned.
+
+    Never changes `logits` (log-probs are reported from it) and returns it as it is when no row asks for anything.
+    A row of finite logits keeps a finite value; others may hold anything. The host waits for nothing here.
+    """
     if logits.shape[0] != len(rows):
         raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} requests' rows")
     asking = [(r, row) for r, row in enumerate(rows) if not row.state.plain]

@@ -1,9 +1,9 @@
 """From processed logits to a distribution, and from a distribution and a uniform number to a token: a batch of rows.
 
-For logits on a device: the host waits for nothing here, but for the checks of `process`, `draw` and `draw_weights`.
+For logits on a device: the host waits for nothing here.
 Logits on the host go row by row through `host_sampling.py`, which means the same.
 
-Order: (`penalties.process`), temperature, top-k, top-p, min-p, as in transformers' processors.
+Order: (`penalties.process_unchecked`), temperature, top-k, top-p, min-p, as in transformers' processors.
 vLLM applies min-p before top-k and top-p, so that its top-p sees the mass that min-p left.
 
 Everything that decides a draw is a function of the float32 log-probs that `distributions` returns: they are what the
@@ -21,20 +21,14 @@ from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.host_sampling import COLDEST
-from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process
+from outrider.engine.penalties import LogitRow
 from outrider.wire.params import SamplingParams
 
 __all__ = [
-    "LogitRow",
-    "NonFiniteLogits",
-    "SamplingState",
     "argmax",
     "distributions",
-    "draw",
-    "draw_weights",
     "inverse_cdf",
     "probabilities",
-    "process",
     "top_logprobs",
     "truncate_topk",
 ]
@@ -69,29 +63,15 @@ def argmax(processed: Tensor) -> Tensor:
 
 
 def probabilities(log_probs: Tensor) -> Tensor:
-    """[..., V] float32 log-probs -> [..., V] float64, each row divided by its own sum: the law of `draw`."""
+    """[..., V] float32 log-probs -> [..., V] float64, each row divided by its own sum: the law of a draw."""
     weights = log_probs.double().exp()
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
-def draw(log_probs: Tensor, u: Tensor) -> Tensor:
-    """Inverse CDF. log_probs [R, V] float32, u [R] float64 in (0, 1) -> [R] int64 ids, never one of probability 0."""
-    return draw_weights(log_probs.double().exp(), u)
-
-
-def draw_weights(weights: Tensor, u: Tensor) -> Tensor:
-    """Inverse CDF over weights [R, V] float64 >= 0 that need not sum to 1; u [R] float64 in (0, 1) -> [R] int64.
-
-    Raises ValueError for a row without positive finite mass.
-    """
-    ids, sound = inverse_cdf(weights, u)
-    if not bool(sound.all()):
-        raise ValueError(f"nothing to draw from: rows sum to {weights.sum(dim=1).tolist()}")
-    return ids
-
-
 def inverse_cdf(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """`draw_weights` for rows that may hold anything -> ids [R] int64 and whether each row had mass [R] bool."""
+    """weights [R, V] float64 >= 0 that need not sum to 1, u [R] float64 in (0, 1) -> ids [R] int64, each of positive
+    weight, and whether the row's sum is positive and finite [R] bool: where it is not, the id means nothing.
+    """
     cdf = weights.cumsum(dim=1)  # [R, V] float64
     total = cdf[:, -1]
     has_mass = weights > 0

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.noise import Purpose
-from outrider.engine.sampling import LogitRow, SamplingState, distributions, process
+from outrider.engine.penalties import LogitRow, SamplingState, process_unchecked
+from outrider.engine.sampling import distributions
 from outrider.engine.slot_noise import slot_uniforms
 from outrider.wire.params import SamplingParams
 
@@ -39,7 +40,7 @@ class ReferenceModel:
         state.set_output(list(ids[num_prompt:]))
         rows = [LogitRow(state, tuple(drafts[:j])) for j in range(len(drafts) + 1)]
         raw = self.logits([*ids, *drafts])[len(ids) - 1 :]
-        return distributions(process(raw, rows), rows)
+        return distributions(process_unchecked(raw, rows), rows)
 
     def next_id(self, ids: Sequence[int], num_prompt: int, params: SamplingParams) -> int:
         """What a plain step answers."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.acceptance import Outcome, accept_greedy, accept_rejection, residual
-from outrider.engine.sampling import draw
+from tests.unit.drawing import draw
 
 INF = math.inf
 

@@ -17,17 +17,11 @@ from torch import Tensor
 from outrider.engine import acceptance
 from outrider.engine.acceptance import Noise, accept_one, accept_rejection
 from outrider.engine.noise import Purpose, host_uniforms
+from outrider.engine.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.row_law import RowLaw
-from outrider.engine.sampling import (
-    LogitRow,
-    SamplingState,
-    distributions,
-    draw,
-    probabilities,
-    process,
-    truncate_topk,
-)
+from outrider.engine.sampling import distributions, probabilities, truncate_topk
 from outrider.wire.params import SamplingParams
+from tests.unit.drawing import draw
 
 TOLERANCE = 1e-12
 BROKEN = 1e-3  # a broken rule must be off by at least this
@@ -91,7 +85,7 @@ class Round:
         return accept, torch.full_like(accept, 0.5), torch.full((num, self.target.shape[1]), 0.5, dtype=torch.float64)
 
     def draft_probability(self) -> Tensor:
-        """[B]: of each draft sequence, from the real `draw`."""
+        """[B]: of each draft sequence, from the real `inverse_cdf`."""
         total = torch.ones(len(self.sequences), dtype=torch.float64)
         for j in range(self.num_drafted):
             law = measured_law(lambda rows, u, j=j: draw(self.drawn[rows, j], u), len(total), self.vocab_size)
@@ -309,7 +303,7 @@ class TestExactLaw:
                 state = SamplingState(params, (0, 3), (2,))
                 state.set_output(prefix if committed else ())
                 rows = [LogitRow(state, () if committed else prefix)]
-                return distributions(process(logits[prefix][None], rows), rows)[0]
+                return distributions(process_unchecked(logits[prefix][None], rows), rows)[0]
 
             return at
 

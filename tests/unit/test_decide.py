@@ -24,7 +24,7 @@ from draft_service import drawing
 from outrider.engine import side_by_side
 from outrider.engine.host_sampling import HostLogits, law_of
 from outrider.engine.noise import Purpose
-from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process
+from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked
 from outrider.engine.row_law import RowLaw
 from outrider.engine.sampling import distributions
 from outrider.engine.slot_noise import host_slot_uniforms
@@ -123,7 +123,7 @@ def in_words(step: Step) -> list[Decided]:
     outcomes, start = [], 0
     for r, state in zip(step.ready, step.states, strict=True):
         rows = [LogitRow(state, tuple(r.draft_ids[:j])) for j in range(len(r.draft_ids) + 1)]
-        processed = process(step.logits[start : start + len(rows)], rows)
+        processed = process_unchecked(step.logits[start : start + len(rows)], rows)
         laws = dense_reference.distributions(processed, rows).double().exp().numpy()
         outcomes.append(one_in_words(r, laws / laws.sum(axis=1, keepdims=True)))
         start += len(rows)

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from outrider.engine.candidates import exactly_best, kth_best, nucleus
 from outrider.engine.host_sampling import HostLogits, law_of
-from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process, process_row
+from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process_row, process_unchecked
 from outrider.engine.row_law import NothingToDraw, RowLaw, draw_place, truncate_topk
-from outrider.engine.sampling import distributions, draw, probabilities
+from outrider.engine.sampling import distributions, probabilities
 from outrider.engine.sampling import truncate_topk as truncate_on_device
 from outrider.wire.params import SamplingParams
 from tests.unit import dense_reference
+from tests.unit.drawing import draw
 from tests.unit.test_sampling import CASES, OUTPUT, PREFIXES, params_of, random_logits, reference, state
 
 INF = math.inf
@@ -133,7 +134,9 @@ class TestRows:
         logits, params = random_logits(1, seed=5), params_of(CASES[name])
         for prefix in PREFIXES:
             row = LogitRow(state(params), prefix)
-            assert torch.equal(torch.from_numpy(process_row(logits[0].numpy(), row)), process(logits, [row])[0])
+            assert torch.equal(
+                torch.from_numpy(process_row(logits[0].numpy(), row)), process_unchecked(logits, [row])[0]
+            )
 
     @pytest.mark.parametrize("value", [math.nan, INF, -INF])
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
