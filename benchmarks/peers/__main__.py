@@ -159,15 +159,15 @@ class Bench:
             for process in order:
                 for speculative in ARMS:
                     self._pass(process, setting, job, speculative, indices)
-        if self.options.profile and profiling.available():
-            self._profile(processes[0], setting, everything)
+        if self.options.profile and (py_spy := profiling.program()) is not None:
+            self._profile(py_spy, processes[0], setting, everything)
         self._print_progress(setting)
 
-    def _profile(self, process: EngineProcess, setting: Setting, prompts: list[list[int]]) -> None:
+    def _profile(self, py_spy: str, process: EngineProcess, setting: Setting, prompts: list[list[int]]) -> None:
         """One more pass of ours in each arm, which is not counted."""
         for speculative in ARMS if "target" in process.pids else ():
             job = self._job(prompts, self.options.max_tokens, setting.temperature, setting.concurrency, speculative)
-            top = profiling.while_running(process.pids["target"], lambda job=job: process.run(job))
+            top = profiling.while_running(py_spy, process.pids["target"], lambda job=job: process.run(job))
             self.profiles[f"{setting}{', with draft' * speculative}"] = top
 
     def _pass(self, process: EngineProcess, setting: Setting, job: Job, speculative: bool, indices: list[int]) -> None:
@@ -310,6 +310,8 @@ def _write_functions(bench: Bench) -> None:
 def _write_differences(bench: Bench) -> None:
     differences = bench.differences
     answers = len(bench.greedy)
+    if not answers:
+        return
     text = (
         f"## Greedy answers\n\n{answers} answers of all engines, each token judged by transformers' forward over the "
         f"whole answer: {answers - len(differences)} are the target's own from end to end."
@@ -365,7 +367,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cores", nargs="+", type=int, help="for every engine; absent = all of this process")
     parser.add_argument("--ours-target", type=str, default="", help="settings of our target, as JSON")
     parser.add_argument("--ours-draft", type=str, default="", help="settings of our draft, as JSON")
-    parser.add_argument("--profile", action="store_true", help="say where our time goes in every row")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="say where our time goes in every row, and in which functions where py-spy is installed",
+    )
     parser.add_argument("--quick", action="store_true", help="greedy, concurrency 1 and 8, short answers, one pass")
     parser.add_argument("--name", default="peers", help="of the result's files")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")

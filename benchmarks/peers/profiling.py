@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -13,11 +15,12 @@ RATE_HZ = 200
 TOP = 8
 
 
-def available() -> bool:
-    return shutil.which("py-spy") is not None
+def program() -> str | None:
+    """Of this environment, or on the PATH."""
+    return shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
-def while_running(pid: int, work: Callable[[], None]) -> list[tuple[str, float]]:
+def while_running(py_spy: str, pid: int, work: Callable[[], None]) -> list[tuple[str, float]]:
     """-> the innermost functions of the engine thread while `work` ran, with their shares, the largest first.
 
     A function that calls into torch or into our own kernels is charged with their time; `Condition.wait` and
@@ -25,7 +28,7 @@ def while_running(pid: int, work: Callable[[], None]) -> list[tuple[str, float]]
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "stacks"
-        command = ["py-spy", "record", "--pid", str(pid), "--format", "raw", "--output", str(out)]
+        command = [py_spy, "record", "--pid", str(pid), "--format", "raw", "--output", str(out)]
         recorder = subprocess.Popen(
             [*command, "--rate", str(RATE_HZ), "--duration", "600"],
             stdout=subprocess.DEVNULL,
