@@ -1,8 +1,8 @@
 """`python -m MODULE ARGS` as a process forked from one that has imported torch and transformers.
 
 A worker's start is five seconds of imports and half a second of its own; tests start two hundred. A fork runs the same
-code from the first line of `MODULE/__main__.py` on. `tests/service/test_health.py` and `tests/e2e/test_up.py` start the
-commands as users do.
+code from the first line of `MODULE/__main__.py` on. `tests/e2e/test_incompatible_pair.py`, `test_demo.py` and
+`test_up.py` start the commands as users do.
 """
 
 from __future__ import annotations
