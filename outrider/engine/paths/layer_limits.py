@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -25,5 +25,5 @@ def _declared(config: PreTrainedConfig, name: str) -> Any:
 
     A Mistral or Qwen that was saved as a Llama has its window in config.json, and full attention.
     """
-    known = any(field.name == name for field in dataclasses.fields(config))
+    known = name in inspect.signature(type(config).__init__).parameters
     return getattr(config, name) if known else None
