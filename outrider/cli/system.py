@@ -152,4 +152,5 @@ def _ray(values: object) -> RayConfig:
     except ValidationError as error:
         first = error.errors()[0]
         setting = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"ray.{setting} is {first.get('input')!r}: {first['msg']}", param=setting) from None
+        why = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"ray.{setting} is {first.get('input')!r}: {why}", param=setting) from None

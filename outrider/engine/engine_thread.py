@@ -103,7 +103,11 @@ class EngineThread:
                 self._loop()
         except BaseException as error:
             self._error = error
-            if self._ready.is_set():
+            if self.worker is None:
+                return  # `start` raises it
+            if isinstance(error, OutriderError):
+                log.error("the engine ended: %s", error.message)
+            else:
                 log.exception("the engine ended")
         finally:
             self._ready.set()

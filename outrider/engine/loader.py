@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -87,12 +88,14 @@ def load_runner(
     del network  # before free memory is counted: a path with weights of its own form does not keep it
     if isinstance(runner.path, Repacks):
         num_weight_bytes = runner.path.weights_bytes
-    budget = _budget(runner, config, num_weight_bytes, max_slots, max_prefill_tokens)
-    num_blocks = _num_blocks(runner, budget, kv_cache_tokens, max_slots, kv_cache_fraction)
-    if group is not None:
-        group.check_same("attention path", runner.path.name)
-        num_blocks = group.smallest(num_blocks)
-    _allocate(runner, num_blocks)
+    # Ranks count together instead: each would hold up the others, and they it.
+    with memory.in_turn() if group is None else contextlib.nullcontext():
+        budget = _budget(runner, config, num_weight_bytes, max_slots, max_prefill_tokens)
+        num_blocks = _num_blocks(runner, budget, kv_cache_tokens, max_slots, kv_cache_fraction)
+        if group is not None:
+            group.check_same("attention path", runner.path.name)
+            num_blocks = group.smallest(num_blocks)
+        _allocate(runner, num_blocks)
     log.info(
         "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
         *(model, class_name, facts.num_parameters, facts.dtype, facts.device),
@@ -250,12 +253,15 @@ def _log_memory(runner: ModelRunner, budget: Budget) -> None:
         *(100 * num_bytes / max(budget.free_bytes, 1), readable_bytes(budget.free_bytes)),
         *(readable_bytes(budget.activations_bytes), VERIFY_TOKENS),
     )
+    if num_tokens < runner.facts.context_limit:
+        log.warning(
+            "the KV cache holds %d tokens and a context has %d: longer requests will be refused; raise kv_cache_tokens",
+            *(num_tokens, runner.facts.context_limit),
+        )
 
 
 def _allocate(runner: ModelRunner, num_blocks: int) -> None:
-    """At load, so that who sizes a cache beside this one does not count the same memory as free, and no request finds
-    out. Two workers that come to this point in the same moment still do.
-    """
+    """At load, so that who sizes a cache next does not count the same memory as free, and no request finds out."""
     num_tokens = num_blocks * runner.path.block_size
     num_bytes = num_tokens * runner.kv_bytes_per_token
     try:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +90,18 @@ def readable_bytes(count: int) -> str:
         value /= 1024
         units.pop(0)
     return f"{value:.1f} {units[0]}" if units[0] != "bytes" else f"{count} bytes"
+
+
+@contextlib.contextmanager
+def in_turn() -> Iterator[None]:
+    """One process of this user and machine at a time: from counting what is free until it is taken, so that two workers
+    that start together do not both count the same. Without a folder for temporary files nobody waits.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            file = held.enter_context((Path(tempfile.gettempdir()) / f"outrider-{os.getuid()}.lock").open("a"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def resident(storage: Tensor) -> Tensor:

@@ -256,7 +256,8 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, environ: Mapping[
             raise ConfigError(f"{name} is missing; give {flag} or set {variable}", param=name) from None
         if not name:  # settings that contradict each other
             raise ConfigError(first["msg"].removeprefix("Value error, ")) from None
-        raise ConfigError(f"{name} is {first.get('input')!r}: {first['msg']}", param=name) from None
+        why = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{name} is {first.get('input')!r}: {why}", param=name) from None
 
 
 def parse_cores(text: str) -> frozenset[int]:

@@ -23,6 +23,14 @@ AddServices = Callable[[grpc.aio.Server], Sequence[str]]
 """Adds servicers to the server and returns their full names."""
 
 
+async def _is_known(host: str) -> bool:
+    try:
+        await asyncio.get_running_loop().getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True
+
+
 async def start_server(
     add_services: AddServices, host: str, port: int, max_message_bytes: int
 ) -> tuple[grpc.aio.Server, str, HealthServicer]:
@@ -35,9 +43,11 @@ async def start_server(
     try:
         bound = server.add_insecure_port(join_host_port(host, port))
     except RuntimeError:
+        address = join_host_port(host, port)
+        if not await _is_known(host):
+            raise ConfigError(f"cannot listen on {address}: no address is known for {host!r}", param="host") from None
         raise ConfigError(
-            f"cannot listen on {join_host_port(host, port)}: the port is taken or the address is not this machine's; "
-            "choose another",
+            f"cannot listen on {address}: the port is taken or the address is not this machine's; choose another",
             param="port",
         ) from None
     await server.start()

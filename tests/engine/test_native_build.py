@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,6 +98,10 @@ def test_two_workers_build_a_broken_file_again_and_a_third_needs_no_compiler(
 ) -> None:
     monkeypatch.setattr(build, "compile_to", lambda path, _: (cache.mkdir(), path.write_bytes(b"not a library")))
     broken = build.built_library()
+    abandoned, under_way = cache / "abandoned.so.part", cache / "under-way.so.part"
+    abandoned.touch()
+    under_way.touch()
+    os.utime(abandoned, (0, 0))
     monkeypatch.undo()
     monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(cache))
     assert build.built_library() == broken, "the file is there, so nothing was compiled"
@@ -107,6 +112,8 @@ def test_two_workers_build_a_broken_file_again_and_a_third_needs_no_compiler(
     for worker in workers:
         out, error = worker.communicate(timeout=110)
         assert (worker.returncode, out.strip()) == (0, "loaded"), error
+    assert under_way.exists() and not abandoned.exists()
+    under_way.unlink()
     assert broken.stat().st_size > 10_000 and files(cache) == [".so"]
     monkeypatch.setenv("CXX", "/nowhere/c++")
     assert path_name(model, "fused") == "fused"

@@ -45,6 +45,17 @@ async def test_a_server_answers_at_the_address_it_gives(host: str) -> None:
         await server.stop(None)
 
 
+async def test_why_a_server_cannot_listen_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"no address is known for 'no-such-host\.invalid'") as caught:
+        await start_server(lambda _: [], "no-such-host.invalid", 0, 1 << 20)
+    assert caught.value.param == "host"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: the port is taken") as caught:
+            await start_server(lambda _: [], "127.0.0.1", port, 1 << 20)
+    assert caught.value.param == "port"
+
+
 def test_a_row_must_fit_a_message() -> None:
     check_message_size(1000, 4000 + 65536)
     with pytest.raises(ConfigError, match="max_message_bytes is 69535, one row of 1000 log-probs needs 69536"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,31 @@ def test_files_that_were_read_are_not_memory_in_use(cgroup: Path) -> None:
     stat = f"anon {GIB}\nfile {2 * GIB}\ninactive_file {GIB}\nactive_file {GIB // 2}\nworkingset_refault_file 7"
     write(cgroup, max=str(4 * GIB), current=str(3 * GIB), stat=stat)
     assert memory.free_memory_bytes(CPU) == 4 * GIB - 3 * GIB + GIB + GIB // 2
+
+
+def test_workers_size_their_caches_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    order: list[str] = []
+    entered = threading.Event()
+
+    def other() -> None:
+        with memory.in_turn():
+            order.append("other")
+            entered.set()
+
+    with memory.in_turn():
+        waiting = threading.Thread(target=other)
+        waiting.start()
+        assert not entered.wait(0.3)
+        order.append("first")
+    waiting.join(10)
+    assert order == ["first", "other"]
+
+
+def test_without_a_place_for_the_lock_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with memory.in_turn(), memory.in_turn():
+        pass
 
 
 def test_a_limit_that_is_passed_leaves_nothing(cgroup: Path) -> None:

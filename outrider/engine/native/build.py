@@ -15,6 +15,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 FLAGS = (
@@ -73,6 +74,7 @@ def compile_to(path: Path, compiler: str) -> None:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path.parent)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so.part")
         os.close(handle)
         command = [compiler, *FLAGS, *_machine_flags(), str(FOLDER / "fused.cpp"), "-o", temporary]
@@ -87,6 +89,14 @@ def compile_to(path: Path, compiler: str) -> None:
         if temporary is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """What builds that were killed left behind."""
+    for part in folder.glob("*.so.part"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - part.stat().st_mtime > 2 * COMPILE_TIMEOUT_S:
+                part.unlink()
 
 
 def _first_error(stderr: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import torch
@@ -33,7 +35,10 @@ def check_can_split(config: PreTrainedConfig, num_ranks: int, quantization: str,
     for what, found in numbers.items():
         for number in found:
             if number % num_ranks:
-                raise _refuse(f"tensor_parallel is {num_ranks} and the model has {number} {what}, which do not divide")
+                raise _refuse(
+                    f"tensor_parallel is {num_ranks} and the model has {number} {what}, which do not divide",
+                    math.gcd(*itertools.chain(*numbers.values())),
+                )
 
 
 def check_devices(device: torch.device, num_ranks: int) -> None:
@@ -46,8 +51,10 @@ def check_devices(device: torch.device, num_ranks: int) -> None:
         )
 
 
-def _refuse(why: str) -> ConfigError:
-    return ConfigError(f"{why}; use tensor_parallel 1 or another model", param="tensor_parallel")
+def _refuse(why: str, divisible: int = 1) -> ConfigError:
+    """divisible: a number of which any divisor would do."""
+    possible = ", ".join(str(ranks) for ranks in range(1, divisible + 1) if divisible % ranks == 0)
+    return ConfigError(f"{why}; use tensor_parallel {possible} or another model", param="tensor_parallel")
 
 
 def _numbers(config: Any, name: str) -> list[int]:

@@ -66,9 +66,15 @@ def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_in
         return runner
     raise ConfigError(
         f"{class_name} on {facts.device} in {facts.dtype} cannot be served: {'; '.join(refusals)}; "
-        "use another model, dtype or attention_path",
+        f"use another model, dtype or attention_path{_or_without(facts, batch_invariant)}",
         param="attention_path" if wanted != "auto" else "model",
     )
+
+
+def _or_without(facts: ModelFacts, batch_invariant: bool) -> str:
+    """Settings that keep paths from serving."""
+    given = ["tensor_parallel"] * (facts.num_ranks > 1) + ["batch_invariant"] * batch_invariant
+    return f", or leave out {' and '.join(given)}" if given else ""
 
 
 def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered, batch_invariant: bool) -> ModelRunner:
