@@ -61,7 +61,7 @@ class Timing:
 class EngineBench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.report = Report("engine", "Steps of the engine")
+        self.report = Report(options.name, "Steps of the engine")
         self.timings: list[Timing] = []
         self.notes: list[str] = []
         tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
@@ -168,6 +168,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clock", choices=["wall", "thread"], default="wall", help="thread: CPU time, for one thread")
     parser.add_argument("--no-invariance", action="store_true", help="leave out the table of bits")
     parser.add_argument("--invariance-model", default="target", choices=MODELS)
+    parser.add_argument("--name", default="engine", help="of the result's files")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     options = parser.parse_args()
     if options.clock == "thread" and options.threads != 1:
