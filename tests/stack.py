@@ -24,6 +24,8 @@ from tests.forked import REPO, Forked
 DEMO_TARGET = str(REPO / "models/demo/target")
 DEMO_DRAFT = str(REPO / "models/demo/draft")
 START_S = 90.0
+KV_CACHE_TOKENS = "32768"
+"""Of workers of which a test says nothing else. Their own choice is 64 contexts, up to gigabytes written at start."""
 
 
 @dataclass(eq=False)
@@ -38,7 +40,10 @@ class Process:
     """For `ready`, at once; False when several are to start side by side."""
 
     def __post_init__(self) -> None:
-        self.popen = Forked(self.module, self.args, self.stderr_path)
+        args = list(self.args)
+        if self.module != "gateway" and "--kv-cache-tokens" not in args:
+            args += ["--kv-cache-tokens", KV_CACHE_TOKENS]
+        self.popen = Forked(self.module, args, self.stderr_path)
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -99,7 +99,7 @@ def in_turn() -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
-            file = held.enter_context((Path(tempfile.gettempdir()) / f"outrider-{os.getuid()}.lock").open("a"))
+            file = held.enter_context((Path(tempfile.gettempdir()) / f".outrider-memory-{os.getuid()}.lock").open("a"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
