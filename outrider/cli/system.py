@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import outrider
-from outrider.wire.config import Config, DraftConfig, GatewayConfig, Seconds, TargetConfig, load
+from outrider.wire.config import Config, DraftConfig, GatewayConfig, Seconds, TargetConfig, load, reason
 from outrider.wire.errors import ConfigError
 
 Values = dict[str, Any]
@@ -152,5 +152,4 @@ def _ray(values: object) -> RayConfig:
     except ValidationError as error:
         first = error.errors()[0]
         setting = ".".join(str(part) for part in first["loc"])
-        why = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"ray.{setting} is {first.get('input')!r}: {why}", param=setting) from None
+        raise ConfigError(f"ray.{setting} is {first.get('input')!r}: {reason(first)}", param=setting) from None

@@ -255,9 +255,13 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, environ: Mapping[
             flag, variable = f"--{name.replace('_', '-')}", f"{prefix}{name}".upper()
             raise ConfigError(f"{name} is missing; give {flag} or set {variable}", param=name) from None
         if not name:  # settings that contradict each other
-            raise ConfigError(first["msg"].removeprefix("Value error, ")) from None
-        why = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{name} is {first.get('input')!r}: {why}", param=name) from None
+            raise ConfigError(reason(first)) from None
+        raise ConfigError(f"{name} is {first.get('input')!r}: {reason(first)}", param=name) from None
+
+
+def reason(detail: Mapping[str, Any]) -> str:
+    """Why pydantic refused a value, without its own heading."""
+    return str(detail["msg"]).removeprefix("Value error, ")
 
 
 def parse_cores(text: str) -> frozenset[int]:
