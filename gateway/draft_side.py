@@ -123,7 +123,7 @@ class DraftSide:
         room = draft.info.context_limit - self._session.num_prompt
         message.params.max_tokens = min(message.params.max_tokens, room)
         message.params.min_tokens = min(message.params.min_tokens, room)
-        message.deliver_to = self._pair.config.target_for_draft or self._pair.config.target
+        message.deliver_to = self._pair.config.target_for_draft or self._pair.target.address
         message.target_epoch = target.epoch
         return message
 

@@ -135,6 +135,8 @@ class _Connecting:
         self._template = _read_template(config)
         links: list[WorkerLink] = []
         try:
+            if config.target is None:
+                raise ConfigError("registry is not served yet: give --target HOST:PORT", param="registry")
             target = self._link("target", config.target)
             links.append(target)
             draft = None

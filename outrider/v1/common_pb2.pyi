@@ -51,6 +51,7 @@ class WorkerErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_ERROR_CODE_INVALID: _ClassVar[WorkerErrorCode]
     WORKER_ERROR_CODE_INTERNAL: _ClassVar[WorkerErrorCode]
     WORKER_ERROR_CODE_CANCELLED: _ClassVar[WorkerErrorCode]
+    WORKER_ERROR_CODE_DRAINING: _ClassVar[WorkerErrorCode]
 TOKEN_KIND_UNSPECIFIED: TokenKind
 TOKEN_KIND_ACCEPTED: TokenKind
 TOKEN_KIND_RECOVERED: TokenKind
@@ -78,6 +79,7 @@ WORKER_ERROR_CODE_EXHAUSTED: WorkerErrorCode
 WORKER_ERROR_CODE_INVALID: WorkerErrorCode
 WORKER_ERROR_CODE_INTERNAL: WorkerErrorCode
 WORKER_ERROR_CODE_CANCELLED: WorkerErrorCode
+WORKER_ERROR_CODE_DRAINING: WorkerErrorCode
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "choice", "max_tokens", "stop_token_ids", "ignore_eos", "num_logprobs")
@@ -167,7 +169,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model_id", "vocab_size", "tokenizer_fingerprint", "context_limit", "dtype", "device", "epoch", "pid", "cpu_cores", "visible_devices", "num_slots", "num_slots_in_use", "num_kv_blocks", "num_kv_blocks_in_use", "kv_block_size", "attention_path", "metrics_address", "eos_token_ids", "num_tickets", "version", "num_parameters", "num_steps", "batch_invariant", "quantization", "tensor_parallel", "kv_bytes_per_token", "num_kv_blocks_cached")
+    __slots__ = ("model_id", "vocab_size", "tokenizer_fingerprint", "context_limit", "dtype", "device", "epoch", "pid", "cpu_cores", "visible_devices", "num_slots", "num_slots_in_use", "num_kv_blocks", "num_kv_blocks_in_use", "kv_block_size", "attention_path", "metrics_address", "eos_token_ids", "num_tickets", "version", "num_parameters", "num_steps", "batch_invariant", "quantization", "tensor_parallel", "kv_bytes_per_token", "num_kv_blocks_cached", "busy_us", "longest_step_us", "draining")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +197,9 @@ class WorkerInfo(_message.Message):
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_US_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_STEP_US_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     vocab_size: int
     tokenizer_fingerprint: str
@@ -222,7 +227,10 @@ class WorkerInfo(_message.Message):
     tensor_parallel: int
     kv_bytes_per_token: int
     num_kv_blocks_cached: int
-    def __init__(self, model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_limit: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., cpu_cores: _Optional[_Iterable[int]] = ..., visible_devices: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_slots_in_use: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_in_use: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., metrics_address: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tickets: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_steps: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., quantization: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_kv_blocks_cached: _Optional[int] = ...) -> None: ...
+    busy_us: int
+    longest_step_us: int
+    draining: bool
+    def __init__(self, model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_limit: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., cpu_cores: _Optional[_Iterable[int]] = ..., visible_devices: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_slots_in_use: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_in_use: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., metrics_address: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tickets: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_steps: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., quantization: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_kv_blocks_cached: _Optional[int] = ..., busy_us: _Optional[int] = ..., longest_step_us: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -239,7 +247,7 @@ class TokenizerFiles(_message.Message):
     def __init__(self, tokenizer_json: _Optional[bytes] = ..., tokenizer_config_json: _Optional[bytes] = ..., chat_template: _Optional[bytes] = ...) -> None: ...
 
 class OpenSlot(_message.Message):
-    __slots__ = ("slot", "committed_ids", "num_prompt_tokens", "params", "deliver_to", "target_epoch", "cache_salt")
+    __slots__ = ("slot", "committed_ids", "num_prompt_tokens", "params", "deliver_to", "target_epoch", "cache_salt", "traceparent")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +255,7 @@ class OpenSlot(_message.Message):
     DELIVER_TO_FIELD_NUMBER: _ClassVar[int]
     TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     slot: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -254,7 +263,8 @@ class OpenSlot(_message.Message):
     deliver_to: str
     target_epoch: int
     cache_salt: bytes
-    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("committed_len",)

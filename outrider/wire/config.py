@@ -87,7 +87,16 @@ class DraftConfig(_Settings):
     """`auto` sends whole distributions while a step's payload over all its slots stays under this."""
     max_message_bytes: Positive = 64 * MIB
     """Largest gRPC message accepted."""
+    tls_dir: str | None = None
+    """Folder with ca.pem, cert.pem and key.pem: every connection is then TLS, and both ends show a certificate of that
+    CA. Read again when they change. Absent = no encryption, and whoever reaches the port is believed."""
+    drain_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 5.0
+    """How long running requests may go on here after SIGTERM, while new ones are sent elsewhere."""
+    trace_endpoint: str | None = None
+    """OTLP endpoint (gRPC), such as http://collector:4317, that spans are sent to; absent = none are made."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    """json: one object a line, with the ids of request and slot where there are any."""
 
     @field_validator("cpu_cores")
     @classmethod
@@ -148,7 +157,16 @@ class TargetConfig(_Settings):
     """A proposal that no verify asked for is dropped after this."""
     max_message_bytes: Positive = 64 * MIB
     """Largest gRPC message accepted."""
+    tls_dir: str | None = None
+    """Folder with ca.pem, cert.pem and key.pem: every connection is then TLS, and both ends show a certificate of that
+    CA. Read again when they change. Absent = no encryption, and whoever reaches the port is believed."""
+    drain_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 5.0
+    """How long running requests may go on here after SIGTERM, while new ones are sent elsewhere."""
+    trace_endpoint: str | None = None
+    """OTLP endpoint (gRPC), such as http://collector:4317, that spans are sent to; absent = none are made."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    """json: one object a line, with the ids of request and slot where there are any."""
 
     @field_validator("cpu_cores")
     @classmethod
@@ -163,14 +181,16 @@ class GatewayConfig(_Settings):
 
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_GATEWAY_")
 
-    target: str
-    """host:port of the target worker."""
+    target: str | None = None
+    """host:port of the target worker; several of one model with commas between."""
     draft: str | None = None
-    """host:port of the draft worker; absent = plain decoding."""
+    """host:port of the draft worker, or several with commas between; absent = plain decoding."""
     target_for_draft: str | None = None
-    """host:port at which the draft reaches the target; absent = the same as target."""
+    """host:port at which the drafts reach the target, one for each of target; absent = the same as target."""
+    registry: str | None = None
+    """host:port of the launcher's registry, which says who the workers are; instead of target and draft."""
     model_name: str | None = None
-    """Id under which the pair is served; absent = the target's model id."""
+    """Id under which the target is served; absent = the target's model id. Not with registry: the pools say it."""
     host: str = "127.0.0.1"
     """Address to listen on, for HTTP and gRPC."""
     port: Port = 8000
@@ -187,6 +207,9 @@ class GatewayConfig(_Settings):
     """Answers decoded at once; keep at or under the workers' max_slots."""
     max_queue: Annotated[int, Field(ge=0)] = 256
     """Answers that may wait for a place; beyond it requests are refused with 429."""
+    max_queue_wait_s: Seconds | None = None
+    """Refuse a request with 429 at the door when it is not expected to begin within this; absent = only a full queue
+    refuses."""
     request_timeout_s: Seconds = 600.0
     """Longest life of a request, its time in the queue included."""
     start_timeout_s: Seconds = 120.0
@@ -207,7 +230,33 @@ class GatewayConfig(_Settings):
     """Largest gRPC message accepted."""
     chat_template: str | None = None
     """File with a Jinja chat template; absent = the tokenizer's own."""
+    api_keys: str | None = None
+    """File of hashed API keys and their limits, see `outrider keys`; read again when it changes. Absent = no key is
+    asked for."""
+    tls_dir: str | None = None
+    """Folder with ca.pem, cert.pem and key.pem for the connections to workers and registry, as at the workers."""
+    public_tls_dir: str | None = None
+    """Folder with cert.pem and key.pem for users' HTTP and gRPC; with a ca.pem too, users must show a certificate."""
+    drain_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 5.0
+    """How long running answers may go on after SIGTERM."""
+    trace_endpoint: str | None = None
+    """OTLP endpoint (gRPC), such as http://collector:4317, that spans are sent to; absent = none are made."""
+    trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of requests that are traced, of those whose caller does not say."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    """json: one object a line, with the request's id where there is one."""
+
+    @model_validator(mode="after")
+    def _workers_named_once(self) -> Self:
+        if self.target is None and self.registry is None:
+            raise ValueError("target and registry are missing: give --target HOST:PORT or --registry HOST:PORT")
+        extra = [
+            name for name in ("target", "draft", "target_for_draft", "model_name") if getattr(self, name) is not None
+        ]
+        if self.registry is not None and extra:
+            raise ValueError(f"registry and {extra[0]} contradict each other: the registry says it; leave one out")
+        return self
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:

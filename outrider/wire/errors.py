@@ -5,7 +5,10 @@ OutriderError
 |  |- ModelNotFound
 |  |- ContextExceeded
 |  `- RequestTooLarge
+|- Unauthenticated       no API key, or one that is not known
+|- Forbidden             a peer or key that may not do this
 |- Overloaded            refused at the door
+|  `- RateLimited        an API key is over a limit of its own
 |- Unavailable           a part of the system is not there
 |  `- WorkerLost         a worker's stream ended
 |- DeadlineExceeded
@@ -74,6 +77,29 @@ class Overloaded(OutriderError):
     retryable = True
     openai_type = "rate_limit_error"
     openai_code = "overloaded"
+
+
+class RateLimited(Overloaded):
+    """This key's requests, tokens or answers at once are over what it was given."""
+
+    openai_code = "rate_limit_exceeded"
+
+
+class Unauthenticated(OutriderError):
+    """Who asks is not known."""
+
+    grpc_code = grpc.StatusCode.UNAUTHENTICATED
+    http_status = 401
+    openai_type = "invalid_request_error"
+    openai_code = "invalid_api_key"
+
+
+class Forbidden(OutriderError):
+    """Who asks is known, and may not."""
+
+    grpc_code = grpc.StatusCode.PERMISSION_DENIED
+    http_status = 403
+    openai_type = "invalid_request_error"
 
 
 class Unavailable(OutriderError):

@@ -104,6 +104,7 @@ def test_bad_values_are_named(cls: type, name: str, value: str, by: str) -> None
         (["--port", "80", "--grpc-port", "80"], "port and grpc_port are both 80"),
         (["--wait-budget-min-ms", "1001"], "wait_budget_min_ms 1001 is more than wait_budget_max_ms 1000"),
         (["--round-timeout-s", "0.5"], "wait_budget_max_ms 1000 is more than round_timeout_s 0.5"),
+        (["--registry", "127.0.0.1:7000"], "registry and target contradict each other"),
     ],
 )
 def test_settings_that_contradict_each_other_are_named(flags: list[str], message: str) -> None:
@@ -112,7 +113,7 @@ def test_settings_that_contradict_each_other_are_named(flags: list[str], message
     assert message in error.value.message
 
 
-@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("cls", [DraftConfig, TargetConfig])
 def test_what_is_missing_is_named_with_both_ways_to_give_it(cls: type) -> None:
     (name,) = NEEDED[cls]
     with pytest.raises(ConfigError) as error:
@@ -120,6 +121,12 @@ def test_what_is_missing_is_named_with_both_ways_to_give_it(cls: type) -> None:
     assert (
         error.value.message == f"{name} is missing; give --{name} or set {cls.model_config['env_prefix']}{name.upper()}"
     )
+
+
+def test_a_gateway_needs_to_be_told_of_its_workers() -> None:
+    with pytest.raises(ConfigError) as error:
+        load(GatewayConfig, [], {})
+    assert error.value.message == "target and registry are missing: give --target HOST:PORT or --registry HOST:PORT"
 
 
 @pytest.mark.parametrize("argv", [["--no-such-flag", "1"], ["stray"]])

@@ -1,0 +1,90 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_DRAFT: _ClassVar[Role]
+    ROLE_TARGET: _ClassVar[Role]
+
+class MemberState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEMBER_STATE_UNSPECIFIED: _ClassVar[MemberState]
+    MEMBER_STATE_STARTING: _ClassVar[MemberState]
+    MEMBER_STATE_SERVING: _ClassVar[MemberState]
+    MEMBER_STATE_DRAINING: _ClassVar[MemberState]
+ROLE_UNSPECIFIED: Role
+ROLE_DRAFT: Role
+ROLE_TARGET: Role
+MEMBER_STATE_UNSPECIFIED: MemberState
+MEMBER_STATE_STARTING: MemberState
+MEMBER_STATE_SERVING: MemberState
+MEMBER_STATE_DRAINING: MemberState
+
+class Pool(_message.Message):
+    __slots__ = ("name", "role", "model_name", "serves")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    SERVES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: Role
+    model_name: str
+    serves: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model_name: _Optional[str] = ..., serves: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("name", "pool", "role", "state", "address", "metrics_address", "node")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pool: str
+    role: Role
+    state: MemberState
+    address: str
+    metrics_address: str
+    node: str
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[MemberState, str]] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+
+class Membership(_message.Message):
+    __slots__ = ("epoch", "version", "pools", "members")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    version: int
+    pools: _containers.RepeatedCompositeFieldContainer[Pool]
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class GatewayReport(_message.Message):
+    __slots__ = ("gateway", "pools")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    gateway: str
+    pools: _containers.RepeatedCompositeFieldContainer[PoolLoad]
+    def __init__(self, gateway: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolLoad, _Mapping]]] = ...) -> None: ...
+
+class PoolLoad(_message.Message):
+    __slots__ = ("pool", "num_running", "num_queued", "num_refused")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    num_running: int
+    num_queued: int
+    num_refused: int
+    def __init__(self, pool: _Optional[str] = ..., num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_refused: _Optional[int] = ...) -> None: ...
