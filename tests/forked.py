@@ -41,7 +41,7 @@ class Forked:
     def __init__(
         self, module: str, args: list[str], stderr: Path | None = None, env: Mapping[str, str] | None = None
     ) -> None:
-        """stderr: a file to write to; nowhere without."""
+        """stderr: a file to append to; nowhere without."""
         received, sent = CONTEXT.Pipe(duplex=False)
         settings = (module, args, sent, str(stderr or os.devnull), dict(env or clean_environment()))
         # A daemon is ended with the tests, should one of them forget it.
@@ -103,7 +103,7 @@ def _run(module: str, args: list[str], stdout: Connection, stderr: str, env: dic
     """In the forked process."""
     os.dup2(stdout.fileno(), 1)
     stdout.close()
-    log = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    log = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 2)
     os.close(log)
     os.environ.clear()

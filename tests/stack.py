@@ -1,4 +1,4 @@
-"""The real system as processes on free ports: target, draft and gateway. Used by every test that needs services."""
+"""The real system as processes on free ports: targets, drafts and gateways. Used by every test that needs services."""
 
 from __future__ import annotations
 
@@ -100,6 +100,16 @@ class Process:
         self.popen.wait(10)
         self._close()
 
+    def again(self, *, wait: bool = True) -> Process:
+        """A new one with the same arguments at the same ports, once this one has ended."""
+        ports = {"--port": self.ready.get("http", self.ready.get("address"))}
+        ports |= {"--grpc-port": self.ready.get("grpc"), "--metrics-port": self.ready.get("metrics_address")}
+        args = list(self.args)
+        for flag, address in ports.items():
+            if isinstance(address, str):
+                args += [flag, address.rpartition(":")[2]]
+        return Process(self.module, args, stderr_path=self.stderr_path, wait=wait)
+
     def _close(self) -> None:
         self._reader.join(5)
         self.popen.stdout.close()
@@ -140,6 +150,41 @@ class Stack:
         return read_metrics(f"{self.http}/metrics")
 
 
+@dataclass
+class Pools:
+    """Running targets, drafts and gateways, each gateway with all the workers. Those of a kind by index."""
+
+    targets: list[Process]
+    drafts: list[Process]
+    gateways: list[Process]
+
+    @property
+    def processes(self) -> list[Process]:
+        return [*self.targets, *self.drafts, *self.gateways]
+
+    def stack(self, target: int = 0, draft: int = 0, gateway: int = 0) -> Stack:
+        """One of each, for what takes a `Stack`."""
+        return Stack(self.targets[target], self.drafts[draft] if self.drafts else None, self.gateways[gateway])
+
+    def http(self, gateway: int = 0) -> str:
+        """Base URL."""
+        return f"http://{self.gateways[gateway].ready['http']}"
+
+    def grpc(self, gateway: int = 0) -> str:
+        return str(self.gateways[gateway].ready["grpc"])
+
+    def metrics(self, gateway: int = 0) -> dict[str, float]:
+        return read_metrics(f"{self.http(gateway)}/metrics")
+
+    def restart(self, process: Process, *, wait: bool = True) -> Process:
+        """End `process`, if it runs, at once and start it again at the same ports; the new one has its place here."""
+        process.kill()
+        started = process.again(wait=wait)
+        for members in (self.targets, self.drafts, self.gateways):
+            members[:] = [started if member is process else member for member in members]
+        return started
+
+
 def read_metrics(url: str) -> dict[str, float]:
     text = httpx.get(url).text
     samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
@@ -170,24 +215,67 @@ def running(
     log_folder: Path | None = None,
 ) -> Iterator[Stack]:
     """Start the three processes and stop them, whatever happens."""
-    processes: list[Process] = []
+    with running_pools(
+        1,
+        0 if draft is None else 1,
+        target=target,
+        draft=draft or DEMO_DRAFT,
+        target_args=target_args,
+        draft_args=draft_args,
+        gateway_args=gateway_args,
+        target_module=target_module,
+        draft_module=draft_module,
+        log_folder=log_folder,
+    ) as pools:
+        stack = pools.stack()
+        try:
+            yield stack
+        finally:  # those that a test has put in place of the first ones
+            stop_all(process for process in (stack.gateway, stack.target, stack.draft) if process is not None)
 
-    def start(module: str, *args: str) -> Process:
-        path = None if log_folder is None else log_folder / f"{module}.log"
-        processes.append(Process(module, list(args), stderr_path=path, wait=module == "gateway"))
-        return processes[-1]
+
+@contextlib.contextmanager
+def running_pools(
+    num_targets: int,
+    num_drafts: int,
+    num_gateways: int = 1,
+    *,
+    target: str = DEMO_TARGET,
+    draft: str = DEMO_DRAFT,
+    target_args: tuple[str, ...] = (),
+    draft_args: tuple[str, ...] = (),
+    gateway_args: tuple[str, ...] = (),
+    target_module: str = "target_service",
+    draft_module: str = "draft_service",
+    log_folder: Path | None = None,
+) -> Iterator[Pools]:
+    """Start the processes side by side and stop them, whatever happens. Targets share the last core, drafts the first.
+
+    The log of a module's first process is MODULE.log, of the others MODULE-1.log and so on; a restart appends to it.
+    """
+    pools = Pools([], [], [])
+
+    def start(members: list[Process], module: str, *args: str) -> None:
+        name = f"{module}-{len(members)}" if members else module
+        path = None if log_folder is None else log_folder / f"{name}.log"
+        members.append(Process(module, list(args), stderr_path=path, wait=False))
 
     cores = sorted(os.sched_getaffinity(0))
     metrics = ("--metrics-port", "0")
     try:
-        target_process = start(target_module, "--model", target, "--cpu-cores", str(cores[-1]), *metrics, *target_args)
-        draft_process = None
-        if draft is not None:
-            draft_process = start(draft_module, "--model", draft, "--cpu-cores", str(cores[0]), *metrics, *draft_args)
-        addresses = ["--target", target_process.address]
-        if draft_process is not None:
-            addresses += ["--draft", draft_process.address]
-        gateway = start("gateway", *addresses, "--port", "0", "--grpc-port", "0", *gateway_args)
-        yield Stack(target_process, draft_process, gateway)
+        for _ in range(num_targets):
+            core = str(cores[-1])
+            start(pools.targets, target_module, "--model", target, "--cpu-cores", core, *metrics, *target_args)
+        for _ in range(num_drafts):
+            core = str(cores[0])
+            start(pools.drafts, draft_module, "--model", draft, "--cpu-cores", core, *metrics, *draft_args)
+        addresses = ["--target", ",".join(member.address for member in pools.targets)]
+        if pools.drafts:
+            addresses += ["--draft", ",".join(member.address for member in pools.drafts)]
+        for _ in range(num_gateways):
+            start(pools.gateways, "gateway", *addresses, "--port", "0", "--grpc-port", "0", *gateway_args)
+        for member in pools.gateways:
+            _ = member.ready
+        yield pools
     finally:
-        stop_all(processes)
+        stop_all(pools.processes)

@@ -42,8 +42,7 @@ def paced(tmp_path: Path) -> Iterator[Stack]:
 def restart(stack: Stack, name: str) -> None:
     """A new life at the address of the old one."""
     old: Process = getattr(stack, name)
-    port = old.address.rpartition(":")[2]
-    setattr(stack, name, Process(old.module, [*old.args, "--port", port], stderr_path=old.stderr_path))
+    setattr(stack, name, old.again())
 
 
 @pytest.fixture
