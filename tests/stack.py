@@ -100,15 +100,15 @@ class Process:
         self.popen.wait(10)
         self._close()
 
-    def again(self, *, wait: bool = True) -> Process:
-        """A new one with the same arguments at the same ports, once this one has ended."""
+    def again(self, *, module: str | None = None, wait: bool = True) -> Process:
+        """A new one with the same arguments at the same ports, once this one has ended. `module`: another to run."""
         ports = {"--port": self.ready.get("http", self.ready.get("address"))}
         ports |= {"--grpc-port": self.ready.get("grpc"), "--metrics-port": self.ready.get("metrics_address")}
         args = list(self.args)
         for flag, address in ports.items():
             if isinstance(address, str):
                 args += [flag, address.rpartition(":")[2]]
-        return Process(self.module, args, stderr_path=self.stderr_path, wait=wait)
+        return Process(module or self.module, args, stderr_path=self.stderr_path, wait=wait)
 
     def _close(self) -> None:
         self._reader.join(5)
