@@ -72,14 +72,14 @@ async def _serve(config: GatewayConfig, pair: Pair, coordinator: Coordinator, li
         loop.add_signal_handler(number, stop.set)
 
     def add_services(server: object) -> list[str]:
-        servicer = GenerationServicer(coordinator, pair.tokenizer, config)
+        servicer = GenerationServicer(coordinator, config)
         gateway_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         return [gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name]
 
     server, grpc_address, health = await start_server(
         add_services, config.host, config.grpc_port, config.max_message_bytes
     )
-    app = create_app(coordinator, pair.tokenizer, config, pair.metrics.registry)
+    app = create_app(coordinator, config, pair.metrics.registry)
     http = _HttpServer(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     )

@@ -15,17 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.generation import Generator
 from gateway.http_io import JsonResponse, error_response, unexpected
 from gateway.routes import Routes
-from gateway.tokenizer import Tokenizer
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import OutriderError
 
 
-def create_app(
-    generator: Generator, tokenizer: Tokenizer, config: GatewayConfig, registry: CollectorRegistry
-) -> FastAPI:
+def create_app(generator: Generator, config: GatewayConfig, registry: CollectorRegistry) -> FastAPI:
     """`registry` is what /metrics shows."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)  # bodies are read by hand, so FastAPI knows no schema
-    app.include_router(Routes(generator, tokenizer, config, registry).router())
+    app.include_router(Routes(generator, config, registry).router())
     app.add_exception_handler(OutriderError, _outrider_error)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_middleware(Envelope)

@@ -13,6 +13,7 @@ from gateway.generation import GenerationRequest, ModelFacts, RoundOutput
 from gateway.pair import Pair
 from gateway.session import Session
 from gateway.target_side import timed_out
+from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import OutriderError, Overloaded, Unavailable
 from outrider.wire.log import get_logger
 
@@ -33,6 +34,9 @@ class Coordinator:
 
     def models(self) -> tuple[ModelFacts, ...]:
         return (self._pair.model_facts(),)
+
+    def tokenizer(self, model_id: str) -> Tokenizer:
+        return self._pair.tokenizer
 
     def ready(self) -> str | None:
         if self.draining:

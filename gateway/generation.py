@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from gateway.tokenizer import Tokenizer
 from outrider.wire.kinds import DraftLogprobs as DraftLogprobs  # part of a request, here for whoever reads one
 from outrider.wire.kinds import TokenKind as TokenKind
 from outrider.wire.params import SamplingParams
@@ -122,6 +123,9 @@ class Generator(Protocol):
     """The seam between front ends and the decode loop. Implemented by `gateway.coordinator.Coordinator`."""
 
     def models(self) -> tuple[ModelFacts, ...]: ...
+
+    def tokenizer(self, model_id: str) -> Tokenizer:
+        """Of one of `models`."""
 
     def ready(self) -> str | None:
         """None when a request would be served now, else the reason why not."""

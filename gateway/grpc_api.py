@@ -20,7 +20,6 @@ from gateway.generation import (
 )
 from gateway.http_io import unexpected
 from gateway.requests import Chat, Demand, FieldNames, Prompt, build_requests
-from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import InvalidRequest, OutriderError
@@ -39,9 +38,8 @@ FINISH_REASONS = {
 
 
 class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
-    def __init__(self, generator: Generator, tokenizer: Tokenizer, config: GatewayConfig) -> None:
+    def __init__(self, generator: Generator, config: GatewayConfig) -> None:
         self._generator = generator
-        self._tokenizer = tokenizer
         self._config = config
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
@@ -59,7 +57,7 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
 
     async def _generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
         demand = demand_of(request, f"gen-{uuid.uuid4().hex}")
-        requests = await build_requests(demand, self._generator, self._tokenizer, self._config)
+        requests = await build_requests(demand, self._generator, self._config)
         async with self._generator.admit(requests) as admitted:
             async for index, output in admitted.stream():
                 await context.write(response_of(demand.request_id, index, output))

@@ -80,11 +80,10 @@ class Demand:
     """Who asks; for `prefix_cache_scope`."""
 
 
-async def build_requests(
-    demand: Demand, generator: Generator, tokenizer: Tokenizer, config: GatewayConfig
-) -> tuple[GenerationRequest, ...]:
+async def build_requests(demand: Demand, generator: Generator, config: GatewayConfig) -> tuple[GenerationRequest, ...]:
     """Answer `prompt * num_choices + choice` stands at that index. Long texts are tokenised off the event loop."""
     facts = find_model(generator.models(), demand.model)
+    tokenizer = generator.tokenizer(facts.id)
     _check_demand(demand, facts, config)
     if len(demand.bad_words) > MAX_BAD_WORDS:  # before they are tokenised, which takes time
         raise InvalidRequest(

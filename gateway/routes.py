@@ -16,7 +16,6 @@ from gateway.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, even
 from gateway.openai_responses import Answer, ChatForm, CompletionForm, Form, Json, usage_of
 from gateway.requests import Demand, build_requests, find_model
 from gateway.schemas import ChatBody, CompletionBody, parse_body
-from gateway.tokenizer import Tokenizer
 from outrider.wire.config import GatewayConfig
 
 MakeForm = Callable[[tuple[GenerationRequest, ...]], Form]
@@ -25,7 +24,6 @@ MakeForm = Callable[[tuple[GenerationRequest, ...]], Form]
 @dataclass(frozen=True, slots=True)
 class Routes:
     generator: Generator
-    tokenizer: Tokenizer
     config: GatewayConfig
     registry: CollectorRegistry
 
@@ -48,16 +46,20 @@ class Routes:
         demand = body.demand(_request_id(request, "cmpl"))
 
         def form(requests: tuple[GenerationRequest, ...]) -> Form:
-            echoes = [self.tokenizer.decode(each.prompt_ids) for each in requests] if body.echo else ()
-            return CompletionForm(self.tokenizer, body.logprobs is not None, echoes)
+            tokenizer = self.generator.tokenizer(requests[0].model)
+            echoes = [tokenizer.decode(each.prompt_ids) for each in requests] if body.echo else ()
+            return CompletionForm(tokenizer, body.logprobs is not None, echoes)
 
         return await self._answer(request, demand, form, bool(body.stream), body.include_usage())
 
     async def chat(self, request: Request) -> Response:
         body = parse_body(ChatBody, await read_json(request, self.config.max_body_bytes))
         demand = body.demand(_request_id(request, "chatcmpl"))
-        form = ChatForm(self.tokenizer, bool(body.logprobs))
-        return await self._answer(request, demand, lambda _: form, bool(body.stream), body.include_usage())
+
+        def form(requests: tuple[GenerationRequest, ...]) -> Form:
+            return ChatForm(self.generator.tokenizer(requests[0].model), bool(body.logprobs))
+
+        return await self._answer(request, demand, form, bool(body.stream), body.include_usage())
 
     async def _answer(
         self, request: Request, demand: Demand, make_form: MakeForm, stream: bool, include_usage: bool
@@ -68,7 +70,7 @@ class Routes:
         return Response(status_code=CLIENT_CLOSED) if whole is None else JsonResponse(whole)
 
     async def _whole(self, demand: Demand, make_form: MakeForm) -> Json:
-        requests = await build_requests(demand, self.generator, self.tokenizer, self.config)
+        requests = await build_requests(demand, self.generator, self.config)
         form = make_form(requests)
         answers = [Answer() for _ in requests]
         async with self.generator.admit(requests) as admitted:
@@ -81,7 +83,7 @@ class Routes:
 
     async def _events(self, demand: Demand, make_form: MakeForm, include_usage: bool) -> AsyncGenerator[bytes]:
         """One event per round and choice; rounds that only held text back send none."""
-        requests = await build_requests(demand, self.generator, self.tokenizer, self.config)
+        requests = await build_requests(demand, self.generator, self.config)
         form = make_form(requests)
         head = _head(demand, requests, form.chunk_object) | ({"usage": None} if include_usage else {})
         usages: dict[int, Usage] = {}

@@ -52,7 +52,7 @@ def config(**changes: object) -> GatewayConfig:
 class ScriptedGenerator:
     """Answers every request with `text`, or `text` + str(choice) when `numbered`."""
 
-    tokenizer: Tokenizer
+    own_tokenizer: Tokenizer
     text: str = "the quick brown fox"
     numbered: bool = False
     num_cached: int = 0
@@ -71,7 +71,10 @@ class ScriptedGenerator:
     all_left: asyncio.Event = field(default_factory=asyncio.Event)
 
     def models(self) -> tuple[ModelFacts, ...]:
-        return (ModelFacts("models/demo/target", CONTEXT_LIMIT, self.tokenizer.vocab_size, 1_700_000_000, "draft"),)
+        return (ModelFacts("models/demo/target", CONTEXT_LIMIT, self.own_tokenizer.vocab_size, 1_700_000_000, "draft"),)
+
+    def tokenizer(self, model_id: str) -> Tokenizer:
+        return self.own_tokenizer
 
     def ready(self) -> str | None:
         return self.reason
@@ -116,7 +119,7 @@ class Playback:
 
 
 def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[RoundOutput]:
-    tokenizer = generator.tokenizer
+    tokenizer = generator.own_tokenizer
     text = generator.text + (str(request.params.choice) if generator.numbered else "")
     ids = tokenizer.encode(text)[: request.params.max_tokens]
     short = len(ids) == request.params.max_tokens

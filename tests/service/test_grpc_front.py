@@ -31,7 +31,7 @@ def generator() -> ScriptedGenerator:
 @asynccontextmanager
 async def stub_of(generator: ScriptedGenerator, **settings: object) -> AsyncIterator[Any]:
     def add(server: Any) -> list[str]:
-        servicer = GenerationServicer(generator, TOKENIZER, config(**settings))
+        servicer = GenerationServicer(generator, config(**settings))
         gateway_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         return ["outrider.v1.GenerationService"]
 

@@ -27,7 +27,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 def app_of(generator: ScriptedGenerator, **settings: object) -> Any:
     registry = CollectorRegistry()
     Counter("spec_rounds", "Rounds.", registry=registry).inc(3)
-    return create_app(generator, TOKENIZER, config(**settings), registry)
+    return create_app(generator, config(**settings), registry)
 
 
 def in_process(generator: ScriptedGenerator, **settings: object) -> httpx.AsyncClient:
