@@ -19,7 +19,7 @@ from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError, IncompatiblePair
 from outrider.wire.fingerprint import first_difference
 from outrider.wire.kinds import TRUNCATE_REASONS
-from outrider.wire.metrics import GatewayMetrics
+from outrider.wire.metrics import GatewayMetrics, PairMetrics
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Pair:
         facts: TargetFacts,
         tokenizer: Tokenizer,
         metrics: GatewayMetrics,
+        pair_metrics: PairMetrics,
     ) -> None:
         self.config = config
         self.target = target
@@ -48,6 +49,7 @@ class Pair:
         self.facts = facts
         self.tokenizer = tokenizer
         self.metrics = metrics
+        self.pair_metrics = pair_metrics
         limits_s = (config.wait_budget_min_ms / 1e3, config.wait_budget_max_ms / 1e3)
         self.wait_budget = WaitBudget(*limits_s)
         self.first_wait_budget = WaitBudget(*limits_s)
@@ -78,7 +80,7 @@ class Pair:
         self.metrics.wire_bytes.labels(link="draft_target", encoding=reply.encoding).inc(reply.payload_bytes)
 
     def note_wasted(self, num_tokens: int) -> None:
-        self.metrics.wasted_tokens.inc(num_tokens)
+        self.pair_metrics.wasted_tokens.inc(num_tokens)
 
     def note_fallback(self, why: int) -> None:
         late = why == tpb.FALLBACK_REASON_LATE
@@ -88,7 +90,7 @@ class Pair:
         self.metrics.truncates.labels(worker=worker, reason=TRUNCATE_REASONS[reason]).inc()
 
     def note_round(self, verdict: tpb.Verdict, output: RoundOutput, timings: RoundTimings) -> None:
-        metrics = self.metrics
+        metrics = self.pair_metrics
         for token in output.tokens:
             metrics.emitted_tokens.labels(kind=token.kind.name.lower()).inc()
         if not verdict.num_drafted:
@@ -99,9 +101,9 @@ class Pair:
         metrics.rounds.inc()
         metrics.accepted_length.observe(verdict.num_accepted + 1)
         for position in range(verdict.num_drafted):
-            metrics.drafted_per_position.labels(position=position).inc()
+            metrics.drafted_per_position.labels(position=str(position)).inc()
         for position in range(verdict.num_accepted):
-            metrics.accepted_per_position.labels(position=position).inc()
+            metrics.accepted_per_position.labels(position=str(position)).inc()
         phases = (
             ("propose", timings.propose_s),
             ("deliver", timings.deliver_s),
@@ -198,14 +200,15 @@ class _Connecting:
             draft_id = draft_info.model_id
             await _check_vocabularies(info, draft_info, files, draft)
         self._target_info = info
-        metrics = self._metrics = GatewayMetrics(target=info.model_id, draft=draft_id)
+        metrics = self._metrics = GatewayMetrics()
+        pair_metrics = metrics.pair(info.model_id, draft_id)
         for link in (target, draft):
             if link is not None:
                 metrics.worker_connected.labels(worker=link.name).set(link.connection is not None)
         name = config.model_name or info.model_id
         facts = TargetFacts(name, info.vocab_size, info.context_limit, int(time.time()))
         tokenizer = Tokenizer.from_files(files, self._template)
-        return Pair(config, target, draft, facts, tokenizer, metrics)
+        return Pair(config, target, draft, facts, tokenizer, metrics, pair_metrics)
 
 
 def _identity(info: pb.WorkerInfo) -> str:

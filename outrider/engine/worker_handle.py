@@ -93,6 +93,9 @@ class WorkerHandle:
 def _serve_metrics(config: DraftConfig | TargetConfig, metrics: WorkerMetrics, loaded: Loaded) -> Any | None:
     """Starts the Prometheus endpoint when the configuration asks for one; returns its server."""
     metrics.kv_blocks.set(loaded.runner.pool.num_blocks)
+    metrics.slots.set(config.max_slots)
+    facts, path = loaded.runner.facts, loaded.runner.path.name
+    metrics.info.labels(model=facts.model_id, device=facts.device, dtype=facts.dtype, path=path).set(1)
     if config.metrics_port is None:
         return None
     try:

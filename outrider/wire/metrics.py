@@ -5,87 +5,48 @@ Acceptance rate = accepted / drafted; the bonus token is in neither. Mean accept
 
 from __future__ import annotations
 
-import math
-import time
-from collections import deque
-from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-WINDOW_S = 60.0
+from outrider.wire.acceptance_window import AcceptanceRates
+
+_PAIR = ("target", "draft")
+"""Labels of what rounds do: the ids of the two models. The draft's is empty where there is none."""
 
 _FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
-class AcceptanceWindow(Collector):
-    """`spec_acceptance_rate`: accepted over drafted in the last 60 s; NaN while nothing was drafted in it."""
-
-    def __init__(self, target: str, draft: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._labels = [target, draft]
-        self._clock = clock
-        self._rounds: deque[tuple[float, int, int]] = deque()
-        self._drafted = 0
-        self._accepted = 0
-
-    def add(self, num_drafted: int, num_accepted: int) -> None:
-        self._rounds.append((self._clock(), num_drafted, num_accepted))
-        self._drafted += num_drafted
-        self._accepted += num_accepted
-        self._forget()
-
-    def rate(self) -> float:
-        self._forget()
-        return self._accepted / self._drafted if self._drafted else math.nan
-
-    def _forget(self) -> None:
-        oldest = self._clock() - WINDOW_S
-        while self._rounds and self._rounds[0][0] < oldest:
-            _, drafted, accepted = self._rounds.popleft()
-            self._drafted -= drafted
-            self._accepted -= accepted
-
-    def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily(
-            "spec_acceptance_rate",
-            "Draft tokens accepted over draft tokens verified in the last 60 s; the bonus token is in neither. "
-            "NaN when nothing was drafted in that time.",
-            labels=["target", "draft"],
-        )
-        family.add_metric(self._labels, self.rate())
-        yield family
-
-
 class GatewayMetrics:
-    """Series of the gateway's /metrics. `target` and `draft` are the labels of spec_acceptance_rate."""
+    """Series of the gateway's /metrics. What rounds do is noted through `pair`."""
 
-    def __init__(self, target: str, draft: str) -> None:
+    def __init__(self) -> None:
         r = self.registry = CollectorRegistry(auto_describe=True)
-        self.window = AcceptanceWindow(target, draft)
+        ProcessCollector(registry=r)
+        self._pairs: dict[tuple[str, str], PairMetrics] = {}
+        self.rates = AcceptanceRates()
         """`spec_acceptance_rate`; over any other span: rate(spec_accepted_tokens_total[5m]) /
         rate(spec_draft_tokens_total[5m])"""
-        r.register(self.window)
-        self.draft_tokens = Counter("spec_draft_tokens", "Draft tokens given to a verify.", registry=r)
+        r.register(self.rates)
+        self.draft_tokens = Counter("spec_draft_tokens", "Draft tokens given to a verify.", _PAIR, registry=r)
         """rate(spec_draft_tokens_total[5m]): draft tokens verified per second."""
-        self.accepted_tokens = Counter("spec_accepted_tokens", "Draft tokens accepted by a verdict.", registry=r)
+        self.accepted_tokens = Counter("spec_accepted_tokens", "Draft tokens accepted by a verdict.", _PAIR, registry=r)
         """1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length."""
-        self.rounds = Counter("spec_rounds", "Verifies with at least one draft token.", registry=r)
+        self.rounds = Counter("spec_rounds", "Verifies with at least one draft token.", _PAIR, registry=r)
         """rate(spec_rounds_total[5m]): verifies with at least one draft token per second."""
-        self.wasted_tokens = Counter("spec_wasted_tokens", "Draft tokens that were never verified.", registry=r)
+        self.wasted_tokens = Counter("spec_wasted_tokens", "Draft tokens that were never verified.", _PAIR, registry=r)
         """rate(spec_wasted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m]): drafted too late, over verified."""
         self.truncates = Counter("spec_truncate", "Truncate RPCs sent.", ["worker", "reason"], registry=r)
         """sum by (worker, reason) (rate(spec_truncate_total[5m])): Truncate RPCs sent."""
-        self.emitted_tokens = Counter("spec_emitted_tokens", "Tokens committed, by kind.", ["kind"], registry=r)
+        self.emitted_tokens = Counter("spec_emitted_tokens", "Tokens committed, by kind.", [*_PAIR, "kind"], registry=r)
         """sum by (kind) (rate(spec_emitted_tokens_total[5m])): tokens committed, by kind."""
         self.drafted_per_position = Counter(
-            "spec_drafted_per_position", "Draft tokens verified, by position.", ["position"], registry=r
+            "spec_drafted_per_position", "Draft tokens verified, by position.", [*_PAIR, "position"], registry=r
         )
         """Conditional acceptance at a position: rate(spec_accepted_per_position_total{position="0"}[5m]) /
         rate(spec_drafted_per_position_total{position="0"}[5m])"""
         self.accepted_per_position = Counter(
-            "spec_accepted_per_position", "Draft tokens accepted, by position.", ["position"], registry=r
+            "spec_accepted_per_position", "Draft tokens accepted, by position.", [*_PAIR, "position"], registry=r
         )
         """See drafted_per_position. Position 0 is the first draft token of a round."""
         self.wire_bytes = Counter("spec_wire_bytes", "Bytes on a link.", ["link", "encoding"], registry=r)
@@ -94,15 +55,16 @@ class GatewayMetrics:
             "spec_round_seconds",
             "A speculative round by phase: propose (draft's work), deliver (wire and waiting for the proposal), "
             "verify (queue, forward and acceptance in the target), overhead (the rest), total.",
-            ["phase"],
+            [*_PAIR, "phase"],
             buckets=_FAST,
             registry=r,
         )
         """sum by (phase) (rate(spec_round_seconds_sum[5m])) / ignoring (phase) group_left
-        rate(spec_round_seconds_count{phase="total"}[5m]): where a round's time goes."""
+        sum(rate(spec_round_seconds_count{phase="total"}[5m])): where a round's time goes."""
         self.accepted_length = Histogram(
             "spec_accepted_length",
             "Tokens committed by a speculative round: accepted plus one.",
+            _PAIR,
             buckets=(*range(1, 18), 33, 65),
             registry=r,
         )
@@ -136,12 +98,37 @@ class GatewayMetrics:
         )
         """outrider_worker_connected{worker="draft"} == 0: the draft is gone and steps are plain."""
 
+    def pair(self, target: str, draft: str) -> PairMetrics:
+        """The series of a pair of models: their ids, `draft` empty where there is none."""
+        key = (target, draft)
+        if key not in self._pairs:
+            self._pairs[key] = PairMetrics(self, target, draft)
+        return self._pairs[key]
+
+
+class PairMetrics:
+    """The series of GatewayMetrics that carry the labels target and draft, for one pair of models."""
+
+    def __init__(self, metrics: GatewayMetrics, target: str, draft: str) -> None:
+        pair = {"target": target, "draft": draft}
+        self.window = metrics.rates.of(target, draft)
+        self.draft_tokens: Counter = metrics.draft_tokens.labels(**pair)
+        self.accepted_tokens: Counter = metrics.accepted_tokens.labels(**pair)
+        self.rounds: Counter = metrics.rounds.labels(**pair)
+        self.wasted_tokens: Counter = metrics.wasted_tokens.labels(**pair)
+        self.accepted_length: Histogram = metrics.accepted_length.labels(**pair)
+        self.emitted_tokens = _Bound(metrics.emitted_tokens, pair)
+        self.drafted_per_position = _Bound(metrics.drafted_per_position, pair)
+        self.accepted_per_position = _Bound(metrics.accepted_per_position, pair)
+        self.round_seconds = _Bound(metrics.round_seconds, pair)
+
 
 class WorkerMetrics:
-    """Series of a worker's /metrics, all with the label `worker`: "draft" or "target"."""
+    """Series of a worker's /metrics, its own with the label `worker`: "draft" or "target"."""
 
     def __init__(self, worker: str) -> None:
         r = self.registry = CollectorRegistry(auto_describe=True)
+        ProcessCollector(registry=r)
 
         def counter(name: str, text: str) -> Counter:
             return Counter(f"outrider_worker_{name}", text, ["worker"], registry=r).labels(worker=worker)
@@ -152,12 +139,19 @@ class WorkerMetrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"outrider_worker_{name}", text, ["worker"], registry=r).labels(worker=worker)
 
+        def gauges(name: str, text: str, labels: list[str]) -> _Bound[Gauge]:
+            return _Bound(Gauge(f"outrider_worker_{name}", text, ["worker", *labels], registry=r), {"worker": worker})
+
         self.truncates = counters("truncates", "Truncate RPCs that arrived.", "reason")
         """rate(outrider_worker_truncates_total{worker="draft"}[5m]): Truncate RPCs that arrived."""
         self.truncate_freed_blocks = counter("truncate_freed_blocks", "KV blocks freed by Truncate RPCs.")
         """rate(outrider_worker_truncate_freed_blocks_total[5m]): KV blocks returned by them."""
+        self.info = gauges("info", "1; what the worker is, in its labels.", ["model", "device", "dtype", "path"])
+        """outrider_worker_info: a row of a table."""
         self.slots_in_use = gauge("slots_in_use", "Slots open.")
-        """outrider_worker_slots_in_use"""
+        """outrider_worker_slots_in_use / outrider_worker_slots: share of the slots in use."""
+        self.slots = gauge("slots", "Slots in all.")
+        """See slots_in_use."""
         self.kv_blocks_in_use = gauge("kv_blocks_in_use", "KV blocks held by slots.")
         """outrider_worker_kv_blocks_in_use / outrider_worker_kv_blocks: share of the KV cache in use."""
         self.kv_blocks = gauge("kv_blocks", "KV blocks in all.")
@@ -169,7 +163,8 @@ class WorkerMetrics:
         self.batch_size: Histogram = sizes.labels(worker=worker)
         """histogram_quantile(0.5, rate(outrider_worker_batch_size_bucket[5m])): slots in a forward."""
         self.busy_seconds = counter("busy_seconds", "Time spent in forwards.")
-        """rate(outrider_worker_busy_seconds_total[5m]): share of the time spent in forwards."""
+        """rate(outrider_worker_busy_seconds_total[5m]): share of the time spent in forwards; over
+        rate(outrider_worker_batch_size_count[5m]): mean length of a forward."""
         self.proposals_refused = counter("proposals_refused", "Proposals refused: values, shape, epoch or length.")
         """rate(outrider_worker_proposals_refused_total[5m]) (target)"""
         self.dropped_tokens = counters("dropped_draft_tokens", "Draft tokens never verified.", "why")
@@ -202,11 +197,11 @@ class WorkerMetrics:
         """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): proposals sent (draft)."""
 
 
-_Series = TypeVar("_Series", Counter, Histogram)
+_Series = TypeVar("_Series", Counter, Gauge, Histogram)
 
 
 class _Bound(Generic[_Series]):
-    """A series whose `worker` label is fixed."""
+    """A series of which some labels are fixed."""
 
     def __init__(self, series: _Series, fixed: dict[str, str]) -> None:
         self._series: _Series = series

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.samples import total
 from tests.stack import Stack, read_metrics, running
 
 NUM_REQUESTS = 64
@@ -62,4 +63,4 @@ async def test_more_than_memory_holds_is_served_in_turn_with_the_same_tokens() -
             assert worker_metric(stack, worker, "slots_waiting") == 0
         wait_until_nothing_is_held(stack)
         usage = stack.metrics()
-        assert usage["spec_accepted_tokens_total"] > 0
+        assert total(usage, "spec_accepted_tokens_total") > 0

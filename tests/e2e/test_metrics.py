@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from outrider.client import AsyncClient, Round, Speculation
+from tests.samples import total
 from tests.stack import Process, Stack, read_metrics
 
 WINDOW_S = 60.0
@@ -42,7 +43,7 @@ def test_before_anything_was_drafted_the_rate_is_nan(fresh: Process) -> None:
     (name,) = (name for name in samples if name.startswith("spec_acceptance_rate{"))
     assert 'target="' in name
     assert 'draft="' in name
-    assert samples["spec_draft_tokens_total"] == samples["spec_rounds_total"] == 0
+    assert total(samples, "spec_draft_tokens_total") == total(samples, "spec_rounds_total") == 0
     text = httpx.get(f"http://{fresh.ready['http']}/metrics").text
     assert "# TYPE spec_acceptance_rate gauge" in text
     (about,) = (line for line in text.splitlines() if line.startswith("# HELP spec_acceptance_rate"))
@@ -86,25 +87,24 @@ async def test_every_counter_equals_the_clients_own_count(fresh: Process, dev_pr
 
     speculative = [r for r in rounds if r.num_drafted]
     expected = {
-        "spec_draft_tokens_total": drafted,
-        "spec_accepted_tokens_total": accepted,
-        "spec_rounds_total": len(speculative),
-        "spec_wasted_tokens_total": sum(r.usage.num_wasted_tokens for r in rounds if r.usage is not None),
-        "spec_accepted_length_count": len(speculative),
-        "spec_accepted_length_sum": accepted + len(speculative),
-        'spec_round_seconds_count{phase="total"}': len(speculative),
-        'outrider_requests_total{outcome="ok"}': sum(r.usage is not None for r in rounds),
+        ("spec_draft_tokens_total", "", ""): drafted,
+        ("spec_accepted_tokens_total", "", ""): accepted,
+        ("spec_rounds_total", "", ""): len(speculative),
+        ("spec_wasted_tokens_total", "", ""): sum(r.usage.num_wasted_tokens for r in rounds if r.usage is not None),
+        ("spec_accepted_length_count", "", ""): len(speculative),
+        ("spec_accepted_length_sum", "", ""): accepted + len(speculative),
+        ("spec_round_seconds_count", "phase", "total"): len(speculative),
+        ("outrider_requests_total", "outcome", "ok"): sum(r.usage is not None for r in rounds),
     }
     kinds = Counter(token.kind.value for r in rounds for token in r.tokens)
     assert set(kinds) == {"accepted", "recovered", "bonus", "plain"}
-    expected |= {f'spec_emitted_tokens_total{{kind="{kind}"}}': count for kind, count in kinds.items()}
+    expected |= {("spec_emitted_tokens_total", "kind", kind): count for kind, count in kinds.items()}
     expected |= by_position("drafted", [r.num_drafted for r in rounds])
     expected |= by_position("accepted", [r.num_accepted for r in rounds])
     lengths = [r.num_accepted + 1 for r in speculative]
     for edge in (*range(1, 18), 33, 65):
-        name = f'spec_accepted_length_bucket{{le="{edge:.1f}"}}'
-        expected[name] = sum(length <= edge for length in lengths)
-    assert {name: after[name] - before.get(name, 0.0) for name in expected} == expected
+        expected["spec_accepted_length_bucket", "le", f"{edge:.1f}"] = sum(length <= edge for length in lengths)
+    assert {series: grown(before, after, *series) for series in expected} == expected
 
     usages = [r.usage for r in rounds if r.usage is not None]
     assert sum(usage.num_draft_tokens for usage in usages) == drafted
@@ -114,10 +114,16 @@ async def test_every_counter_equals_the_clients_own_count(fresh: Process, dev_pr
     assert sum(usage.num_completion_tokens for usage in usages) == sum(kinds.values())
 
 
-def by_position(name: str, counts: list[int]) -> dict[str, float]:
+def grown(before: dict[str, float], after: dict[str, float], name: str, label: str, value: str) -> float:
+    """Over all pairs, of which there is one."""
+    labels = {label: value} if label else {}
+    return total(after, name, **labels) - total(before, name, **labels)
+
+
+def by_position(name: str, counts: list[int]) -> dict[tuple[str, str, str], float]:
     """One sample for each position that any round reached."""
     return {
-        f'spec_{name}_per_position_total{{position="{position}"}}': sum(count > position for count in counts)
+        (f"spec_{name}_per_position_total", "position", str(position)): sum(count > position for count in counts)
         for position in range(max(counts))
     }
 
@@ -128,8 +134,7 @@ async def test_the_phases_of_rounds_add_up_to_their_total(fresh: Process, dev_pr
     after = metrics_of(fresh)
 
     def seconds(phase: str) -> float:
-        name = f'spec_round_seconds_sum{{phase="{phase}"}}'
-        return after[name] - before.get(name, 0.0)
+        return grown(before, after, "spec_round_seconds_sum", "phase", phase)
 
     parts = sum(seconds(phase) for phase in ("propose", "deliver", "verify", "overhead"))
     assert parts == pytest.approx(seconds("total"), rel=1e-6)

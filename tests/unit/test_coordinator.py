@@ -18,7 +18,7 @@ from outrider.wire.params import SamplingParams
 async def test_a_handler_that_is_cancelled_while_it_leaves_gives_its_place_back() -> None:
     """As gRPC does when the client goes in the moment in which its answer ends."""
     changes: list[int] = []
-    metrics, config = GatewayMetrics(target="target", draft="draft"), GatewayConfig(target="127.0.0.1:9")
+    metrics, config = GatewayMetrics(), GatewayConfig(target="127.0.0.1:9")
     pair: Any = SimpleNamespace(metrics=metrics, config=config)
     request = GenerationRequest("request", "target", (1,), SamplingParams())
     answers = Answers(pair, asyncio.Semaphore(0), (request, request), changes.append)

@@ -35,10 +35,10 @@ class ScriptedDraft:
 
 def pair_with(draft: ScriptedDraft) -> Pair:
     facts = TargetFacts("target", vocab_size=128, context_limit=512, created=0)
-    target, link = cast(Any, None), cast(Any, SimpleNamespace(connection=draft))
+    target, link = cast(Any, SimpleNamespace(address="127.0.0.1:9")), cast(Any, SimpleNamespace(connection=draft))
     config = GatewayConfig(target="127.0.0.1:9", wait_budget_min_ms=1e-6)  # so that every observation shows
-    metrics = GatewayMetrics(target="target", draft="draft")
-    return Pair(config, target, link, facts, byte_level(), metrics)
+    metrics = GatewayMetrics()
+    return Pair(config, target, link, facts, byte_level(), metrics, metrics.pair("target", "draft"))
 
 
 async def test_only_proposals_that_fed_no_prompt_teach_how_long_one_takes() -> None:

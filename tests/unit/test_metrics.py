@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
-from outrider.wire import metrics
-from outrider.wire.metrics import WINDOW_S, AcceptanceWindow, GatewayMetrics, WorkerMetrics
+from outrider.wire.acceptance_window import WINDOW_S, AcceptanceWindow
+from outrider.wire.metrics import GatewayMetrics, WorkerMetrics
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 
 
 def test_rate_is_absent_until_something_is_drafted() -> None:
-    window = AcceptanceWindow("t", "d", Clock())
+    window = AcceptanceWindow(Clock())
     assert math.isnan(window.rate())
     window.add(0, 0)
     assert math.isnan(window.rate()), "plain steps draft nothing"
@@ -35,7 +35,7 @@ def test_rate_is_absent_until_something_is_drafted() -> None:
 
 def test_rate_is_over_the_window_alone() -> None:
     clock = Clock()
-    window = AcceptanceWindow("t", "d", clock)
+    window = AcceptanceWindow(clock)
     window.add(10, 10)
     clock.now += WINDOW_S / 2
     window.add(10, 0)
@@ -51,7 +51,7 @@ def test_rate_is_over_the_window_alone() -> None:
 @given(st.lists(st.tuples(st.floats(0, 40), st.integers(0, 8), st.integers(0, 8)), max_size=60))
 def test_rate_equals_a_count_from_the_start(rounds: list[tuple[float, int, int]]) -> None:
     clock = Clock()
-    window, seen = AcceptanceWindow("t", "d", clock), []
+    window, seen = AcceptanceWindow(clock), []
     for pause_s, drafted, accepted in rounds:
         clock.now += pause_s
         window.add(drafted, min(accepted, drafted))
@@ -69,16 +69,20 @@ def families(registry: object) -> dict[str, Metric]:
 
 
 def test_the_rate_as_it_is_scraped() -> None:
-    gateway = GatewayMetrics("big", "small")
+    gateway = GatewayMetrics()
+    pair = gateway.pair("big", "small")
     assert b'spec_acceptance_rate{draft="small",target="big"} NaN' in generate_latest(gateway.registry)
-    gateway.window.add(4, 3)
-    assert b'spec_acceptance_rate{draft="small",target="big"} 0.75' in generate_latest(gateway.registry)
+    pair.window.add(4, 3)
+    gateway.pair("big", "other").window.add(2, 1)
+    text = generate_latest(gateway.registry)
+    assert b'spec_acceptance_rate{draft="small",target="big"} 0.75' in text
+    assert b'spec_acceptance_rate{draft="other",target="big"} 0.5' in text
     assert "last 60 s" in families(gateway.registry)["spec_acceptance_rate"].documentation
 
 
 def test_series_of_the_gateway() -> None:
     """Name and labels, as dashboards read them."""
-    gateway = GatewayMetrics("t", "d")
+    gateway = GatewayMetrics()
     assert {name for name in families(gateway.registry) if name.startswith("spec_")} == {
         "spec_acceptance_rate",
         "spec_draft_tokens",
@@ -96,19 +100,22 @@ def test_series_of_the_gateway() -> None:
         "spec_proposals_late",
     }
     gateway.truncates.labels(worker="draft", reason="rejected").inc()
-    gateway.emitted_tokens.labels(kind="bonus").inc(2)
-    gateway.drafted_per_position.labels(position="0").inc()
-    gateway.accepted_per_position.labels(position="0").inc()
+    pair = gateway.pair("t", "d")
+    pair.rounds.inc()
+    pair.emitted_tokens.labels(kind="bonus").inc(2)
+    pair.drafted_per_position.labels(position="0").inc()
+    pair.accepted_per_position.labels(position="0").inc()
     gateway.wire_bytes.labels(link="gateway_target", encoding="control").inc(10)
-    gateway.round_seconds.labels(phase="verify").observe(0.01)
+    pair.round_seconds.labels(phase="verify").observe(0.01)
     text = generate_latest(gateway.registry).decode()
     for sample in (
         'spec_truncate_total{reason="rejected",worker="draft"} 1.0',
-        'spec_emitted_tokens_total{kind="bonus"} 2.0',
-        'spec_drafted_per_position_total{position="0"} 1.0',
-        'spec_accepted_per_position_total{position="0"} 1.0',
+        'spec_rounds_total{draft="d",target="t"} 1.0',
+        'spec_emitted_tokens_total{draft="d",kind="bonus",target="t"} 2.0',
+        'spec_drafted_per_position_total{draft="d",position="0",target="t"} 1.0',
+        'spec_accepted_per_position_total{draft="d",position="0",target="t"} 1.0',
         'spec_wire_bytes_total{encoding="control",link="gateway_target"} 10.0',
-        'spec_round_seconds_count{phase="verify"} 1.0',
+        'spec_round_seconds_count{draft="d",phase="verify",target="t"} 1.0',
     ):
         assert sample in text
 
@@ -123,8 +130,10 @@ def test_series_of_a_worker_carry_its_name(worker: str) -> None:
     made.kv_blocks_in_use.set(4)
     made.batch_size.observe(2)
     samples = [s for family in made.registry.collect() for s in family.samples]
-    assert samples and all(s.labels["worker"] == worker for s in samples)
-    values = {(s.name, *sorted(v for k, v in s.labels.items() if k != "worker")): s.value for s in samples}
+    own = [s for s in samples if not s.name.startswith("process_")]
+    assert own and all(s.labels["worker"] == worker for s in own)
+    assert {"process_resident_memory_bytes", "process_start_time_seconds"} <= {s.name for s in samples}
+    values = {(s.name, *sorted(v for k, v in s.labels.items() if k != "worker")): s.value for s in own}
     assert values["outrider_worker_truncates_total", "stop"] == 1
     assert values["outrider_worker_steps_total", "plain"] == 3
     assert values["outrider_worker_dropped_draft_tokens_total", "late"] == 5
@@ -143,13 +152,13 @@ def docstrings(cls: type) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("made", [GatewayMetrics("t", "d"), WorkerMetrics("draft")])
+@pytest.mark.parametrize("made", [GatewayMetrics(), WorkerMetrics("draft")])
 def test_docstrings_name_only_series_that_exist(made: GatewayMetrics | WorkerMetrics) -> None:
     """The PromQL in them reads what is scraped."""
     cls = type(made)
     exists = {s for family in families(made.registry).values() for s in series_of(family)}  # type: ignore[attr-defined]
     texts = docstrings(cls)
-    fields = vars(made).keys() - {"registry"}
+    fields = {name for name in vars(made) if not name.startswith("_")} - {"registry"}
     assert len(fields) > 10 and fields == texts.keys()
     named = {name for text in texts.values() for name in re.findall(r"\b(?:spec|outrider)_\w+", text)}
     assert named and named <= exists, named - exists
@@ -160,7 +169,7 @@ def series_of(family: Metric) -> set[str]:
     return {family.name + ending for ending in endings}
 
 
-@pytest.mark.parametrize("made", [GatewayMetrics("t", "d"), WorkerMetrics("target")])
+@pytest.mark.parametrize("made", [GatewayMetrics(), WorkerMetrics("target")])
 def test_every_series_says_what_it_is(made: object) -> None:
     for family in families(made.registry).values():  # type: ignore[attr-defined]
         assert family.documentation and family.documentation != family.name
@@ -168,8 +177,8 @@ def test_every_series_says_what_it_is(made: object) -> None:
 
 def test_registries_are_separate() -> None:
     """Two gateways or workers in one process must not clash, nor touch the global registry."""
-    first, second = GatewayMetrics("a", "b"), GatewayMetrics("a", "b")
-    first.rounds.inc()
-    assert b"spec_rounds_total 0.0" in generate_latest(second.registry)
+    first, second = GatewayMetrics(), GatewayMetrics()
+    first.pair("a", "b").rounds.inc()
+    second.pair("a", "b")
+    assert b'spec_rounds_total{draft="b",target="a"} 0.0' in generate_latest(second.registry)
     assert b"spec_rounds" not in generate_latest()
-    assert metrics.WINDOW_S == 60.0
