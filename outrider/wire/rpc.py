@@ -1,7 +1,7 @@
 """Channel and server options, and the one place where errors become gRPC statuses on the serving side.
 
 The numbers were measured: the default receive limit (4 MiB) breaks a stream at K = 9 and a 128k vocabulary; without
-`ping_timeout_ms` a hung peer is noticed after 60 s instead of 6.
+`ping_timeout_ms` a hung peer is noticed after 60 s. With these it is noticed within 4 s, at either end.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def _common(max_message_bytes: int) -> Options:
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.keepalive_time_ms", 5000),
-        ("grpc.keepalive_timeout_ms", 3000),
-        ("grpc.http2.ping_timeout_ms", 3000),
+        ("grpc.keepalive_time_ms", 2000),
+        ("grpc.keepalive_timeout_ms", 2000),
+        ("grpc.http2.ping_timeout_ms", 2000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
