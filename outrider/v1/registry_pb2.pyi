@@ -78,13 +78,47 @@ class GatewayReport(_message.Message):
     def __init__(self, gateway: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolLoad, _Mapping]]] = ...) -> None: ...
 
 class PoolLoad(_message.Message):
-    __slots__ = ("pool", "num_running", "num_queued", "num_refused")
+    __slots__ = ("pool", "num_running", "num_queued", "num_refused", "num_rounds", "num_late")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LATE_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_running: int
     num_queued: int
     num_refused: int
-    def __init__(self, pool: _Optional[str] = ..., num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_refused: _Optional[int] = ...) -> None: ...
+    num_rounds: int
+    num_late: int
+    def __init__(self, pool: _Optional[str] = ..., num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_late: _Optional[int] = ...) -> None: ...
+
+class ScaleRequest(_message.Message):
+    __slots__ = ("pool", "count")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    count: int
+    def __init__(self, pool: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class ScaleReply(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolSize]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolSize, _Mapping]]] = ...) -> None: ...
+
+class PoolSize(_message.Message):
+    __slots__ = ("pool", "role", "num_wanted", "num_starting", "num_serving", "num_draining")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_WANTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_STARTING_FIELD_NUMBER: _ClassVar[int]
+    NUM_SERVING_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    role: Role
+    num_wanted: int
+    num_starting: int
+    num_serving: int
+    num_draining: int
+    def __init__(self, pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., num_wanted: _Optional[int] = ..., num_starting: _Optional[int] = ..., num_serving: _Optional[int] = ..., num_draining: _Optional[int] = ...) -> None: ...

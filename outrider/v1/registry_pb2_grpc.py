@@ -39,6 +39,11 @@ class RegistryServiceStub:
                 request_serializer=outrider_dot_v1_dot_registry__pb2.GatewayReport.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_registry__pb2.Membership.FromString,
                 _registered_method=True)
+        self.Scale = channel.unary_unary(
+                '/outrider.v1.RegistryService/Scale',
+                request_serializer=outrider_dot_v1_dot_registry__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_registry__pb2.ScaleReply.FromString,
+                _registered_method=True)
 
 
 class RegistryServiceServicer:
@@ -52,6 +57,13 @@ class RegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scale(self, request, context):
+        """By hand: how many workers a pool is to have. Answers at once, with what the pool has now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +71,11 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.Join,
                     request_deserializer=outrider_dot_v1_dot_registry__pb2.GatewayReport.FromString,
                     response_serializer=outrider_dot_v1_dot_registry__pb2.Membership.SerializeToString,
+            ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=outrider_dot_v1_dot_registry__pb2.ScaleRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_registry__pb2.ScaleReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +105,33 @@ class RegistryService:
             '/outrider.v1.RegistryService/Join',
             outrider_dot_v1_dot_registry__pb2.GatewayReport.SerializeToString,
             outrider_dot_v1_dot_registry__pb2.Membership.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.RegistryService/Scale',
+            outrider_dot_v1_dot_registry__pb2.ScaleRequest.SerializeToString,
+            outrider_dot_v1_dot_registry__pb2.ScaleReply.FromString,
             options,
             channel_credentials,
             insecure,
