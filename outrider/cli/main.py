@@ -10,6 +10,7 @@ from outrider import __version__
 from outrider.cli.chat import chat
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
+from outrider.cli.keys import app as keys
 from outrider.cli.up import up
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app.command()(up)
 app.command()(demo)
 app.command()(generate)
 app.command()(chat)
+app.add_typer(keys, name="keys")
 
 
 def _print_version(wanted: bool) -> None:
