@@ -7,7 +7,7 @@ PROTOS := $(wildcard proto/outrider/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
 .PHONY: setup demo up check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
-	bench-interference bench-memory bench-peers bench-sampling bench-gpu peers
+	bench-interference bench-memory bench-peers bench-sampling bench-gpu peers chaos
 
 setup: $(STAMP)
 
@@ -43,6 +43,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+# Streams while parts die, hang, lie and are cut off: make chaos ARGS='--minutes 10 --streams 16 64'
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 proto: $(STAMP)
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)

@@ -1,0 +1,257 @@
+"""The streams: who asks, how, and whether what came is the right answer. Each stream ends whole, whatever happens.
+
+A stream whose gateway was killed asks again, as a user would; every other error is a violation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from outrider.client import AsyncClient, FinishReason, OutriderError, RetryPolicy
+from tests.chaos.questions import Asked
+
+KINDS = ("grpc", "grpc", "grpc", "grpc", "openai", "openai", "openai whole", "sampled", "slow reader", "leaves")
+"""A stream's kind is drawn from these."""
+STREAM_TIMEOUT_S = 240.0
+RETRY_S = 0.2
+SLOW_READS, SLOW_READ_S = 30, 0.3
+"""A slow reader pauses this many times, so long."""
+
+
+@dataclass
+class Stream:
+    """One request, with its retries."""
+
+    number: int
+    kind: str
+    asked: Asked
+    gateway: int
+    started_s: float = field(default_factory=time.monotonic)
+    arrivals_s: list[float] = field(default_factory=list)
+    """Of messages with tokens."""
+    ended_s: float | None = None
+    attempts: list[tuple[float, int]] = field(default_factory=list)
+    """When it asked which gateway."""
+    violation: str | None = None
+
+    @property
+    def num_retries(self) -> int:
+        return max(0, len(self.attempts) - 1)
+
+    def gateway_at(self, moment_s: float) -> int | None:
+        return next((gateway for asked_s, gateway in reversed(self.attempts) if asked_s <= moment_s), None)
+
+    def running_at(self, moment_s: float) -> bool:
+        return self.started_s <= moment_s and (self.ended_s is None or self.ended_s > moment_s)
+
+    def next_after(self, moment_s: float) -> float | None:
+        """Seconds from then to the next token; None when it had all of them."""
+        return next((arrival_s - moment_s for arrival_s in self.arrivals_s if arrival_s > moment_s), None)
+
+
+@dataclass
+class Gateways:
+    """How to reach them, and since when which of them was down: monotonic times, None = it is up."""
+
+    grpc: list[str]
+    http: list[str]
+    killed_s: list[float | None] = field(default_factory=list)
+    last_killed_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.killed_s = [None] * len(self.grpc)
+        self.last_killed_s = [float("-inf")] * len(self.grpc)
+
+    def note_killed(self, index: int) -> None:
+        self.killed_s[index] = self.last_killed_s[index] = time.monotonic()
+
+    def note_back(self, index: int) -> None:
+        self.killed_s[index] = None
+
+    @property
+    def up(self) -> list[int]:
+        return [index for index, killed_s in enumerate(self.killed_s) if killed_s is None]
+
+
+class Load:
+    """Keeps `level` streams running until it is told to stop."""
+
+    def __init__(self, gateways: Gateways, asked: Sequence[Asked], seed: int, level: int) -> None:
+        self.level = level
+        self.streams: list[Stream] = []
+        self.num_ended: Counter[str] = Counter()
+        self._gateways = gateways
+        self._asked = asked
+        self._seed = seed
+        self._stopping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sdk = [AsyncClient(address, retries=RetryPolicy(0)) for address in gateways.grpc]
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = [
+            httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(STREAM_TIMEOUT_S), limits=limits)
+            for url in gateways.http
+        ]
+
+    @property
+    def violations(self) -> list[str]:
+        return [
+            f"stream {stream.number} ({stream.kind}): {stream.violation}" for stream in self.streams if stream.violation
+        ]
+
+    @property
+    def num_running(self) -> int:
+        return len(self._tasks)
+
+    async def run(self) -> None:
+        """Until `stop`, and until the streams that run then have ended."""
+        while not self._stopping:
+            while len(self._tasks) < self.level:
+                self._start()
+            await asyncio.wait(self._tasks, timeout=0.2, return_when=asyncio.FIRST_COMPLETED)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for client in self._sdk:
+            await client.aclose()
+        for http in self._http:
+            await http.aclose()
+
+    def _start(self) -> None:
+        number = len(self.streams)
+        dice = random.Random(f"{self._seed}/stream {number}")
+        stream = Stream(number, dice.choice(KINDS), dice.choice(self._asked), dice.choice(self._gateways.up or [0]))
+        self.streams.append(stream)
+        task = asyncio.create_task(self._live(stream, dice))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _live(self, stream: Stream, dice: random.Random) -> None:
+        try:
+            async with asyncio.timeout(STREAM_TIMEOUT_S):
+                while not await self._attempt(stream, dice):
+                    await asyncio.sleep(RETRY_S)
+                    up = self._gateways.up
+                    stream.gateway = dice.choice(up) if up else stream.gateway
+        except TimeoutError:
+            stream.violation = stream.violation or f"did not end within {STREAM_TIMEOUT_S:g} s"
+        except Exception as error:  # a broken harness must not look like a stream that ended
+            stream.violation = f"{type(error).__name__}: {error}"
+        stream.ended_s = time.monotonic()
+        self.num_ended[stream.kind] += 1
+
+    async def _attempt(self, stream: Stream, dice: random.Random) -> bool:
+        """False when the gateway was killed under it."""
+        started_s = time.monotonic()
+        ask: Callable[[Stream, random.Random], AsyncIterator[None]] = {
+            "openai": self._openai,
+            "openai whole": self._openai_whole,
+        }.get(stream.kind, self._grpc)
+        gateway = stream.gateway
+        stream.attempts.append((started_s, gateway))
+        try:
+            async for _ in ask(stream, dice):
+                stream.arrivals_s.append(time.monotonic())
+        except (OutriderError, httpx.TransportError, GatewayStopped) as error:
+            await asyncio.sleep(RETRY_S)  # whoever killed the gateway has noted it by then
+            if self._gateways.last_killed_s[gateway] >= started_s or self._gateways.killed_s[gateway] is not None:
+                return False
+            stream.violation = f"{type(error).__name__} from gateway {gateway}: {error}"
+        return True
+
+    async def _grpc(self, stream: Stream, dice: random.Random) -> AsyncIterator[None]:
+        """Greedy with ids compared one by one; sampled, where only the number is known; slow; leaving early."""
+        expected = stream.asked.answer.ids
+        sampled = stream.kind == "sampled"
+        leave_after = dice.randint(1, 20) if stream.kind == "leaves" else None
+        how = {"temperature": dice.uniform(0.3, 1.2), "seed": dice.getrandbits(32)} if sampled else {"temperature": 0.0}
+        max_tokens = stream.asked.question.max_tokens
+        ids: list[int] = []
+        last = None
+        client = self._sdk[stream.gateway]
+        async with client.stream(
+            stream.asked.question.prompt, max_tokens=max_tokens, ignore_eos=True, timeout_s=STREAM_TIMEOUT_S, **how
+        ) as rounds:
+            async for each in rounds:
+                ids += [token.id for token in each.tokens]
+                last = each
+                if not sampled and ids != list(expected[: len(ids)]):
+                    stream.violation = _first_difference(expected, ids)
+                    return
+                if each.tokens:
+                    yield
+                if leave_after is not None and len(stream.arrivals_s) >= leave_after:
+                    return
+                if stream.kind == "slow reader" and len(stream.arrivals_s) <= SLOW_READS:
+                    await asyncio.sleep(SLOW_READ_S)
+        if len(ids) != max_tokens or last is None or last.finish_reason is not FinishReason.LENGTH:
+            stream.violation = f"ended after {len(ids)} of {max_tokens} tokens: {last and last.finish_reason}"
+
+    async def _openai(self, stream: Stream, dice: random.Random) -> AsyncIterator[None]:
+        expected, text, reason = stream.asked.answer.text, "", None
+        async with self._http[stream.gateway].stream(
+            "POST", "/v1/completions", json=_body(stream) | {"stream": True}
+        ) as reply:
+            if reply.status_code != 200:
+                raise GatewayStopped(f"{reply.status_code}: {(await reply.aread()).decode()}")
+            async for line in reply.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                data = json.loads(line.removeprefix("data: "))
+                if "error" in data:
+                    raise GatewayStopped(str(data["error"]))
+                choice = data["choices"][0]
+                text += choice["text"]
+                reason = choice["finish_reason"] or reason
+                if not expected.startswith(text):
+                    stream.violation = f"its text leaves the right one after {len(_common(expected, text))} characters"
+                    return
+                yield
+        self._check_text(stream, text, reason)
+
+    async def _openai_whole(self, stream: Stream, dice: random.Random) -> AsyncIterator[None]:
+        reply = await self._http[stream.gateway].post("/v1/completions", json=_body(stream))
+        if reply.status_code != 200:
+            raise GatewayStopped(f"{reply.status_code}: {reply.text}")
+        choice = reply.json()["choices"][0]
+        self._check_text(stream, choice["text"], choice["finish_reason"])
+        yield
+
+    def _check_text(self, stream: Stream, text: str, reason: str | None) -> None:
+        if text != stream.asked.answer.text or reason != "length":
+            same, right = len(_common(stream.asked.answer.text, text)), len(stream.asked.answer.text)
+            stream.violation = f"ended with {reason} after {len(text)} of {right} characters, {same} of them right"
+
+
+class GatewayStopped(Exception):
+    """An answer that is no answer; expected of a gateway that was killed, a violation of any other."""
+
+
+def _body(stream: Stream) -> dict[str, object]:
+    question = stream.asked.question
+    return {"prompt": question.prompt, "max_tokens": question.max_tokens, "temperature": 0, "ignore_eos": True}
+
+
+def _common(one: str, other: str) -> str:
+    length = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:length]
+
+
+def _first_difference(expected: Sequence[int], found: Sequence[int]) -> str:
+    for position, (one, other) in enumerate(zip(expected, found, strict=False)):
+        if one != other:
+            return f"token {position} is {other}, the right one is {one}"
+    return f"{len(found)} tokens came, the right answer has {len(expected)}"

@@ -1,0 +1,88 @@
+"""Right answers first, then streams and faults together, then what is left. Exit code 1 on a violation."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.common import RESULTS, Report
+from tests.chaos.checks import leaks, open_streams
+from tests.chaos.faults import Chaos, possible
+from tests.chaos.load import STREAM_TIMEOUT_S, Gateways, Load
+from tests.chaos.plan import PAUSE_BEFORE_S, make_plan
+from tests.chaos.questions import answered, questions
+from tests.chaos.results import add_recovery, add_streams, add_verdict, quiet_waits
+from tests.chaos.system import running_system
+
+WARM_UP_S = 5.0
+"""Of the quiet time, not measured."""
+
+
+async def run(options: argparse.Namespace, report: Report, folder: Path) -> list[str]:
+    """The violations."""
+    faults = options.faults or possible(options.drafts, options.gateways)
+    fewest, most = options.streams[0], options.streams[-1]
+    plan = make_plan(
+        faults, seed=options.seed, minutes=options.minutes, every_s=options.every, fewest=fewest, most=most
+    )
+    async with running_system(
+        options.targets, options.drafts, options.gateways, options.kv_cache_tokens, folder
+    ) as system:
+        pools = system.pools
+        numbers = range(options.gateways)
+        gateways = Gateways([pools.grpc(index) for index in numbers], [pools.http(index) for index in numbers])
+        asked = await answered(gateways.grpc[0], questions(options.seed))
+        print(f"{len(asked)} questions have their answers; {len(plan)} faults follow", flush=True)
+        load = Load(gateways, asked, options.seed, fewest)
+        chaos = Chaos(system, gateways, load)
+        began_s = time.monotonic()
+        streaming = asyncio.create_task(load.run())
+        try:
+            await chaos.run(plan)
+            load.stop()
+            async with asyncio.timeout(STREAM_TIMEOUT_S + 30.0):
+                await streaming
+        finally:
+            streaming.cancel()
+            await load.close()
+        quiet = quiet_waits(load.streams, began_s + WARM_UP_S, began_s + PAUSE_BEFORE_S - 1.0)
+        violations = [*load.violations, *(strike.violation for strike in chaos.strikes if strike.violation)]
+        violations += await asyncio.to_thread(leaks, system)
+        violations += await asyncio.to_thread(open_streams, system)
+    add_recovery(report, load, chaos.strikes, quiet)
+    add_streams(report, load)
+    add_verdict(report, violations, chaos.strikes)
+    return violations
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--streams", type=int, nargs="+", default=[16, 64], help="fewest and most at once")
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between faults, about")
+    parser.add_argument("--seed", type=int, default=1, help="the same seed: the same streams and faults")
+    parser.add_argument("--faults", nargs="+", choices=possible(1, 2), help="these alone", metavar="FAULT")
+    parser.add_argument("--targets", type=int, default=2)
+    parser.add_argument("--drafts", type=int, default=2)
+    parser.add_argument("--gateways", type=int, default=2)
+    parser.add_argument("--kv-cache-tokens", type=int, default=8192, help="of each worker; small ones preempt")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    parser.add_argument("--logs", type=Path, help="folder for the parts' logs; a temporary one otherwise")
+    options = parser.parse_args()
+    report = Report("chaos", "Streams while parts die, hang, lie and are cut off")
+    report.text(
+        f"{options.targets} targets, {options.drafts} drafts and {options.gateways} gateways as processes of one "
+        f"machine, the demo pair with --batch-invariant and a KV cache of {options.kv_cache_tokens} tokens a worker; "
+        f"{options.streams[0]} to {options.streams[-1]} streams at once, a fault about every {options.every:g} s, "
+        f"seed {options.seed}. A killed process is started again up to 5 s later; a hang, a cut, a slow or lying "
+        "draft lasts 1 to 12 s. Right answers: those of the same system, plain, before the first fault."
+    )
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.logs or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        violations = asyncio.run(run(options, report, folder))
+    report.write(options.results)
+    return 1 if violations else 0
