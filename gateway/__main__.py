@@ -21,7 +21,7 @@ from outrider.v1 import gateway_pb2, gateway_pb2_grpc
 from outrider.wire.address import join_host_port
 from outrider.wire.config import GatewayConfig, load
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.log import configure_logging, get_logger
+from outrider.wire.log import configure_logging, get_logger, tell_end
 from outrider.wire.rpc import tune_malloc
 from outrider.wire.serving import start_server
 from outrider.wire.worker_main import announce
@@ -112,11 +112,11 @@ class _HttpServer(uvicorn.Server):
 def main(argv: list[str]) -> int:
     try:
         config = load(GatewayConfig, argv)
-        configure_logging(config.log_level, "gateway")
+        configure_logging(config.log_level, "gateway", config.log_format)
         tune_malloc()
         uvloop.run(serve(config))
     except OutriderError as error:
-        sys.stderr.write(f"gateway: {error.message}\n")
+        tell_end("gateway", error.message)
         return 1
     return 0
 

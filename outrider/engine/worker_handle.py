@@ -19,6 +19,7 @@ from outrider.wire.address import join_host_port
 from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.errors import ConfigError
 from outrider.wire.host import new_epoch
+from outrider.wire.log import adopt_loggers
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.serving import AddServices, ServerThread
 
@@ -141,6 +142,7 @@ def start(
             base.loaded.close()
         raise
     base, parts = made[0]
+    adopt_loggers()
 
     async def closing() -> None:
         await base.service.streams.end_all()

@@ -1,22 +1,141 @@
-"""One log format on stderr. Prompts and outputs never go here."""
+"""One log on stderr, as text or as JSON. Prompts and outputs never go here, at no level.
+
+An exception is told by its type and the places it passed: its message may quote what a user sent. Only what the machine
+itself raised (memory, files, torch) keeps its message.
+"""
 
 from __future__ import annotations
 
+import contextvars
+import json
 import logging
+import os
 import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, Literal
+
+LogFormat = Literal["text", "json"]
+Fields = Mapping[str, str | int | float | None]
+
+_OF_THE_MACHINE = (OSError, MemoryError, ImportError)
+_fields: contextvars.ContextVar[Fields] = contextvars.ContextVar("fields", default=MappingProxyType({}))
 
 
 def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def configure_logging(level: str, process: str) -> None:
+def about(**fields: str | int | float | None) -> dict[str, Fields]:
+    """For `extra=` of a log call: what the line is about, such as slot or member. JSON shows it, text does not."""
+    return {"fields": fields}
+
+
+@contextmanager
+def log_fields(**fields: str | int | float | None) -> Iterator[None]:
+    """Every line that is logged in this block, and by tasks begun in it, is about these."""
+    token = _fields.set({**_fields.get(), **fields})
+    try:
+        yield
+    finally:
+        _fields.reset(token)
+
+
+def configure_logging(level: str, process: str, log_format: LogFormat = "text") -> None:
     """`process` names the part ("draft", "target", "gateway") in every line."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s"))
+    handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one INFO line a request otherwise
     for noisy in ("torchao", "torch.utils._pytree"):  # warnings of kernels for other machines, when they are imported
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    if log_format == "json":
+        _take_over_stderr()
+
+
+def adopt_loggers() -> None:
+    """Libraries that brought handlers of their own with them log through ours instead. Call after importing them.
+
+    With text nothing is changed.
+    """
+    if not _is_json():
+        return
+    for logger in list(logging.root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger) and logger.handlers:
+            logger.handlers[:] = []
+            logger.propagate = True
+
+
+def tell_end(process: str, message: str) -> None:
+    """Why a process ends, as its last line: for people, who need no time and no level."""
+    if _is_json():
+        get_logger(process).critical("%s", message)
+    else:
+        sys.stderr.write(f"{process}: {message}\n")
+
+
+def describe(error: BaseException) -> str:
+    """Type and places of an exception and of what caused it, the cause first."""
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    before = "" if cause is None else describe(cause) + "\nand then:\n"
+    places = "".join(traceback.format_tb(error.__traceback__))
+    kind = type(error)
+    is_plain = isinstance(error, _OF_THE_MACHINE) or kind is RuntimeError or kind.__module__.startswith("torch")
+    return f"{before}{places}{kind.__name__}{f': {error}' if is_plain else ''}"
+
+
+class TextFormatter(logging.Formatter):
+    def __init__(self, process: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s")
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # the name is of logging
+        return "" if ei[1] is None else describe(ei[1])
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (RFC 3339, UTC), level, process, pid, logger, message, and what the line is about."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
+        line: dict[str, Any] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "pid": record.process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        known: Fields = {**_fields.get(), **getattr(record, "fields", {})}
+        line |= {name: value for name, value in known.items() if value is not None}
+        if record.exc_info and record.exc_info[1] is not None:
+            line["exception"] = describe(record.exc_info[1])
+        return json.dumps(line, default=repr)
+
+
+def _is_json() -> bool:
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
+def _take_over_stderr() -> None:
+    """What would write lines of its own there."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the C core has no logger to adopt
+    logging.captureWarnings(True)
+    adopt_loggers()
+    log = get_logger("python")
+
+    def of_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None:
+            log.critical("a thread ended", exc_info=args.exc_value)
+
+    sys.excepthook = lambda _kind, error, _places: log.critical("the process ends", exc_info=error)
+    threading.excepthook = of_thread

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 from outrider.wire.config import DraftConfig, TargetConfig, load
 from outrider.wire.errors import OutriderError
-from outrider.wire.log import configure_logging
+from outrider.wire.log import configure_logging, tell_end
 
 
 class Handle(Protocol):
@@ -41,10 +41,10 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
     """Returns the exit code: 0 after a signal, 1 when it could not start or the engine ended by itself."""
     try:
         config: DraftConfig | TargetConfig = load(config_type, argv)
-        configure_logging(config.log_level, name)
+        configure_logging(config.log_level, name, config.log_format)
         handle = start_worker(config)
     except OutriderError as error:
-        sys.stderr.write(f"{name}: {error.message}\n")
+        tell_end(name, error.message)
         return 1
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -55,7 +55,7 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
         while not stopping and handle.running:
             handle.wait_failed(0.1)
     except Exception as error:
-        sys.stderr.write(f"{name}: the engine ended: {error}\n")
+        tell_end(name, f"the engine ended: {error}")
         return 1
     finally:
         handle.stop()

@@ -20,7 +20,7 @@ from typing import Any
 from outrider.engine.parallel.meeting import Host, join_host
 from outrider.wire.errors import OutriderError
 from outrider.wire.host import prepare_process
-from outrider.wire.log import configure_logging, get_logger
+from outrider.wire.log import adopt_loggers, configure_logging, get_logger, tell_end
 
 MEETING_TIMEOUT_S = 120.0
 _GRACE_S = 1.0
@@ -42,7 +42,7 @@ def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callabl
         on_abandoned()
         return 1
     settings = json.loads(told)
-    configure_logging(settings.pop("log_level"), f"target rank {rank}")
+    configure_logging(settings.pop("log_level"), f"target rank {rank}", settings.pop("log_format"))
     try:
         orderly = _serve(host, rank, settings, len(cores))
     except Exception as error:
@@ -73,6 +73,7 @@ def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) ->
         return groups[0]
 
     path = load_runner(join=join, **settings).path
+    adopt_loggers()
     groups[0].begin_steps()
     orderly = False
     with torch.inference_mode():
@@ -105,7 +106,7 @@ def main(argv: list[str]) -> int:
         folder = Path(argv[0])
         return follow(folder, int(argv[1]), argv[2], lambda: shutil.rmtree(folder, ignore_errors=True))
     except OutriderError as error:
-        sys.stderr.write(f"target rank {argv[1]}: {error.message}\n")
+        tell_end(f"target rank {argv[1]}", error.message)
         return 1
 
 

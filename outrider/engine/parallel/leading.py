@@ -33,7 +33,7 @@ def load_split(
             param="device",
         )
     team = Team(config.tensor_parallel, on_lost, step_timeout)
-    settings = options | {"log_level": config.log_level}
+    settings = options | {"log_level": config.log_level, "log_format": config.log_format}
     try:
         runner = load_runner(join=lambda device: team.gather(device, settings, config.parallel_folder), **options)
         team.begin_steps()
