@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
+from outrider.cli.certs import certs
 from outrider.cli.chat import chat
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
@@ -23,6 +24,7 @@ app.command()(up)
 app.command()(demo)
 app.command()(generate)
 app.command()(chat)
+app.command()(certs)
 app.add_typer(keys, name="keys")
 
 

@@ -15,9 +15,14 @@ from grpc_reflection.v1alpha import reflection
 from outrider.wire.address import join_host_port
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.roles import RoleInterceptor
 from outrider.wire.rpc import ErrorInterceptor, server_options
+from outrider.wire.tls import CertificateFolder, server_credentials
 
 log = get_logger(__name__)
+
+MAX_CONCURRENT_CALLS = 4096
+"""On a server, streams included; a further one is refused with RESOURCE_EXHAUSTED. Who serves users refuses earlier."""
 
 AddServices = Callable[[grpc.aio.Server], Sequence[str]]
 """Adds servicers to the server and returns their full names."""
@@ -32,18 +37,33 @@ async def _is_known(host: str) -> bool:
 
 
 async def start_server(
-    add_services: AddServices, host: str, port: int, max_message_bytes: int
+    add_services: AddServices,
+    host: str,
+    port: int,
+    max_message_bytes: int,
+    certificates: CertificateFolder | None = None,
 ) -> tuple[grpc.aio.Server, str, HealthServicer]:
-    """Returns (server, "host:port", health). Raises ConfigError when the port is taken."""
-    server = grpc.aio.server(options=server_options(max_message_bytes), interceptors=[ErrorInterceptor()])
+    """Returns (server, "host:port", health). Raises ConfigError when the port is taken.
+
+    With certificates of a part, callers must show one, and may do what its role may.
+    """
+    guards = [RoleInterceptor()] if certificates is not None and certificates.role is not None else []
+    server = grpc.aio.server(
+        options=server_options(max_message_bytes),
+        interceptors=[*guards, ErrorInterceptor()],
+        maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
+    )
     names = [*add_services(server), health.SERVICE_NAME, reflection.SERVICE_NAME]
     health_servicer = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection(names, server)
+    address = join_host_port(host, port)
     try:
-        bound = server.add_insecure_port(join_host_port(host, port))
+        if certificates is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, server_credentials(certificates))
     except RuntimeError:
-        address = join_host_port(host, port)
         if not await _is_known(host):
             raise ConfigError(f"cannot listen on {address}: no address is known for {host!r}", param="host") from None
         raise ConfigError(
@@ -66,10 +86,17 @@ class ServerThread:
         self._server: grpc.aio.Server | None = None
         self._health: HealthServicer | None = None
 
-    def start(self, add_services: AddServices, host: str, port: int, max_message_bytes: int) -> str:
+    def start(
+        self,
+        add_services: AddServices,
+        host: str,
+        port: int,
+        max_message_bytes: int,
+        certificates: CertificateFolder | None = None,
+    ) -> str:
         """Blocks until the server listens; returns its address. `add_services` runs on the loop's thread."""
         self._thread.start()
-        start = start_server(add_services, host, port, max_message_bytes)
+        start = start_server(add_services, host, port, max_message_bytes, certificates)
         try:
             self._server, self.address, self._health = asyncio.run_coroutine_threadsafe(start, self.loop).result(30)
         except BaseException:

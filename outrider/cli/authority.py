@@ -1,0 +1,196 @@
+"""A certificate authority of one's own: its key and certificate in a folder, and a folder for each part beside them.
+
+Imports cryptography (the extra `certs`), so `certs` imports it when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from outrider.wire.errors import ConfigError
+from outrider.wire.roles import Role
+from outrider.wire.tls import CA, CERTIFICATE, KEY
+
+CA_KEY = "ca-key.pem"
+PUBLIC = "public"
+"""Folder of the gateway's certificate for its users."""
+CA_LIFE = timedelta(days=3650)
+LIFE = timedelta(days=365)
+_BACKDATED = timedelta(minutes=5)
+"""Clocks differ."""
+
+PrivateKey = ec.EllipticCurvePrivateKey
+Names = Sequence[x509.GeneralName]
+
+
+@dataclass(frozen=True)
+class Authority:
+    key: PrivateKey
+    certificate: x509.Certificate
+
+    @classmethod
+    def create(cls, now: datetime) -> Authority:
+        key, name = _new_key(), _name("Outrider CA")
+        builder = _builder(name, name, key, now, now + CA_LIFE)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        return cls(key, builder.sign(key, hashes.SHA256()))
+
+    @classmethod
+    def read(cls, folder: Path) -> Authority | None:
+        """None when there is none. Raises ConfigError."""
+        if not (folder / CA_KEY).exists() and not (folder / CA).exists():
+            return None
+        try:
+            key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), password=None)
+            certificate = x509.load_pem_x509_certificate((folder / CA).read_bytes())
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read {error.filename}: {error.strerror}; both of the CA's files are needed"
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{folder / CA_KEY} or {folder / CA} is damaged: {error}") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise ConfigError(f"{folder / CA_KEY} is not the key of {folder / CA}")
+        return cls(key, certificate)
+
+    def issue(self, common_name: str, names: Names, now: datetime, life: timedelta = LIFE) -> tuple[bytes, bytes]:
+        """Certificate and key, PEM, for both ends of a connection. Never outlives the authority."""
+        key = _new_key()
+        until = min(now + life, self.certificate.not_valid_after_utc)
+        builder = _builder(_name(common_name), self.certificate.subject, key, now, until)
+        both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        builder = builder.add_extension(signer, critical=False)
+        return _certificate_pem(builder.sign(self.key, hashes.SHA256())), _key_pem(key)
+
+
+def write_certificates(folder: Path, hosts: Sequence[str], now: datetime) -> list[Path]:
+    """The CA, unless there is one, and new certificates for every role and for users. Returns the folders written.
+
+    `hosts`: names and addresses that users reach the gateway by; empty: those of the certificate before, else this
+    machine's. The parts know each other by role alone, so that no worker can pass for the gateway before users.
+    Raises ConfigError.
+    """
+    users = folder / PUBLIC
+    names = [host_name(host) for host in hosts] or _names_in(users / CERTIFICATE) or _this_machine()
+    authority = Authority.read(folder)
+    if authority is None:
+        authority = Authority.create(now)
+        _write(folder / CA_KEY, _key_pem(authority.key), private=True)
+        _write(folder / CA, _certificate_pem(authority.certificate))
+    if authority.certificate.not_valid_after_utc <= now:
+        raise ConfigError(f"the CA {folder / CA} has expired; take the folder away, and every part gets new ones")
+    for role in Role:
+        own = [x509.UniformResourceIdentifier(role.uri), x509.DNSName(role.host_name)]
+        _write_pair(folder / role.value, *authority.issue(f"outrider {role.value}", own, now))
+        _write(folder / role.value / CA, _certificate_pem(authority.certificate))
+    _write_pair(users, *authority.issue("outrider", names, now))  # a ca.pem here would ask users for certificates
+    return [*(folder / role.value for role in Role), users]
+
+
+def _write_pair(folder: Path, certificate: bytes, key: bytes) -> None:
+    _write(folder / KEY, key, private=True)
+    _write(folder / CERTIFICATE, certificate)
+
+
+def host_name(text: str) -> x509.GeneralName:
+    """Raises ConfigError for what is neither an IP address nor a DNS name; *.example.com is one."""
+    try:
+        return x509.IPAddress(ip_address(text))
+    except ValueError:
+        pass
+    if not text or text.startswith(("http:", "https:")) or any(c in text for c in " :/,"):
+        raise ConfigError(f"host is {text!r}, must be a name or an IP address, without a port", param="host")
+    try:
+        return x509.DNSName(text)
+    except ValueError as error:
+        raise ConfigError(f"host is {text!r}: {error}", param="host") from None
+
+
+def _names_in(path: Path) -> list[x509.GeneralName]:
+    """Of a certificate; none where there is no certificate."""
+    try:
+        found = x509.load_pem_x509_certificate(path.read_bytes())
+        return list(found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return []
+
+
+def _this_machine() -> list[x509.GeneralName]:
+    return [host_name(host) for host in ("localhost", "127.0.0.1", "::1")]
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: PrivateKey, now: datetime, until: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(until)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _new_key() -> PrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _certificate_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: PrivateKey) -> bytes:
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _write(path: Path, content: bytes, *, private: bool = False) -> None:
+    """In one step, so that nobody reads half a file. Raises ConfigError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # readable by this user alone
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        if not private:
+            os.chmod(name, 0o644)
+        os.replace(name, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,273 @@
+"""Certificates: read from a folder, checked, and read again when they change. For gRPC and HTTP, servers and clients.
+
+A folder holds cert.pem (the certificate, then those between it and its CA), key.pem (its private key, without a
+passphrase) and ca.pem (the CAs whose certificates the other side may show).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import threading
+import time
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+from outrider.wire.roles import Role
+
+log = get_logger(__name__)
+
+CA, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
+_MAX_FLIGHTS = 8
+_SETTLE_S = 0.05
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Certificates:
+    """What a folder held when it was last right. PEM."""
+
+    ca: bytes | None
+    certificate: bytes
+    key: bytes = field(repr=False)
+    context: ssl.SSLContext
+    """A server's, with these in it."""
+
+
+class CertificateFolder:
+    """`current` is what to use for the next connection. Safe to ask from any thread."""
+
+    def __init__(self, path: str, setting: str, role: Role | None) -> None:
+        """role: of the part whose certificate it is; ca.pem must be there then. None: a server that users call, which
+        asks them for certificates when there is a ca.pem. `setting` is named in errors.
+
+        Raises ConfigError naming the file and what to do.
+        """
+        self.role = role
+        self._path = Path(path)
+        self._setting = setting
+        self._lock = threading.Lock()
+        self.asks_for_certificates = role is not None or (self._path / CA).exists()
+        """Decided at the start: to begin or to end it takes another one."""
+        self._stamp, self._certificates = self._read()
+
+    @property
+    def current(self) -> Certificates:
+        """Read anew when a file has changed. While the folder is not right, the last right ones: a folder is often
+        written file by file.
+        """
+        with self._lock:
+            stamp = self._stamp_now()
+            if stamp != self._stamp:
+                try:
+                    self._stamp, self._certificates = self._read()
+                except ConfigError as error:
+                    self._stamp = stamp
+                    log.warning("the certificates before stay in use: %s", error.message)
+                else:
+                    log.info("%s: the certificates in %s were replaced", self._setting, self._path)
+            return self._certificates
+
+    def _stamp_now(self) -> Stamp:
+        return tuple(_stamp_of(self._path / name) for name in (CA, CERTIFICATE, KEY))
+
+    def _read(self) -> tuple[Stamp, Certificates]:
+        """Not while they are being replaced."""
+        for _ in range(10):
+            stamp = self._stamp_now()
+            try:
+                found = self._read_once()
+            except ConfigError:
+                if stamp == self._stamp_now():
+                    raise
+            else:
+                if stamp == self._stamp_now():
+                    return stamp, found
+            time.sleep(_SETTLE_S)
+        raise ConfigError(f"{self._setting}: the files in {self._path} change all the time", param=self._setting)
+
+    def _read_once(self) -> Certificates:
+        if not self._path.is_dir():
+            raise self._wrong(f"{str(self._path)!r} is no folder; make one with `outrider certs`")
+        ca = self._bytes(CA) if self.asks_for_certificates else None
+        if ca is None and (self._path / CA).exists():
+            raise self._wrong(f"{self._path / CA} is new: restart to ask users for certificates, or take it away")
+        certificate, key = self._bytes(CERTIFICATE), self._bytes(KEY)
+        context = self._context(ca)
+        self._try_out(context, ca, certificate)
+        return Certificates(ca, certificate, key, context)
+
+    def _bytes(self, name: str) -> bytes:
+        try:
+            return (self._path / name).read_bytes()
+        except OSError as error:
+            raise self._wrong(f"cannot read {self._path / name}: {error.strerror}") from None
+
+    def _context(self, ca: bytes | None) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._load_pair(context)
+        if ca is not None:
+            self._trust(context, ca, CA)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _load_pair(self, context: ssl.SSLContext) -> None:
+        paths = (self._path / CERTIFICATE, self._path / KEY)
+        try:
+            context.load_cert_chain(*paths, password=_no_passphrase)
+        except ssl.SSLError as error:
+            if "MISMATCH" in (error.reason or ""):
+                raise self._wrong(
+                    f"{paths[1]} is not the key of {paths[0]}; give the two that belong together"
+                ) from None
+            raise self._wrong(f"{paths[0]} or {paths[1]} is not in PEM form: {_reason(error)}") from None
+        except _HasPassphraseError:
+            raise self._wrong(
+                f"{paths[1]} has a passphrase; give it without one, readable by this process alone"
+            ) from None
+
+    def _trust(self, context: ssl.SSLContext, pem: bytes, name: str) -> None:
+        try:
+            context.load_verify_locations(cadata=pem.decode("ascii"))
+        except (ssl.SSLError, ValueError) as error:
+            raise self._wrong(f"{self._path / name} holds no certificates in PEM form: {_reason(error)}") from None
+
+    def _try_out(self, context: ssl.SSLContext, ca: bytes | None, certificate: bytes) -> None:
+        """A handshake with itself finds what the other side would: that it has expired, or is of another CA."""
+        server, client = context, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = False
+        if ca is not None and self.role is not None:
+            self._trust(client, ca, CA)
+            self._load_pair(client)
+        else:  # whom users trust is not known here, so it vouches for itself
+            server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._load_pair(server)
+            client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            self._trust(client, certificate, CERTIFICATE)
+        try:
+            names = _handshake(server, client)
+        except ssl.SSLCertVerificationError as error:
+            raise self._wrong(f"{self._path / CERTIFICATE}: {error.verify_message}; renew it{self._or_ca}") from None
+        except ssl.SSLError as error:
+            raise self._wrong(f"{self._path / CERTIFICATE} cannot be used: {_reason(error)}") from None
+        if self.role is not None and not {("URI", self.role.uri), ("DNS", self.role.host_name)} <= names:
+            raise self._wrong(
+                f"{self._path / CERTIFICATE} is not a {self.role.value}'s: it lacks the names {self.role.uri} and "
+                f"{self.role.host_name}; give the folder that `outrider certs` made for this part"
+            )
+
+    @property
+    def _or_ca(self) -> str:
+        return "" if self.role is None else f", or give the {CA} of who signed it"
+
+    def _wrong(self, message: str) -> ConfigError:
+        return ConfigError(f"{self._setting}: {message}", param=self._setting)
+
+
+def part_certificates(tls_dir: str | None, role: Role, listens_on: str | None = None) -> CertificateFolder | None:
+    """Of a part, for its connections with others. None without a folder: they are then open, of which `listens_on`
+    beyond this machine is warned. Raises ConfigError.
+    """
+    if tls_dir is not None:
+        return CertificateFolder(tls_dir, "tls_dir", role)
+    if listens_on is not None and not _is_loopback(listens_on):
+        log.warning(
+            "listening on %s without tls_dir: nothing is encrypted, and whoever reaches the port may do what a "
+            "gateway or a draft may",
+            listens_on,
+        )
+    return None
+
+
+def public_certificates(public_tls_dir: str | None, listens_on: str) -> CertificateFolder | None:
+    """Of a gateway, for its users; else as `part_certificates`."""
+    if public_tls_dir is not None:
+        return CertificateFolder(public_tls_dir, "public_tls_dir", None)
+    if not _is_loopback(listens_on):
+        log.warning("listening on %s without public_tls_dir: prompts, answers and keys travel in the clear", listens_on)
+    return None
+
+
+def server_credentials(folder: CertificateFolder) -> grpc.ServerCredentials:
+    """Each connection is met with the folder's certificates of its time."""
+
+    def configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.ca)
+
+    served = folder.current
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC's threads at each connection; None: as before."""
+        nonlocal served
+        current = folder.current
+        if current is served:
+            return None
+        served = current
+        return configuration(current)
+
+    fetcher: Any = fetch  # the stubs do not know that it may return None
+    return grpc.dynamic_ssl_server_credentials(configuration(served), fetcher, folder.asks_for_certificates)
+
+
+def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
+    """gRPC's channels keep what they were made with: see `channels.Dialer` for those that must live long."""
+    return grpc.ssl_channel_credentials(certificates.ca, certificates.key, certificates.certificate)
+
+
+def http_context(folder: CertificateFolder) -> ssl.SSLContext:
+    """For an HTTP server; each connection is met with the folder's certificates of its time."""
+    context = folder._read_once().context  # one of its own: it gets a callback
+
+    def on_hello(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = folder.current.context
+
+    context.sni_callback = on_hello
+    return context
+
+
+def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> set[tuple[str, str]]:
+    """In memory. Returns the names of the server's certificate; raises ssl.SSLError."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    calling = client.wrap_bio(to_client, to_server)
+    answering = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(_MAX_FLIGHTS):
+        for side in (calling, answering):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    found: Any = calling.getpeercert() or {}
+    return set(found.get("subjectAltName", ()))
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _HasPassphraseError(Exception):
+    pass
+
+
+def _no_passphrase() -> str:
+    """Asked for by OpenSSL, which would else ask the terminal."""
+    raise _HasPassphraseError
+
+
+def _reason(error: Exception) -> str:
+    return (error.reason or str(error)) if isinstance(error, ssl.SSLError) else str(error)

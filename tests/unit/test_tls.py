@@ -1,0 +1,206 @@
+"""Folders of certificates: what is refused and how it is named, what is read again and when."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from outrider.v1 import draft_pb2, registry_pb2, target_pb2
+from outrider.wire.errors import ConfigError, Forbidden
+from outrider.wire.roles import Role, check_may_call
+from outrider.wire.tls import CA, CERTIFICATE, KEY, CertificateFolder, part_certificates, public_certificates
+from tests.certificates import authority, now, part_folder, public_folder, write_folder
+
+
+def target_of(folder: Path) -> CertificateFolder:
+    return CertificateFolder(str(folder), "tls_dir", Role.TARGET)
+
+
+def test_a_right_folder_is_taken_and_its_key_is_never_shown(tmp_path: Path) -> None:
+    folder = part_folder(tmp_path / "target", authority(), Role.TARGET)
+    current = target_of(folder).current
+    assert current.certificate == (folder / CERTIFICATE).read_bytes()
+    assert current.context.verify_mode is ssl.CERT_REQUIRED
+    assert "PRIVATE" not in repr(current)
+
+
+@pytest.mark.parametrize("name", [CA, CERTIFICATE, KEY])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    folder = part_folder(tmp_path / "target", authority(), Role.TARGET)
+    (folder / name).unlink()
+    with pytest.raises(ConfigError, match=rf"tls_dir: cannot read {folder / name}: No such file") as refused:
+        target_of(folder)
+    assert refused.value.param == "tls_dir"
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tls_dir: '.*absent' is no folder; make one with `outrider certs`"):
+        target_of(tmp_path / "absent")
+
+
+def _other_key(folder: Path) -> None:
+    (folder / KEY).write_bytes(authority().issue("other", [], now())[1])
+
+
+def _with_passphrase(folder: Path) -> None:
+    key = load_pem_private_key((folder / KEY).read_bytes(), None)
+    (folder / KEY).write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
+
+
+def _write(name: str, content: bytes) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+
+    return change
+
+
+def _other_ca(folder: Path) -> None:
+    (folder / CA).write_bytes(authority().certificate.public_bytes(Encoding.PEM))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_other_key, "key.pem is not the key of .*cert.pem"),
+        (_with_passphrase, "key.pem has a passphrase; give it without one"),
+        (_write(CERTIFICATE, b"nothing"), "cert.pem or .*key.pem is not in PEM form"),
+        (_write(KEY, b""), "cert.pem or .*key.pem is not in PEM form"),
+        (_write(CA, b"nothing"), "ca.pem holds no certificates in PEM form"),
+        (_write(CA, b"\xff\xfe"), "ca.pem holds no certificates in PEM form"),
+        (_other_ca, "cert.pem: unable to get local issuer certificate; renew it, or give the ca.pem of who signed it"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path: Path, change: Callable[[Path], None], words: str) -> None:
+    folder = part_folder(tmp_path / "target", authority(), Role.TARGET)
+    change(folder)
+    with pytest.raises(ConfigError, match=words):
+        target_of(folder)
+
+
+def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
+    ca = authority()
+    with pytest.raises(ConfigError, match=r"cert.pem: certificate has expired; renew it"):
+        target_of(part_folder(tmp_path / "target", ca, Role.TARGET, expired=True))
+    certificate, key = ca.issue("users", [], now() - timedelta(days=9), timedelta(days=1))
+    with pytest.raises(ConfigError, match=r"public_tls_dir: .*cert.pem: certificate has expired; renew it"):
+        CertificateFolder(str(write_folder(tmp_path / "public", certificate, key, None)), "public_tls_dir", None)
+
+
+def test_another_roles_certificate_is_refused(tmp_path: Path) -> None:
+    folder = part_folder(tmp_path / "draft", authority(), Role.DRAFT)
+    with pytest.raises(ConfigError, match=r"cert.pem is not a target's: it lacks the names outrider://target and"):
+        target_of(folder)
+
+
+def test_users_are_asked_for_certificates_when_there_is_a_ca(tmp_path: Path) -> None:
+    plain = CertificateFolder(str(public_folder(tmp_path / "a", authority(), "localhost")), "public_tls_dir", None)
+    assert not plain.asks_for_certificates and plain.current.context.verify_mode is ssl.CERT_NONE
+    folder = public_folder(tmp_path / "b", authority(), "localhost", users=authority())
+    asking = CertificateFolder(str(folder), "public_tls_dir", None)
+    assert asking.asks_for_certificates and asking.current.context.verify_mode is ssl.CERT_REQUIRED
+
+
+# reading again
+
+
+def test_replaced_files_are_taken_up(tmp_path: Path) -> None:
+    folder = target_of(part_folder(tmp_path / "target", authority(), Role.TARGET))
+    first = folder.current
+    assert folder.current is first
+    part_folder(tmp_path / "target", authority(), Role.TARGET)
+    assert folder.current.certificate == (tmp_path / "target" / CERTIFICATE).read_bytes() != first.certificate
+
+
+def test_a_folder_half_written_is_left_until_it_is_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = part_folder(tmp_path / "target", authority(), Role.TARGET)
+    folder = target_of(path)
+    first = folder.current
+    other = part_folder(tmp_path / "other", authority(), Role.TARGET)
+    with caplog.at_level(logging.WARNING):
+        for name in (KEY, CERTIFICATE):
+            (path / name).write_bytes((other / name).read_bytes())
+            assert folder.current is first and folder.current is first
+    assert [record.message.split(": ")[0] for record in caplog.records] == ["the certificates before stay in use"] * 2
+    (path / CA).write_bytes((other / CA).read_bytes())
+    assert folder.current.ca == (other / CA).read_bytes()
+
+
+def test_a_link_that_is_turned_is_a_change(tmp_path: Path) -> None:
+    """As Kubernetes replaces a mounted secret."""
+    for name in ("old", "new"):
+        part_folder(tmp_path / name, authority(), Role.TARGET)
+    (tmp_path / "data").symlink_to("old")
+    folder = target_of(tmp_path / "data")
+    first = folder.current
+    (tmp_path / "turned").symlink_to("new")
+    (tmp_path / "turned").replace(tmp_path / "data")
+    assert folder.current is not first
+
+
+def test_asking_users_does_not_begin_or_end_while_it_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = public_folder(tmp_path / "public", authority(), "localhost")
+    folder = CertificateFolder(str(path), "public_tls_dir", None)
+    first = folder.current
+    (path / CA).write_bytes(authority().certificate.public_bytes(Encoding.PEM))
+    with caplog.at_level(logging.WARNING):
+        assert folder.current is first
+    assert "restart to ask users for certificates" in caplog.text
+
+
+# without one
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", 0), ("::1", 0), ("localhost", 0), ("0.0.0.0", 1), ("w", 1)])
+def test_listening_beyond_this_machine_without_certificates_is_warned_of(
+    host: str, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert part_certificates(None, Role.DRAFT, host) is None
+        assert public_certificates(None, host) is None
+        assert part_certificates(None, Role.GATEWAY) is None
+    assert len(caplog.records) == 2 * warned
+
+
+# roles
+
+_METHODS = [
+    f"/{service.full_name}/{method.name}"
+    for file in (draft_pb2, target_pb2, registry_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+_MAY = {
+    Role.GATEWAY: {"GetInfo", "GetTokenizer", "Control", "Join"},
+    Role.DRAFT: {"Deliver"},
+    Role.TARGET: set(),
+    Role.LAUNCHER: {"GetInfo", "Scale"},
+}
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("method", _METHODS)
+def test_every_method_is_for_its_roles_alone(method: str, role: Role) -> None:
+    uris = ["spiffe://elsewhere/target", role.uri]
+    if method.rpartition("/")[2] in _MAY[role]:
+        check_may_call(method, uris)
+    else:
+        with pytest.raises(Forbidden, match=f"the caller's certificate is {role.value}; {method} is for "):
+            check_may_call(method, uris)
+
+
+def test_a_certificate_without_a_role_may_ask_for_health_alone() -> None:
+    check_may_call("/grpc.health.v1.Health/Check", [])
+    for method in [*_METHODS, "/outrider.v1.DraftService/NotYetKnown"]:
+        with pytest.raises(Forbidden, match="the caller's certificate is without a role"):
+            check_may_call(method, ["outrider://user", "outrider://gateway/x"])
