@@ -1,0 +1,103 @@
+"""`python deploy/docker/health.py KIND ADDRESS...`: exit code 0 when what runs in this container serves; else says why.
+
+http: the gateway's /readyz, so that it is healthy when it can answer. grpc: the health service of a worker or of the
+launcher's registry. tcp: somebody listens. `hostname` as the host is this container's own address.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import ssl
+import sys
+from pathlib import Path
+
+TIMEOUT_S = 4.0
+TLS_DIR = Path("/etc/outrider/secrets/tls")
+"""Where the compose file and the Kubernetes manifests mount a part's certificate, if it has one."""
+PUBLIC_TLS_DIR = "OUTRIDER_GATEWAY_PUBLIC_TLS_DIR"
+
+
+def check_http(host: str, port: int) -> str | None:
+    """Why /readyz is not 200, or None."""
+    folder = os.environ.get(PUBLIC_TLS_DIR)
+    connection = (
+        http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=_to_ourselves(Path(folder)))
+        if folder
+        else http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    )
+    connection.request("GET", "/readyz")
+    answer = connection.getresponse()
+    return None if answer.status == 200 else f"{answer.status}: {answer.read(500).decode(errors='replace')}"
+
+
+def _to_ourselves(folder: Path) -> ssl.SSLContext:
+    """The certificate is our own and for other names than 127.0.0.1; shown as ours where clients must show one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if (folder / "ca.pem").exists():
+        context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context
+
+
+def check_grpc(host: str, port: int) -> str | None:
+    """Why the health service does not say SERVING, or None."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with _channel(f"{host}:{port}") as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
+    return None if serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def _channel(address: str) -> object:
+    import grpc
+
+    if not (TLS_DIR / "cert.pem").exists():
+        return grpc.insecure_channel(address)
+    authority, key, certificate = ((TLS_DIR / name).read_bytes() for name in ("ca.pem", "key.pem", "cert.pem"))
+    options = [("grpc.ssl_target_name_override", _own_name(certificate))]
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate), options)
+
+
+def _own_name(certificate: bytes) -> str:
+    """A host that our certificate is for: we ask ourselves, under whatever address."""
+    from cryptography import x509
+
+    names = x509.load_pem_x509_certificate(certificate).extensions
+    names = names.get_extension_for_class(x509.SubjectAlternativeName).value
+    dns = names.get_values_for_type(x509.DNSName)
+    return str([*dns, *names.get_values_for_type(x509.IPAddress)][0])
+
+
+def check_tcp(host: str, port: int) -> str | None:
+    socket.create_connection((host, port), TIMEOUT_S).close()
+    return None
+
+
+CHECKS = {"http": check_http, "grpc": check_grpc, "tcp": check_tcp}
+
+
+def main(argv: list[str]) -> int:
+    """argv: pairs of kind and host:port; all of them must serve."""
+    for kind, address in zip(argv[::2], argv[1::2], strict=True):
+        host, _, port = address.rpartition(":")
+        host = socket.gethostname() if host == "hostname" else host
+        try:
+            reason = CHECKS[kind](host, int(port))
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(error)
+        if reason is not None:
+            sys.stderr.write(f"{kind} {host}:{port}: {reason}\n")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,86 @@
+"""`python -m deploy.env_example`: the text of .env.example, written from the settings themselves."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+from pydantic_core import PydanticUndefined
+
+from outrider.wire.config import DraftConfig, GatewayConfig, TargetConfig
+
+_HEAD = """\
+# Settings of `docker compose`: copy this file to .env and take the # from what you change. .env holds no secret: keys
+# and certificates are files below OUTRIDER_SECRETS_DIR. Written by `make env-example`; docs/deploy.md explains it.
+
+# --- docker compose itself ---
+
+# Address of this machine that the gateway, Prometheus and Grafana are published on; nothing else is.
+#OUTRIDER_BIND=127.0.0.1
+#OUTRIDER_HTTP_PORT=8000
+#OUTRIDER_GRPC_PORT=8001
+#PROMETHEUS_PORT=9090
+#GRAFANA_PORT=3000
+# Of Grafana's user admin, at its first start.
+#GRAFANA_PASSWORD=admin
+#PROMETHEUS_RETENTION=15d
+# The pools: models, counts, placement.
+#OUTRIDER_CLUSTER_FILE=./deploy/docker/cluster.yaml
+# A folder for each part: gateway, head, draft, target.
+#OUTRIDER_SECRETS_DIR=./deploy/docker/secrets
+# false lets workers fetch models from a hub.
+#OUTRIDER_CLUSTER_INTERNAL=true
+# Whole CPUs of a node, and the most memory; a pool's num_cpus must fit its node.
+#OUTRIDER_CPUS_DRAFT=1
+#OUTRIDER_CPUS_TARGET=1
+#OUTRIDER_CPUS_GATEWAY=1
+#OUTRIDER_CPUS_HEAD=1
+#OUTRIDER_MEMORY_DRAFT=3g
+#OUTRIDER_MEMORY_TARGET=4g
+#OUTRIDER_MEMORY_GATEWAY=1g
+#OUTRIDER_MEMORY_HEAD=2g
+# The GPUs of docker-compose.gpu.yml, by the driver's number.
+#OUTRIDER_GPU_DRAFT=0
+#OUTRIDER_GPU_TARGET=1
+# How long a gateway may take to end; longer than its drain_timeout_s.
+#OUTRIDER_STOP_GRACE=30s
+# What the images are called, built from, and where pip looks for torch besides its own index: an index of CPU builds
+# makes the CPU image a third of the size.
+#OUTRIDER_IMAGE_GATEWAY=outrider-gateway
+#OUTRIDER_IMAGE_WORKER=outrider-worker
+#PYTHON_IMAGE=python:3.11-slim
+#TORCH_INDEX_URL=
+"""
+
+_PARTS: dict[str, tuple[str, type[GatewayConfig] | type[DraftConfig] | type[TargetConfig], tuple[str, ...]]] = {
+    "gateway": ("", GatewayConfig, ("registry", "host", "port", "grpc_port", "target", "draft", "target_for_draft")),
+    "target": ("Of every target pool; what cluster.yaml says wins.", TargetConfig, ("model", "host", "port")),
+    "draft": ("Of every draft pool; what cluster.yaml says wins.", DraftConfig, ("model", "host", "port")),
+}
+"""By role: a remark, the settings, and those that docker-compose.yml or cluster.yaml decide."""
+
+
+def env_example() -> str:
+    """The whole file."""
+    parts = [_HEAD]
+    for role, (remark, cls, decided) in _PARTS.items():
+        parts.append(f"# --- the {role} ---" + (f"\n# {remark}" if remark else "") + "\n")
+        parts += [_setting(cls, name, role if name in decided else None) for name in cls.model_fields]
+    return "\n".join(parts)
+
+
+def _setting(cls: type[GatewayConfig] | type[DraftConfig] | type[TargetConfig], name: str, decided: str | None) -> str:
+    field = cls.model_fields[name]
+    words = " ".join((field.description or "").split())
+    if decided is not None:
+        where = "docker-compose.yml" if decided == "gateway" else "cluster.yaml"
+        words = f"{words} Not from here: {where} says it.".strip()
+    lines = textwrap.wrap(words, 119, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    default = "" if field.default in (None, PydanticUndefined) else field.default
+    value = str(default).lower() if isinstance(default, bool) else str(default)
+    variable = f"{cls.model_config['env_prefix']}{name}".upper()
+    return "\n".join([*lines, f"#{variable}={value}"]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(env_example())

@@ -1,0 +1,106 @@
+"""What docker-compose.yml and .env.example promise: every setting, nothing published by accident, few rights."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.docker.requirements import requirements
+from deploy.env_example import env_example
+from outrider.wire.config import DraftConfig, GatewayConfig, TargetConfig
+
+REPO = Path(__file__).resolve().parents[2]
+SETTINGS = {
+    f"{cls.model_config['env_prefix']}{name}".upper()
+    for cls in (GatewayConfig, DraftConfig, TargetConfig)
+    for name in cls.model_fields
+}
+PUBLISHED = {"gateway", "prometheus", "grafana"}
+
+
+def compose(name: str = "docker-compose.yml") -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((REPO / name).read_text())
+    return values
+
+
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = compose()["services"]
+    return found
+
+
+def in_example() -> set[str]:
+    return set(re.findall(r"^#([A-Z][A-Za-z_]*)=", (REPO / ".env.example").read_text(), re.MULTILINE))
+
+
+def in_compose_files() -> set[str]:
+    text = "".join((REPO / name).read_text() for name in ("docker-compose.yml", "docker-compose.gpu.yml"))
+    return set(re.findall(r"\$\{([A-Z_]+)", text))
+
+
+def test_env_example_is_what_the_settings_say() -> None:
+    assert (REPO / ".env.example").read_text() == env_example(), "run make env-example"
+    assert in_example() >= SETTINGS
+
+
+def test_env_example_names_every_variable_of_the_compose_files_and_no_other() -> None:
+    assert in_example() - SETTINGS == in_compose_files()
+
+
+def test_variables_of_compose_are_not_taken_for_settings() -> None:
+    """.env is read by the parts as well, and they refuse what they do not know."""
+    prefixes = tuple(str(cls.model_config["env_prefix"]) for cls in (GatewayConfig, DraftConfig, TargetConfig))
+    assert not {name for name in in_compose_files() if name.startswith(prefixes)}
+
+
+@pytest.mark.parametrize("name", sorted(services()))
+def test_a_container_has_no_rights_to_spare(name: str) -> None:
+    service = services()[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["restart"] == "unless-stopped"
+    assert {"cpus", "memory", "pids"} <= set(service["deploy"]["resources"]["limits"])
+    assert service["healthcheck"]["test"]
+    assert not {"privileged", "cap_add", "pid", "ipc", "network_mode", "user"} & set(service)
+
+
+def test_only_front_ends_are_published_and_to_this_machine_alone() -> None:
+    ports = {name: service["ports"] for name, service in services().items() if "ports" in service}
+    assert set(ports) == PUBLISHED
+    assert all(port.startswith("${OUTRIDER_BIND:-127.0.0.1}:") for group in ports.values() for port in group)
+    assert all(service["networks"] == ["cluster"] for name, service in services().items() if name not in PUBLISHED)
+
+
+@pytest.mark.parametrize("name", ["gateway", "worker"])
+def test_images_run_as_nobody_in_particular(name: str) -> None:
+    lines = (REPO / f"deploy/docker/{name}.Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith("USER ")] == ["USER 10001:10001"]
+    assert not [line for line in lines if line.startswith("# syntax")]
+
+
+def test_the_gateways_image_has_no_torch_and_no_ray() -> None:
+    text = (REPO / "deploy/docker/gateway.Dockerfile").read_text()
+    extras = re.findall(r"requirements\.py ([a-z ]+)>", text)[0].split()
+    names = {re.split(r"[^a-z0-9-]", line)[0] for line in requirements(REPO / "pyproject.toml", extras)}
+    assert "grpcio" in names
+    assert not names & {"torch", "transformers", "ray", "torchao"}
+
+
+def test_what_is_mounted_is_there() -> None:
+    """A path that is missing would be made by the engine, as an empty folder of root's."""
+    for service in services().values():
+        for volume in service.get("volumes", ()):
+            source = re.sub(r"\$\{[A-Z_]+:-([^}]+)\}", r"\1", volume).split(":")[0]
+            if source.startswith("."):
+                assert (REPO / source).exists(), source
+
+
+def test_one_gpu_for_each_worker() -> None:
+    found = compose("docker-compose.gpu.yml")["services"]
+    devices = {name: service["deploy"]["resources"]["reservations"]["devices"] for name, service in found.items()}
+    assert set(devices) == {"draft", "target"}
+    assert all(len(one) == 1 and one[0]["driver"] == "nvidia" for one in devices.values())
