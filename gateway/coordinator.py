@@ -57,22 +57,26 @@ class Coordinator:
                 await self._idle.wait()
 
     def admit(self, requests: tuple[GenerationRequest, ...]) -> Answers:
+        self.check_room(requests[0].model, len(requests))
+        self._change(len(requests))
+        answers = Answers(self._pair, self._places, requests, self._change)
+        self._answers.add(answers)
+        return answers
+
+    def check_room(self, model_id: str, num_answers: int) -> None:
+        """Raises Unavailable, or Overloaded with the time after which the queue may have room."""
         reason = self.ready()
         if reason is not None:
             raise Unavailable(reason, retry_after_s=1.0)
         config = self._pair.config
         limit = config.max_running + config.max_queue
-        if self._num_admitted + len(requests) > limit:
-            self._pair.metrics.requests.labels(outcome="refused").inc(len(requests))
+        if self._num_admitted + num_answers > limit:
+            self._pair.metrics.requests.labels(outcome="refused").inc(num_answers)
             raise Overloaded(
-                f"{self._num_admitted} answers are running or waiting, {len(requests)} more would pass the limit of "
+                f"{self._num_admitted} answers are running or waiting, {num_answers} more would pass the limit of "
                 f"{limit}; try again later",
                 retry_after_s=1.0,
             )
-        self._change(len(requests))
-        answers = Answers(self._pair, self._places, requests, self._change)
-        self._answers.add(answers)
-        return answers
 
     def end_all(self, error: OutriderError) -> None:
         """Every answer that is not through ends with this error."""
@@ -104,6 +108,7 @@ class Answers:
         # Bounded by the requests' max_tokens: a slow reader must not hold a slot, so the queue takes all.
         self._outputs: asyncio.Queue[tuple[int, RoundOutput | Exception | None]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
+        self.num_output_tokens = 0
         self._admitted_s = time.monotonic()
         self._deadline_s = self._admitted_s + pair.config.request_timeout_s
 
@@ -179,4 +184,5 @@ class Answers:
                 elif output.tokens:
                     metrics.inter_token.observe((now - last_s) / len(output.tokens))
                 last_s = now
+                self.num_output_tokens += len(output.tokens)
                 self._outputs.put_nowait((index, output))

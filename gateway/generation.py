@@ -40,6 +40,8 @@ class GenerationRequest:
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     cache_salt: bytes = b""
     """Cached prefixes are shared under the same one only; empty = with all that have none."""
+    key_name: str | None = None
+    """Of the API key that asked; None where none is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,9 @@ class Generator(Protocol):
     def ready(self) -> str | None:
         """None when a request would be served now, else the reason why not."""
 
+    def check_room(self, model_id: str, num_answers: int) -> None:
+        """What `admit` would raise for so many answers now: to refuse before anything is tokenised."""
+
     def admit(self, requests: tuple[GenerationRequest, ...]) -> AdmittedGenerations:
         """Take places in the queue, all or none. The requests are checked already, see `gateway.requests`.
 
@@ -139,6 +144,10 @@ class Generator(Protocol):
 
 class AdmittedGenerations(Protocol):
     """Answers in progress. Use as `async with`; leaving the block cancels what still runs and frees every place."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Committed so far by all of them, whether read or not."""
 
     async def __aenter__(self) -> AdmittedGenerations: ...
 

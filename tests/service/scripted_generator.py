@@ -79,9 +79,12 @@ class ScriptedGenerator:
     def ready(self) -> str | None:
         return self.reason
 
-    def admit(self, requests: tuple[GenerationRequest, ...]) -> Playback:
+    def check_room(self, model_id: str, num_answers: int) -> None:
         if self.refusal is not None:
             raise self.refusal
+
+    def admit(self, requests: tuple[GenerationRequest, ...]) -> Playback:
+        self.check_room(requests[0].model, len(requests))
         self.requests.extend(requests)
         return Playback(self, requests)
 
@@ -90,6 +93,7 @@ class ScriptedGenerator:
 class Playback:
     generator: ScriptedGenerator
     requests: tuple[GenerationRequest, ...]
+    num_output_tokens: int = 0
 
     async def __aenter__(self) -> Playback:
         self.generator.num_open += 1
@@ -108,6 +112,7 @@ class Playback:
             await asyncio.sleep(0)
             for index, answer in enumerate(answers):
                 if number < len(answer):
+                    self.num_output_tokens += len(answer[number].tokens)
                     yield index, answer[number]
 
     async def _mishap(self, number: int) -> None:
