@@ -21,7 +21,10 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.host import new_epoch
 from outrider.wire.log import adopt_loggers
 from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.roles import Role
 from outrider.wire.serving import AddServices, ServerThread
+from outrider.wire.tls import CertificateFolder, part_certificates
+from outrider.wire.trace import Spans, open_spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Base:
     engine: EngineThread
     service: WorkerService
     metrics: WorkerMetrics
+    certificates: CertificateFolder | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +59,14 @@ class WorkerHandle:
         loaded: Loaded,
         closing: Callable[[], Awaitable[None]],
         metrics_server: Any | None,
+        spans: Spans | None,
     ) -> None:
         self._engine = engine
         self._server = server
         self._loaded = loaded
         self._closing = closing
         self._metrics_server = metrics_server
+        self._spans = spans
         self._stopped = threading.Event()
 
     @property
@@ -89,6 +95,8 @@ class WorkerHandle:
         self._engine.stop(grace_s + 10)
         self._loaded.close()
         _stop_metrics(self._metrics_server)
+        if self._spans is not None:
+            self._spans.close()
 
 
 def _serve_metrics(config: DraftConfig | TargetConfig, metrics: WorkerMetrics, loaded: Loaded) -> Any | None:
@@ -124,13 +132,32 @@ def start(
 
     `make` runs on the engine thread.
     """
+    certificates = part_certificates(config.tls_dir, Role(name), config.host)
+    metrics = WorkerMetrics(name)
+    spans = open_spans(config.trace_endpoint, name, metrics.registry)
+    try:
+        return _start(config, num_threads, make, metrics, spans, certificates)
+    except BaseException:
+        if spans is not None:
+            spans.close()
+        raise
+
+
+def _start(
+    config: DraftConfig | TargetConfig,
+    num_threads: int,
+    make: Callable[[Base], Parts],
+    metrics: WorkerMetrics,
+    spans: Spans | None,
+    certificates: CertificateFolder | None,
+) -> WorkerHandle:
     torch.set_num_threads(num_threads)
-    metrics, server = WorkerMetrics(name), ServerThread()
+    server = ServerThread()
     made: list[tuple[Base, Parts]] = []
 
     def make_worker(engine: EngineThread) -> EngineWorker:
         torch.set_num_threads(num_threads)
-        base = _base(engine, config, metrics)
+        base = _base(engine, config, metrics, spans, certificates)
         made.append((base, make(base)))
         return made[0][1].worker
 
@@ -152,20 +179,26 @@ def start(
     metrics_server = None
     try:
         metrics_server = _serve_metrics(config, metrics, base.loaded)
-        server.start(parts.add_services, config.host, config.port, config.max_message_bytes)
+        server.start(parts.add_services, config.host, config.port, config.max_message_bytes, certificates)
     except BaseException:
         engine.stop(10)
         base.loaded.close()
         _stop_metrics(metrics_server)
         raise
-    return WorkerHandle(engine, server, base.loaded, closing, metrics_server)
+    return WorkerHandle(engine, server, base.loaded, closing, metrics_server, spans)
 
 
-def _base(engine: EngineThread, config: DraftConfig | TargetConfig, metrics: WorkerMetrics) -> Base:
+def _base(
+    engine: EngineThread,
+    config: DraftConfig | TargetConfig,
+    metrics: WorkerMetrics,
+    spans: Spans | None,
+    certificates: CertificateFolder | None,
+) -> Base:
     """On the engine thread."""
     loaded = load(config, new_epoch(), engine.fail)
     loaded.num_steps = lambda: engine.num_steps
     facts = loaded.runner.facts
     keeper = SlotKeeper(loaded.slots, engine, metrics, facts.vocab_size, facts.eos_token_ids)
-    service = WorkerService(engine, loaded.info, loaded.tokenizer, loaded.epoch)
-    return Base(loaded, keeper, engine, service, metrics)
+    service = WorkerService(engine, loaded.info, loaded.tokenizer, loaded.epoch, spans)
+    return Base(loaded, keeper, engine, service, metrics, certificates)

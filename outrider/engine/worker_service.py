@@ -7,9 +7,11 @@ from typing import Any
 
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import JobError, Opened, OwnerGone
+from outrider.engine.slot_spans import SlotSpans
 from outrider.engine.translate import close_job, error_to_proto, no_item, open_job, stale_epoch, truncate_job
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.control import ControlStreams
+from outrider.wire.trace import Spans
 
 Respond = Callable[[Any], None]
 """Takes the job's result or a JobError."""
@@ -17,13 +19,20 @@ Respond = Callable[[Any], None]
 
 class WorkerService:
     def __init__(
-        self, engine: EngineThread, info: Callable[[], pb.WorkerInfo], tokenizer: pb.TokenizerFiles, epoch: int
+        self,
+        engine: EngineThread,
+        info: Callable[[], pb.WorkerInfo],
+        tokenizer: pb.TokenizerFiles,
+        epoch: int,
+        spans: Spans | None = None,
     ) -> None:
+        """spans: where the rounds of traced slots go."""
         self.engine = engine
         self.info = info
         self.tokenizer = tokenizer
         self.epoch = epoch
         self.streams = ControlStreams()
+        self._slot_spans = None if spans is None else SlotSpans(spans)
 
     async def control(
         self,
@@ -42,8 +51,13 @@ class WorkerService:
         """
 
         def dispatch(owner: int, item: Any, put: Callable[[Any], None]) -> None:
+            told = None if self._slot_spans is None else self._slot_spans.asked(owner, item)
+
             def respond(result: Any) -> None:
-                put(reply_type(id=item.id, **(_shared_reply(result) or to_proto(result))))
+                reply = reply_type(id=item.id, **(_shared_reply(result) or to_proto(result)))
+                put(reply)
+                if told is not None:
+                    told(reply)
 
             self._dispatch(owner, item, respond, take)
 
@@ -52,8 +66,13 @@ class WorkerService:
             context,
             make_batch=lambda items: batch_type(items=items),
             dispatch=dispatch,
-            gone=lambda owner: self.engine.submit(OwnerGone(owner)),
+            gone=self._gone,
         )
+
+    def _gone(self, owner: int) -> None:
+        self.engine.submit(OwnerGone(owner))
+        if self._slot_spans is not None:
+            self._slot_spans.gone(owner)
 
     def _dispatch(self, owner: int, item: Any, respond: Respond, take: Callable[[int, Any, Respond], None]) -> None:
         kind = item.WhichOneof("item")

@@ -6,8 +6,10 @@ a thread's business, which drops and counts what a collector does not take.
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import socket
 import threading
 import time
 from collections import deque
@@ -94,7 +96,9 @@ class Spans:
         self._sdk = sdk
         self._flags = api.TraceFlags(api.TraceFlags.SAMPLED)
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_TIMEOUT_S)
-        self._resource = Resource.create({"service.name": f"outrider-{service}"})
+        self._resource = Resource.create(
+            {"service.name": f"outrider-{service}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
+        )
         self._scope = InstrumentationScope("outrider")
         self._endpoint = endpoint
         self._sample_ratio = sample_ratio

@@ -1,0 +1,108 @@
+"""Spans of a worker: which rounds have them, whose children they are, what they say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.engine.slot_spans import SlotSpans
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2 as dpb
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.trace import TraceParent
+
+REQUEST = TraceParent(0xABC, 0xDEF, True)
+TICKET = 77
+
+
+@dataclass
+class Recorded:
+    """Stands in for a collector."""
+
+    added: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, name: str, place: TraceParent, parent_id: int, start: int, end: int, facts: Any, **more: Any) -> None:
+        own = {"name": name, "place": place, "parent": parent_id, "start": start, "end": end, "facts": dict(facts)}
+        self.added.append(own | more)
+
+
+def opened(recorded: Recorded, traceparent: str, owner: int = 1) -> SlotSpans:
+    spans = SlotSpans(recorded)  # type: ignore[arg-type]
+    message = pb.OpenSlot(slot=5, committed_ids=[1, 2], num_prompt_tokens=2, traceparent=traceparent)
+    assert spans.asked(owner, tpb.TargetRequest(open=message)) is None
+    return spans
+
+
+def verify(slot: int = 5) -> tpb.TargetRequest:
+    return tpb.TargetRequest(verify=tpb.Verify(slot=slot, committed_ids=[31337], num_draft_tokens=4, ticket=TICKET))
+
+
+def test_a_verify_is_a_child_of_its_round_with_its_phases_one_after_the_other() -> None:
+    recorded = Recorded()
+    told = opened(recorded, str(REQUEST)).asked(1, verify())
+    assert told is not None
+    verdict = tpb.Verdict(
+        token_ids=[31337, 4], num_drafted=4, num_accepted=1, wait_us=300, forward_us=1000, accept_us=50, batch_size=3
+    )
+    told(tpb.TargetReply(verdict=verdict))
+    *phases, whole = recorded.added
+    assert (whole["name"], whole["parent"], whole["server"]) == ("verify", TICKET, True)
+    assert whole["facts"] == {
+        "outrider.slot": 5,
+        "outrider.num_draft_tokens": 4,
+        "outrider.num_drafted": 4,
+        "outrider.num_accepted": 1,
+        "outrider.batch_size": 3,
+        "outrider.num_cached_tokens": 0,
+    }
+    assert [phase["name"] for phase in phases] == ["wait", "forward", "accept"]  # it did not queue
+    assert {phase["parent"] for phase in phases} == {whole["place"].span_id}
+    assert {span["place"].trace_id for span in recorded.added} == {REQUEST.trace_id}
+    assert [phase["end"] - phase["start"] for phase in phases] == [300_000, 1_000_000, 50_000]
+    assert [whole["start"], *(phase["end"] for phase in phases)] == [
+        *(phase["start"] for phase in phases),
+        whole["end"],
+    ]
+    assert "31337" not in str(recorded.added)
+
+
+def test_a_propose_too() -> None:
+    recorded = Recorded()
+    spans = opened(recorded, str(REQUEST))
+    told = spans.asked(1, dpb.DraftRequest(propose=dpb.Propose(slot=5, num_draft_tokens=4, ticket=TICKET)))
+    assert told is not None
+    told(dpb.DraftReply(propose=dpb.ProposeReply(draft_ids=[31337], queue_us=10, compute_us=20, encoding="ids")))
+    assert [(span["name"], span["end"] - span["start"]) for span in recorded.added] == [
+        ("queue", 10_000),
+        ("compute", 20_000),
+        ("propose", 30_000),
+    ]
+    assert recorded.added[-1]["facts"]["outrider.encoding"] == "ids"
+    assert "31337" not in str(recorded.added)
+
+
+def test_a_refusal_is_an_error_of_its_code_alone() -> None:
+    recorded = Recorded()
+    told = opened(recorded, str(REQUEST)).asked(1, verify())
+    assert told is not None
+    told(tpb.TargetReply(error=pb.WorkerError(code=pb.WORKER_ERROR_CODE_BEHIND, message="token 31337")))
+    (span,) = recorded.added
+    assert (span["name"], span["error"]) == ("verify", "BEHIND")
+    assert "31337" not in str(span)
+
+
+def test_only_slots_that_are_sampled_are_traced_and_only_while_they_are_open() -> None:
+    recorded = Recorded()
+    for traceparent in ("", "00-nonsense", str(TraceParent(1, 2, False))):
+        assert opened(recorded, traceparent).asked(1, verify()) is None
+    spans = opened(recorded, str(REQUEST))
+    assert spans.asked(2, verify()) is None  # another gateway's slot of that number
+    assert spans.asked(1, verify(slot=6)) is None
+    spans.asked(1, tpb.TargetRequest(close=pb.CloseSlot(slot=5)))
+    assert spans.asked(1, verify()) is None
+    spans = opened(recorded, str(REQUEST))
+    spans.gone(2)
+    assert spans.asked(1, verify()) is not None
+    spans.gone(1)
+    assert spans.asked(1, verify()) is None
+    assert not recorded.added
