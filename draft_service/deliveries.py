@@ -7,6 +7,7 @@ part when a target reads more slowly than the draft writes.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 
 import grpc.aio
@@ -14,10 +15,12 @@ import grpc.aio
 from draft_service.jobs import PartOut
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
+from outrider.wire.channels import Dialer
 from outrider.wire.codec import rows_to_proto
 from outrider.wire.log import get_logger
-from outrider.wire.rpc import client_options
+from outrider.wire.roles import Role
 from outrider.wire.streams import Outbox
+from outrider.wire.tls import CertificateFolder
 
 log = get_logger(__name__)
 
@@ -25,23 +28,47 @@ MAX_BACKLOG_BYTES = 256 << 20
 """Most that may wait for one target. What is older than that is late already."""
 
 
+MAX_TARGETS = 256
+"""Streams kept at once. The one that was longest without a proposal gives way."""
+
+
 class Deliverer:
     """Streams are opened at the first proposal for an address and opened anew after they break."""
 
-    def __init__(self, vocab_size: int, max_message_bytes: int, dropped: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        max_message_bytes: int,
+        dropped: Callable[[int], None],
+        certificates: CertificateFolder | None = None,
+    ) -> None:
         """`dropped(num_tokens)` is called for parts that the backlog has no room for."""
         self._vocab_size = vocab_size
         self._max_message_bytes = max_message_bytes
         self._dropped = dropped
-        self._links: dict[str, _Link] = {}
+        self._certificates = certificates
+        self._links: OrderedDict[str, _Link] = OrderedDict()
+        self._leaving: set[asyncio.Task[None]] = set()
 
     def send(self, part: PartOut) -> None:
         link = self._links.get(part.address)
         if link is None or link.broken:
-            channel = None if link is None else link.channel
-            link = self._links[part.address] = _Link(part.address, self._max_message_bytes, channel)
+            dialer = self._dialer(part.address) if link is None else link.dialer
+            link = self._links[part.address] = _Link(part.address, self._max_message_bytes, dialer)
+        self._links.move_to_end(part.address)
+        if len(self._links) > MAX_TARGETS:
+            self._leave_oldest()
         if not link.put(self._to_proto(part)):
             self._dropped(len(part.draft_ids))
+
+    def _dialer(self, address: str) -> Dialer:
+        return Dialer(address, Role.TARGET, self._max_message_bytes, self._certificates)
+
+    def _leave_oldest(self) -> None:
+        _, link = self._links.popitem(last=False)
+        leaving = asyncio.create_task(link.close())
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
 
     def _to_proto(self, part: PartOut) -> tpb.Delivery:
         return tpb.Delivery(
@@ -55,22 +82,25 @@ class Deliverer:
         )
 
     async def close(self) -> None:
-        links, self._links = list(self._links.values()), {}
+        links, self._links = list(self._links.values()), OrderedDict()
         for link in links:
             await link.close()
+        await asyncio.gather(*self._leaving)
 
 
 class _Link:
-    def __init__(self, address: str, max_message_bytes: int, channel: grpc.aio.Channel | None) -> None:
+    def __init__(self, address: str, max_message_bytes: int, dialer: Dialer) -> None:
         self.broken = False
+        self.dialer = dialer
         self._address = address
-        self._max_batch_bytes = max_message_bytes - (1 << 16)  # the rest is for the items' headers
-        if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=client_options(max_message_bytes))
-        self.channel = channel
-        self._call = target_pb2_grpc.TargetServiceStub(channel).Deliver()
+        self._call = target_pb2_grpc.TargetServiceStub(dialer.channel()).Deliver()
         self._backlog_bytes = 0
-        self._outbox: Outbox[tpb.Delivery] = Outbox(self._write, self._call.cancel)
+        self._outbox: Outbox[tpb.Delivery] = Outbox(
+            self._write,
+            self._call.cancel,
+            max_message_bytes - (1 << 16),  # the rest is for the items' headers
+            tpb.Delivery.ByteSize,
+        )
         self._watch = asyncio.create_task(self._until_broken())
 
     def put(self, item: tpb.Delivery) -> bool:
@@ -83,20 +113,8 @@ class _Link:
         return True
 
     async def _write(self, items: list[tpb.Delivery]) -> None:
-        """One message, or several when a batch of whole laws would pass the receiver's limit."""
-        batch, size = tpb.DeliveryBatch(), 0
-        for item in items:
-            item_size = item.ByteSize()
-            if batch.items and size + item_size > self._max_batch_bytes:
-                await self._write_batch(batch, size)
-                batch, size = tpb.DeliveryBatch(), 0
-            batch.items.append(item)
-            size += item_size
-        await self._write_batch(batch, size)
-
-    async def _write_batch(self, batch: tpb.DeliveryBatch, size: int) -> None:
-        await self._call.write(batch)
-        self._backlog_bytes -= size
+        await self._call.write(tpb.DeliveryBatch(items=items))
+        self._backlog_bytes -= sum(item.ByteSize() for item in items)
 
     async def _until_broken(self) -> None:
         try:
@@ -117,4 +135,4 @@ class _Link:
         await asyncio.gather(self._watch, return_exceptions=True)
         await self._outbox.close()
         self._call.cancel()
-        await self.channel.close()
+        await self.dialer.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc.aio
 
 from outrider.wire.roles import Role
@@ -22,25 +24,31 @@ class Dialer:
         self._folder = certificates
         self._used: Certificates | None = None
         self._channel: grpc.aio.Channel | None = None
+        self._closing: set[asyncio.Task[None]] = set()
 
-    async def channel(self) -> grpc.aio.Channel:
+    def channel(self) -> grpc.aio.Channel:
         """For the next connection. One that was given before is closed when this is another, and its calls end."""
         current = None if self._folder is None else self._folder.current
         if self._channel is None or current is not self._used:
-            await self.close()
+            if self._channel is not None:
+                closing = asyncio.create_task(self._channel.close(None))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
             self._channel, self._used = self._open(current), current
         return self._channel
 
     def _open(self, certificates: Certificates | None) -> grpc.aio.Channel:
         options = client_options(self._max_message_bytes)
+        address = f"dns:///{self._address}"  # an address that was sent to us must not be read as a path or a scheme
         if certificates is None:
-            return grpc.aio.insecure_channel(self._address, options=options)
+            return grpc.aio.insecure_channel(address, options=options)
         # Addresses of workers come and go; what is checked is that the certificate is of the part that we want.
         name = ("grpc.ssl_target_name_override", self._role.host_name)
-        return grpc.aio.secure_channel(self._address, channel_credentials(certificates), options=[*options, name])
+        return grpc.aio.secure_channel(address, channel_credentials(certificates), options=[*options, name])
 
     async def close(self) -> None:
         """Ends its calls. Idempotent."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close(None)
+        await asyncio.gather(*self._closing)

@@ -10,8 +10,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from outrider.wire.errors import InvalidRequest
 from outrider.wire.log import get_logger
-from outrider.wire.streams import Outbox
+from outrider.wire.rpc import abort
+from outrider.wire.streams import Outbox, check_batch
 
 log = get_logger(__name__)
 
@@ -45,6 +47,7 @@ class ControlStreams:
 
         async def read() -> None:
             async for batch in requests:
+                check_batch(len(batch.items))
                 for item in batch.items:
                     dispatch(owner, item, outbox.put)
 
@@ -57,6 +60,8 @@ class ControlStreams:
             elif reading.cancelled():
                 await context.abort(grpc.StatusCode.INTERNAL, "an answer could not be written; connect again")
             reading.result()
+        except InvalidRequest as error:
+            await abort(context, error)
         except grpc.aio.AioRpcError as error:
             log.info("control stream %d ended: %s", owner, error.code().name)
         finally:

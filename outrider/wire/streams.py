@@ -11,26 +11,42 @@ from typing import Generic, Protocol, TypeVar
 
 import grpc.aio
 
-from outrider.wire.errors import WorkerLost
+from outrider.wire.errors import InvalidRequest, WorkerLost
 from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
 
 MAX_BATCH_ITEMS = 1024
-"""A message of more would hold up those behind it."""
+"""A message of more would hold up those behind it. Who sends more is refused."""
 
 Item = TypeVar("Item")
+
+
+def check_batch(num_items: int) -> None:
+    """Of a message that was received. Raises InvalidRequest."""
+    if num_items > MAX_BATCH_ITEMS:
+        raise InvalidRequest(f"a message of {num_items} items, at most {MAX_BATCH_ITEMS} are allowed", param="items")
 
 
 class Outbox(Generic[Item]):
     """The only writer of one stream direction. `put` never blocks; a batch is all that queued during the last write."""
 
-    def __init__(self, write: Callable[[list[Item]], Awaitable[None]], end_stream: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        write: Callable[[list[Item]], Awaitable[None]],
+        end_stream: Callable[[], object],
+        max_batch_bytes: int | None = None,
+        size_of: Callable[[Item], int] = lambda item: 0,
+    ) -> None:
         """`end_stream` is called when `write` fails while the stream is up (a message that cannot be serialised, say):
         with nobody to write, those who wait for answers must be told by its reader.
+
+        max_batch_bytes: no more in one batch, by `size_of`; an item that is larger goes alone.
         """
         self._write = write
         self._end_stream = end_stream
+        self._max_batch_bytes = max_batch_bytes
+        self._size_of = size_of
         self._queue: list[Item] = []
         self._wake = asyncio.Event()
         self._closed = False
@@ -48,7 +64,8 @@ class Outbox(Generic[Item]):
                 await self._wake.wait()
                 self._wake.clear()
                 while self._queue:
-                    batch, self._queue = self._queue[:MAX_BATCH_ITEMS], self._queue[MAX_BATCH_ITEMS:]
+                    count = self._num_that_fit()
+                    batch, self._queue = self._queue[:count], self._queue[count:]
                     await self._write(batch)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             pass  # writing to a stream that has ended; the reader says why
@@ -58,6 +75,17 @@ class Outbox(Generic[Item]):
         finally:  # also when grpc cancels the writer of a call that it has cancelled
             self._closed = True
             self._queue.clear()
+
+    def _num_that_fit(self) -> int:
+        """Of the queue's first items, into one message. At least 1."""
+        if self._max_batch_bytes is None:
+            return MAX_BATCH_ITEMS
+        num_bytes = 0
+        for count, item in enumerate(self._queue[:MAX_BATCH_ITEMS]):
+            num_bytes += self._size_of(item)
+            if count and num_bytes > self._max_batch_bytes:
+                return count
+        return MAX_BATCH_ITEMS
 
     async def close(self) -> None:
         self._closed = True

@@ -65,6 +65,17 @@ async def test_batches_are_bounded_and_in_order() -> None:
     await outbox.close()
 
 
+async def test_batches_are_bounded_in_bytes() -> None:
+    """What the receiver would refuse, and with it the stream, leaves in pieces; what is too large anyway goes alone."""
+    wire = Wire()
+    outbox: Outbox[int] = Outbox(wire.write, wire.end, max_batch_bytes=10, size_of=lambda item: item)
+    for item in (4, 6, 1, 11, 3, 3, 3, 3):
+        outbox.put(item)
+    await settle()
+    assert wire.batches == [[4, 6], [1], [11], [3, 3, 3], [3]]
+    await outbox.close()
+
+
 @pytest.mark.parametrize(
     "error",
     [
