@@ -31,6 +31,7 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
             vocab_size,
             config.max_message_bytes,
             dropped=lambda num_tokens: metrics.dropped_tokens.labels(why="backlog").inc(num_tokens),
+            certificates=base.certificates,
         )
         proposer = Proposer(
             loaded.runner,
