@@ -76,7 +76,7 @@ class Decoder:
         output = self.session.apply(verdict, timings)
         if num_draft_tokens:
             self.draft.note_verdict(verdict, ticket)
-        self.pair.note_round(verdict, output, timings)
+        self.pair.note_round(verdict, output, timings, self.draft.why_plain)
         self._truncate(verdict, num_draft_tokens, output)
         return output
 

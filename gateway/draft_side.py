@@ -48,6 +48,8 @@ class DraftSide:
         """Queue and compute of the last proposal, by the draft's own clock."""
         self.wait_budget_s = 0.0
         """How long the target may wait for the proposal that was asked for last."""
+        self.why_plain = "end"
+        """Why the last round has no drafts, if it has none: one of PLAIN_REASONS."""
         self._pair = pair
         self._session = session
         self._backoff = Backoff()
@@ -64,8 +66,13 @@ class DraftSide:
         """
         num_draft_tokens = self._num_draft_tokens()
         draft = None if self._pair.draft is None else self._pair.draft.connection
-        if not num_draft_tokens or draft is None or self._proposing is not None or not self._backoff.may_draft():
+        if draft is None or not num_draft_tokens:
+            self.why_plain = self._why_never(draft is not None)
             return 0
+        if self._proposing is not None or not self._backoff.may_draft():
+            self.why_plain = "pause" if self._proposing is None else "busy"
+            return 0
+        self.why_plain = "end"
         is_first = not self.slot.is_open_on(draft, target.epoch)
         if is_first:
             opening = draft.call(dpb.DraftRequest(open=self._open_message(target, draft)))
@@ -91,6 +98,7 @@ class DraftSide:
             self._backoff.in_time()
             return
         self._backoff.late()
+        self.why_plain = "late" if verdict.fallback == tpb.FALLBACK_REASON_LATE else "refused"
         self._pair.note_fallback(verdict.fallback)
         replied, num_tokens = self._replied
         if replied == ticket:
@@ -110,12 +118,20 @@ class DraftSide:
 
     def _num_draft_tokens(self) -> int:
         """K: the wish, capped by what is left of max_tokens and of the draft's context."""
+        context_left = self._pair.draft_context_limit - self._session.committed_len - 1
+        return max(0, min(self._wanted(), self._session.draft_room(), context_left))
+
+    def _wanted(self) -> int:
         options = self._session.request.speculation
         if not options.enabled:
             return 0
-        wanted = self._pair.config.num_draft_tokens if options.num_draft_tokens is None else options.num_draft_tokens
-        context_left = self._pair.draft_context_limit - self._session.committed_len - 1
-        return max(0, min(wanted, self._session.draft_room(), context_left))
+        return self._pair.config.num_draft_tokens if options.num_draft_tokens is None else options.num_draft_tokens
+
+    def _why_never(self, connected: bool) -> str:
+        """Of a round that could have no drafts."""
+        if self._pair.draft is None or not self._wanted():
+            return "off"
+        return "end" if connected or not self._session.draft_room() else "no_draft"
 
     def _open_message(self, target: Connection, draft: Connection) -> pb.OpenSlot:
         message = self._session.open_message()

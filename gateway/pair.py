@@ -89,11 +89,13 @@ class Pair:
     def note_truncate(self, worker: str, reason: pb.TruncateReason) -> None:
         self.metrics.truncates.labels(worker=worker, reason=TRUNCATE_REASONS[reason]).inc()
 
-    def note_round(self, verdict: tpb.Verdict, output: RoundOutput, timings: RoundTimings) -> None:
+    def note_round(self, verdict: tpb.Verdict, output: RoundOutput, timings: RoundTimings, why_plain: str) -> None:
+        """`why_plain`: one of PLAIN_REASONS, for a round without drafts."""
         metrics = self.pair_metrics
         for token in output.tokens:
             metrics.emitted_tokens.labels(kind=token.kind.name.lower()).inc()
         if not verdict.num_drafted:
+            metrics.plain_steps.labels(reason=why_plain).inc()
             return
         metrics.window.add(verdict.num_drafted, verdict.num_accepted)
         metrics.draft_tokens.inc(verdict.num_drafted)

@@ -14,6 +14,11 @@ from outrider.wire.acceptance_window import AcceptanceRates
 _PAIR = ("target", "draft")
 """Labels of what rounds do: the ids of the two models. The draft's is empty where there is none."""
 
+PLAIN_REASONS = ("off", "end", "no_draft", "busy", "pause", "late", "refused")
+"""Why a step had no drafts: the request or the gateway asks for none; no room is left for one; none is connected; the
+draft has not answered an earlier proposal; it is left alone for a while after that; its proposal came too late; its
+proposal broke a rule."""
+
 _FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
@@ -40,10 +45,14 @@ class GatewayMetrics:
         """sum by (worker, reason) (rate(spec_truncate_total[5m])): Truncate RPCs sent."""
         self.emitted_tokens = Counter("spec_emitted_tokens", "Tokens committed, by kind.", [*_PAIR, "kind"], registry=r)
         """sum by (kind) (rate(spec_emitted_tokens_total[5m])): tokens committed, by kind."""
+        self.plain_steps = Counter("spec_plain_steps", "Steps without drafts, by why.", [*_PAIR, "reason"], registry=r)
+        """sum(rate(spec_emitted_tokens_total[5m])) / (sum(rate(spec_rounds_total[5m])) +
+        sum(rate(spec_plain_steps_total[5m]))): tokens that an answer gets from a pass of the target."""
         self.drafted_per_position = Counter(
             "spec_drafted_per_position", "Draft tokens verified, by position.", [*_PAIR, "position"], registry=r
         )
-        """Conditional acceptance at a position: rate(spec_accepted_per_position_total{position="0"}[5m]) /
+        """Share of the drafts at a position that were kept, with all before them:
+        rate(spec_accepted_per_position_total{position="0"}[5m]) /
         rate(spec_drafted_per_position_total{position="0"}[5m])"""
         self.accepted_per_position = Counter(
             "spec_accepted_per_position", "Draft tokens accepted, by position.", [*_PAIR, "position"], registry=r
@@ -118,6 +127,9 @@ class PairMetrics:
         self.wasted_tokens: Counter = metrics.wasted_tokens.labels(**pair)
         self.accepted_length: Histogram = metrics.accepted_length.labels(**pair)
         self.emitted_tokens = _Bound(metrics.emitted_tokens, pair)
+        self.plain_steps = _Bound(metrics.plain_steps, pair)
+        for reason in PLAIN_REASONS:
+            self.plain_steps.labels(reason=reason)  # there from the start, at 0
         self.drafted_per_position = _Bound(metrics.drafted_per_position, pair)
         self.accepted_per_position = _Bound(metrics.accepted_per_position, pair)
         self.round_seconds = _Bound(metrics.round_seconds, pair)

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from outrider.client import AsyncClient, Round, Speculation
+from outrider.wire.metrics import PLAIN_REASONS
 from tests.samples import total
 from tests.stack import Process, Stack, read_metrics
 
@@ -96,6 +97,13 @@ async def test_every_counter_equals_the_clients_own_count(fresh: Process, dev_pr
         ("spec_round_seconds_count", "phase", "total"): len(speculative),
         ("outrider_requests_total", "outcome", "ok"): sum(r.usage is not None for r in rounds),
     }
+    num_plain = len(rounds) - len(speculative)
+    assert grown(before, after, "spec_plain_steps_total", "", "") == num_plain
+    reasons = {reason: grown(before, after, "spec_plain_steps_total", "reason", reason) for reason in PLAIN_REASONS}
+    assert sum(reasons.values()) == num_plain
+    assert reasons["off"] >= 48 / 2, "one answer asked for no drafts"
+    assert reasons["end"] > 0, "the last token of an answer has no room for a draft"
+    assert reasons["no_draft"] == reasons["refused"] == 0
     kinds = Counter(token.kind.value for r in rounds for token in r.tokens)
     assert set(kinds) == {"accepted", "recovered", "bonus", "plain"}
     expected |= {("spec_emitted_tokens_total", "kind", kind): count for kind, count in kinds.items()}

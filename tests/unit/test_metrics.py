@@ -91,6 +91,7 @@ def test_series_of_the_gateway() -> None:
         "spec_wasted_tokens",
         "spec_truncate",
         "spec_emitted_tokens",
+        "spec_plain_steps",
         "spec_drafted_per_position",
         "spec_accepted_per_position",
         "spec_wire_bytes",
