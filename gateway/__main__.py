@@ -15,9 +15,9 @@ import uvloop
 
 from gateway.app import create_app
 from gateway.coordinator import Coordinator
+from gateway.door import Door
 from gateway.grpc_api import GenerationServicer
 from gateway.pair import Pair, connect_pair
-from outrider.v1 import gateway_pb2, gateway_pb2_grpc
 from outrider.wire.address import join_host_port
 from outrider.wire.config import GatewayConfig, load
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
@@ -71,15 +71,11 @@ async def _serve(config: GatewayConfig, pair: Pair, coordinator: Coordinator, li
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
-    def add_services(server: object) -> list[str]:
-        servicer = GenerationServicer(coordinator, config)
-        gateway_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
-        return [gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name]
-
+    door = Door(coordinator, config, pair.metrics.registry)
     server, grpc_address, health = await start_server(
-        add_services, config.host, config.grpc_port, config.max_message_bytes
+        GenerationServicer(door).add_to, config.host, config.grpc_port, config.max_body_bytes
     )
-    app = create_app(coordinator, config, pair.metrics.registry)
+    app = create_app(door)
     http = _HttpServer(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     )

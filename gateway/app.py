@@ -2,31 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 from fastapi import FastAPI, Request
-from prometheus_client import CollectorRegistry
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.generation import Generator
-from gateway.http_io import JsonResponse, error_response, unexpected
+from gateway.door import Door
+from gateway.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, unexpected
 from gateway.routes import Routes
-from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import OutriderError
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
 
 
-def create_app(generator: Generator, config: GatewayConfig, registry: CollectorRegistry) -> FastAPI:
-    """`registry` is what /metrics shows."""
+def create_app(door: Door) -> FastAPI:
     app = FastAPI(openapi_url=None, redirect_slashes=False)  # bodies are read by hand, so FastAPI knows no schema
-    app.include_router(Routes(generator, config, registry).router())
+    app.include_router(Routes(door).router())
     app.add_exception_handler(OutriderError, _outrider_error)
     app.add_exception_handler(HTTPException, _no_route)
+    app.add_middleware(Gate, door=door)
     app.add_middleware(Envelope)
     return app
+
+
+class Gate:
+    """Nobody comes to anything under /v1 without a key that is valid, where keys are asked for. Pure ASGI."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not f"{scope['path']}/".startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            visit = self._door.visit(Headers(scope=scope).get("authorization"))
+        except OutriderError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        scope["visit"] = visit
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            visit.held.release()
 
 
 class Envelope:
@@ -47,12 +72,17 @@ class Envelope:
             if message["type"] == "http.response.start":
                 started = True
                 MutableHeaders(scope=message)["x-request-id"] = scope["request_id"]
-            await send(message)
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await send(message)
+            except TimeoutError:
+                log.info("request %s: its client reads nothing and is left", scope["request_id"])
+                raise ClientDisconnect from None
 
         try:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            return  # it left while sending its body: nobody is there to be told
+            return  # it left while sending its body, or reads nothing: nobody is there to be told
         except Exception as error:
             fault = unexpected(error)
             if not started:

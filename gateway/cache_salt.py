@@ -8,14 +8,16 @@ from hashlib import blake2b
 _DIGEST_BYTES = 32
 
 
-def salt_of(scope: str, user: str | None, salt: str | None) -> bytes:
+def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None) -> bytes:
     """-> what the workers are given: 32 bytes, or none for what everybody shares.
 
-    scope: shared, or user: then prefixes are shared by requests of one user alone. One that names neither user nor salt
-    shares with nobody: what cannot be told apart must not be guessed from its timing.
+    scope: shared, or user: then prefixes are shared by requests of one API key and user alone. One that names neither,
+    nor a salt, shares with nobody: what cannot be told apart must not be guessed from its timing.
     """
     if scope == "shared":
         return b"" if salt is None else _digest(b"salt", salt)
+    if key_name is not None:
+        return _digest(b"key", key_name, user or "", salt or "")
     if user is None and salt is None:
         return secrets.token_bytes(_DIGEST_BYTES)
     return _digest(b"anonymous", salt or "") if user is None else _digest(b"user", user, salt or "")

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from typing import Any
+from typing import Any, TypeVar
 
+import grpc
 import grpc.aio
 
+from gateway.body_budget import Held
 from gateway.chat import Message
+from gateway.door import Door, Visit
 from gateway.generation import (
     DraftLogprobs,
     FinishReason,
-    Generator,
     RoundOutput,
     RoundTimings,
     SpeculationOptions,
     Token,
     Usage,
 )
-from gateway.http_io import unexpected
-from gateway.requests import Chat, Demand, FieldNames, Prompt, build_requests
-from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
-from outrider.wire.config import GatewayConfig
-from outrider.wire.errors import InvalidRequest, OutriderError
+from gateway.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, unexpected
+from gateway.requests import Chat, Demand, FieldNames, Prompt
+from outrider.v1 import common_pb2, gateway_pb2
+from outrider.wire.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
 from outrider.wire.params import SamplingParams
-from outrider.wire.rpc import abort
+from outrider.wire.rpc import abort, parse_message
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 DEFAULT_MAX_TOKENS = 16
 ROLES = ("system", "developer", "user", "assistant")
 FINISH_REASONS = {
@@ -37,17 +40,30 @@ FINISH_REASONS = {
 }
 
 
-class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
-    def __init__(self, generator: Generator, config: GatewayConfig) -> None:
-        self._generator = generator
-        self._config = config
+class GenerationServicer:
+    """Reads each call's one message itself: who asks is known before it is received, and it must come in time."""
 
-    async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def add_to(self, server: grpc.aio.Server) -> list[str]:
+        """Returns the service's full name."""
+        generate = grpc.stream_stream_rpc_method_handler(
+            self.Generate, response_serializer=gateway_pb2.GenerateResponse.SerializeToString
+        )
+        models = grpc.stream_unary_rpc_method_handler(
+            self.GetModels, response_serializer=gateway_pb2.GetModelsResponse.SerializeToString
+        )
+        handlers = {"Generate": generate, "GetModels": models}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        return [SERVICE]
+
+    async def Generate(self, _: object, context: Context) -> None:
         """Writes to the context instead of yielding: a call that gRPC cancels, because the client left or its deadline
-        passed, then always unwinds through `admit`'s block.
+        passed, then always unwinds through the door's block.
         """
         try:
-            await self._generate(request, context)
+            await self._generate(context)
             return
         except OutriderError as error:
             failure = error
@@ -55,14 +71,27 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
             failure = unexpected(error)
         await abort(context, failure)
 
-    async def _generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
-        demand = demand_of(request, f"gen-{uuid.uuid4().hex}")
-        requests = await build_requests(demand, self._generator, self._config)
-        async with self._generator.admit(requests) as admitted:
-            async for index, output in admitted.stream():
-                await context.write(response_of(demand.request_id, index, output))
+    async def _generate(self, context: Context) -> None:
+        visit = self._visit(context)
+        try:
+            visit.caller.take_request()
+            request = await _read(context, gateway_pb2.GenerateRequest, visit.held)
+            demand = demand_of(request, f"gen-{uuid.uuid4().hex}")
+            async with self._door.answers(demand, visit) as answering:
+                async for index, output in answering.outputs.stream():
+                    await _write(context, response_of(demand.request_id, index, output))
+        finally:
+            visit.held.release()
 
-    async def GetModels(self, request: gateway_pb2.GetModelsRequest, context: Context) -> gateway_pb2.GetModelsResponse:
+    async def GetModels(self, _: object, context: Context) -> gateway_pb2.GetModelsResponse:
+        try:
+            visit = self._visit(context)
+            try:
+                await _read(context, gateway_pb2.GetModelsRequest, visit.held)
+            finally:
+                visit.held.release()
+        except OutriderError as error:
+            await abort(context, error)
         return gateway_pb2.GetModelsResponse(
             models=[
                 gateway_pb2.Model(
@@ -71,9 +100,39 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
                     vocab_size=facts.vocab_size,
                     draft_id=facts.draft_id,
                 )
-                for facts in self._generator.models()
+                for facts in self._door.generator.models()
             ]
         )
+
+    def _visit(self, context: Context) -> Visit:
+        metadata: Any = context.invocation_metadata() or ()
+        values = [value for key, value in metadata if key == "authorization" and isinstance(value, str)]
+        return self._door.visit(values[0] if values else None)
+
+
+Request = TypeVar("Request", gateway_pb2.GenerateRequest, gateway_pb2.GetModelsRequest)
+
+
+async def _read(context: Context, kind: type[Request], held: Held) -> Request:
+    """The call's one message. Raises RequestTooSlow, Overloaded, or InvalidRequest for what is none."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            data: Any = await context.read()
+    except TimeoutError:
+        raise RequestTooSlow(f"the message did not arrive within {BODY_TIMEOUT_S:g} s; send it faster") from None
+    if not isinstance(data, bytes):  # grpc.aio.EOF
+        raise InvalidRequest(f"the call ended without its {kind.DESCRIPTOR.full_name}")
+    held.add(len(data))
+    request: Request = parse_message(kind.FromString, data)
+    return request
+
+
+async def _write(context: Context, response: gateway_pb2.GenerateResponse) -> None:
+    try:
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await context.write(response)
+    except TimeoutError:
+        raise DeadlineExceeded(f"the client read nothing for {WRITE_TIMEOUT_S:g} s") from None
 
 
 def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:

@@ -10,11 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from outrider.wire.errors import InvalidRequest, OutriderError, RequestTooLarge
+from gateway.body_budget import Held
+from outrider.wire.errors import InvalidRequest, OutriderError, RequestTooLarge, RequestTooSlow, Unauthenticated
 from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
@@ -22,6 +23,10 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+BODY_TIMEOUT_S = 60.0
+"""How long a body may take to arrive."""
+WRITE_TIMEOUT_S = 60.0
+"""A client that takes nothing for this long is left."""
 CLIENT_CLOSED = 499
 """nginx's status for a client that left; nobody reads it."""
 
@@ -45,6 +50,8 @@ def error_body(error: OutriderError) -> dict[str, Any]:
 
 def error_response(error: OutriderError) -> JsonResponse:
     headers = {}
+    if isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     return JsonResponse(error_body(error), error.http_status, headers)
@@ -57,17 +64,11 @@ def unexpected(error: Exception) -> OutriderError:
     return OutriderError("internal error; the gateway's log has the place")
 
 
-async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Raises RequestTooLarge as soon as the size is known, InvalidRequest for what is no JSON object."""
-    too_large = RequestTooLarge(f"the body is over {max_bytes} bytes (max_body_bytes); send less")
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise too_large
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise too_large
+async def read_json(request: Request, max_bytes: int, held: Held) -> dict[str, Any]:
+    """Raises RequestTooLarge as soon as the size is known, RequestTooSlow, Overloaded when too many are being read, and
+    InvalidRequest for what is no JSON object.
+    """
+    body = await _read_body(request, max_bytes, held)
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -75,6 +76,24 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InvalidRequest(f"the body is a JSON {type(data).__name__}, must be an object")
     return data
+
+
+async def _read_body(request: Request, max_bytes: int, held: Held) -> bytearray:
+    too_large = RequestTooLarge(f"the body is over {max_bytes} bytes (max_body_bytes); send less")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                held.add(len(part))
+                body += part
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise RequestTooSlow(f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster") from None
+    return body
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
@@ -118,6 +137,8 @@ class EventStream(Response):
             async with contextlib.aclosing(self._events()) as events:
                 async for data in events:
                     await self._send(send, data)
+        except ClientDisconnect:
+            raise
         except Exception as error:
             if not self._started:
                 raise

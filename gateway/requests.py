@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.cache_salt import salt_of
 from gateway.chat import Message
-from gateway.generation import DraftLogprobs, GenerationRequest, Generator, ModelFacts, SpeculationOptions
+from gateway.generation import DraftLogprobs, GenerationRequest, ModelFacts, SpeculationOptions
 from gateway.tokenizer import Tokenizer
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
@@ -30,6 +30,14 @@ from outrider.wire.params import (
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
+"""Of a stop string or bad word."""
+MAX_MESSAGES = 4096
+"""Of a chat: a template walks through them in Python."""
+MAX_USER_CHARS = 1024
+MAX_ECHO_CHARS = 200
+"""Of what a caller sent, in an error that quotes it."""
+MESSAGE_CHARS = 100
+"""What a message costs besides its text: a template is run over it."""
 INLINE_CHARS = 20_000
 """Longer texts are tokenised on a thread: about 10 ms on one slow core."""
 
@@ -79,19 +87,21 @@ class Demand:
     user: str | None = None
     """Who asks; for `prefix_cache_scope`."""
 
+    @property
+    def num_answers(self) -> int:
+        return len(self.prompts) * self.num_choices
 
-async def build_requests(demand: Demand, generator: Generator, config: GatewayConfig) -> tuple[GenerationRequest, ...]:
-    """Answer `prompt * num_choices + choice` stands at that index. Long texts are tokenised off the event loop."""
-    facts = find_model(generator.models(), demand.model)
-    tokenizer = generator.tokenizer(facts.id)
-    _check_demand(demand, facts, config)
-    if len(demand.bad_words) > MAX_BAD_WORDS:  # before they are tokenised, which takes time
-        raise InvalidRequest(
-            f"bad_words has {len(demand.bad_words)} entries, at most {MAX_BAD_WORDS} are allowed", param="bad_words"
-        )
+
+async def build_requests(
+    demand: Demand, facts: ModelFacts, tokenizer: Tokenizer, config: GatewayConfig, key_name: str | None = None
+) -> tuple[GenerationRequest, ...]:
+    """Answer `prompt * num_choices + choice` stands at that index. Long texts are tokenised off the event loop.
+
+    `demand` has passed `check_demand`; key_name: of the API key that asks.
+    """
     words = bad_word_ids(demand.bad_words, tokenizer)
     base = dataclasses.replace(demand.params, bad_words=(*demand.params.bad_words, *words))
-    salt = salt_of(config.prefix_cache_scope, demand.user, demand.cache_salt)
+    salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
     texts = sum(_num_chars(prompt) for prompt in demand.prompts)
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
@@ -99,7 +109,7 @@ async def build_requests(demand: Demand, generator: Generator, config: GatewayCo
             ids = await asyncio.to_thread(_encode, prompt, tokenizer, demand.names.prompt)
         else:
             ids = _encode(prompt, tokenizer, demand.names.prompt)
-        requests += _answers(demand, facts, base, ids, salt)
+        requests += _answers(demand, facts, base, ids, salt, key_name)
     return tuple(requests)
 
 
@@ -109,7 +119,8 @@ def find_model(served: Sequence[ModelFacts], name: str) -> ModelFacts:
         if name in ("", facts.id):
             return facts
     known = ", ".join(repr(facts.id) for facts in served)
-    raise ModelNotFound(f"the model {name!r} does not exist; served here: {known}", param="model")
+    shown = repr(name[:MAX_ECHO_CHARS]) + ("..." if len(name) > MAX_ECHO_CHARS else "")
+    raise ModelNotFound(f"the model {shown} does not exist; served here: {known}", param="model")
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
@@ -124,7 +135,9 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
     return tuple(found)
 
 
-def _check_demand(demand: Demand, facts: ModelFacts, config: GatewayConfig) -> None:
+def check_demand(demand: Demand, served: Sequence[ModelFacts], config: GatewayConfig) -> ModelFacts:
+    """All that needs no tokens, before anything dear is done. Returns the model that is asked for."""
+    facts = find_model(served, demand.model)
     names, num_choices = demand.names, demand.num_choices
     _in_range(names.num_choices, num_choices, 1, MAX_CHOICES)
     if demand.max_tokens is not None:
@@ -133,17 +146,29 @@ def _check_demand(demand: Demand, facts: ModelFacts, config: GatewayConfig) -> N
         _in_range(names.num_logprobs, demand.params.num_logprobs, 0, min(MAX_LOGPROBS, facts.vocab_size))
     if not demand.prompts:
         raise InvalidRequest(f"{names.prompt} is an empty list", param=names.prompt)
-    num_answers, most = len(demand.prompts) * num_choices, config.max_running + config.max_queue
-    if num_answers > most:
+    most = config.max_running + config.max_queue
+    if demand.num_answers > most:
         raise InvalidRequest(
-            f"{len(demand.prompts)} prompts times {names.num_choices} = {num_choices} are {num_answers} answers, this "
-            f"server takes at most {most} at once; split the request",
+            f"{len(demand.prompts)} prompts times {names.num_choices} = {num_choices} are {demand.num_answers} "
+            f"answers, this server takes at most {most} at once; split the request",
             param=names.prompt if len(demand.prompts) > 1 else names.num_choices,
         )
-    _check_stops(demand.stop)
+    for prompt in demand.prompts:
+        if isinstance(prompt, Chat) and len(prompt.messages) > MAX_MESSAGES:
+            raise InvalidRequest(
+                f"{names.prompt} has {len(prompt.messages)} messages, at most {MAX_MESSAGES} are allowed",
+                param=names.prompt,
+            )
+    _check_texts("stop", "strings", demand.stop, MAX_STOPS)
+    _check_texts("bad_words", "entries", demand.bad_words, MAX_BAD_WORDS)
     if demand.cache_salt is not None:
         check_cache_salt(demand.cache_salt)
+    if demand.user is not None and len(demand.user) > MAX_USER_CHARS:
+        raise InvalidRequest(
+            f"user has {len(demand.user)} characters, at most {MAX_USER_CHARS} are allowed", param="user"
+        )
     _check_speculation(demand.speculation, facts.vocab_size)
+    return facts
 
 
 def _in_range(name: str, value: int, low: int, high: int) -> None:
@@ -151,13 +176,13 @@ def _in_range(name: str, value: int, low: int, high: int) -> None:
         raise InvalidRequest(f"{name} is {value}, must be from {low} to {high}", param=name)
 
 
-def _check_stops(stop: tuple[str, ...]) -> None:
-    if len(stop) > MAX_STOPS:
-        raise InvalidRequest(f"stop has {len(stop)} strings, at most {MAX_STOPS} are allowed", param="stop")
-    for text in stop:
+def _check_texts(name: str, what: str, texts: tuple[str, ...], most: int) -> None:
+    if len(texts) > most:
+        raise InvalidRequest(f"{name} has {len(texts)} {what}, at most {most} are allowed", param=name)
+    for text in texts:
         if not 1 <= len(text) <= MAX_STOP_CHARS:
             raise InvalidRequest(
-                f"stop holds a string of {len(text)} characters, must have 1 to {MAX_STOP_CHARS}", param="stop"
+                f"{name} holds a string of {len(text)} characters, must have 1 to {MAX_STOP_CHARS}", param=name
             )
 
 
@@ -179,7 +204,7 @@ def _check_speculation(wishes: SpeculationOptions, vocab_size: int) -> None:
 
 def _num_chars(prompt: Prompt) -> int:
     if isinstance(prompt, Chat):
-        return sum(len(message["content"]) for message in prompt.messages)
+        return sum(len(message["content"]) + MESSAGE_CHARS for message in prompt.messages)
     return len(prompt) if isinstance(prompt, str) else 0
 
 
@@ -194,7 +219,7 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
 
 
 def _answers(
-    demand: Demand, facts: ModelFacts, base: SamplingParams, ids: tuple[int, ...], salt: bytes
+    demand: Demand, facts: ModelFacts, base: SamplingParams, ids: tuple[int, ...], salt: bytes, key_name: str | None
 ) -> list[GenerationRequest]:
     max_tokens = _max_tokens(demand, facts.context_limit, len(ids))
     check_token_ids(demand.names.prompt, ids, facts.vocab_size)
@@ -211,6 +236,7 @@ def _answers(
             stop=demand.stop,
             speculation=demand.speculation,
             cache_salt=salt,
+            key_name=key_name,
         )
         for choice in range(demand.num_choices)
     ]

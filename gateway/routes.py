@@ -8,24 +8,22 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from gateway.generation import GenerationRequest, Generator, ModelFacts, Usage
+from gateway.door import Door, Visit
+from gateway.generation import GenerationRequest, ModelFacts, Usage
 from gateway.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
 from gateway.openai_responses import Answer, ChatForm, CompletionForm, Form, Json, usage_of
-from gateway.requests import Demand, build_requests, find_model
+from gateway.requests import Demand, find_model
 from gateway.schemas import ChatBody, CompletionBody, parse_body
-from outrider.wire.config import GatewayConfig
 
 MakeForm = Callable[[tuple[GenerationRequest, ...]], Form]
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    generator: Generator
-    config: GatewayConfig
-    registry: CollectorRegistry
+    door: Door
 
     def router(self) -> APIRouter:
         router = APIRouter()
@@ -42,54 +40,60 @@ class Routes:
         return router
 
     async def completions(self, request: Request) -> Response:
-        body = parse_body(CompletionBody, await read_json(request, self.config.max_body_bytes))
+        body = parse_body(CompletionBody, await self._read(request))
         demand = body.demand(_request_id(request, "cmpl"))
 
         def form(requests: tuple[GenerationRequest, ...]) -> Form:
-            tokenizer = self.generator.tokenizer(requests[0].model)
+            tokenizer = self.door.generator.tokenizer(requests[0].model)
             echoes = [tokenizer.decode(each.prompt_ids) for each in requests] if body.echo else ()
             return CompletionForm(tokenizer, body.logprobs is not None, echoes)
 
         return await self._answer(request, demand, form, bool(body.stream), body.include_usage())
 
     async def chat(self, request: Request) -> Response:
-        body = parse_body(ChatBody, await read_json(request, self.config.max_body_bytes))
+        body = parse_body(ChatBody, await self._read(request))
         demand = body.demand(_request_id(request, "chatcmpl"))
 
         def form(requests: tuple[GenerationRequest, ...]) -> Form:
-            return ChatForm(self.generator.tokenizer(requests[0].model), bool(body.logprobs))
+            return ChatForm(self.door.generator.tokenizer(requests[0].model), bool(body.logprobs))
 
         return await self._answer(request, demand, form, bool(body.stream), body.include_usage())
+
+    async def _read(self, request: Request) -> Json:
+        _visit(request).caller.take_request()
+        return await read_json(request, self.door.config.max_body_bytes, _visit(request).held)
 
     async def _answer(
         self, request: Request, demand: Demand, make_form: MakeForm, stream: bool, include_usage: bool
     ) -> Response:
+        visit = _visit(request)
         if stream:
-            return EventStream(lambda: self._events(demand, make_form, include_usage))
-        whole = await while_connected(request.receive, self._whole(demand, make_form))
+            return EventStream(lambda: self._events(demand, visit, make_form, include_usage))
+        whole = await while_connected(request.receive, self._whole(demand, visit, make_form))
         return Response(status_code=CLIENT_CLOSED) if whole is None else JsonResponse(whole)
 
-    async def _whole(self, demand: Demand, make_form: MakeForm) -> Json:
-        requests = await build_requests(demand, self.generator, self.config)
-        form = make_form(requests)
-        answers = [Answer() for _ in requests]
-        async with self.generator.admit(requests) as admitted:
-            async for index, output in admitted.stream():
+    async def _whole(self, demand: Demand, visit: Visit, make_form: MakeForm) -> Json:
+        async with self.door.answers(demand, visit) as answering:
+            requests = answering.requests
+            form = make_form(requests)
+            answers = [Answer() for _ in requests]
+            async for index, output in answering.outputs.stream():
                 answers[index].add(output)
         choices = [form.choice(index, answer) for index, answer in enumerate(answers)]
         usages = {index: answer.usage for index, answer in enumerate(answers) if answer.usage is not None}
         head = _head(demand, requests, form.object)
         return {**head, "choices": choices, "usage": usage_of(_by_prompt(usages, demand))}
 
-    async def _events(self, demand: Demand, make_form: MakeForm, include_usage: bool) -> AsyncGenerator[bytes]:
+    async def _events(
+        self, demand: Demand, visit: Visit, make_form: MakeForm, include_usage: bool
+    ) -> AsyncGenerator[bytes]:
         """One event per round and choice; rounds that only held text back send none."""
-        requests = await build_requests(demand, self.generator, self.config)
-        form = make_form(requests)
-        head = _head(demand, requests, form.chunk_object) | ({"usage": None} if include_usage else {})
         usages: dict[int, Usage] = {}
         seen: set[int] = set()
-        async with self.generator.admit(requests) as admitted:
-            async for index, output in admitted.stream():
+        async with self.door.answers(demand, visit) as answering:
+            form = make_form(answering.requests)
+            head = _head(demand, answering.requests, form.chunk_object) | ({"usage": None} if include_usage else {})
+            async for index, output in answering.outputs.stream():
                 first = index not in seen
                 seen.add(index)
                 if output.usage is not None:
@@ -101,13 +105,13 @@ class Routes:
         yield DONE
 
     async def models(self) -> Response:
-        return JsonResponse({"object": "list", "data": [_model(facts) for facts in self.generator.models()]})
+        return JsonResponse({"object": "list", "data": [_model(facts) for facts in self.door.generator.models()]})
 
     async def model(self, model_id: str) -> Response:
-        return JsonResponse(_model(find_model(self.generator.models(), model_id)))
+        return JsonResponse(_model(find_model(self.door.generator.models(), model_id)))
 
     async def metrics(self) -> Response:
-        return Response(generate_latest(self.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(generate_latest(self.door.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def healthz(self) -> Response:
         """The process lives."""
@@ -115,8 +119,14 @@ class Routes:
 
     async def readyz(self) -> Response:
         """A request would be served now."""
-        reason = self.generator.ready()
+        reason = self.door.generator.ready()
         return JsonResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)
+
+
+def _visit(request: Request) -> Visit:
+    """Made by `gateway.app.Gate`."""
+    visit: Visit = request.scope["visit"]
+    return visit
 
 
 def _request_id(request: Request, prefix: str) -> str:

@@ -4,7 +4,8 @@ OutriderError
 |- InvalidRequest        the caller's fault; names the parameter
 |  |- ModelNotFound
 |  |- ContextExceeded
-|  `- RequestTooLarge
+|  |- RequestTooLarge
+|  `- RequestTooSlow
 |- Unauthenticated       no API key, or one that is not known
 |- Forbidden             a peer or key that may not do this
 |- Overloaded            refused at the door
@@ -67,6 +68,14 @@ class RequestTooLarge(InvalidRequest):
 
     http_status = 413
     openai_code = "request_too_large"
+
+
+class RequestTooSlow(InvalidRequest):
+    """The body did not arrive in time."""
+
+    grpc_code = grpc.StatusCode.DEADLINE_EXCEEDED
+    http_status = 408
+    openai_code = "request_timeout"
 
 
 class Overloaded(OutriderError):

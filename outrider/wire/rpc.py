@@ -27,6 +27,8 @@ MAX_CONNECTIONS = 4096
 """To one server; a further one is closed at once."""
 MAX_METADATA_BYTES = 16 * 1024
 """Of a call; one with more is refused with RESOURCE_EXHAUSTED."""
+MAX_ERROR_BYTES = 1300
+"""Of an error's message: it travels as metadata, each byte as up to three, and clients take 8 KiB of that."""
 
 
 def _common(max_message_bytes: int) -> Options:
@@ -90,7 +92,10 @@ def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> NoReturn:
-    await context.abort(error.grpc_code, error.message, error_trailers(error))
+    message = error.message.encode(errors="replace")
+    if len(message) > MAX_ERROR_BYTES:
+        message = message[:MAX_ERROR_BYTES] + b"..."
+    await context.abort(error.grpc_code, message.decode(errors="ignore"), error_trailers(error))
     raise AssertionError("abort returned")
 
 
@@ -119,14 +124,15 @@ def _guarded(handler: Any, inner: Any) -> Callable[[bytes, Any], Awaitable[Any]]
 
     async def guarded(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await inner(_parse(handler.request_deserializer, data), context)
+            return await inner(parse_message(handler.request_deserializer, data), context)
         except OutriderError as error:
             await abort(context, error)
 
     return guarded
 
 
-def _parse(deserialize: Any, data: bytes) -> Any:
+def parse_message(deserialize: Any, data: bytes) -> Any:
+    """`deserialize`: a message class's FromString. Raises InvalidRequest."""
     try:
         return deserialize(data)
     except DecodeError:

@@ -11,7 +11,9 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from prometheus_client import CollectorRegistry
 
+from gateway.door import Door
 from gateway.grpc_api import GenerationServicer
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from outrider.wire.errors import Overloaded, WorkerLost
@@ -30,12 +32,8 @@ def generator() -> ScriptedGenerator:
 
 @asynccontextmanager
 async def stub_of(generator: ScriptedGenerator, **settings: object) -> AsyncIterator[Any]:
-    def add(server: Any) -> list[str]:
-        servicer = GenerationServicer(generator, config(**settings))
-        gateway_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
-        return ["outrider.v1.GenerationService"]
-
-    server, address, _ = await start_server(add, "127.0.0.1", 0, 1 << 24)
+    servicer = GenerationServicer(Door(generator, config(**settings), CollectorRegistry()))
+    server, address, _ = await start_server(servicer.add_to, "127.0.0.1", 0, 1 << 24)
     async with grpc.aio.insecure_channel(address) as channel:
         yield gateway_pb2_grpc.GenerationServiceStub(channel)
     await server.stop(None)

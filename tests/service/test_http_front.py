@@ -15,6 +15,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry, Counter
 
 from gateway.app import create_app
+from gateway.door import Door
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from tests.service.scripted_generator import NUM_DRAFTED, ScriptedGenerator, config, demo_tokenizer
 
@@ -27,7 +28,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 def app_of(generator: ScriptedGenerator, **settings: object) -> Any:
     registry = CollectorRegistry()
     Counter("spec_rounds", "Rounds.", registry=registry).inc(3)
-    return create_app(generator, config(**settings), registry)
+    return create_app(Door(generator, config(**settings), registry))
 
 
 def in_process(generator: ScriptedGenerator, **settings: object) -> httpx.AsyncClient:

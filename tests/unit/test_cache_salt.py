@@ -18,13 +18,13 @@ NAMES = (None, "a", "ab", "b")
 
 
 def test_shared_scope_looks_at_the_salt_alone() -> None:
-    assert salt_of("shared", None, None) == salt_of("shared", "a", None) == b""
-    assert salt_of("shared", "a", "x") == salt_of("shared", "b", "x") != salt_of("shared", "a", "y")
+    assert salt_of("shared", None, None, None) == salt_of("shared", "k", "a", None) == b""
+    assert salt_of("shared", "k", "a", "x") == salt_of("shared", None, "b", "x") != salt_of("shared", None, "a", "y")
 
 
 def test_user_scope_shares_between_equals_only() -> None:
     """("a", "ab") and ("aa", "b") must not meet either, however they are joined."""
-    wishes = [wish for wish in itertools.product((*NAMES, "aa"), NAMES) if wish != (None, None)]
+    wishes = [wish for wish in itertools.product((None, "a", "k"), (*NAMES, "aa"), NAMES) if any(wish)]
     salts = [salt_of("user", *wish) for wish in wishes]
     assert [salt_of("user", *wish) for wish in wishes] == salts
     assert len(set(salts)) == len(salts)
@@ -32,11 +32,13 @@ def test_user_scope_shares_between_equals_only() -> None:
 
 
 def test_who_names_nothing_in_user_scope_shares_with_nobody() -> None:
-    assert salt_of("user", None, None) != salt_of("user", None, None) != b""
+    assert salt_of("user", None, None, None) != salt_of("user", None, None, None) != b""
 
 
 def test_a_salt_does_not_show_the_users_name() -> None:
-    assert b"somebody" not in salt_of("user", "somebody", "salty") and b"salty" not in salt_of("shared", None, "salty")
+    for key_name in (None, "somebody"):
+        assert b"somebody" not in salt_of("user", key_name, "somebody", "salty")
+    assert b"salty" not in salt_of("shared", None, None, "salty")
 
 
 @pytest.mark.parametrize(("first", "told"), [(3, 3), (0, 0), (99, 5)])
