@@ -87,3 +87,17 @@ bench-gpu: $(STAMP)
 # The table in docs/architectures.md, written by the code that the tests run.
 architectures: $(STAMP)
 	$(BIN)/python -m tests.architectures_table
+
+# .env.example, written from the settings.
+env-example: $(STAMP)
+	$(BIN)/python -m deploy.env_example > .env.example
+
+# docker-compose.yml from a clean clone, with parts killed under load. Needs a Docker engine; says so and exits 3 without.
+compose-test: $(STAMP)
+	$(BIN)/python -m tests.compose $(ARGS)
+
+# The Kubernetes manifests against the schemas of Kubernetes, KubeRay and the Prometheus operator.
+check-kubernetes: $(STAMP)
+	$(BIN)/python -m tests.kubernetes $(ARGS)
+
+.PHONY: env-example compose-test check-kubernetes

@@ -1,12 +1,13 @@
 #!/bin/sh
 # A container of the worker image: `head` is Ray's head and the launcher, `worker` a node that the launcher places
-# drafts or targets on. OUTRIDER_NODE_LABELS: Ray's labels of the node, such as outrider/role=draft.
+# drafts or targets on, `launcher` the launcher alone, where the head is elsewhere. OUTRIDER_NODE_LABELS: Ray's labels
+# of the node, such as outrider/role=draft.
 set -eu
 
 : "${OUTRIDER_NODE_LABELS:=}" "${OUTRIDER_NODE_CPUS:=1}" "${OUTRIDER_HEAD:=ray-head:6379}"
 : "${OUTRIDER_OBJECT_STORE_BYTES:=104857600}" "${OUTRIDER_START_TIMEOUT_S:=300}"
-: "${RAY_AUTH_TOKEN_PATH:=/run/outrider/ray_token}"
-export RAY_AUTH_TOKEN_PATH
+: "${RAY_AUTH_MODE:=token}" "${RAY_AUTH_TOKEN:=}" "${RAY_AUTH_TOKEN_PATH:=/run/outrider/ray_token}"
+export RAY_AUTH_MODE RAY_AUTH_TOKEN_PATH
 # Without these Ray takes over half a minute to see that a machine is gone, and drafts and targets wait to be placed anew.
 export RAY_health_check_initial_delay_ms="${RAY_health_check_initial_delay_ms:-2000}"
 export RAY_health_check_period_ms="${RAY_health_check_period_ms:-1000}"
@@ -15,15 +16,17 @@ export RAY_health_check_failure_threshold="${RAY_health_check_failure_threshold:
 # Ray would start an idle process for each core.
 export RAY_prestart_worker_first_driver=0
 
+have_token() { [ -n "$RAY_AUTH_TOKEN" ] || [ -s "$RAY_AUTH_TOKEN_PATH" ]; }
+
 make_token() {
-    [ -s "$RAY_AUTH_TOKEN_PATH" ] && return
+    have_token && return
     (umask 077 && python -c 'import secrets; print(secrets.token_hex(32))' >"$RAY_AUTH_TOKEN_PATH.part")
     mv "$RAY_AUTH_TOKEN_PATH.part" "$RAY_AUTH_TOKEN_PATH"
 }
 
 wait_for_head() {
     give_up=$(($(date +%s) + OUTRIDER_START_TIMEOUT_S))
-    until [ -s "$RAY_AUTH_TOKEN_PATH" ] && ray health-check --address "$OUTRIDER_HEAD" >/dev/null 2>&1; do
+    until have_token && ray health-check --address "$OUTRIDER_HEAD" >/dev/null 2>&1; do
         if [ "$(date +%s)" -ge "$give_up" ]; then
             echo "node: no Ray head at $OUTRIDER_HEAD after $OUTRIDER_START_TIMEOUT_S s, or no token in" \
                 "$RAY_AUTH_TOKEN_PATH; is ray-head up, and is its token's volume mounted here?" >&2
@@ -39,6 +42,13 @@ head)
     make_token
     # No CPU of its own: nothing is placed here. No dashboard: nobody looks at it, and it would listen.
     ray start --head --port=6379 --num-cpus=0 --num-gpus=0 --labels="$OUTRIDER_NODE_LABELS" --include-dashboard=false \
+        --object-store-memory="$OUTRIDER_OBJECT_STORE_BYTES" --disable-usage-stats
+    exec python -m deploy.launcher "$@"
+    ;;
+launcher)
+    shift
+    wait_for_head
+    ray start --address="$OUTRIDER_HEAD" --num-cpus=0 --num-gpus=0 --labels="$OUTRIDER_NODE_LABELS" \
         --object-store-memory="$OUTRIDER_OBJECT_STORE_BYTES" --disable-usage-stats
     exec python -m deploy.launcher "$@"
     ;;

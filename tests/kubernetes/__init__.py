@@ -1,0 +1,1 @@
+"""The Kubernetes manifests, built and checked without a cluster."""

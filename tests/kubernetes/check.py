@@ -1,0 +1,75 @@
+"""Manifests against the schemas: Kubernetes' own (kubernetes-validate), and of the CRDs that are in schemas/."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+
+from tests.kubernetes.build import Manifest
+
+FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
+VERSION = "1.33"
+"""Of Kubernetes."""
+
+
+def custom_schemas() -> dict[tuple[str, str], dict[str, Any]]:
+    """By (apiVersion, kind)."""
+    found = [json.loads(path.read_text()) for path in sorted((FOLDER / "schemas").glob("*.json"))]
+    return {(one["apiVersion"], one["kind"]): one["schema"] for one in found}
+
+
+def problem(manifest: Manifest) -> str | None:
+    """What is wrong with it first, with its place, or None."""
+    schema = custom_schemas().get((manifest["apiVersion"], manifest["kind"]))
+    try:
+        if schema is None:
+            kubernetes_validate.validate(manifest, VERSION, strict=True)
+            return None
+        jsonschema.Draft202012Validator(schema).validate(manifest)
+        for template in pod_templates(manifest):
+            whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pods"}, "template": template}
+            kubernetes_validate.validate(whole, VERSION, strict=True)
+    except kubernetes_validate.SchemaNotFoundError as error:
+        return str(error.message)
+    except jsonschema.ValidationError as error:  # kubernetes_validate's are of this class
+        return f"{'.'.join(str(part) for part in error.path)}: {error.message[:300]}"
+    return None
+
+
+def pod_templates(manifest: Manifest) -> Iterator[dict[str, Any]]:
+    """Also those inside a RayCluster."""
+    spec = manifest.get("spec", {})
+    if manifest["kind"] == "RayCluster":
+        yield spec["headGroupSpec"]["template"]
+        yield from (group["template"] for group in spec["workerGroupSpecs"])
+    elif "template" in spec:
+        yield spec["template"]
+
+
+def pods(manifests: list[Manifest]) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """(labels, spec) of the pods that the manifests make; KubeRay gives them labels of its own."""
+    for manifest in manifests:
+        groups = [{}] * 9
+        if manifest["kind"] == "RayCluster":
+            spec = manifest["spec"]
+            groups = [
+                {"ray.io/cluster": manifest["metadata"]["name"], **group["labels"]}
+                for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])
+            ]
+        for more, template in zip(groups, pod_templates(manifest), strict=False):
+            yield {**template["metadata"]["labels"], **more}, template["spec"]
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    """A label selector of Kubernetes, with the operators that ours use."""
+    wanted = selector.get("matchLabels", {}).items() <= labels.items()
+    among = all(
+        one["operator"] == "In" and labels.get(one["key"]) in one["values"]
+        for one in selector.get("matchExpressions", ())
+    )
+    return wanted and among

@@ -1,0 +1,112 @@
+"""The Kubernetes manifests fit the schemas, each other, and the pools that the launcher is told of."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kubernetes.__main__ import manifests_by_source
+from tests.kubernetes.build import Manifest, built
+from tests.kubernetes.check import FOLDER, pods, problem, selects
+
+BASE = built(FOLDER / "base")
+
+
+def of_kind(kind: str) -> list[Manifest]:
+    return [one for one in BASE if one["kind"] == kind]
+
+
+def containers() -> list[tuple[dict[str, str], dict[str, Any]]]:
+    return [(labels, container) for labels, spec in pods(BASE) for container in spec["containers"]]
+
+
+@pytest.mark.parametrize("source", manifests_by_source())
+def test_every_manifest_fits_its_schema(source: str) -> None:
+    for manifest in manifests_by_source()[source]:
+        assert problem(manifest) is None, manifest["metadata"]["name"]
+
+
+@pytest.mark.parametrize("manifest", [one for one in BASE if "spec" in one], ids=lambda one: one["kind"])
+def test_a_misspelt_field_is_refused(manifest: Manifest) -> None:
+    broken = copy.deepcopy(manifest)
+    broken["spec"]["replicsa"] = 1
+    assert "replicsa" in str(problem(broken))
+
+
+def test_a_misspelt_field_of_rays_pods_is_refused() -> None:
+    broken = copy.deepcopy(of_kind("RayCluster")[0])
+    broken["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["imagee"] = "x"
+    assert "imagee" in str(problem(broken))
+
+
+def test_every_selector_finds_pods() -> None:
+    labels = [found for found, _ in pods(BASE)]
+    selectors = [one["spec"]["selector"] for one in BASE if one["kind"] in ("PodDisruptionBudget", "PodMonitor")]
+    selectors += [{"matchLabels": one["spec"]["selector"]} for one in of_kind("Service")]
+    for policy in of_kind("NetworkPolicy"):
+        selectors.append(policy["spec"]["podSelector"])
+        sources = [source for rule in policy["spec"].get("ingress", ()) for source in rule.get("from", ())]
+        selectors += [source["podSelector"] for source in sources if "podSelector" in source]
+    for selector in selectors:
+        assert any(selects(selector, found) for found in labels), selector
+    services = [one["metadata"]["labels"] for one in of_kind("Service")]
+    assert any(selects(of_kind("ServiceMonitor")[0]["spec"]["selector"], found) for found in services)
+
+
+def test_every_port_that_is_named_exists() -> None:
+    names = {port["name"] for _, container in containers() for port in container.get("ports", ())}
+    wanted = {port["targetPort"] for one in of_kind("Service") for port in one["spec"]["ports"]}
+    for policy in of_kind("NetworkPolicy"):
+        wanted |= {port["port"] for rule in policy["spec"].get("ingress", ()) for port in rule.get("ports", ())}
+    wanted |= {endpoint["port"] for endpoint in of_kind("PodMonitor")[0]["spec"]["podMetricsEndpoints"]}
+    assert wanted <= names
+
+
+def test_the_pools_find_their_nodes() -> None:
+    pools = yaml.safe_load(of_kind("ConfigMap")[0]["data"]["cluster.yaml"])
+    groups = of_kind("RayCluster")[0]["spec"]["workerGroupSpecs"]
+    for pool in (*pools["targets"].values(), *pools["drafts"].values()):
+        (group,) = [one for one in groups if one["labels"] == pool["labels"]]
+        ports = {one["name"]: one["containerPort"] for one in group["template"]["spec"]["containers"][0]["ports"]}
+        assert (ports["grpc"], ports["metrics"]) == (pool["port"], pool["metrics_port"])
+        assert max(pool["count"], pool.get("max", 0)) <= group["replicas"]
+        assert pool["num_cpus"] <= float(group["resources"]["CPU"])
+
+
+def test_pods_have_no_rights_to_spare() -> None:
+    for labels, spec in pods(BASE):
+        assert spec["securityContext"]["runAsNonRoot"] is True, labels
+        assert spec["automountServiceAccountToken"] is False, labels
+    for labels, container in containers():
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True, labels
+        assert context["allowPrivilegeEscalation"] is False, labels
+        assert context["capabilities"] == {"drop": ["ALL"]}, labels
+        assert {"cpu", "memory"} <= set(container["resources"]["limits"]), labels
+        assert {"readinessProbe", "livenessProbe"} <= set(container), labels
+
+
+def test_a_gpu_for_each_worker() -> None:
+    (cluster,) = [one for one in built(FOLDER / "overlays/gpu") if one["kind"] == "RayCluster"]
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        assert group["resources"]["GPU"] == "1"
+        assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kustomize_builds_what_we_checked() -> None:
+    for folder in ("base", "overlays/gpu"):
+        text = subprocess.run(
+            ["kubectl", "kustomize", str(FOLDER / folder)], check=True, capture_output=True, text=True, timeout=30
+        ).stdout
+        theirs = [one for one in yaml.safe_load_all(text) if one]
+        assert all(problem(one) is None for one in theirs)
+        assert sorted(one["kind"] for one in theirs) == sorted(one["kind"] for one in built(FOLDER / folder))
+        (one,) = [one for one in theirs if one["kind"] == "RayCluster"]
+        (ours,) = [one for one in built(FOLDER / folder) if one["kind"] == "RayCluster"]
+        assert one["spec"]["workerGroupSpecs"][1]["resources"] == ours["spec"]["workerGroupSpecs"][1]["resources"]
