@@ -1,0 +1,192 @@
+"""What is told of a request when it has ended: one line in the log and, where it is traced, a span with one below it
+for each round. Counts and names only: never text, never ids of tokens.
+
+Whoever works for the request finds its record by `current_record`; tasks that are begun for it inherit it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+
+from gateway.generation import GenerationRequest, Usage
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.log import about, get_logger, log_fields
+from outrider.wire.trace import Spans, TraceParent
+
+log = get_logger("gateway.access")
+
+_SANE_ID = re.compile(r"[!-~]{1,128}")
+_FALLBACKS = {tpb.FALLBACK_REASON_LATE: "late", tpb.FALLBACK_REASON_REFUSED: "refused"}
+_record: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
+
+
+def current_record() -> RequestRecord | None:
+    """Of the request that this task works for; None outside of any."""
+    return _record.get()
+
+
+def note_outcome(outcome: str) -> None:
+    """How the current request ended."""
+    record = _record.get()
+    if record is not None:
+        record.outcome = outcome
+
+
+def traceparent() -> str:
+    """For the workers' slots; empty when the current request is not traced."""
+    record = _record.get()
+    return "" if record is None or record.place is None else str(record.place)
+
+
+def request_id_of(told: str | None, prefix: str) -> tuple[str, str]:
+    """The request's id, which is the caller's own where that is sane, and the id of its answer."""
+    if told is not None and _SANE_ID.fullmatch(told):
+        return told, f"{prefix}-{told}"
+    made = f"{prefix}-{uuid.uuid4().hex}"
+    return made, made
+
+
+@dataclass
+class RequestRecord:
+    """Filled in by whoever knows."""
+
+    request_id: str
+    operation: str
+    """chat or text_completion, as OpenTelemetry calls them."""
+    place: TraceParent | None = None
+    """Of its span; None when it is not traced."""
+    outcome: str = "cancelled"
+    """ok, or the class of the error; until one of them is known, the client has left."""
+    key: str | None = None
+    """Name of the API key."""
+    model: str | None = None
+    num_prompt_tokens: int = 0
+    usages: list[Usage] = field(default_factory=list)
+    """Of its answers, each counted on by its session."""
+    targets: set[str] = field(default_factory=set)
+    drafts: set[str] = field(default_factory=set)
+    """Names of the members that made rounds for it."""
+    spans: Spans | None = None
+    """Where they go, if anywhere."""
+
+    def admitted(self, requests: Sequence[GenerationRequest]) -> None:
+        self.model, self.key = requests[0].model, requests[0].key_name
+        self.num_prompt_tokens = sum(len(each.prompt_ids) for each in requests if each.params.choice == 0)
+
+    def facts(self) -> dict[str, str | int | None]:
+        usages = self.usages
+        return {
+            "key": self.key,
+            "model": self.model,
+            "prompt_tokens": self.num_prompt_tokens,
+            "cached_tokens": sum(usage.num_cached_prompt_tokens for usage in usages),
+            "completion_tokens": sum(usage.num_completion_tokens for usage in usages),
+            "rounds": sum(usage.num_rounds for usage in usages),
+            "plain_steps": sum(usage.num_plain_steps for usage in usages),
+            "drafted": sum(usage.num_draft_tokens for usage in usages),
+            "accepted": sum(usage.num_accepted_tokens for usage in usages),
+            "targets": ",".join(sorted(self.targets)) or None,
+            "drafts": ",".join(sorted(self.drafts)) or None,
+        }
+
+    def add_round(
+        self,
+        ticket: int,
+        started_s: float,
+        num_draft_tokens: int,
+        verdict: tpb.Verdict | None,
+        target: str,
+        draft: str | None,
+    ) -> None:
+        """A round has ended, with a verdict or without; its span's id is the ticket, which the workers know.
+
+        started_s: monotonic; target, draft: names of the members.
+        """
+        if not num_draft_tokens:
+            draft = None
+        self.targets.add(target)
+        if draft is not None:
+            self.drafts.add(draft)
+        if self.place is None or self.spans is None:
+            return
+        took_ns = int(1e9 * (time.monotonic() - started_s))
+        facts: dict[str, str | int] = {"outrider.num_draft_tokens": num_draft_tokens, "outrider.target": target}
+        if draft is not None:
+            facts["outrider.draft"] = draft
+        if verdict is not None:
+            facts |= {
+                "outrider.num_drafted": verdict.num_drafted,
+                "outrider.num_accepted": verdict.num_accepted,
+                "outrider.num_tokens": len(verdict.token_ids),
+            }
+            if verdict.fallback in _FALLBACKS:
+                facts["outrider.fallback"] = _FALLBACKS[verdict.fallback]
+        ended_ns = time.time_ns()
+        own = replace(self.place, span_id=ticket)
+        error = None if verdict is not None else "no verdict"
+        self.spans.add("round", own, self.place.span_id, ended_ns - took_ns, ended_ns, facts, error=error)
+
+
+class RequestRecords:
+    """One per gateway."""
+
+    def __init__(self, spans: Spans | None = None) -> None:
+        self._spans = spans
+
+    @contextmanager
+    def record(self, request_id: str, operation: str, header: str | None) -> Iterator[RequestRecord]:
+        """The record of what is done in this block, told at its end. header: the caller's `traceparent`."""
+        caller = TraceParent.parse(header)
+        place = None if self._spans is None else self._spans.begin(caller)
+        record = RequestRecord(request_id, operation, place, spans=self._spans)
+        started_s, started_ns = time.monotonic(), time.time_ns()
+        in_trace = place or caller
+        token = _record.set(record)
+        try:
+            with log_fields(request_id=request_id, trace_id=None if in_trace is None else in_trace.trace_hex):
+                try:
+                    yield record
+                finally:
+                    seconds = time.monotonic() - started_s
+                    self._log(record, seconds)
+        finally:
+            _record.reset(token)
+            if place is not None:
+                self._add_span(record, place, caller, started_ns, started_ns + int(1e9 * seconds))
+
+    def _log(self, record: RequestRecord, seconds: float) -> None:
+        facts = record.facts()
+        log.info(
+            "request %s: %s in %.3f s, %d tokens in %d rounds",
+            record.request_id,
+            record.outcome,
+            seconds,
+            facts["completion_tokens"],
+            facts["rounds"],
+            extra=about(operation=record.operation, outcome=record.outcome, seconds=round(seconds, 6), **facts),
+        )
+
+    def _add_span(
+        self, record: RequestRecord, place: TraceParent, caller: TraceParent | None, start_ns: int, end_ns: int
+    ) -> None:
+        assert self._spans is not None
+        facts = record.facts()
+        named = {
+            "gen_ai.operation.name": record.operation,
+            "gen_ai.request.model": facts.pop("model"),
+            "gen_ai.usage.input_tokens": facts.pop("prompt_tokens"),
+            "gen_ai.usage.output_tokens": facts.pop("completion_tokens"),
+            "outrider.request_id": record.request_id,
+            "outrider.outcome": record.outcome,
+            **{f"outrider.{name}": value for name, value in facts.items()},
+        }
+        known = {name: value for name, value in named.items() if value is not None}
+        error = None if record.outcome in ("ok", "cancelled") else record.outcome
+        parent_id = None if caller is None else caller.span_id
+        self._spans.add("request", place, parent_id, start_ns, end_ns, known, error=error, server=True)

@@ -1,0 +1,147 @@
+"""One line in the log a request, and a span where it is traced."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from gateway.generation import GenerationRequest, Usage
+from gateway.request_record import RequestRecords, current_record, note_outcome, request_id_of, traceparent
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.params import SamplingParams
+from outrider.wire.trace import TraceParent
+
+CALLER = TraceParent(0xABC, 0xDEF, True)
+TICKET = 4711
+
+
+class Recorded:
+    """Stands in for a collector; traces everything."""
+
+    def __init__(self) -> None:
+        self.added: list[dict[str, Any]] = []
+
+    def begin(self, caller: TraceParent | None) -> TraceParent | None:
+        return TraceParent(caller.trace_id if caller else 1, 2, True)
+
+    def add(self, name: str, place: TraceParent, parent_id: int, start: int, end: int, facts: Any, **more: Any) -> None:
+        own = {"name": name, "place": place, "parent": parent_id, "ns": end - start, "facts": dict(facts)}
+        self.added.append(own | more)
+
+
+def requests(num_choices: int = 2) -> tuple[GenerationRequest, ...]:
+    return tuple(
+        GenerationRequest("req-1", "m", (31337, 7, 7), SamplingParams(choice=choice), key_name="alice")
+        for choice in range(num_choices)
+    )
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "gateway.access")
+    return caplog
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("abc-1", ("abc-1", "cmpl-abc-1")),
+        ("~" * 128, ("~" * 128, "cmpl-" + "~" * 128)),
+    ],
+)
+def test_a_caller_may_name_its_request(told: str, expected: tuple[str, str]) -> None:
+    assert request_id_of(told, "cmpl") == expected
+
+
+@pytest.mark.parametrize("told", [None, "", "two words", "line\n", "\x1b[31m", "naïve", "x" * 129])
+def test_a_name_that_could_harm_a_log_is_not_taken(told: str | None) -> None:
+    request_id, answer_id = request_id_of(told, "cmpl")
+    assert request_id == answer_id
+    assert request_id.startswith("cmpl-")
+    assert len(request_id) == len("cmpl-") + 32
+    assert request_id != request_id_of(told, "cmpl")[0]
+
+
+def test_one_line_says_what_the_request_was_and_how_it_ended(lines: pytest.LogCaptureFixture) -> None:
+    with RequestRecords().record("req-1", "chat", None) as record:
+        record.admitted(requests())
+        for accepted in (3, 4):
+            record.usages.append(
+                Usage(num_completion_tokens=10, num_rounds=2, num_draft_tokens=8, num_accepted_tokens=accepted)
+            )
+        note_outcome("ok")
+    (line,) = lines.records
+    fields = line.fields  # type: ignore[attr-defined]
+    assert line.getMessage().startswith("request req-1: ok in 0.")
+    assert line.getMessage().endswith("20 tokens in 4 rounds")
+    assert fields["seconds"] < 1
+    del fields["seconds"]
+    assert {name: value for name, value in fields.items() if value is not None} == {
+        "operation": "chat",
+        "outcome": "ok",
+        "key": "alice",
+        "model": "m",
+        "prompt_tokens": 3,
+        "cached_tokens": 0,
+        "completion_tokens": 20,
+        "rounds": 4,
+        "plain_steps": 0,
+        "drafted": 16,
+        "accepted": 7,
+    }
+
+
+def test_a_request_whose_end_nobody_told_was_left_by_its_client(lines: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(KeyError), RequestRecords().record("req-1", "chat", None):
+        raise KeyError
+    assert "cancelled" in lines.records[0].getMessage()
+    assert current_record() is None
+    note_outcome("ok")  # outside of any request it says nothing to nobody
+
+
+async def test_tasks_find_the_record_of_the_request_they_work_for() -> None:
+    async def work() -> tuple[str | None, str]:
+        await asyncio.sleep(0.01)
+        found = current_record()
+        return found and found.request_id, traceparent()
+
+    async def serve(request_id: str, records: RequestRecords) -> tuple[str | None, str]:
+        with records.record(request_id, "chat", str(CALLER)):
+            return await asyncio.create_task(work())
+
+    traced = RequestRecords(Recorded())  # type: ignore[arg-type]
+    one, two = await asyncio.gather(serve("req-1", RequestRecords()), serve("req-2", traced))
+    assert one == ("req-1", "")
+    assert two == ("req-2", str(TraceParent(CALLER.trace_id, 2, True)))
+
+
+def test_a_traced_request_is_a_span_below_its_callers_with_its_rounds_below_it() -> None:
+    collected = Recorded()
+    with RequestRecords(collected).record("req-1", "chat", str(CALLER)) as record:  # type: ignore[arg-type]
+        record.admitted(requests(1))
+        verdict = tpb.Verdict(token_ids=[31337, 5], num_drafted=4, num_accepted=1)
+        record.add_round(TICKET, time.monotonic() - 0.5, 4, verdict, "target-1", "draft-1")
+        record.add_round(TICKET + 1, time.monotonic(), 0, None, "target-1", "draft-1")
+        note_outcome("WorkerFault")
+    first, second, whole = collected.added
+    assert (first["name"], first["place"].span_id, first["parent"], first["error"]) == ("round", TICKET, 2, None)
+    assert 0.5e9 <= first["ns"] < 0.6e9
+    assert first["facts"] == {
+        "outrider.num_draft_tokens": 4,
+        "outrider.target": "target-1",
+        "outrider.draft": "draft-1",
+        "outrider.num_drafted": 4,
+        "outrider.num_accepted": 1,
+        "outrider.num_tokens": 2,
+    }
+    assert second["error"] == "no verdict"
+    assert "outrider.draft" not in second["facts"]  # a plain round
+    assert (whole["name"], whole["parent"], whole["error"]) == ("request", CALLER.span_id, "WorkerFault")
+    assert whole["facts"]["gen_ai.usage.input_tokens"] == 3
+    assert whole["facts"]["outrider.targets"] == "target-1"
+    assert {span["place"].trace_id for span in collected.added} == {CALLER.trace_id}
+    assert "31337" not in str(collected.added)
