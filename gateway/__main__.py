@@ -24,6 +24,7 @@ from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger, tell_end
 from outrider.wire.rpc import tune_malloc
 from outrider.wire.serving import start_server
+from outrider.wire.tls import CertificateFolder, http_context, public_certificates
 from outrider.wire.worker_main import announce
 
 log = get_logger(__name__)
@@ -50,6 +51,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve(config: GatewayConfig) -> None:
+    certificates = public_certificates(config.public_tls_dir, config.host)
     listener = bind(config.host, config.port)
     try:
         pair = await connect_pair(config)
@@ -58,14 +60,20 @@ async def serve(config: GatewayConfig) -> None:
         raise
     coordinator = Coordinator(pair)
     try:
-        await _serve(config, pair, coordinator, listener)
+        await _serve(config, pair, coordinator, listener, certificates)
     finally:
         for link in (pair.draft, pair.target):
             if link is not None:
                 await link.close()
 
 
-async def _serve(config: GatewayConfig, pair: Pair, coordinator: Coordinator, listener: socket.socket) -> None:
+async def _serve(
+    config: GatewayConfig,
+    pair: Pair,
+    coordinator: Coordinator,
+    listener: socket.socket,
+    certificates: CertificateFolder | None,
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -73,12 +81,14 @@ async def _serve(config: GatewayConfig, pair: Pair, coordinator: Coordinator, li
 
     door = Door(coordinator, config, pair.metrics.registry)
     server, grpc_address, health = await start_server(
-        GenerationServicer(door).add_to, config.host, config.grpc_port, config.max_body_bytes
+        GenerationServicer(door).add_to, config.host, config.grpc_port, config.max_body_bytes, certificates
     )
     app = create_app(door)
-    http = _HttpServer(
-        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-    )
+    http_config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+    if certificates is not None:
+        http_config.load()  # else uvicorn does so at its start, and takes no certificates to mean no TLS
+        http_config.ssl = http_context(certificates)
+    http = _HttpServer(http_config)
     listener.listen(2048)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     announce(http=join_host_port(config.host, listener.getsockname()[1]), grpc=grpc_address, pid=os.getpid())
