@@ -82,10 +82,17 @@ class Chaos:
         while not (free := [part for part in order if part not in self._struck]):  # noqa: ASYNC110  # rare
             await asyncio.sleep(0.1)
         self._struck.add(free[0])
+        self._note_targetless()
         try:
             yield free[0]
         finally:
             self._struck.discard(free[0])
+            self._note_targetless()
+
+    def _note_targetless(self) -> None:
+        for index, gateway in enumerate(self.gateways):
+            paths = ({name, f"gateway {index} to {name}"} for name in self._names("target"))
+            gateway.note(targetless=all(path & self._struck for path in paths))
 
     def _members(self, role: str) -> list[Process]:
         pools = self.system.pools
@@ -146,11 +153,11 @@ class Chaos:
             index = int(part.split()[1])
             old = self._member(part)
             strike.begins(part, gateway=index)
-            self.gateways.note_killed(index)
+            self.gateways[index].note(down=True)
             await asyncio.to_thread(old.kill)
             await self._watch_slots(strike)
             await self.system.replace(old)
-            self.gateways.note_back(index)
+            self.gateways[index].note(down=False)
 
     async def _watch_slots(self, strike: Strike) -> None:
         """How long the targets hold more slots than the gateways that live have answers running."""
@@ -171,7 +178,7 @@ class Chaos:
         if any(part.startswith("target") for part in self._struck):
             return None, 0
         held = sum(self.system.info("target", index).num_slots_in_use for index in range(len(self._members("target"))))
-        urls = [self.gateways.http[index] for index in self.gateways.up]
+        urls = [self.gateways[index].http for index in self.gateways.up]
         return held, int(sum(read_metrics(f"{url}/metrics")["outrider_running"] for url in urls))
 
     # the network

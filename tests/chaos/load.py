@@ -1,6 +1,7 @@
 """The streams: who asks, how, and whether what came is the right answer. Each stream ends whole, whatever happens.
 
-A stream whose gateway was killed asks again, as a user would; every other error is a violation.
+A stream whose gateway was killed asks again, as a user would, and so does one that was refused while its gateway had no
+target at all. Every other error is a violation.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ KINDS = ("grpc", "grpc", "grpc", "grpc", "openai", "openai", "openai whole", "sa
 """A stream's kind is drawn from these."""
 STREAM_TIMEOUT_S = 240.0
 RETRY_S = 0.2
+RECOVERED_WITHIN_S = 8.0
+"""After a gateway, or all of its targets, were struck: a hang is noticed within 6 s, and a link made anew in 2."""
 SLOW_READS, SLOW_READ_S = 30, 0.3
 """A slow reader pauses this many times, so long."""
 
@@ -58,27 +61,33 @@ class Stream:
 
 
 @dataclass
-class Gateways:
-    """How to reach them, and since when which of them was down: monotonic times, None = it is up."""
+class Gateway:
+    """How to reach it, and since when it cannot serve. Monotonic times."""
 
-    grpc: list[str]
-    http: list[str]
-    killed_s: list[float | None] = field(default_factory=list)
-    last_killed_s: list[float] = field(default_factory=list)
+    grpc: str
+    http: str
+    down: bool = False
+    targetless: bool = False
+    """Every target is being struck, or its link to this gateway."""
+    _until_s: float = float("-inf")
 
-    def __post_init__(self) -> None:
-        self.killed_s = [None] * len(self.grpc)
-        self.last_killed_s = [float("-inf")] * len(self.grpc)
-
-    def note_killed(self, index: int) -> None:
-        self.killed_s[index] = self.last_killed_s[index] = time.monotonic()
-
-    def note_back(self, index: int) -> None:
-        self.killed_s[index] = None
+    def note(self, *, down: bool | None = None, targetless: bool | None = None) -> None:
+        """What changed. An error is excused until RECOVERED_WITHIN_S after it is well again."""
+        if self.down or self.targetless or down or targetless:
+            self._until_s = time.monotonic() + RECOVERED_WITHIN_S
+        self.down = self.down if down is None else down
+        self.targetless = self.targetless if targetless is None else targetless
 
     @property
+    def excused(self) -> bool:
+        """Whether an error that comes now is to be expected."""
+        return self.down or self.targetless or time.monotonic() < self._until_s
+
+
+class Gateways(list[Gateway]):
+    @property
     def up(self) -> list[int]:
-        return [index for index, killed_s in enumerate(self.killed_s) if killed_s is None]
+        return [index for index, gateway in enumerate(self) if not gateway.down]
 
 
 class Load:
@@ -93,11 +102,11 @@ class Load:
         self._seed = seed
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sdk = [AsyncClient(address, retries=RetryPolicy(0)) for address in gateways.grpc]
+        self._sdk = [AsyncClient(gateway.grpc, retries=RetryPolicy(0)) for gateway in gateways]
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = [
-            httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(STREAM_TIMEOUT_S), limits=limits)
-            for url in gateways.http
+            httpx.AsyncClient(base_url=gateway.http, timeout=httpx.Timeout(STREAM_TIMEOUT_S), limits=limits)
+            for gateway in gateways
         ]
 
     @property
@@ -154,20 +163,18 @@ class Load:
         self.num_ended[stream.kind] += 1
 
     async def _attempt(self, stream: Stream, dice: random.Random) -> bool:
-        """False when the gateway was killed under it."""
-        started_s = time.monotonic()
+        """False when it has to ask again."""
         ask: Callable[[Stream, random.Random], AsyncIterator[None]] = {
             "openai": self._openai,
             "openai whole": self._openai_whole,
         }.get(stream.kind, self._grpc)
         gateway = stream.gateway
-        stream.attempts.append((started_s, gateway))
+        stream.attempts.append((time.monotonic(), gateway))
         try:
             async for _ in ask(stream, dice):
                 stream.arrivals_s.append(time.monotonic())
         except (OutriderError, httpx.TransportError, GatewayStopped) as error:
-            await asyncio.sleep(RETRY_S)  # whoever killed the gateway has noted it by then
-            if self._gateways.last_killed_s[gateway] >= started_s or self._gateways.killed_s[gateway] is not None:
+            if self._gateways[gateway].excused:
                 return False
             stream.violation = f"{type(error).__name__} from gateway {gateway}: {error}"
         return True

@@ -79,7 +79,8 @@ def add_streams(report: Report, load: Load) -> None:
     asked_again = Counter(stream.kind for stream in load.streams if stream.num_retries)
     rows = [[kind, str(started[kind]), str(ended[kind]), str(asked_again[kind])] for kind in sorted(started)]
     rows.append(["all", str(started.total()), str(ended.total()), str(asked_again.total())])
-    report.table("Streams", ("kind", "started", "ended as they should", "asked again after a gateway's death"), rows)
+    report.table("Streams", ("kind", "started", "ended as they should", "asked again"), rows)
+    report.text("asked again: its gateway was killed, or had no target at all for a while.")
 
 
 def add_verdict(report: Report, violations: Sequence[str], strikes: Sequence[Strike]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.common import RESULTS, Report
 from tests.chaos.checks import leaks, open_streams
 from tests.chaos.faults import Chaos, possible
-from tests.chaos.load import STREAM_TIMEOUT_S, Gateways, Load
+from tests.chaos.load import STREAM_TIMEOUT_S, Gateway, Gateways, Load
 from tests.chaos.plan import PAUSE_BEFORE_S, make_plan
 from tests.chaos.questions import answered, questions
 from tests.chaos.results import add_recovery, add_streams, add_verdict, quiet_waits
@@ -33,8 +33,8 @@ async def run(options: argparse.Namespace, report: Report, folder: Path) -> list
     ) as system:
         pools = system.pools
         numbers = range(options.gateways)
-        gateways = Gateways([pools.grpc(index) for index in numbers], [pools.http(index) for index in numbers])
-        asked = await answered(gateways.grpc[0], questions(options.seed))
+        gateways = Gateways(Gateway(pools.grpc(index), pools.http(index)) for index in numbers)
+        asked = await answered(gateways[0].grpc, questions(options.seed))
         print(f"{len(asked)} questions have their answers; {len(plan)} faults follow", flush=True)
         load = Load(gateways, asked, options.seed, fewest)
         chaos = Chaos(system, gateways, load)

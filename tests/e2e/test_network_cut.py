@@ -1,0 +1,203 @@
+"""The network between each two of the three parts, cut and healed: noticed, lived with, and forgotten afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from outrider.client import AsyncClient, Completion
+from tests.e2e.reference import assert_target_alone
+from tests.e2e.streams import PROMPT, Seen, greedy, speculative
+from tests.stack import DEMO_TARGET, Process, Stack, running_pools
+from tests.tcp_relay import TcpRelay
+
+NOTICED_WITHIN_S = 6.0
+BACK_WITHIN_S = 10.0
+"""After the network is whole: the link is made anew, and a draft that was left alone is asked again."""
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass
+class Network:
+    stack: Stack
+    client: AsyncClient
+    to_target: TcpRelay
+    to_draft: TcpRelay
+    deliveries: TcpRelay
+    """From the draft to the target."""
+
+    def num_connected(self, worker: str) -> float:
+        samples = self.stack.metrics().items()
+        return sum(
+            value
+            for name, value in samples
+            if name.startswith("outrider_worker_connected{") and f'worker="{worker}"' in name
+        )
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Stack]:
+    """Its own gateway is not used."""
+    with running_pools(1, 1) as pools:
+        yield pools.stack()
+
+
+@pytest.fixture
+async def network(pair: Stack) -> AsyncIterator[Network]:
+    """A gateway over the pair that reaches either worker through a relay, as the draft does the target."""
+    assert pair.draft is not None
+    async with (
+        TcpRelay(pair.target.address) as to_target,
+        TcpRelay(pair.draft.address) as to_draft,
+        TcpRelay(pair.target.address) as deliveries,
+    ):
+        workers = ["--target", to_target.address, "--draft", to_draft.address]
+        arguments = [*workers, "--target-for-draft", deliveries.address, "--port", "0", "--grpc-port", "0"]
+        gateway = Process("gateway", arguments, wait=False)
+        try:
+            address = str((await asyncio.to_thread(lambda: gateway.ready))["grpc"])
+            async with AsyncClient(address) as client:
+                stack = Stack(pair.target, pair.draft, gateway)
+                yield Network(stack, client, to_target, to_draft, deliveries)
+        finally:
+            await asyncio.to_thread(gateway.stop)
+
+
+async def until(within_s: float, done: Callable[[], bool]) -> float:
+    """Seconds until `done()`, which is asked on another thread; fails when it takes longer."""
+    began_s = time.monotonic()
+    while not await asyncio.to_thread(done):
+        assert time.monotonic() - began_s < within_s
+        await asyncio.sleep(0.05)
+    return time.monotonic() - began_s
+
+
+async def answer(network: Network) -> Completion:
+    return await network.client.generate(PROMPT, max_tokens=60, temperature=0.0, ignore_eos=True)
+
+
+async def until_it_drafts(network: Network) -> Completion:
+    give_up_s = time.monotonic() + BACK_WITHIN_S
+    while not (made := await answer(network)).usage.num_accepted_tokens:
+        assert time.monotonic() < give_up_s
+        await asyncio.sleep(0.1)
+    return made
+
+
+async def judged(*made: Completion) -> None:
+    outputs = [(PROMPT, [token.id for token in each.choices[0].tokens]) for each in made]
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *outputs)
+
+
+async def test_draft_and_target_cut_costs_drafts_and_nothing_else(network: Network) -> None:
+    before = await until_it_drafts(network)
+    with network.deliveries.being_cut():
+        during = await answer(network)
+        assert network.num_connected("target") == network.num_connected("draft") == 1  # the gateway sees both
+    assert during.usage.num_accepted_tokens == 0 and during.usage.num_completion_tokens == 60
+    after = await until_it_drafts(network)
+    await judged(before, during, after)
+
+
+@pytest.mark.slow
+async def test_draft_and_target_cut_for_long_makes_the_draft_connect_anew(network: Network) -> None:
+    await until_it_drafts(network)
+    num_connections = network.deliveries.num_connections
+    with network.deliveries.being_cut():
+        await answer(network)
+        await asyncio.sleep(2 * NOTICED_WITHIN_S)
+        during = await answer(network)
+    after = await until_it_drafts(network)
+    assert network.deliveries.num_connections > num_connections
+    await judged(during, after)
+
+
+@pytest.mark.slow
+async def test_gateway_and_draft_cut_is_noticed_and_drafts_return(network: Network) -> None:
+    before = await until_it_drafts(network)
+    with network.to_draft.being_cut():
+        during = [await answer(network)]
+        await until(NOTICED_WITHIN_S, lambda: network.num_connected("draft") == 0)
+        await until(NOTICED_WITHIN_S, lambda: network.stack.draft_info().num_slots_in_use == 0)
+        began_s = time.monotonic()
+        during.append(await answer(network))
+        assert time.monotonic() - began_s < 3.0  # it is not asked any more
+    assert all(each.usage.num_rounds == 0 for each in during[1:])
+    after = await until_it_drafts(network)
+    await judged(before, *during, after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("long", [False, True], ids=["short", "noticed"])
+async def test_gateway_and_target_cut_neither_repeats_nor_loses_a_token(network: Network, long: bool) -> None:
+    """A short one is only a pause; a long one is noticed by both, and the request goes on from its committed tokens."""
+    streams = [greedy(network.client, 600) for _ in range(3)]
+    seen = [Seen() for _ in streams]
+    await asyncio.gather(*(one.read(s, speculative(3)) for one, s in zip(seen, streams, strict=True)))
+    with network.to_target.being_cut():
+        if long:
+            await until(NOTICED_WITHIN_S, lambda: network.num_connected("target") == 0)
+            await until(NOTICED_WITHIN_S, lambda: network.stack.target_info().num_slots_in_use == 0)
+        else:
+            await asyncio.sleep(1.0)
+            assert network.num_connected("target") == 1
+    await asyncio.gather(*(one.read(s, lambda rounds: False) for one, s in zip(seen, streams, strict=True)))
+    assert [len(one.ids) for one in seen] == [600] * 3
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, one.ids) for one in seen))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", ["to_target", "to_draft", "deliveries"])
+async def test_connections_that_are_reset_are_made_anew(network: Network, link: str) -> None:
+    """RST in the middle of streams, and a second of refused connections."""
+    streams = [greedy(network.client, 600) for _ in range(3)]
+    seen = [Seen() for _ in streams]
+    await asyncio.gather(*(one.read(s, speculative(3)) for one, s in zip(seen, streams, strict=True)))
+    relay: TcpRelay = getattr(network, link)
+    relay.reset(refuse=True)
+    await asyncio.sleep(1.0)
+    relay.heal()
+    await asyncio.gather(*(one.read(s, lambda rounds: False) for one, s in zip(seen, streams, strict=True)))
+    assert [len(one.ids) for one in seen] == [600] * 3
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, one.ids) for one in seen))
+    await until_it_drafts(network)
+
+
+async def test_a_draft_that_is_far_away_for_a_while_makes_plain_steps(network: Network) -> None:
+    """Not hung: every proposal comes, too late to be of use."""
+    before = await until_it_drafts(network)
+    network.to_draft.delay_s = 0.4
+    began_s = time.monotonic()
+    during = [await answer(network) for _ in range(2)]
+    assert time.monotonic() - began_s < 8.0
+    network.to_draft.delay_s = 0.0
+    after = await until_it_drafts(network)
+    assert sum(each.usage.num_plain_steps for each in during) > 60
+    await judged(before, *during, after)
+
+
+@pytest.mark.slow
+async def test_a_target_that_hangs_is_left_by_its_draft(network: Network) -> None:
+    """SIGSTOP: the draft's stream of proposals to it ends, and one to the same target begins when it is back."""
+    await until_it_drafts(network)
+    num_connections = network.deliveries.num_connections
+    target = network.stack.target.popen
+    stream, seen = greedy(network.client, 600), Seen()
+    await seen.read(stream, speculative(3))
+    target.send_signal(signal.SIGSTOP)
+    try:
+        await asyncio.sleep(NOTICED_WITHIN_S)
+        assert network.num_connected("target") == 0
+    finally:
+        target.send_signal(signal.SIGCONT)
+    await seen.read(stream, lambda rounds: False)
+    assert len(seen.ids) == 600
+    await until_it_drafts(network)
+    assert network.deliveries.num_connections > num_connections
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen.ids))
