@@ -1,0 +1,206 @@
+"""What a client may do to a connection: heads without end, silence, bodies that trickle, answers that nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+import gateway.app
+import gateway.http_io
+import gateway.http_server as http_server
+from gateway.app import create_app
+from gateway.door import Door
+from gateway.http_server import BACKLOG, HttpServer, bind
+from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+
+TOKENIZER = demo_tokenizer()
+SOON_S = 10.0
+
+
+@asynccontextmanager
+async def served(generator: ScriptedGenerator, **settings: object) -> AsyncIterator[tuple[int, Door]]:
+    """The gateway's own server; yields its port."""
+    door = Door(generator, config(**settings), CollectorRegistry())
+    listener = bind("127.0.0.1", 0)
+    listener.listen(BACKLOG)
+    server = HttpServer(create_app(door))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield listener.getsockname()[1], door
+    finally:
+        server.should_exit = True
+        await task
+
+
+@pytest.fixture
+def generator() -> ScriptedGenerator:
+    return ScriptedGenerator(TOKENIZER, "the quick brown fox")
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> float:
+    """All timeouts, in seconds."""
+    for module, name in (
+        (http_server, "HEAD_TIMEOUT_S"),
+        (gateway.http_io, "BODY_TIMEOUT_S"),
+        (gateway.app, "WRITE_TIMEOUT_S"),
+    ):
+        monkeypatch.setattr(module, name, 0.3)
+    return 0.3
+
+
+async def talk(port: int, *pieces: bytes, pause_s: float = 0.0) -> bytes:
+    """Send the pieces and read until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def send() -> None:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+
+    sending = asyncio.create_task(send())
+    try:
+        return await asyncio.wait_for(reader.read(), SOON_S)
+    except ConnectionResetError:
+        return b""
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        writer.close()
+
+
+def status_of(answer: bytes) -> tuple[int, Any]:
+    """(status, error) of a raw answer with a body in OpenAI's form."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head.lower()
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+async def serves(port: int) -> bool:
+    async with httpx.AsyncClient() as http:
+        answer = await http.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "x"})
+    return answer.status_code == 200
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+
+
+UNFINISHED = [
+    (b"", None),
+    (b"POST /v1/comp", 408),
+    (POST, 408),
+    (b"\r\n", 408),
+    (b"GET / HTTP/1.1\r\n\x00\x01: \x02\r\n\r\n", 400),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+    (POST + b"content-length: 20\r\n\r\n{", 408),
+    (POST + b"content-length: x\r\n\r\n", 400),
+    (POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+    (POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", 408),
+]
+
+
+async def test_what_does_not_come_to_an_end_is_left(generator: ScriptedGenerator, short: float) -> None:
+    async with served(generator) as (port, door):
+        started_s = time.monotonic()
+        answers = await asyncio.gather(*(talk(port, data) for data, _ in UNFINISHED))
+        assert time.monotonic() - started_s < 10 * short
+        for answer, (data, status) in zip(answers, UNFINISHED, strict=True):
+            assert (status_of(answer)[0] if answer else None) == status, data
+        assert await serves(port)
+        assert door.bodies.num_bytes == 0
+    assert generator.num_open == 0
+
+
+async def test_a_head_that_trickles_is_left(generator: ScriptedGenerator, short: float) -> None:
+    async with served(generator) as (port, _):
+        answer = await talk(port, POST, *[b"a: b\r\n"] * 100, pause_s=0.05)
+        assert not answer or status_of(answer)[0] == 408
+        assert await serves(port)
+
+
+@pytest.mark.parametrize(
+    ("piece", "count"),
+    [(b"a: " + b"b" * 5000, 400), (b"a: b\r\n", 1000), (b"x" * 1000, 2000)],
+    ids=["one header without end", "many headers", "one header name without end"],
+)
+async def test_heads_over_the_size_are_431(generator: ScriptedGenerator, piece: bytes, count: int) -> None:
+    async with served(generator) as (port, _):
+        answer = await talk(port, POST, *[piece] * count)
+        assert not answer or status_of(answer)[0] == 431
+        assert await serves(port)
+
+
+async def test_trailers_and_chunk_extensions_without_end_are_left(generator: ScriptedGenerator) -> None:
+    async with served(generator) as (port, _):
+        for start, rest in ((b"0\r\n", b"a: b\r\n"), (b"1;", b"x" * 1000), (b"0\r\na: ", b"b" * 1000)):
+            await talk(port, POST + b"transfer-encoding: chunked\r\n\r\n" + start, *[rest] * 2_000)
+            assert await serves(port)
+
+
+async def test_a_request_right_after_another_and_one_after_a_pause_are_served(
+    generator: ScriptedGenerator, short: float
+) -> None:
+    body = b'{"prompt": "x"}'
+    one = POST + b"content-length: 15\r\n\r\n" + body
+    last = POST + b"connection: close\r\ncontent-length: 15\r\n\r\n" + body
+    async with served(generator) as (port, _):
+        answer = await talk(port, one + one, one, last, pause_s=2 * short)
+    assert answer.count(b"HTTP/1.1 200 OK") == 4
+
+
+async def test_more_connections_than_there_may_be_are_503(
+    generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 3)
+    async with served(generator) as (port, _):
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        answer = await talk(port)
+        assert status_of(answer)[0] == 503 and b"retry-after: 1" in answer
+        for _, writer in held:
+            writer.close()
+        await asyncio.sleep(0.1)
+        assert await serves(port)
+
+
+async def test_bodies_at_once_are_bounded_by_their_bytes(
+    generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen of the largest: who comes with more is told to come later, before its body is read."""
+    size = 100_000
+    head = POST + f"content-length: {size}\r\n\r\n".encode()
+    async with served(generator, max_body_bytes=size) as (port, door):
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(16)]
+        for _, writer in held:
+            writer.write(head + b" " * (size - 1))
+        while door.bodies.num_bytes < 16 * (size - 1):  # noqa: ASYNC110  (nothing tells)
+            await asyncio.sleep(0.01)
+        async with httpx.AsyncClient() as http:
+            answer = await http.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "x" * 100})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        for reader, writer in held:
+            writer.write(b"x")
+            assert b" 400 " in await asyncio.wait_for(reader.readline(), SOON_S)
+            writer.close()
+        assert await serves(port)
+        assert door.bodies.num_bytes == 0
+
+
+async def test_a_client_that_reads_nothing_is_left(generator: ScriptedGenerator, short: float) -> None:
+    generator.text = "the quick brown fox jumps over the lazy dog " * 40
+    request = json.dumps({"prompt": ["x"] * 20, "n": 8, "max_tokens": 2000, "stream": True}).encode()
+    async with served(generator) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(POST + f"content-length: {len(request)}\r\n\r\n".encode() + request)
+        await asyncio.wait_for(generator.all_left.wait(), SOON_S)
+        assert await serves(port)
+        writer.close()
+        reader.feed_eof()
