@@ -25,6 +25,8 @@ Options = list[tuple[str, int]]
 
 MAX_CONNECTIONS = 4096
 """To one server; a further one is closed at once."""
+HANDSHAKE_TIMEOUT_MS = 10_000
+"""Who connects and says nothing is left after this."""
 MAX_METADATA_BYTES = 16 * 1024
 """Of a call; one with more is refused with RESOURCE_EXHAUSTED."""
 MAX_ERROR_BYTES = 1300
@@ -44,16 +46,13 @@ def _common(max_message_bytes: int) -> Options:
 
 
 def server_options(max_message_bytes: int) -> Options:
-    """A second server on the same port must fail, not share the traffic: hence so_reuseport 0.
-
-    Who connects and says nothing, or sends headers without end, is left after a while and a size.
-    """
+    """A second server on the same port must fail, not share the traffic: hence so_reuseport 0."""
     return [
         *_common(max_message_bytes),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 1000),
         ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ]

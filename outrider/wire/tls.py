@@ -223,7 +223,8 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
 
 def http_context(folder: CertificateFolder) -> ssl.SSLContext:
     """For an HTTP server; each connection is met with the folder's certificates of its time."""
-    context = folder._read_once().context  # one of its own: it gets a callback
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # holds none itself: they are chosen at the first message
+    context.verify_mode = folder.current.context.verify_mode
 
     def on_hello(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = folder.current.context
