@@ -1,0 +1,140 @@
+"""`make compose-test`: the compose file on a real Docker engine, from a clean clone, with parts killed under load.
+
+Prints a line for each check, and how long recoveries took; exit code 1 when a check failed, 3 without an engine. The
+engine is DOCKER_HOST's. COMPOSE_TEST_EXEC: put before commands that reach published ports, such as nsenter --net=...,
+for an engine in a network namespace. Where the images of Prometheus and Grafana cannot be fetched, a stand-in from
+Debian's package is built for the first, and the second is left out; the output says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from tests.compose.checks import HTTP, PORTS, Report, all_healthy, all_scraped, completion, judge, rights, show
+from tests.compose.engine import REPO, Project, has_image, output, package_sources, python_stand_in, reachable
+from tests.compose.load import Outcome, under_load, undisturbed
+
+PYTHON, PROMETHEUS, GRAFANA = "python:3.11-slim", "prom/prometheus:v3.5.3", "grafana/grafana:11.6.0"
+SETTLE_S = 150.0
+LOG = REPO / ".work" / "compose-test.log"
+KILL_ACTOR = """
+import os, signal
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    with open(f"/proc/{pid}/cmdline") as file:
+        if file.read().startswith("ray::WorkerActor"):
+            os.kill(int(pid), signal.SIGKILL)
+            print(pid)
+"""
+
+
+def clone(folder: Path) -> None:
+    output(["git", "clone", "-q", "--no-hardlinks", str(REPO), str(folder)], 120)
+
+
+def settings(project: Project, report: Report, scratch: Path) -> None:
+    """.env of the clone, and the stand-ins for images that cannot be had."""
+    values: dict[str, object] = {
+        **PORTS,
+        # The same tokens in every batch: texts are compared.
+        "OUTRIDER_TARGET_BATCH_INVARIANT": "true",
+        "OUTRIDER_GATEWAY_LOG_FORMAT": "json",
+    }
+    if not has_image(PYTHON):
+        raise RuntimeError(f"{PYTHON} is neither on the engine nor to be fetched")
+    if not package_sources(PYTHON):
+        values["PYTHON_IMAGE"] = python_stand_in(PYTHON, scratch)
+        report.note(f"{PYTHON} here has no package sources: built from a stand-in with this machine's")
+    if not has_image(PROMETHEUS):
+        project.files.append("tests/compose/prometheus.yml")
+        report.note(f"{PROMETHEUS} cannot be fetched: a stand-in from Debian's package")
+    if not has_image(GRAFANA):
+        project.files.append("tests/compose/no-grafana.yml")
+        report.note(f"{GRAFANA} cannot be fetched: left out, so dashboards are not shown here")
+    (project.folder / ".env").write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+
+
+def faults(project: Project, report: Report, num_streams: int, texts: dict[int, str]) -> list[Outcome]:
+    def kill_actor(service: str) -> None:
+        if not project.python(service, KILL_ACTOR).split():
+            raise RuntimeError(f"no worker's process in {service}")
+
+    def kill_container(service: str) -> None:
+        project.compose("kill", service)
+        time.sleep(2)
+        project.compose("start", service)
+
+    outcomes = []
+    for service in ("draft", "target"):
+        for name, fault in (
+            (f"{service}'s process killed", kill_actor),
+            (f"compose kill {service}, start", kill_container),
+        ):
+            outcome = under_load(
+                HTTP, num_streams, name, partial(fault, service), partial(all_healthy, project), SETTLE_S
+            )
+            outcomes.append(outcome)
+            judge(outcome, report, texts)
+            if not outcome.settled:
+                report.note(f"states: {project.states()}")
+    return outcomes
+
+
+def test(project: Project, report: Report, num_streams: int) -> None:
+    begun = time.monotonic()
+    project.up()
+    report.check(
+        "docker compose up -d --build --wait",
+        all_healthy(project),
+        f"{time.monotonic() - begun:.0f} s; {project.states()}",
+    )
+    completion(report)
+    rights(project, report)
+    found = all_scraped(60)
+    report.check("Prometheus scrapes every part", set(found.values()) == {"up"} and len(found) == 3, str(found))
+    outcomes = faults(project, report, num_streams, undisturbed(HTTP, num_streams))
+    found = all_scraped(60)
+    report.check("Prometheus scrapes every part again", set(found.values()) == {"up"} and len(found) == 3, str(found))
+    begun = time.monotonic()
+    project.compose("stop", timeout_s=180)
+    report.check("docker compose stop", True, f"{time.monotonic() - begun:.0f} s")
+    show(outcomes)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.compose", description=__doc__)
+    parser.add_argument("--streams", type=int, default=8, help="streams at once")
+    parser.add_argument("--keep", action="store_true", help="leave the containers as they are at the end")
+    options = parser.parse_args(argv)
+    reason = reachable()
+    if reason is not None:
+        print(f"no Docker engine: {reason}; set DOCKER_HOST", file=sys.stderr)
+        return 3
+    report = Report()
+    with tempfile.TemporaryDirectory(prefix="outrider-compose-") as scratch:
+        project = Project(Path(scratch) / "clone", "outrider-test")
+        clone(project.folder)
+        settings(project, report, Path(scratch))
+        try:
+            test(project, report, options.streams)
+        except RuntimeError as error:
+            report.check("the test came to its end", False, str(error))
+        finally:
+            if report.num_failed:
+                LOG.parent.mkdir(exist_ok=True)
+                LOG.write_text(project.compose("logs", "--no-color", "--timestamps"))
+                report.note(f"logs of all containers: {LOG}")
+            if not options.keep:
+                project.compose("down", "-v", timeout_s=180)
+                left = {kind: found for kind, found in project.left_over().items() if found}
+                report.check("docker compose down -v leaves nothing", not left, str(left or ""))
+    print(f"{report.num_failed} checks failed" if report.num_failed else "all checks passed")
+    return min(report.num_failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

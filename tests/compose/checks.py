@@ -1,0 +1,109 @@
+"""What is looked at while the system runs in containers, a printed line for each."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+
+from tests.compose.engine import Project, get, output, post
+from tests.compose.load import Outcome
+
+PORTS = {"OUTRIDER_HTTP_PORT": 18000, "OUTRIDER_GRPC_PORT": 18001, "PROMETHEUS_PORT": 19090, "GRAFANA_PORT": 13000}
+HTTP = f"http://127.0.0.1:{PORTS['OUTRIDER_HTTP_PORT']}"
+PROM = f"http://127.0.0.1:{PORTS['PROMETHEUS_PORT']}"
+LOOK = """
+import os
+try:
+    open("/app/x", "w").close()
+    written = True
+except OSError:
+    written = False
+lines = open("/proc/self/status").read().splitlines()
+status = dict(line.split(":\\t", 1) for line in lines if ":\\t" in line)
+print(os.getuid(), written, int(status["CapEff"], 16), status["NoNewPrivs"])
+"""
+
+
+class Report:
+    """Checks as they are made."""
+
+    def __init__(self) -> None:
+        self.num_failed = 0
+
+    def check(self, name: str, holds: bool, detail: str = "") -> None:
+        self.num_failed += not holds
+        print(f"{'ok    ' if holds else 'FAILED'} {name}{': ' + detail if detail else ''}", flush=True)
+
+    def note(self, text: str) -> None:
+        print(f"note   {text}", flush=True)
+
+
+def all_healthy(project: Project) -> bool:
+    states = project.states()
+    return bool(states) and set(states.values()) == {"healthy"}
+
+
+def prometheus_targets() -> dict[str, str]:
+    """Health by "job role"."""
+    status, body = get(f"{PROM}/api/v1/targets?state=active")
+    if status != 200:
+        return {}
+    labels = [(one["labels"], one["health"]) for one in json.loads(body)["data"]["activeTargets"]]
+    return {f"{found['job']} {found.get('role', '')}".strip(): health for found, health in labels}
+
+
+def all_scraped(timeout_s: float) -> dict[str, str]:
+    wanted = {"outrider-gateway", "outrider-workers draft", "outrider-workers target"}
+    give_up = time.monotonic() + timeout_s
+    while True:
+        found = prometheus_targets()
+        if {name for name, health in found.items() if health == "up"} >= wanted or time.monotonic() > give_up:
+            return found
+        time.sleep(1)
+
+
+def completion(report: Report) -> None:
+    body = {"prompt": "import os\n\ndef ", "max_tokens": 32, "temperature": 0}
+    status, text = post(f"{HTTP}/v1/completions", body)
+    written = json.loads(text)["choices"][0]["text"] if status == 200 else text[:200]
+    report.check("a completion through the published port", status == 200 and bool(written), repr(written[:50]))
+
+
+def rights(project: Project, report: Report) -> None:
+    """What a container is really given, not what the file says."""
+    for service in ("ray-head", "draft", "target", "gateway"):
+        found = project.python(service, LOOK).split()
+        holds = found == ["10001", "False", "0", "1"]
+        report.check(f"{service}: uid 10001, read-only root, no capability, no new privileges", holds, " ".join(found))
+    published = output(
+        ["docker", "ps", "--filter", f"label=com.docker.compose.project={project.name}", "--format", "{{.Ports}}"]
+    )
+    addresses = {part.rsplit(":", 1)[0] for line in published.split() for part in line.split(",") if "->" in part}
+    report.check("published on this machine's own address alone", addresses == {"127.0.0.1"}, ", ".join(addresses))
+    said = project.attempt(
+        "exec", "-T", "-e", "RAY_AUTH_TOKEN=wrong", "draft", *"ray status --address ray-head:6379".split()
+    )
+    report.check("Ray refuses who has not its token", said is not None and "InvalidAuthToken" in said)
+
+
+def judge(outcome: Outcome, report: Report, texts: dict[int, str]) -> None:
+    answers, name = outcome.answers, outcome.fault
+    errors = [one.error for one in answers if one.error is not None]
+    wrong = [one.prompt for one in answers if one.error is None and one.text != texts[one.prompt]]
+    report.check(
+        f"{name}: streams were under way", len(outcome.hit()) > 0, f"{len(outcome.hit())} of {len(answers)} answers"
+    )
+    report.check(f"{name}: no user error", not errors, "; ".join(map(str, errors[:2])))
+    report.check(f"{name}: every text as without it", not wrong, f"{len(wrong)} differ" if wrong else "")
+    report.check(f"{name}: healthy and drafting again", outcome.settled)
+
+
+def show(outcomes: list[Outcome]) -> None:
+    rows = [("fault", "streams hit", "their next token after s, median", "longest", "drafts back after s")]
+    for one in outcomes:
+        pauses = one.pauses() or [0.0]
+        seconds = (statistics.median(pauses), pauses[-1], one.without_drafts())
+        rows.append((one.fault, str(len(one.hit())), *(f"{value:.1f}" for value in seconds)))
+    rows.insert(1, ("---",) * 5)
+    print("", *(f"| {' | '.join(row)} |" for row in rows), "", sep="\n", flush=True)

@@ -1,0 +1,142 @@
+"""Streams under way while a part is killed, and what became of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.compose.engine import REPO, get, on_ports
+from tests.compose.streams import Answer
+
+POLL_S = 0.25
+STALL_S = 0.75
+"""Without a drafted token under load for this long: drafts have stopped."""
+
+
+def streams(url: str, num_lines: int, *more: str) -> subprocess.Popen[str]:
+    command = [*on_ports(), sys.executable, "-m", "tests.compose.streams", url, str(num_lines), *more]
+    return subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def answers_of(printed: str) -> list[Answer]:
+    return [Answer(**json.loads(line)) for line in printed.splitlines()]
+
+
+def undisturbed(url: str, num_lines: int) -> dict[int, str]:
+    """The text of each prompt. Raises RuntimeError naming what went wrong."""
+    printed, _ = streams(url, num_lines, "once").communicate(timeout=300)
+    found = answers_of(printed)
+    errors = [answer.error for answer in found if answer.error is not None]
+    if errors or len(found) != num_lines:
+        raise RuntimeError(f"{len(found)} of {num_lines} answers without any fault; errors: {errors[:3]}")
+    return {answer.prompt: answer.text for answer in found}
+
+
+class DraftWatch:
+    """Polls the gateway's counter of drafted tokens, on a thread of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._seen: list[tuple[float, float]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+
+    def __enter__(self) -> DraftWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+    def moving(self) -> bool:
+        """Drafted tokens came within the last polls."""
+        return len(self._seen) > 3 and self._seen[-1][1] > self._seen[-4][1]
+
+    def stalls(self, since: float) -> list[tuple[float, float]]:
+        """(beginning, end) of the times without a drafted token, after `since`."""
+        rises = [self._seen[0][0]]
+        rises += [at for (_, before), (at, now) in itertools.pairwise(self._seen) if now > before]
+        pairs = itertools.pairwise(rises)
+        return [(begin, end) for begin, end in pairs if end - begin > STALL_S and end > since]
+
+    def _poll(self) -> None:
+        while not self._stop.wait(POLL_S):
+            status, text = get(f"{self._url}/metrics", 5)
+            if status != 200:
+                continue
+            families = text_string_to_metric_families(text)
+            samples = [one for family in families for one in family.samples if one.name == "spec_draft_tokens_total"]
+            self._seen.append((time.time(), sum(one.value for one in samples)))
+
+
+@dataclass
+class Outcome:
+    """Of one fault."""
+
+    fault: str
+    at: float
+    """When; seconds of the wall clock, as all times here."""
+    answers: list[Answer] = field(default_factory=list)
+    draft_stalls: list[tuple[float, float]] = field(default_factory=list)
+    settled: bool = False
+    """Everything was healthy and drafting again in time."""
+
+    def hit(self) -> list[Answer]:
+        """Those that had tokens before the fault and ended after it."""
+        return [one for one in self.answers if one.times and one.times[0] < self.at < one.ended]
+
+    def pauses(self) -> list[float]:
+        """Of each stream that was hit: seconds from the fault to the end of the longest pause after it."""
+        found = []
+        for answer in self.hit():
+            pairs = itertools.pairwise(answer.times)
+            gaps = [(after - before, after - self.at) for before, after in pairs if after > self.at]
+            found.append(max(gaps, default=(0.0, 0.0)))
+        return sorted(end if gap > STALL_S else gap for gap, end in found)
+
+    def without_drafts(self) -> float:
+        """Seconds from the fault to the last return of drafted tokens."""
+        return max((end - self.at for _, end in self.draft_stalls), default=0.0)
+
+
+def under_load(
+    url: str, num_lines: int, name: str, fault: Callable[[], None], settled: Callable[[], bool], timeout_s: float
+) -> Outcome:
+    """Streams before, during and after `fault`; they end once `settled`, or after timeout_s."""
+    process = streams(url, num_lines)
+    printed: list[str] = []
+    reader = threading.Thread(target=lambda: printed.extend(process.stdout or ()), daemon=True)
+    reader.start()
+    with DraftWatch(url) as watch:
+        _wait(watch.moving, 30)
+        time.sleep(2)
+        outcome = Outcome(name, time.time())
+        fault()
+        time.sleep(3)  # a health check that has not looked yet still says healthy
+        outcome.settled = _wait(lambda: settled() and watch.moving(), timeout_s)
+        time.sleep(2)
+        outcome.draft_stalls = watch.stalls(outcome.at)
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(200)
+    reader.join(10)
+    outcome.answers = answers_of("".join(printed))
+    return outcome
+
+
+def _wait(ready: Callable[[], bool], timeout_s: float) -> bool:
+    give_up = time.monotonic() + timeout_s
+    while time.monotonic() < give_up:
+        if ready():
+            return True
+        time.sleep(0.5)
+    return False
