@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import Any, TypeVar
 
 import grpc
@@ -22,6 +21,7 @@ from gateway.generation import (
     Usage,
 )
 from gateway.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, unexpected
+from gateway.request_record import note_failure, request_id_of
 from gateway.requests import Chat, Demand, FieldNames, Prompt
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
@@ -62,21 +62,24 @@ class GenerationServicer:
         """Writes to the context instead of yielding: a call that gRPC cancels, because the client left or its deadline
         passed, then always unwinds through the door's block.
         """
-        try:
-            await self._generate(context)
-            return
-        except OutriderError as error:
-            failure = error
-        except Exception as error:
-            failure = unexpected(error)
-        await abort(context, failure)
+        request_id, answer_id = request_id_of(_metadata(context, "x-request-id"), "gen")
+        with self._door.records.record(request_id, "generate_content", _metadata(context, "traceparent")):
+            try:
+                await self._generate(context, answer_id)
+                return
+            except OutriderError as error:
+                failure = error
+            except Exception as error:
+                failure = unexpected(error)
+            note_failure(failure)
+            await abort(context, failure)
 
-    async def _generate(self, context: Context) -> None:
+    async def _generate(self, context: Context, answer_id: str) -> None:
         visit = self._visit(context)
         try:
             visit.caller.take_request()
             request = await _read(context, gateway_pb2.GenerateRequest, visit.held)
-            demand = demand_of(request, f"gen-{uuid.uuid4().hex}")
+            demand = demand_of(request, answer_id)
             async with self._door.answers(demand, visit) as answering:
                 async for index, output in answering.outputs.stream():
                     await _write(context, response_of(demand.request_id, index, output))
@@ -105,12 +108,16 @@ class GenerationServicer:
         )
 
     def _visit(self, context: Context) -> Visit:
-        metadata: Any = context.invocation_metadata() or ()
-        values = [value for key, value in metadata if key == "authorization" and isinstance(value, str)]
-        return self._door.visit(values[0] if values else None)
+        return self._door.visit(_metadata(context, "authorization"))
 
 
 Request = TypeVar("Request", gateway_pb2.GenerateRequest, gateway_pb2.GetModelsRequest)
+
+
+def _metadata(context: Context, name: str) -> str | None:
+    metadata: Any = context.invocation_metadata() or ()
+    values = [value for key, value in metadata if key == name and isinstance(value, str)]
+    return values[0] if values else None
 
 
 async def _read(context: Context, kind: type[Request], held: Held) -> Request:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -15,8 +14,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.body_budget import Held
+from gateway.request_record import note_failure
 from outrider.wire.errors import InvalidRequest, OutriderError, RequestTooLarge, RequestTooSlow, Unauthenticated
-from outrider.wire.log import get_logger
+from outrider.wire.log import describe, get_logger
 
 log = get_logger(__name__)
 
@@ -49,6 +49,7 @@ def error_body(error: OutriderError) -> dict[str, Any]:
 
 
 def error_response(error: OutriderError) -> JsonResponse:
+    note_failure(error)
     headers = {}
     if isinstance(error, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
@@ -58,9 +59,8 @@ def error_response(error: OutriderError) -> JsonResponse:
 
 
 def unexpected(error: Exception) -> OutriderError:
-    """Logs where it happened, never its message: that may quote a prompt. The client learns that it is our fault."""
-    places = "".join(traceback.format_tb(error.__traceback__))
-    log.error("a handler failed with %s\n%s", type(error).__name__, places)
+    """Logs where it happened. The client learns that it is our fault."""
+    log.error("a handler failed with %s\n%s", type(error).__name__, describe(error))
     return OutriderError("internal error; the gateway's log has the place")
 
 
@@ -143,6 +143,7 @@ class EventStream(Response):
             if not self._started:
                 raise
             known = error if isinstance(error, OutriderError) else unexpected(error)
+            note_failure(known)
             await self._send(send, event(error_body(known)) + DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.generation import GenerationRequest, Usage
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import OutriderError
 from outrider.wire.log import about, get_logger, log_fields
 from outrider.wire.trace import Spans, TraceParent
 
@@ -31,11 +32,40 @@ def current_record() -> RequestRecord | None:
     return _record.get()
 
 
-def note_outcome(outcome: str) -> None:
-    """How the current request ended."""
+def note_key(name: str | None) -> None:
+    """Of the API key that the current request came with."""
     record = _record.get()
     if record is not None:
-        record.outcome = outcome
+        record.key = name
+
+
+def note_admitted(requests: Sequence[GenerationRequest]) -> None:
+    """The current request asks for these answers."""
+    record = _record.get()
+    if record is not None:
+        record.model = requests[0].model
+        record.num_prompt_tokens = sum(len(each.prompt_ids) for each in requests if each.params.choice == 0)
+
+
+def note_answer(usage: Usage) -> None:
+    """An answer of the current request begins. `usage` is counted on by its session."""
+    record = _record.get()
+    if record is not None:
+        record.usages.append(usage)
+
+
+def note_ok() -> None:
+    """The current request got all it asked for."""
+    record = _record.get()
+    if record is not None:
+        record.outcome = "ok"
+
+
+def note_failure(error: OutriderError) -> None:
+    """What the current request is told instead."""
+    record = _record.get()
+    if record is not None:
+        record.outcome = "internal" if type(error) is OutriderError else type(error).__name__
 
 
 def traceparent() -> str:
@@ -58,26 +88,22 @@ class RequestRecord:
 
     request_id: str
     operation: str
-    """chat or text_completion, as OpenTelemetry calls them."""
+    """chat, text_completion or generate_content, as OpenTelemetry calls them."""
     place: TraceParent | None = None
     """Of its span; None when it is not traced."""
     outcome: str = "cancelled"
-    """ok, or the class of the error; until one of them is known, the client has left."""
+    """ok, internal, or the class of the error; until one of them is known, the client has left."""
     key: str | None = None
     """Name of the API key."""
     model: str | None = None
     num_prompt_tokens: int = 0
     usages: list[Usage] = field(default_factory=list)
-    """Of its answers, each counted on by its session."""
+    """Of its answers."""
     targets: set[str] = field(default_factory=set)
     drafts: set[str] = field(default_factory=set)
     """Names of the members that made rounds for it."""
     spans: Spans | None = None
     """Where they go, if anywhere."""
-
-    def admitted(self, requests: Sequence[GenerationRequest]) -> None:
-        self.model, self.key = requests[0].model, requests[0].key_name
-        self.num_prompt_tokens = sum(len(each.prompt_ids) for each in requests if each.params.choice == 0)
 
     def facts(self) -> dict[str, str | int | None]:
         usages = self.usages

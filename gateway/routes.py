@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
@@ -41,7 +40,7 @@ class Routes:
 
     async def completions(self, request: Request) -> Response:
         body = parse_body(CompletionBody, await self._read(request))
-        demand = body.demand(_request_id(request, "cmpl"))
+        demand = body.demand(request.scope["answer_id"])
 
         def form(requests: tuple[GenerationRequest, ...]) -> Form:
             tokenizer = self.door.generator.tokenizer(requests[0].model)
@@ -52,7 +51,7 @@ class Routes:
 
     async def chat(self, request: Request) -> Response:
         body = parse_body(ChatBody, await self._read(request))
-        demand = body.demand(_request_id(request, "chatcmpl"))
+        demand = body.demand(request.scope["answer_id"])
 
         def form(requests: tuple[GenerationRequest, ...]) -> Form:
             return ChatForm(self.door.generator.tokenizer(requests[0].model), bool(body.logprobs))
@@ -127,13 +126,6 @@ def _visit(request: Request) -> Visit:
     """Made by `gateway.app.Gate`."""
     visit: Visit = request.scope["visit"]
     return visit
-
-
-def _request_id(request: Request, prefix: str) -> str:
-    """Becomes the answer's id and, through the scope, its x-request-id."""
-    request_id = f"{prefix}-{uuid.uuid4().hex}"
-    request.scope["request_id"] = request_id
-    return request_id
 
 
 def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) -> Json:

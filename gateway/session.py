@@ -15,6 +15,7 @@ from gateway.generation import (
     TokenLogprobs,
     Usage,
 )
+from gateway.request_record import note_answer, traceparent
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -30,6 +31,7 @@ class Session:
         self.finished = False
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, request.stop)
+        note_answer(self.usage)
 
     @property
     def committed_len(self) -> int:
@@ -51,6 +53,7 @@ class Session:
             num_prompt_tokens=self.num_prompt,
             params=self.request.params.to_proto(),
             cache_salt=self.request.cache_salt,
+            traceparent=traceparent(),
         )
 
     def apply(self, verdict: tpb.Verdict, timings: RoundTimings) -> RoundOutput:

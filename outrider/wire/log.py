@@ -1,7 +1,7 @@
 """One log on stderr, as text or as JSON. Prompts and outputs never go here, at no level.
 
 An exception is told by its type and the places it passed: its message may quote what a user sent. Only what the machine
-itself raised (memory, files, torch) keeps its message.
+itself raised (memory, files, torch) keeps its message, and in workers, which see no text, a RuntimeError, too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any, Literal
 LogFormat = Literal["text", "json"]
 Fields = Mapping[str, str | int | float | None]
 
+GATEWAY = "gateway"
+"""The process that sees text."""
 _OF_THE_MACHINE = (OSError, MemoryError, ImportError)
 _fields: contextvars.ContextVar[Fields] = contextvars.ContextVar("fields", default=MappingProxyType({}))
 
@@ -80,22 +82,24 @@ def tell_end(process: str, message: str) -> None:
         sys.stderr.write(f"{process}: {message}\n")
 
 
-def describe(error: BaseException) -> str:
+def describe(error: BaseException, *, in_worker: bool = False) -> str:
     """Type and places of an exception and of what caused it, the cause first."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    before = "" if cause is None else describe(cause) + "\nand then:\n"
+    before = "" if cause is None else describe(cause, in_worker=in_worker) + "\nand then:\n"
     places = "".join(traceback.format_tb(error.__traceback__))
     kind = type(error)
-    is_plain = isinstance(error, _OF_THE_MACHINE) or kind is RuntimeError or kind.__module__.startswith("torch")
+    is_plain = isinstance(error, _OF_THE_MACHINE) or kind.__module__.startswith("torch")
+    is_plain = is_plain or (in_worker and kind is RuntimeError)  # what torch raises for most of its own
     return f"{before}{places}{kind.__name__}{f': {error}' if is_plain else ''}"
 
 
 class TextFormatter(logging.Formatter):
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s")
+        self._in_worker = process != GATEWAY
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # the name is of logging
-        return "" if ei[1] is None else describe(ei[1])
+        return "" if ei[1] is None else describe(ei[1], in_worker=self._in_worker)
 
 
 class JsonFormatter(logging.Formatter):
@@ -118,7 +122,7 @@ class JsonFormatter(logging.Formatter):
         known: Fields = {**_fields.get(), **getattr(record, "fields", {})}
         line |= {name: value for name, value in known.items() if value is not None}
         if record.exc_info and record.exc_info[1] is not None:
-            line["exception"] = describe(record.exc_info[1])
+            line["exception"] = describe(record.exc_info[1], in_worker=self._process != GATEWAY)
         return json.dumps(line, default=repr)
 
 

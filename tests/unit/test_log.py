@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from outrider.wire.log import JsonFormatter, TextFormatter, about, get_logger, log_fields
+from outrider.wire.log import JsonFormatter, TextFormatter, about, describe, get_logger, log_fields
 
 log = get_logger("tests.log")
 SECRET = "what the user wrote"
@@ -85,10 +85,17 @@ def test_an_exception_is_told_by_its_places_and_not_by_what_it_quotes(written: C
 
 
 @both
-@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), OSError("disk full"), MemoryError("no room")])
+@pytest.mark.parametrize("error", [OSError("disk full"), MemoryError("no room")])
 def test_what_the_machine_says_is_kept(error: Exception, written: Callable[[], list[str]]) -> None:
     log.error("a step failed", exc_info=error)
     assert str(error) in "\n".join(written())
+
+
+def test_a_worker_keeps_what_torch_says_of_itself() -> None:
+    error = RuntimeError("CUDA out of memory")
+    assert describe(error) == "RuntimeError"
+    assert describe(error, in_worker=True) == "RuntimeError: CUDA out of memory"
+    assert describe(ValueError(SECRET), in_worker=True) == "ValueError"
 
 
 def test_libraries_warnings_and_last_words_are_json_too() -> None:

@@ -10,8 +10,19 @@ from typing import Any
 import pytest
 
 from gateway.generation import GenerationRequest, Usage
-from gateway.request_record import RequestRecords, current_record, note_outcome, request_id_of, traceparent
+from gateway.request_record import (
+    RequestRecords,
+    current_record,
+    note_admitted,
+    note_answer,
+    note_failure,
+    note_key,
+    note_ok,
+    request_id_of,
+    traceparent,
+)
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import OutriderError, WorkerFault
 from outrider.wire.params import SamplingParams
 from outrider.wire.trace import TraceParent
 
@@ -35,8 +46,7 @@ class Recorded:
 
 def requests(num_choices: int = 2) -> tuple[GenerationRequest, ...]:
     return tuple(
-        GenerationRequest("req-1", "m", (31337, 7, 7), SamplingParams(choice=choice), key_name="alice")
-        for choice in range(num_choices)
+        GenerationRequest("req-1", "m", (31337, 7, 7), SamplingParams(choice=choice)) for choice in range(num_choices)
     )
 
 
@@ -67,13 +77,12 @@ def test_a_name_that_could_harm_a_log_is_not_taken(told: str | None) -> None:
 
 
 def test_one_line_says_what_the_request_was_and_how_it_ended(lines: pytest.LogCaptureFixture) -> None:
-    with RequestRecords().record("req-1", "chat", None) as record:
-        record.admitted(requests())
+    with RequestRecords().record("req-1", "chat", None):
+        note_key("alice")
+        note_admitted(requests())
         for accepted in (3, 4):
-            record.usages.append(
-                Usage(num_completion_tokens=10, num_rounds=2, num_draft_tokens=8, num_accepted_tokens=accepted)
-            )
-        note_outcome("ok")
+            note_answer(Usage(num_completion_tokens=10, num_rounds=2, num_draft_tokens=8, num_accepted_tokens=accepted))
+        note_ok()
     (line,) = lines.records
     fields = line.fields  # type: ignore[attr-defined]
     assert line.getMessage().startswith("request req-1: ok in 0.")
@@ -100,7 +109,10 @@ def test_a_request_whose_end_nobody_told_was_left_by_its_client(lines: pytest.Lo
         raise KeyError
     assert "cancelled" in lines.records[0].getMessage()
     assert current_record() is None
-    note_outcome("ok")  # outside of any request it says nothing to nobody
+    with RequestRecords().record("req-2", "chat", None):
+        note_failure(OutriderError("internal error"))
+    assert "internal" in lines.records[1].getMessage()
+    note_ok()  # outside of any request it says nothing to nobody
 
 
 async def test_tasks_find_the_record_of_the_request_they_work_for() -> None:
@@ -122,11 +134,11 @@ async def test_tasks_find_the_record_of_the_request_they_work_for() -> None:
 def test_a_traced_request_is_a_span_below_its_callers_with_its_rounds_below_it() -> None:
     collected = Recorded()
     with RequestRecords(collected).record("req-1", "chat", str(CALLER)) as record:  # type: ignore[arg-type]
-        record.admitted(requests(1))
+        note_admitted(requests(1))
         verdict = tpb.Verdict(token_ids=[31337, 5], num_drafted=4, num_accepted=1)
         record.add_round(TICKET, time.monotonic() - 0.5, 4, verdict, "target-1", "draft-1")
         record.add_round(TICKET + 1, time.monotonic(), 0, None, "target-1", "draft-1")
-        note_outcome("WorkerFault")
+        note_failure(WorkerFault("about token 31337"))
     first, second, whole = collected.added
     assert (first["name"], first["place"].span_id, first["parent"], first["error"]) == ("round", TICKET, 2, None)
     assert 0.5e9 <= first["ns"] < 0.6e9
