@@ -7,7 +7,8 @@ PROTOS := $(wildcard proto/outrider/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
 .PHONY: setup demo up check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
-	bench-interference bench-memory bench-peers bench-sampling bench-gpu peers chaos
+	bench-interference bench-memory bench-peers bench-sampling bench-gpu peers chaos \
+	dashboards check-alerts dashboards-check
 
 setup: $(STAMP)
 
@@ -31,6 +32,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m deploy.grafana --check
 	@fresh=`mktemp -d` && trap 'rm -rf "$$fresh"' EXIT && \
 		$(PROTOC) --python_out=$$fresh --pyi_out=$$fresh --grpc_python_out=$$fresh $(PROTOS) && \
 		for file in $$fresh/outrider/v1/*; do \
@@ -50,6 +52,18 @@ chaos: $(STAMP)
 
 proto: $(STAMP)
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+# Grafana's JSON from the Python in deploy/grafana.
+dashboards: $(STAMP)
+	$(BIN)/python -m deploy.grafana
+
+# promtool over the Prometheus configuration, the rules and their tests.
+check-alerts: $(STAMP)
+	$(BIN)/python -m deploy.prometheus
+
+# Every panel and every alert on the real system under load and a real Prometheus; draws docs/images/overview.png.
+dashboards-check: $(STAMP)
+	$(BIN)/python -m tests.watching $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.bench $(ARGS)

@@ -1,0 +1,1 @@
+"""What Prometheus reads of Outrider, and the check of its rules: `python -m deploy.prometheus`."""

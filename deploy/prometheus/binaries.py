@@ -1,0 +1,60 @@
+"""Where prometheus and promtool are: in PATH, or unpacked from Debian's package into the cache, not installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+
+class NotFound(Exception):
+    """There is no such program here, and it cannot be fetched; says why and what to do."""
+
+
+def find(program: str, *, fetch: bool = True) -> Path:
+    """`prometheus` or `promtool`. Raises NotFound.
+
+    fetch: ask Debian for it where it is not here yet.
+    """
+    in_path = shutil.which(program)
+    if in_path is not None:
+        return Path(in_path)
+    folder = _cache_folder()
+    unpacked = folder / "usr" / "bin" / program
+    if not unpacked.exists():
+        if not fetch:
+            raise NotFound(f"{program} is neither in PATH nor in {folder}; make check-alerts fetches it")
+        _unpack_debian(folder, program)
+    return unpacked
+
+
+def _cache_folder() -> Path:
+    """Beside what the engine compiles: $OUTRIDER_CACHE_DIR, or the user's cache."""
+    root = os.environ.get("OUTRIDER_CACHE_DIR")
+    return (Path(root) if root else Path.home() / ".cache" / "outrider") / "prometheus"
+
+
+def _unpack_debian(folder: Path, program: str) -> None:
+    """All or nothing: the package is unpacked beside `folder` and moved there."""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise NotFound(f"{program} is not in PATH, and this is no Debian to fetch it from; install Prometheus")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        try:
+            _run(["apt-get", "download", "prometheus"], scratch)
+            (package,) = Path(scratch).glob("prometheus_*.deb")
+            _run(["dpkg-deb", "-x", package.name, "unpacked"], scratch)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(Path(scratch) / "unpacked", folder)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            told = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
+            raise NotFound(
+                f"{program} is not in PATH and Debian's package cannot be had: {told}; "
+                "try `apt-get update`, or put Prometheus into PATH"
+            ) from None
+
+
+def _run(command: list[str], folder: str) -> None:
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=300)
