@@ -3,116 +3,83 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 
-import uvicorn
 import uvloop
 
 from gateway.app import create_app
 from gateway.coordinator import Coordinator
 from gateway.door import Door
 from gateway.grpc_api import GenerationServicer
-from gateway.pair import Pair, connect_pair
+from gateway.http_server import BACKLOG, HttpServer, bind
+from gateway.membership import from_config
+from gateway.pools import Pools
 from outrider.wire.address import join_host_port
 from outrider.wire.config import GatewayConfig, load
-from outrider.wire.errors import ConfigError, OutriderError, Unavailable
+from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger, tell_end
+from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.rpc import tune_malloc
 from outrider.wire.serving import start_server
 from outrider.wire.tls import CertificateFolder, http_context, public_certificates
+from outrider.wire.trace import open_spans
 from outrider.wire.worker_main import announce
 
 log = get_logger(__name__)
 
-DRAIN_S = 5.0
-"""How long running answers may go on after a signal."""
 END_S = 1.0
-"""And how long it may then take to tell their clients that they end."""
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Before anything is announced, so that a taken port is an error at once. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {join_host_port(host, port)}: {error.strerror}; choose another --port", param="port"
-        ) from None
-    return listener
+"""How long it may take to tell clients that their answers end."""
 
 
 async def serve(config: GatewayConfig) -> None:
     certificates = public_certificates(config.public_tls_dir, config.host)
     listener = bind(config.host, config.port)
+    pools = Pools(config, GatewayMetrics())
     try:
-        pair = await connect_pair(config)
-    except BaseException:
-        listener.close()
-        raise
-    coordinator = Coordinator(pair)
-    try:
-        await _serve(config, pair, coordinator, listener, certificates)
+        pools.update(from_config(config))
+        await pools.wait_ready()
+        await _serve(pools, Coordinator(pools), listener, certificates)
     finally:
-        for link in (pair.draft, pair.target):
-            if link is not None:
-                await link.close()
+        listener.close()
+        await pools.close()
 
 
 async def _serve(
-    config: GatewayConfig,
-    pair: Pair,
+    pools: Pools,
     coordinator: Coordinator,
     listener: socket.socket,
     certificates: CertificateFolder | None,
 ) -> None:
-    stop = asyncio.Event()
+    config, stop = pools.config, asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
-    door = Door(coordinator, config, pair.metrics.registry)
+    spans = open_spans(config.trace_endpoint, "gateway", pools.metrics.registry, config.trace_sample_ratio)
+    door = Door(coordinator, config, pools.metrics.registry, spans)
     server, grpc_address, health = await start_server(
         GenerationServicer(door).add_to, config.host, config.grpc_port, config.max_body_bytes, certificates
     )
     app = create_app(door)
-    http_config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-    if certificates is not None:
-        http_config.load()  # else uvicorn does so at its start, and takes no certificates to mean no TLS
-        http_config.ssl = http_context(certificates)
-    http = _HttpServer(http_config)
-    listener.listen(2048)  # uvicorn does so a moment later: too late for who connects on the announcement
+    http = HttpServer(app, None if certificates is None else http_context(certificates))
+    listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     announce(http=join_host_port(config.host, listener.getsockname()[1]), grpc=grpc_address, pid=os.getpid())
     await asyncio.wait({serving, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping; %d answers are under way", coordinator.num_admitted)
     coordinator.draining = True
     await health.enter_graceful_shutdown()
-    await coordinator.wait_idle(DRAIN_S)
+    await coordinator.wait_idle(config.drain_timeout_s)
     coordinator.end_all(Unavailable("the gateway is stopping; send the request again", retry_after_s=1.0))
     await coordinator.wait_idle(END_S)
     http.should_exit = True
     await server.stop(0.5)
     await serving
-
-
-class _HttpServer(uvicorn.Server):
-    """Signals are ours: HTTP and gRPC stop together."""
-
-    def install_signal_handlers(self) -> None:
-        return
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    if spans is not None:
+        await asyncio.to_thread(spans.close)
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Admission and the running of answers. Implements `gateway.generation.Generator` over a Pair."""
+"""Admission and the running of answers. Implements `gateway.generation.Generator` over the pools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable
 
 from gateway.decode_loop import Decoder
 from gateway.generation import GenerationRequest, ModelFacts, RoundOutput
-from gateway.pair import Pair
+from gateway.pools import Pools
+from gateway.served import ServedModel
 from gateway.session import Session
 from gateway.target_side import timed_out
 from gateway.tokenizer import Tokenizer
@@ -23,27 +24,31 @@ log = get_logger(__name__)
 class Coordinator:
     """Places are given first come, first served; what does not fit the queue is refused at the door."""
 
-    def __init__(self, pair: Pair) -> None:
-        self._pair = pair
-        self._places = asyncio.Semaphore(pair.config.max_running)
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._metrics = pools.metrics
         self._num_admitted = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        models = pools.models
+        self._metrics.running.set_function(lambda: sum(each.places.num_running for each in models.values()))
+        self._metrics.queue_depth.set_function(lambda: sum(each.places.num_queued for each in models.values()))
         self._answers: weakref.WeakSet[Answers] = weakref.WeakSet()
         self.draining = False
 
     def models(self) -> tuple[ModelFacts, ...]:
-        return (self._pair.model_facts(),)
+        return tuple(model.model_facts() for model in self._known())
 
     def tokenizer(self, model_id: str) -> Tokenizer:
-        return self._pair.tokenizer
+        return self._model(model_id).tokenizer
 
     def ready(self) -> str | None:
         if self.draining:
             return "the gateway is stopping"
-        if self._pair.target.connection is None:
-            return f"no target at {self._pair.config.target}: {self._pair.target.refused or 'not connected'}"
-        return None
+        if not self._pools.models:
+            return "no pool of targets"
+        reasons = [model.reason() for model in self._pools.models.values()]
+        return "; ".join(reason for reason in reasons if reason is not None) or None
 
     @property
     def num_admitted(self) -> int:
@@ -57,23 +62,26 @@ class Coordinator:
                 await self._idle.wait()
 
     def admit(self, requests: tuple[GenerationRequest, ...]) -> Answers:
+        model = self._model(requests[0].model)
         self.check_room(requests[0].model, len(requests))
-        self._change(len(requests))
-        answers = Answers(self._pair, self._places, requests, self._change)
+        self._change(model, len(requests))
+        answers = Answers(model, requests, lambda by: self._change(model, by))
         self._answers.add(answers)
         return answers
 
     def check_room(self, model_id: str, num_answers: int) -> None:
         """Raises Unavailable, or Overloaded with the time after which the queue may have room."""
-        reason = self.ready()
+        model = self._model(model_id)
+        reason = "the gateway is stopping" if self.draining else model.reason()
         if reason is not None:
             raise Unavailable(reason, retry_after_s=1.0)
-        config = self._pair.config
-        limit = config.max_running + config.max_queue
-        if self._num_admitted + num_answers > limit:
-            self._pair.metrics.requests.labels(outcome="refused").inc(num_answers)
+        places = model.places
+        limit = places.capacity + model.config.max_queue
+        if places.num_admitted + num_answers > limit:
+            places.num_refused += num_answers
+            self._metrics.requests.labels(outcome="refused").inc(num_answers)
             raise Overloaded(
-                f"{self._num_admitted} answers are running or waiting, {num_answers} more would pass the limit of "
+                f"{places.num_admitted} answers are running or waiting, {num_answers} more would pass the limit of "
                 f"{limit}; try again later",
                 retry_after_s=1.0,
             )
@@ -83,12 +91,20 @@ class Coordinator:
         for answers in list(self._answers):
             answers.end(error)
 
-    def _change(self, by: int) -> None:
+    def _known(self) -> list[ServedModel]:
+        """Those that have had a target: before that nothing is known of the model."""
+        return [model for model in self._pools.models.values() if model.reference is not None]
+
+    def _model(self, model_id: str) -> ServedModel:
+        for model in self._known():
+            if model.facts.id == model_id:
+                return model
+        raise Unavailable(f"the model {model_id!r} is no longer served here", retry_after_s=1.0)
+
+    def _change(self, model: ServedModel, by: int) -> None:
+        model.places.num_admitted += by
         self._num_admitted += by
         (self._idle.clear if self._num_admitted else self._idle.set)()
-        running = min(self._num_admitted, self._pair.config.max_running)
-        self._pair.metrics.running.set(running)
-        self._pair.metrics.queue_depth.set(self._num_admitted - running)
 
 
 class Answers:
@@ -96,13 +112,11 @@ class Answers:
 
     def __init__(
         self,
-        pair: Pair,
-        places: asyncio.Semaphore,
+        model: ServedModel,
         requests: tuple[GenerationRequest, ...],
         change: Callable[[int], None],
     ) -> None:
-        self._pair = pair
-        self._places = places
+        self._model = model
         self._requests = requests
         self._change = change
         # Bounded by the requests' max_tokens: a slow reader must not hold a slot, so the queue takes all.
@@ -110,7 +124,7 @@ class Answers:
         self._tasks: list[asyncio.Task[None]] = []
         self.num_output_tokens = 0
         self._admitted_s = time.monotonic()
-        self._deadline_s = self._admitted_s + pair.config.request_timeout_s
+        self._deadline_s = self._admitted_s + model.config.request_timeout_s
 
     async def __aenter__(self) -> Answers:
         for index, request in enumerate(self._requests):
@@ -155,27 +169,27 @@ class Answers:
             log.exception("request %s failed", request.request_id)
             self._outputs.put_nowait((index, error))
         finally:
-            self._pair.metrics.requests.labels(outcome=outcome).inc()
+            self._model.metrics.requests.labels(outcome=outcome).inc()
 
     @contextlib.asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
         """One of max_running. Raises DeadlineExceeded when the request's life ends in the queue."""
         try:
             async with asyncio.timeout(self._deadline_s - time.monotonic()):
-                await self._places.acquire()
+                await self._model.places.acquire()
         except TimeoutError:
-            raise timed_out(self._pair.config.request_timeout_s) from None
+            raise timed_out(self._model.config.request_timeout_s) from None
         try:
             yield
         finally:
-            self._places.release()
+            self._model.places.release()
 
     async def _decode(self, index: int, request: GenerationRequest) -> None:
-        metrics = self._pair.metrics
+        metrics = self._model.metrics
         metrics.prompt_tokens.inc(len(request.prompt_ids))
-        session = Session(request, self._pair.tokenizer, next(self._pair.slot_ids))
+        session = Session(request, self._model.tokenizer, next(self._model.slot_ids))
         last_s: float | None = None
-        async with contextlib.aclosing(Decoder(self._pair, session, self._deadline_s).run()) as outputs:
+        async with contextlib.aclosing(Decoder(self._model, session, self._deadline_s).run()) as outputs:
             async for output in outputs:
                 now = time.monotonic()
                 if last_s is None:

@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator
 
 from gateway.draft_side import DraftSide
 from gateway.generation import RoundOutput, RoundTimings
-from gateway.pair import Pair
+from gateway.round_metrics import note_round, note_truncate
+from gateway.served import ServedModel
 from gateway.session import Session
-from gateway.target_side import TargetSide
+from gateway.target_side import GoElsewhere, TargetSide
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import Unavailable, WorkerLost
@@ -21,47 +22,62 @@ log = get_logger(__name__)
 
 MAX_RECOVERIES = 8
 """Fresh starts of one request in a row, without a committed token between, before it fails."""
+MOVES = ("full", "draining")
+"""Reasons to go elsewhere for which nobody failed: they cost neither a fresh start nor a retry."""
 
 
 class Decoder:
     """Runs one answer to its end. Owns its two slots and frees them, however it ends."""
 
-    def __init__(self, pair: Pair, session: Session, deadline_s: float) -> None:
+    def __init__(self, model: ServedModel, session: Session, deadline_s: float) -> None:
         """`deadline_s`: monotonic time at which the request's life ends."""
-        self.pair = pair
+        self.model = model
         self.session = session
-        self.draft = DraftSide(pair, session)
-        self.target = TargetSide(pair, session, deadline_s)
+        self.draft = DraftSide(model, session)
+        self.target = TargetSide(model, session, deadline_s)
 
     async def run(self) -> AsyncGenerator[RoundOutput]:
-        """Rounds until the answer is finished; goes on from the committed tokens when a worker is lost."""
+        """Rounds until the answer is finished. One that failed is done again from the committed tokens, here or on
+        another target.
+        """
         num_recoveries = 0
         try:
             while not self.session.finished:
-                try:
-                    output = await self.run_round()
-                except WorkerLost as error:
-                    log.warning("request %s lost the target: %s", self.session.request.request_id, error.message)
-                    output = None
+                output = await self._try_round()
                 if output is not None:
                     num_recoveries = 0
                     yield output
                     continue
+                self.model.metrics.retries.labels(reason=self.target.why_again).inc()
+                if self.target.why_again in MOVES:
+                    continue
                 num_recoveries += 1
                 if num_recoveries > MAX_RECOVERIES:
-                    raise Unavailable("the target keeps losing the request; try again later", retry_after_s=1.0)
+                    raise Unavailable("the targets keep losing the request; try again later", retry_after_s=1.0)
+                await self.target.pay_for_retry()
         finally:
             self.draft.close()
             self.target.close()
 
+    async def _try_round(self) -> RoundOutput | None:
+        """None when it has to be done again."""
+        try:
+            return await self.run_round()
+        except WorkerLost as error:
+            log.warning("request %s lost its target: %s", self.session.request.request_id, error.message)
+            self.target.why_again = "lost"
+        except GoElsewhere as error:
+            self.target.why_again = error.reason
+        return None
+
     async def run_round(self) -> RoundOutput | None:
         """One round; None when nothing was committed and the slot has to be opened again."""
-        target = await self.target.connection()
+        target = await self.target.place()
         await self.target.open(target)
-        ticket, started_s = self.pair.new_ticket(), time.monotonic()
+        ticket, started_s = self.model.new_ticket(), time.monotonic()
 
         # 1 PROPOSE: leaves now; the proposal goes from the draft to the target directly
-        num_draft_tokens = self.draft.propose(ticket, target)
+        num_draft_tokens = self.draft.propose(ticket, target, self.target.member)
 
         # 2 VERIFY: leaves together with it; the target waits for the proposal within its budget
         verdict = await self.target.verify(target, ticket, num_draft_tokens, self.draft.wait_budget_s)
@@ -76,7 +92,7 @@ class Decoder:
         output = self.session.apply(verdict, timings)
         if num_draft_tokens:
             self.draft.note_verdict(verdict, ticket)
-        self.pair.note_round(verdict, output, timings, self.draft.why_plain)
+        note_round(self.draft.metrics, verdict, output, timings, self.draft.why_plain)
         self._truncate(verdict, num_draft_tokens, output)
         return output
 
@@ -102,4 +118,4 @@ class Decoder:
         for worker in workers:
             slot = self.target.slot if worker == "target" else self.draft.slot
             if slot.truncate(committed_len, reason):
-                self.pair.note_truncate(worker, reason)
+                note_truncate(self.model.metrics, worker, reason)

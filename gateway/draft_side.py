@@ -1,15 +1,22 @@
-"""The draft's part of a round: when to ask it, what to ask, what its answers teach. Nothing here waits for long."""
+"""The draft's part of a round: when to ask it, what to ask, what its answers teach. Nothing here waits for long.
+
+Which draft it is, is decided in `draft_seat.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.draft_seat import DraftSeat
 from gateway.generation import DraftLogprobs
 from gateway.links import Connection
-from gateway.pair import Pair
+from gateway.member import DraftMember, TargetMember
+from gateway.round_metrics import note_fallback, note_proposal
+from gateway.served import ServedModel
 from gateway.session import Session
 from gateway.wait_budget import Backoff
 from gateway.worker_slot import WorkerSlot
@@ -28,6 +35,7 @@ class Proposing:
     """A Propose on its way."""
 
     future: asyncio.Future[dpb.DraftReply]
+    draft: DraftMember
     ticket: int
     committed_len: int
     sent_s: float
@@ -42,7 +50,7 @@ class Proposing:
 
 
 class DraftSide:
-    def __init__(self, pair: Pair, session: Session) -> None:
+    def __init__(self, model: ServedModel, session: Session) -> None:
         self.slot = WorkerSlot(session.slot_id, dpb.DraftRequest)
         self.last_propose_s = 0.0
         """Queue and compute of the last proposal, by the draft's own clock."""
@@ -50,8 +58,11 @@ class DraftSide:
         """How long the target may wait for the proposal that was asked for last."""
         self.why_plain = "end"
         """Why the last round has no drafts, if it has none: one of PLAIN_REASONS."""
-        self._pair = pair
+        self.metrics = model.pair_metrics(None)
+        """Of the target's model and that of the draft it has, or had last."""
+        self._model = model
         self._session = session
+        self._seat = DraftSeat(model)
         self._backoff = Backoff()
         self._proposing: Proposing | None = None
         self._replied: tuple[int, int] = (0, 0)
@@ -59,31 +70,33 @@ class DraftSide:
         self._unverified: set[int] = set()
         """Tickets whose rounds ended without their proposals, which are still on their way."""
 
-    def propose(self, ticket: int, target: Connection) -> int:
+    def propose(self, ticket: int, target: Connection, member: TargetMember) -> int:
         """Sends Open (once a connection) and Propose together. Returns K; 0 = nothing sent, the round is plain.
 
         While an earlier proposal is still unanswered the rounds are plain: a hung draft costs one wait budget.
         """
-        num_draft_tokens = self._num_draft_tokens()
-        draft = None if self._pair.draft is None else self._pair.draft.connection
-        if draft is None or not num_draft_tokens:
-            self.why_plain = self._why_never(draft is not None)
+        draft = self._place(member) if self._wanted() else None
+        connection = None if draft is None else draft.connection
+        num_draft_tokens = 0 if connection is None else self._num_draft_tokens(connection)
+        if draft is None or connection is None or not num_draft_tokens:
+            self.why_plain = self._why_never(connection is not None)
             return 0
         if self._proposing is not None or not self._backoff.may_draft():
             self.why_plain = "pause" if self._proposing is None else "busy"
             return 0
         self.why_plain = "end"
-        is_first = not self.slot.is_open_on(draft, target.epoch)
+        is_first = not self.slot.is_open_on(connection, target.epoch)
         if is_first:
-            opening = draft.call(dpb.DraftRequest(open=self._open_message(target, draft)))
+            opening = connection.call(dpb.DraftRequest(open=self._open_message(target, member, connection)))
             opening.add_done_callback(ignore_outcome)  # a refused open shows as UNKNOWN_SLOT in the propose's answer
-            self.slot.opened(draft, self._session.committed_len, target.epoch)
-        future = draft.call(dpb.DraftRequest(propose=self._propose_message(ticket, num_draft_tokens)))
+            self.slot.opened(connection, self._session.committed_len, target.epoch)
+        future = connection.call(dpb.DraftRequest(propose=self._propose_message(ticket, num_draft_tokens)))
         committed_len = self._session.committed_len
         num_new = committed_len - self.slot.agreed_len
-        self._proposing = Proposing(future, ticket, committed_len, time.monotonic(), is_first, num_new)
-        self.wait_budget_s = (self._pair.first_wait_budget if is_first else self._pair.wait_budget).seconds
-        future.add_done_callback(self._on_reply)
+        proposing = Proposing(future, draft, ticket, committed_len, time.monotonic(), is_first, num_new)
+        self._proposing = proposing
+        self.wait_budget_s = (draft.first_wait_budget if is_first else draft.wait_budget).seconds
+        future.add_done_callback(functools.partial(self._on_reply, proposing))
         return num_draft_tokens
 
     async def let_reply_arrive(self) -> None:
@@ -96,11 +109,16 @@ class DraftSide:
         """Of a round that was given a proposal to wait for. A draft that was late or refused is left alone a while."""
         if verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED:
             self._backoff.in_time()
+            self._seat.did_well()
             return
         self._backoff.late()
         self.why_plain = "late" if verdict.fallback == tpb.FALLBACK_REASON_LATE else "refused"
-        self._pair.note_fallback(verdict.fallback)
+        note_fallback(self._model.metrics, verdict.fallback)
         replied, num_tokens = self._replied
+        if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
+            self._seat.refused()
+        elif replied == ticket:
+            self._seat.undelivered()
         if replied == ticket:
             self._note_wasted(num_tokens)
         else:
@@ -109,42 +127,55 @@ class DraftSide:
     def close(self) -> None:
         """Free the slot; nobody waits for a proposal that is still on its way."""
         self.slot.close()
-        if self._proposing is not None:
-            self._proposing.future.cancel()
+        proposing, self._proposing = self._proposing, None
+        if proposing is not None:
+            proposing.future.cancel()
+        self._seat.leave()
+
+    def _place(self, target: TargetMember) -> DraftMember | None:
+        """The draft it has, or another when that does not serve it any more; None when there is none."""
+        if not self._seat.may_stay(target, unanswered=self._proposing is not None):
+            self.close()
+        if self._seat.member is None and self._seat.take(target):
+            self._backoff = Backoff()
+            self.metrics = self._model.pair_metrics(self._seat.member)
+        elif self._seat.member is not None:
+            self._seat.take(target)
+        return self._seat.member
 
     def _note_wasted(self, num_tokens: int) -> None:
         self._session.usage.num_wasted_tokens += num_tokens
-        self._pair.note_wasted(num_tokens)
+        self.metrics.wasted_tokens.inc(num_tokens)
 
-    def _num_draft_tokens(self) -> int:
+    def _num_draft_tokens(self, draft: Connection) -> int:
         """K: the wish, capped by what is left of max_tokens and of the draft's context."""
-        context_left = self._pair.draft_context_limit - self._session.committed_len - 1
+        context_left = draft.info.context_limit - self._session.committed_len - 1
         return max(0, min(self._wanted(), self._session.draft_room(), context_left))
 
     def _wanted(self) -> int:
         options = self._session.request.speculation
         if not options.enabled:
             return 0
-        return self._pair.config.num_draft_tokens if options.num_draft_tokens is None else options.num_draft_tokens
+        return self._model.config.num_draft_tokens if options.num_draft_tokens is None else options.num_draft_tokens
 
     def _why_never(self, connected: bool) -> str:
         """Of a round that could have no drafts."""
-        if self._pair.draft is None or not self._wanted():
+        if not self._model.drafts or not self._wanted():
             return "off"
         return "end" if connected or not self._session.draft_room() else "no_draft"
 
-    def _open_message(self, target: Connection, draft: Connection) -> pb.OpenSlot:
+    def _open_message(self, target: Connection, member: TargetMember, draft: Connection) -> pb.OpenSlot:
         message = self._session.open_message()
         # A draft with a shorter context drafts as far as it reaches.
         room = draft.info.context_limit - self._session.num_prompt
         message.params.max_tokens = min(message.params.max_tokens, room)
         message.params.min_tokens = min(message.params.min_tokens, room)
-        message.deliver_to = self._pair.config.target_for_draft or self._pair.target.address
+        message.deliver_to = member.deliver_address
         message.target_epoch = target.epoch
         return message
 
     def _propose_message(self, ticket: int, num_draft_tokens: int) -> dpb.Propose:
-        options, config = self._session.request.speculation, self._pair.config
+        options, config = self._session.request.speculation, self._model.config
         encoding = options.draft_logprobs or DraftLogprobs[config.draft_logprobs.upper()]
         topk: Any = options.draft_topk or config.draft_topk
         return dpb.Propose(
@@ -154,16 +185,18 @@ class DraftSide:
             num_draft_tokens=num_draft_tokens,
             ticket=ticket,
             draft_logprobs=encoding.value,
-            draft_topk=min(topk, self._pair.facts.vocab_size),
+            draft_topk=min(topk, self._model.facts.vocab_size),
         )
 
-    def _on_reply(self, future: asyncio.Future[dpb.DraftReply]) -> None:
+    def _on_reply(self, proposing: Proposing, future: asyncio.Future[dpb.DraftReply]) -> None:
         """The draft answered, in time or not, or was lost."""
-        proposing, self._proposing = self._proposing, None
-        if proposing is None or future.cancelled() or future.exception() is not None:
+        if proposing is not self._proposing:
+            return  # of a draft that it has left
+        self._proposing = None
+        if future.cancelled() or future.exception() is not None:
             self.slot.open_again()
             return
-        reply = future.result()
+        reply, draft = future.result(), proposing.draft
         if reply.WhichOneof("item") == "propose":
             self.slot.agreed_len = proposing.committed_len
             self._replied = (proposing.ticket, len(reply.propose.draft_ids))
@@ -172,12 +205,14 @@ class DraftSide:
                 self._note_wasted(len(reply.propose.draft_ids))
             self.last_propose_s = (reply.propose.queue_us + reply.propose.compute_us) / 1e6
             took_s = time.monotonic() - proposing.sent_s
-            self._pair.note_proposal(reply.propose, took_s, proposing.fed_prompt(reply.propose))
+            (draft.first_wait_budget if proposing.fed_prompt(reply.propose) else draft.wait_budget).observe(took_s)
+            note_proposal(self._model.metrics, reply.propose)
         elif reply.error.code == pb.WORKER_ERROR_CODE_BEHIND:
             self.slot.agreed_len = min(reply.error.known_len, proposing.committed_len)
         else:
             log.info("the draft refused slot %d: %s", self._session.slot_id, reply.error.message)
             self.slot.open_again()
+            self._seat.answered_with(reply.error.code)
 
 
 def ignore_outcome(future: asyncio.Future[Any]) -> None:

@@ -1,7 +1,7 @@
 """The gateway's end of a worker: connects, learns the epoch, keeps one Control stream, reconnects for ever.
 
-Who is alive is what these streams say; nothing else is asked. A Connection is one life of the stream: slots opened on
-it are gone when it is gone, whatever the worker's epoch.
+Who is alive is what these streams say. A Connection is one life of the stream: slots opened on it are gone when it is
+gone, whatever the worker's epoch. Beside it the worker is asked now and then how it is: its load, whether it drains.
 """
 
 from __future__ import annotations
@@ -13,19 +13,26 @@ from typing import Any
 
 import grpc.aio
 
+from gateway.hang_watch import HangWatch
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import IncompatiblePair, Unavailable, WorkerLost
+from outrider.wire.channels import Dialer
+from outrider.wire.errors import IncompatiblePair, OutriderError, Unavailable, WorkerLost
 from outrider.wire.log import get_logger
-from outrider.wire.rpc import client_options
+from outrider.wire.roles import Role
 from outrider.wire.streams import Outbox, PendingReplies
+from outrider.wire.tls import CertificateFolder
 
 log = get_logger(__name__)
 
 RECONNECT_S = 0.2
 CALL_TIMEOUT_S = 10.0
+POLL_S = 0.5
+"""Between two questions how a worker is."""
+POLL_TIMEOUT_S = 1.0
+RTT_GAIN = 1 / 8
 _TYPES: dict[str, tuple[Any, Any]] = {
     "draft": (draft_pb2_grpc.DraftServiceStub, dpb.DraftRequestBatch),
     "target": (target_pb2_grpc.TargetServiceStub, tpb.TargetRequestBatch),
@@ -41,11 +48,14 @@ class Connection:
         stream: Any,
         make_batch: Callable[[list[Any]], Any],
         count_bytes: Callable[[int], None],
+        max_message_bytes: int | None = None,
     ) -> None:
         self._last_heard_s = time.monotonic()
         self.info = info
         self.epoch: int = info.epoch
         self.alive = True
+        self.hung = False
+        """It was given up because the worker made no step."""
         self._stream = stream
         self._pending: PendingReplies[Any] = PendingReplies()
 
@@ -54,7 +64,9 @@ class Connection:
             count_bytes(batch.ByteSize())
             await stream.write(batch)
 
-        self._outbox: Outbox[Any] = Outbox(write, stream.cancel)
+        # Some room is left for what a message adds to its items.
+        max_batch_bytes = None if max_message_bytes is None else max_message_bytes - (1 << 16)
+        self._outbox: Outbox[Any] = Outbox(write, stream.cancel, max_batch_bytes, lambda item: item.ByteSize())
         self._count_bytes = count_bytes
 
     def call(self, request: Any) -> asyncio.Future[Any]:
@@ -93,28 +105,15 @@ class Connection:
             self._stream.cancel()
             await self._outbox.close()
 
-    async def drop_when_hung(self, silence_s: float, num_steps: Callable[[], Awaitable[int]]) -> None:
-        """Drops the stream of a worker that has work, answers nothing and makes no step for `silence_s`.
+    @property
+    def heard_s(self) -> float:
+        """When the last answer came."""
+        return self._last_heard_s
 
-        A long prompt keeps a worker silent while its steps go on; an engine that hangs leaves its server answering.
-        """
-        seen_s, seen_steps = time.monotonic(), -1
-        while self.alive:
-            await asyncio.sleep(silence_s / 4)
-            now = time.monotonic()
-            if not len(self._pending) or now - self._last_heard_s < silence_s / 2:
-                seen_s = now
-                continue
-            try:
-                steps = await num_steps()
-            except grpc.aio.AioRpcError:
-                steps = seen_steps
-            if steps != seen_steps:
-                seen_s, seen_steps = now, steps
-            elif now - seen_s >= silence_s:
-                log.error("the worker made no step for %g s with work to do: dropping its stream", silence_s)
-                self.drop()
-                return
+    @property
+    def has_work(self) -> bool:
+        """Something was asked and is not answered."""
+        return len(self._pending) > 0
 
 
 class WorkerLink:
@@ -126,25 +125,38 @@ class WorkerLink:
         address: str,
         *,
         max_message_bytes: int,
-        silence_s: float,
-        accept: Callable[[pb.WorkerInfo], None],
+        silence_s: tuple[float, float],
+        accept: Callable[[pb.WorkerInfo, WorkerLink], Awaitable[None]],
         count_bytes: Callable[[int], None],
-        on_change: Callable[[bool], None],
+        on_change: Callable[[Connection | None, Connection | None], None],
+        certificates: CertificateFolder | None = None,
     ) -> None:
-        """`accept` raises IncompatiblePair for a worker that must not be used."""
+        """`silence_s`: the least and the most that a worker with work may be silent, see `HangWatch`.
+        `accept` raises an OutriderError for a worker that must not be used, or waits until it can tell.
+        `on_change(before, after)`: a connection came, or went.
+        """
         self.name = name
         self.address = address
-        self._connection: Connection | None = None
+        self.info: pb.WorkerInfo | None = None
+        """What the worker said of itself last."""
+        self.rtt_s = 0.0
+        """Round-trip time of a call, smoothed."""
         self.refused: str | None = None
         """Why the worker at this address is not used, when it answers but does not fit."""
+        self._connection: Connection | None = None
+        self._hang: HangWatch | None = None
+        self._refused_epoch = 0
         self._silence_s = silence_s
         self._accept = accept
         self._count_bytes = count_bytes
         self._on_change = on_change
         self._changed = asyncio.Condition()
-        self._channel = grpc.aio.insecure_channel(address, options=client_options(max_message_bytes))
-        stub_type, self._batch_type = _TYPES[name]
-        self._stub = stub_type(self._channel)
+        self._max_message_bytes = max_message_bytes
+        self._failure = ""
+        """Why the last call did not reach the worker."""
+        self._dialer = Dialer(address, Role(name), max_message_bytes, certificates)
+        self._stub_type, self._batch_type = _TYPES[name]
+        self._stub = self._stub_type(self._dialer.channel())
         self._task = asyncio.create_task(self._keep_connected())
 
     @property
@@ -152,8 +164,16 @@ class WorkerLink:
         """None from the moment the stream ends: a round must not go to a worker that is known to be gone."""
         return self._connection if self._connection is not None and self._connection.alive else None
 
-    async def get_info(self) -> pb.WorkerInfo:
-        info: pb.WorkerInfo = await self._stub.GetInfo(pb.GetInfoRequest(), timeout=CALL_TIMEOUT_S)
+    @property
+    def silent_s(self) -> float:
+        """How long it has made no step and answered nothing, with work to do."""
+        connection, watch = self.connection, self._hang
+        if connection is None or watch is None or not connection.has_work:
+            return 0.0
+        return watch.silent_s(connection.heard_s, time.monotonic())
+
+    async def get_info(self, timeout_s: float = CALL_TIMEOUT_S) -> pb.WorkerInfo:
+        info: pb.WorkerInfo = await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)
         return info
 
     async def get_tokenizer(self) -> pb.TokenizerFiles:
@@ -166,8 +186,9 @@ class WorkerLink:
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(lambda: self.connection is not None or self.refused is not None)
         except TimeoutError:
+            why = f" ({self._failure})" if self._failure else ""
             raise Unavailable(
-                f"no {self.name} at {self.address} within {timeout_s:g} s: is it running there?", retry_after_s=1.0
+                f"no {self.name} at {self.address} within {timeout_s:g} s: is it running there?{why}", retry_after_s=1.0
             ) from None
         connection = self.connection
         if connection is None:
@@ -179,24 +200,39 @@ class WorkerLink:
             try:
                 await self._connect_once()
             except grpc.aio.AioRpcError as error:
-                log.debug("%s at %s: %s", self.name, self.address, error.code().name)
-            except IncompatiblePair as error:
+                self._note_failure(f"{error.code().name}: {error.details()}")
+            except OutriderError as error:
                 log.error("the %s at %s is not used: %s", self.name, self.address, error.message)
                 await self._set(None, error.message)
             except Exception:  # whatever it was, the worker may come back
                 log.exception("the connection to the %s at %s failed", self.name, self.address)
             await asyncio.sleep(RECONNECT_S)
 
+    def _note_failure(self, why: str) -> None:
+        """Said once: a worker that is away is asked again for ever."""
+        if why != self._failure:
+            log.warning("no answer from the %s at %s: %s", self.name, self.address, why)
+        self._failure = why
+
     async def _connect_once(self) -> None:
         """Until the stream ends."""
+        self._stub = self._stub_type(self._dialer.channel())  # another one, once our certificates were replaced
         info = await self.get_info()
-        self._accept(info)
+        if self.refused is not None and info.epoch == self._refused_epoch:
+            return  # it is still what it was
+        self._refused_epoch = info.epoch
+        await self._accept(info, self)
+        self.info = info = await self.get_info()  # the first may be old by now
         connection = Connection(
-            info, self._stub.Control(), lambda items: self._batch_type(items=items), self._count_bytes
+            info,
+            self._stub.Control(),
+            lambda items: self._batch_type(items=items),
+            self._count_bytes,
+            self._max_message_bytes,
         )
         log.info("connected to the %s %s at %s", self.name, info.model_id, self.address)
         reading = asyncio.create_task(connection.run())
-        watching = asyncio.create_task(connection.drop_when_hung(self._silence_s, self._num_steps))
+        watching = asyncio.create_task(self._watch(connection))
         try:
             await self._set(connection, None)
             await reading
@@ -208,16 +244,44 @@ class WorkerLink:
             log.info("disconnected from the %s at %s", self.name, self.address)
             await self._set(None, None)
 
-    async def _num_steps(self) -> int:
-        return int((await self.get_info()).num_steps)
+    async def _watch(self, connection: Connection) -> None:
+        """Asks how the worker is, and drops the stream of one that hangs."""
+        watch = self._hang = HangWatch(*self._silence_s, time.monotonic())
+        while connection.alive:
+            await asyncio.sleep(min(POLL_S, self._silence_s[1] / 4))
+            asked_s = time.monotonic()
+            try:
+                info = await self.get_info(POLL_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                now = time.monotonic()
+            else:
+                now = time.monotonic()
+                self._note(info, now - asked_s)
+                watch.step_seen(info.num_steps, info.longest_step_us / 1e6, now)
+            if not connection.has_work:
+                watch.idle(now)
+            elif watch.hangs(connection.heard_s, now):
+                log.error(
+                    "the %s at %s made no step for %g s with work to do: dropping its stream",
+                    self.name,
+                    self.address,
+                    watch.limit_s,
+                )
+                connection.hung = True
+                connection.drop()
+                return
+
+    def _note(self, info: pb.WorkerInfo, took_s: float) -> None:
+        self.info = info
+        self.rtt_s += (took_s - self.rtt_s) * (RTT_GAIN if self.rtt_s else 1.0)
 
     async def _set(self, connection: Connection | None, refused: str | None) -> None:
         async with self._changed:
-            self._connection, self.refused = connection, refused
-            self._on_change(connection is not None)
+            before, self._connection, self.refused = self._connection, connection, refused
+            self._on_change(before, connection)
             self._changed.notify_all()
 
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await self._channel.close(None)
+        await self._dialer.close()

@@ -1,4 +1,8 @@
-"""The target's part of a round: a slot, one verify, and what to do when it cannot be answered as asked."""
+"""The target's part of a round: which target, a slot there, one verify, and what to do when it is answered otherwise.
+
+A request stays where it is while it can: its cache is there. It moves when its target is lost, hangs, fails or has no
+slot, and goes on from its committed tokens.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +12,83 @@ import time
 from collections.abc import AsyncIterator
 
 from gateway.links import Connection
-from gateway.pair import Pair
+from gateway.member import TargetMember
+from gateway.placement import prefix_key
+from gateway.served import ServedModel
 from gateway.session import Session
 from gateway.worker_slot import WorkerSlot
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import DeadlineExceeded, InvalidRequest, WorkerFault
+from outrider.wire.errors import DeadlineExceeded, InvalidRequest, WorkerFault, WorkerLost
 
 _REOPEN = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_CANCELLED)
 
 
+MAX_FAULTS = 2
+"""Of one request in a row, before it fails: a request that no target can answer must not try them all."""
+
+
+class GoElsewhere(Exception):
+    """The target takes no slot for this request now; `reason` is a label of outrider_retries_total."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class TargetSide:
-    def __init__(self, pair: Pair, session: Session, deadline_s: float) -> None:
+    def __init__(self, model: ServedModel, session: Session, deadline_s: float) -> None:
         """`deadline_s`: monotonic time at which the request's life ends."""
         self.slot = WorkerSlot(session.slot_id, tpb.TargetRequest)
-        self._pair = pair
+        self.why_again = ""
+        """Why the last round has to be done again: a label of outrider_retries_total."""
+        self._model = model
         self._session = session
         self._deadline_s = deadline_s
+        self._key = prefix_key(session.request.prompt_ids, session.request.cache_salt)
+        self._member: TargetMember | None = None
+        self._probes = False
+        """It was placed where the breaker is open, to see."""
+        self._avoid: str | None = None
+        """Where it failed last."""
         self._num_faults = 0
 
-    async def connection(self) -> Connection:
-        """Waits for a target that is away. Raises Unavailable or DeadlineExceeded."""
-        async with self._in_time():
-            return await self._pair.target.wait_connected(self._pair.config.start_timeout_s)
+    @property
+    def member(self) -> TargetMember:
+        """Once it is placed."""
+        assert self._member is not None, "place() comes first"
+        return self._member
+
+    async def place(self) -> Connection:
+        """The target of the next round: the one it has, or another when it cannot go on there. Waits for one.
+
+        Raises WorkerLost, Unavailable or DeadlineExceeded.
+        """
+        if self._member is None or not self._may_stay(self._member):
+            self._leave()
+            async with self._in_time():
+                self._member = await self._model.place_target(self._key, self._avoid)
+            self._probes = self._member.breaker.is_open
+        connection = self._member.connection
+        if connection is None:
+            raise WorkerLost("lost the worker: it went the moment it was chosen")
+        return connection
 
     async def open(self, target: Connection) -> None:
-        """Makes sure of a slot on this connection; waits its turn while the target has none free.
+        """Makes sure of a slot on this connection; waits its turn while no target has one free.
 
-        Raises WorkerLost, DeadlineExceeded, InvalidRequest, WorkerFault.
+        Raises WorkerLost, GoElsewhere, DeadlineExceeded, InvalidRequest, WorkerFault.
         """
         if not self.slot.is_open_on(target):
             async with self._in_time():
-                await self._pair.room.enter(lambda: self._try_open(target))
+                await self.member.room.enter(lambda: self._try_open(target))
+
+    async def pay_for_retry(self) -> None:
+        """Waits while the gateway's retries are used up. Raises DeadlineExceeded."""
+        retries = self._model.retries
+        async with self._in_time():
+            while not retries.take():  # noqa: ASYNC110  (nobody tells when time has passed)
+                await asyncio.sleep(1 / retries.floor_per_s)
 
     async def verify(
         self, target: Connection, ticket: int, num_draft_tokens: int, wait_budget_s: float
@@ -61,16 +110,29 @@ class TargetSide:
             reply = await target.call(tpb.TargetRequest(verify=request))
         if reply.WhichOneof("item") == "verdict":
             self._check(reply.verdict)
+            self.member.breaker.succeeded()
             self.slot.agreed_len = reply.verdict.committed_len + len(reply.verdict.token_ids)
-            self._num_faults = 0
+            self._num_faults, self._avoid, self._probes = 0, None, False
             return reply.verdict  # type: ignore[no-any-return]
         self._mend(target, reply.error)
         return None
 
     def close(self) -> None:
         """Free the slot. A round in flight is cancelled by it."""
+        self._leave()
+
+    def _may_stay(self, member: TargetMember) -> bool:
+        connection = member.connection
+        if connection is None or (member.breaker.is_open and not self._probes):
+            return False
+        return self.slot.is_open_on(connection) or (not member.draining and self._avoid != member.name)
+
+    def _leave(self) -> None:
         self.slot.close()
-        self._pair.room.note_freed()
+        if self._member is not None:
+            self._member.detach()
+            self._member.room.note_freed()
+            self._member = None
 
     async def _try_open(self, target: Connection) -> bool:
         """False: no slot is free now. A request that could never fit is refused as INVALID."""
@@ -80,22 +142,46 @@ class TargetSide:
             return True
         self.slot.open_again()
         if reply.error.code == pb.WORKER_ERROR_CODE_EXHAUSTED:
+            self.member.told_exhausted()
+            if self._model.has_room_beside(self.member):
+                raise self._elsewhere("full")
             return False
+        if reply.error.code == pb.WORKER_ERROR_CODE_DRAINING:
+            self.member.told_draining()
+            raise self._elsewhere("draining")
         if reply.error.code == pb.WORKER_ERROR_CODE_INVALID:
             raise InvalidRequest(f"the target cannot take the request: {reply.error.message}")
-        raise WorkerFault(f"the target refused the request: {reply.error.message}")
+        if reply.error.code == pb.WORKER_ERROR_CODE_STALE_EPOCH:
+            target.drop()  # we talk to a life that is over
+            raise WorkerLost("lost the worker: it was started again")
+        self._fault(reply.error)
+        raise self._elsewhere("fault")
+
+    def _elsewhere(self, reason: str) -> GoElsewhere:
+        self._avoid = self.member.name
+        return GoElsewhere(reason)
 
     def _mend(self, target: Connection, error: pb.WorkerError) -> None:
         """Make the next round possible. Raises WorkerFault when it would only fail again."""
-        self._num_faults += error.code == pb.WORKER_ERROR_CODE_INTERNAL
         if error.code == pb.WORKER_ERROR_CODE_BEHIND:
+            self.why_again = "behind"
             self.slot.agreed_len = min(error.known_len, self._session.committed_len)
-        elif error.code in _REOPEN or self._num_faults == 1:
-            self.slot.open_again()
-        else:
-            raise WorkerFault(f"the target failed: {error.message}")
+            return
+        self.slot.open_again()
+        self.why_again = "slot"
         if error.code == pb.WORKER_ERROR_CODE_STALE_EPOCH:
             target.drop()  # we talk to a life that is over
+        elif error.code not in _REOPEN:
+            self._fault(error)
+            self.why_again = "fault"
+
+    def _fault(self, error: pb.WorkerError) -> None:
+        """The target failed. Raises WorkerFault when it is the request's last chance."""
+        self.member.breaker.failed()
+        self._probes, self._avoid = False, self.member.name
+        self._num_faults += 1
+        if self._num_faults >= MAX_FAULTS:
+            raise WorkerFault(f"the target failed: {error.message}")
 
     def _time_left(self) -> float:
         return max(0.0, self._deadline_s - time.monotonic())
@@ -106,11 +192,12 @@ class TargetSide:
             async with asyncio.timeout(self._time_left()):
                 yield
         except TimeoutError:
-            raise timed_out(self._pair.config.request_timeout_s) from None
+            raise timed_out(self._model.config.request_timeout_s) from None
 
     def _check(self, verdict: tpb.Verdict) -> None:
         """Never apply a verdict that is not for our length: it would repeat or lose tokens."""
         if verdict.committed_len != self._session.committed_len or not verdict.token_ids:
+            self.member.breaker.failed()
             raise WorkerFault(
                 f"the target's verdict is for length {verdict.committed_len} with {len(verdict.token_ids)} tokens, "
                 f"the request is at {self._session.committed_len}"

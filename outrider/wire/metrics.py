@@ -102,10 +102,10 @@ class GatewayMetrics:
         """outrider_queue_depth: answers waiting for a place."""
         self.running = Gauge("outrider_running", "Answers being decoded.", registry=r)
         """outrider_running: answers being decoded."""
-        self.worker_connected = Gauge(
-            "outrider_worker_connected", "1 while the stream to the worker is up.", ["worker"], registry=r
-        )
-        """outrider_worker_connected{worker="draft"} == 0: the draft is gone and steps are plain."""
+        self.retries = Counter("outrider_retries", "Rounds done again, by why.", ["reason"], registry=r)
+        """sum by (reason) (rate(outrider_retries_total[5m])): rounds done again. lost: the target's stream ended; fault:
+        the target failed; slot: the target knew no such slot; behind: it knew less of it; full, draining: the request
+        went to another target for a slot. Series of the workers themselves are made in gateway/member_series.py."""
 
     def pair(self, target: str, draft: str) -> PairMetrics:
         """The series of a pair of models: their ids, `draft` empty where there is none."""

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from gateway.coordinator import Answers
 from gateway.generation import GenerationRequest
-from outrider.wire.config import GatewayConfig
-from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.params import SamplingParams
+from tests.unit.scripted_pool import served_model
 
 
 async def test_a_handler_that_is_cancelled_while_it_leaves_gives_its_place_back() -> None:
     """As gRPC does when the client goes in the moment in which its answer ends."""
     changes: list[int] = []
-    metrics, config = GatewayMetrics(), GatewayConfig(target="127.0.0.1:9")
-    pair: Any = SimpleNamespace(metrics=metrics, config=config)
+    model = served_model({}, {})
+    model.places.num_running = model.places.capacity  # nobody gets a place
     request = GenerationRequest("request", "target", (1,), SamplingParams())
-    answers = Answers(pair, asyncio.Semaphore(0), (request, request), changes.append)
+    answers = Answers(model, (request, request), changes.append)
 
     async def handler() -> None:
         async with answers:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
 
 from gateway.draft_side import DraftSide
 from gateway.generation import GenerationRequest
-from gateway.pair import Pair, TargetFacts
 from gateway.session import Session
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.wire.config import GatewayConfig
-from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.params import SamplingParams
-from tests.unit.test_detokenizer import byte_level
+from tests.unit.scripted_pool import connection_of, link_of, served_model
 
 PROMPT = tuple(range(40))
 
@@ -33,27 +29,22 @@ class ScriptedDraft:
         return self.calls[-1][1]
 
 
-def pair_with(draft: ScriptedDraft) -> Pair:
-    facts = TargetFacts("target", vocab_size=128, context_limit=512, created=0)
-    target, link = cast(Any, SimpleNamespace(address="127.0.0.1:9")), cast(Any, SimpleNamespace(connection=draft))
-    config = GatewayConfig(target="127.0.0.1:9", wait_budget_min_ms=1e-6)  # so that every observation shows
-    metrics = GatewayMetrics()
-    return Pair(config, target, link, facts, byte_level(), metrics, metrics.pair("target", "draft"))
-
-
 async def test_only_proposals_that_fed_no_prompt_teach_how_long_one_takes() -> None:
     """One whose cache was taken for others meanwhile has waited for memory, and fed its prompt again."""
     draft = ScriptedDraft()
-    pair, target = pair_with(draft), cast(Any, SimpleNamespace(epoch=5))
-    session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), pair.tokenizer, 1)
-    side = DraftSide(pair, session)
+    config = GatewayConfig(target="127.0.0.1:9", wait_budget_min_ms=1e-6)  # so that every observation shows
+    target = connection_of()
+    model = served_model({"target-0": link_of(target)}, {"draft-0": link_of(draft)}, gateway=config)
+    member = model.drafts["draft-0"]
+    session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.tokenizer, 1)
+    side = DraftSide(model, session)
 
     async def taught(num_committed: int, num_fed: int) -> list[str]:
         """By the proposal after so many more tokens, that had to feed so many."""
-        budgets = {"first": pair.first_wait_budget, "other": pair.wait_budget}
+        budgets = {"first": member.first_wait_budget, "other": member.wait_budget}
         before = {name: budget.seconds for name, budget in budgets.items()}
         session.committed.extend(range(num_committed))
-        assert side.propose(1, target)
+        assert side.propose(1, target, model.targets["target-0"])
         request, future = draft.calls[-1]
         assert len(request.propose.committed_ids) == num_committed
         future.set_result(dpb.DraftReply(propose=dpb.ProposeReply(draft_ids=range(5), num_fed_tokens=num_fed)))

@@ -1,0 +1,118 @@
+"""When a worker that fails is left alone, and how often requests may be started again. Pure, one owner: the event loop.
+
+A breaker is Finagle's failure accrual: failures in a row open it, and a probe, one request, closes it again. The budget
+is Finagle's, too: a share of the requests on top of a floor, so that retries never make a bad moment worse.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from enum import Enum
+
+MAX_FAILURES = 3
+"""In a row."""
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 15.0
+"""The pause before a probe doubles with every probe that fails."""
+
+RETRY_SHARE = 0.2
+"""Retries that each new request pays for."""
+RESERVE_S = 10.0
+"""An unused budget holds the floor of so many seconds."""
+
+
+class _State(Enum):
+    CLOSED = "closed"
+    OPEN = "open"
+    PROBING = "probing"
+
+
+class Breaker:
+    """Of one worker. Closed: requests go there. Open: one request may try after each pause."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
+    ) -> None:
+        """`jitter` gives numbers in [0, 1): a pause is between its half and its whole."""
+        self._clock = clock
+        self._jitter = jitter
+        self._state = _State.CLOSED
+        self._num_failures = 0
+        self._pause_s = FIRST_PAUSE_S
+        self._probe_from_s = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self._state is not _State.CLOSED
+
+    @property
+    def allows(self) -> bool:
+        """A request may go there now."""
+        return self._state is _State.CLOSED or self._clock() >= self._probe_from_s
+
+    def begin(self) -> None:
+        """A request goes there. While open it is the probe: the next one waits, whether this one is ever heard of."""
+        if self.is_open:
+            self._state = _State.PROBING
+            self._probe_from_s = self._clock() + self._jittered()
+
+    def succeeded(self) -> None:
+        if self._num_failures or self.is_open:
+            self._state, self._num_failures, self._pause_s = _State.CLOSED, 0, FIRST_PAUSE_S
+
+    def failed(self) -> None:
+        """Failures of requests that were under way when it opened change nothing."""
+        if self._state is _State.CLOSED:
+            self._num_failures += 1
+            if self._num_failures >= MAX_FAILURES:
+                self.trip()
+        elif self._state is _State.PROBING:
+            self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
+            self._open()
+
+    def trip(self) -> None:
+        """Open at once, or fail the probe: this failure needs no second."""
+        if self._state is _State.CLOSED:
+            self._open()
+        else:
+            self.failed()
+
+    def restarted(self) -> None:
+        """The worker began a new life: it may be probed now."""
+        self._probe_from_s = self._clock()
+
+    def _open(self) -> None:
+        self._state = _State.OPEN
+        self._probe_from_s = self._clock() + self._jittered()
+
+    def _jittered(self) -> float:
+        return self._pause_s * (0.5 + 0.5 * self._jitter())
+
+
+class RetryBudget:
+    """A token bucket. Every request puts RETRY_SHARE in, every retry takes one; `floor_per_s` flows in besides."""
+
+    def __init__(self, floor_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.floor_per_s = floor_per_s
+        self._most = floor_per_s * RESERVE_S
+        self._clock = clock
+        self._balance = self._most
+        self._seen_s = clock()
+
+    def request(self) -> None:
+        self._refill(RETRY_SHARE)
+
+    def take(self) -> bool:
+        """True when a retry may go now."""
+        self._refill(0.0)
+        if self._balance < 1.0:
+            return False
+        self._balance -= 1.0
+        return True
+
+    def _refill(self, extra: float) -> None:
+        now = self._clock()
+        self._balance = min(self._most, self._balance + (now - self._seen_s) * self.floor_per_s + extra)
+        self._seen_s = now

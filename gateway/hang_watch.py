@@ -1,0 +1,51 @@
+"""When a worker that has work and says nothing counts as hung. Pure.
+
+A stopped process or a cut network is noticed by keepalive; this is for an engine that hangs while its server answers.
+A long prompt keeps a worker silent while its steps go on, and a step may be long: what is too long is a multiple of the
+longest one seen.
+"""
+
+from __future__ import annotations
+
+MIN_SILENCE_S = 4.0
+"""Where nothing else asks for more."""
+STEPS = 8
+"""Times the longest recent step."""
+
+
+class HangWatch:
+    """Of one life of a stream."""
+
+    def __init__(self, min_silence_s: float, max_silence_s: float, now: float) -> None:
+        """min_silence_s: what every worker is given, as far as max_silence_s allows.
+
+        max_silence_s: the most that any is given, and what one is given whose steps are not known yet.
+        """
+        self._min_silence_s = min_silence_s
+        self._max_silence_s = max_silence_s
+        self._longest_step_s = 0.0
+        self._num_steps = -1
+        self._alive_s = now
+
+    def step_seen(self, num_steps: int, longest_step_s: float, now: float) -> None:
+        """What the worker says of itself."""
+        self._longest_step_s = longest_step_s
+        if num_steps != self._num_steps:
+            self._num_steps, self._alive_s = num_steps, now
+
+    def idle(self, now: float) -> None:
+        """It has no work."""
+        self._alive_s = now
+
+    @property
+    def limit_s(self) -> float:
+        if not self._longest_step_s:
+            return self._max_silence_s
+        return min(self._max_silence_s, max(self._min_silence_s, STEPS * self._longest_step_s))
+
+    def silent_s(self, heard_s: float, now: float) -> float:
+        """How long it has made no step. heard_s: when its last answer came."""
+        return now - max(self._alive_s, heard_s)
+
+    def hangs(self, heard_s: float, now: float) -> bool:
+        return self.silent_s(heard_s, now) >= self.limit_s

@@ -1,0 +1,140 @@
+"""A worker as the gateway uses it: its link, whether it may be used, and what is known of its load."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from enum import Enum
+
+from gateway.breaker import Breaker
+from gateway.links import Connection, WorkerLink
+from gateway.membership import MemberSpec
+from gateway.placement import Load
+from gateway.room import Room
+from gateway.wait_budget import WaitBudget
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.config import GatewayConfig
+
+SILENT_S = 1.0
+
+
+class State(Enum):
+    """Label `state` of outrider_members."""
+
+    SERVING = "serving"
+    DRAINING = "draining"
+    FAILING = "failing"
+    """Its breaker is open."""
+    LOST = "lost"
+    """Not connected."""
+    REFUSED = "refused"
+    """It answers, and does not fit."""
+
+
+class Member:
+    def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
+        self.spec = spec
+        self.link = link
+        self.breaker = Breaker()
+        self.num_requests = 0
+        """Requests placed here."""
+        self._epoch = 0
+        self._refused_slots_of: pb.WorkerInfo | None = None
+        self._told_draining_epoch = 0
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def connection(self) -> Connection | None:
+        return self.link.connection
+
+    @property
+    def draining(self) -> bool:
+        """It finishes what runs there."""
+        info = self.link.info
+        told = info is not None and (info.draining or info.epoch == self._told_draining_epoch)
+        return self.spec.draining or told
+
+    @property
+    def usable(self) -> bool:
+        """A request may be placed here."""
+        return self.connection is not None and not self.draining and self.breaker.allows
+
+    @property
+    def goes_on(self) -> bool:
+        """A request that has its slot here may keep it."""
+        return self.connection is not None and not self.breaker.is_open
+
+    @property
+    def state(self) -> State:
+        if self.connection is None:
+            return State.REFUSED if self.link.refused is not None else State.LOST
+        if self.draining:
+            return State.DRAINING
+        return State.FAILING if self.breaker.is_open else State.SERVING
+
+    @property
+    def silent(self) -> bool:
+        """It has work and shows no sign of life, though not for long enough to be given up."""
+        return self.link.silent_s > SILENT_S
+
+    @property
+    def load(self) -> Load:
+        """Slots of other gateways count by what the worker said last. One that it refused counts till then."""
+        info = self.link.info or pb.WorkerInfo()
+        num_slots = self.num_requests if info is self._refused_slots_of else info.num_slots
+        kv_share = info.num_kv_blocks_in_use / info.num_kv_blocks if info.num_kv_blocks else 0.0
+        num_requests = max(self.num_requests, info.num_slots_in_use)
+        return Load(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.silent)
+
+    def attach(self) -> None:
+        """A request is placed here."""
+        self.num_requests += 1
+        self.breaker.begin()
+
+    def detach(self) -> None:
+        self.num_requests -= 1
+
+    def told_draining(self) -> None:
+        """It refused a slot because it is about to stop."""
+        self._told_draining_epoch = 0 if self.link.info is None else self.link.info.epoch
+
+    def told_exhausted(self) -> None:
+        """It had no slot to give."""
+        self._refused_slots_of = self.link.info
+
+    def changed(self, before: Connection | None, after: Connection | None) -> None:
+        """Its connection went or came."""
+        if before is not None and after is None:
+            (self.breaker.trip if before.hung else self.breaker.failed)()
+        if after is not None:
+            if self._epoch not in (0, after.epoch):
+                self.breaker.restarted()
+            self._epoch = after.epoch
+
+
+class TargetMember(Member):
+    def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
+        super().__init__(spec, link)
+        self.room = Room()
+
+    @property
+    def deliver_address(self) -> str:
+        """Where drafts reach it."""
+        return self.spec.deliver_address
+
+
+class DraftMember(Member):
+    def __init__(self, spec: MemberSpec, link: WorkerLink, config: GatewayConfig) -> None:
+        super().__init__(spec, link)
+        limits_s = (config.wait_budget_min_ms / 1e3, config.wait_budget_max_ms / 1e3)
+        self.wait_budget = WaitBudget(*limits_s)
+        self.first_wait_budget = WaitBudget(*limits_s)
+        """For proposals that feed a prompt, a slot's first above all: they say nothing about the others."""
+        self.deliveries: defaultdict[str, Breaker] = defaultdict(Breaker)
+        """By target: whether proposals that were made in time arrive there."""
+
+    def serves(self, target: str) -> bool:
+        """A request at this target may be given to it."""
+        return self.usable and self.deliveries[target].allows

@@ -1,0 +1,182 @@
+"""Keeps served models and the links to their workers in line with the membership. The gateway has one.
+
+A member whose address changes is a new one; the requests of one that leaves go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from gateway.hang_watch import MIN_SILENCE_S
+from gateway.links import Connection, WorkerLink
+from gateway.member import DraftMember, TargetMember
+from gateway.member_series import MemberSeries
+from gateway.membership import Membership, MemberSpec, Role
+from gateway.served import ServedModel, Shared
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.config import GatewayConfig
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+from outrider.wire.metrics import GatewayMetrics
+from outrider.wire.roles import Role as Part
+from outrider.wire.tls import part_certificates
+
+log = get_logger(__name__)
+
+
+class Pools:
+    def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
+        """Raises ConfigError for a chat template or certificates that cannot be read."""
+        self.config = config
+        self.certificates = part_certificates(config.tls_dir, Part.GATEWAY)
+        self.metrics = metrics
+        self.models: dict[str, ServedModel] = {}
+        """By target pool."""
+        self.members: dict[str, TargetMember | DraftMember] = {}
+        self._shared = Shared(config, metrics, _read_template(config))
+        self._serves: dict[str, tuple[str, ...]] = {}
+        """Target pools by draft pool."""
+        self._background: set[asyncio.Task[None]] = set()
+        metrics.registry.register(MemberSeries(lambda: list(self.members.values())))
+
+    def update(self, membership: Membership) -> None:
+        """From now on these are the pools and members."""
+        targets = {pool.name: pool for pool in membership.pools if pool.role == "target"}
+        self._serves = {pool.name: pool.serves for pool in membership.pools if pool.role == "draft"}
+        for name, spec in targets.items():
+            if name not in self.models:
+                self.models[name] = ServedModel(spec, self._shared)
+        wanted = {spec.name: spec for spec in membership.members if not spec.starting and spec.address}
+        for name, member in list(self.members.items()):
+            spec_now = wanted.get(name)
+            if spec_now is None or spec_now.address != member.spec.address or spec_now.pool != member.spec.pool:
+                self._remove(member)
+            else:
+                member.spec = spec_now
+        for name, model in list(self.models.items()):
+            if name not in targets:
+                model.removed = True
+                del self.models[name]
+                model.note_change()
+        for name, spec_now in wanted.items():
+            if name not in self.members:
+                self._add(spec_now)
+        self._share_drafts()
+        for model in self.models.values():
+            model.note_change()
+
+    async def wait_ready(self) -> None:
+        """At start: a target of every pool, and every draft of the membership, fit and are connected.
+
+        Raises Unavailable when one does not come in time, IncompatiblePair naming the first difference.
+        """
+        for model in list(self.models.values()):
+            await model.wait_target(self.config.start_timeout_s)
+        for member in list(self.members.values()):
+            if isinstance(member, DraftMember):
+                await member.link.wait_connected(self.config.start_timeout_s)
+
+    async def close(self) -> None:
+        for member in list(self.members.values()):
+            self._remove(member)
+        while self._background:
+            await asyncio.wait(self._background)
+
+    def _add(self, spec: MemberSpec) -> None:
+        if spec.role == "target":
+            model = self.models.get(spec.pool)
+            if model is None:
+                log.error("the target %s is of the pool %s, which is not served", spec.name, spec.pool)
+                return
+            link = self._link(spec, model)
+            target = TargetMember(spec, link)
+            self.members[spec.name] = model.targets[spec.name] = target
+        else:
+            self.members[spec.name] = DraftMember(spec, self._link(spec, None), self.config)
+
+    def _remove(self, member: TargetMember | DraftMember) -> None:
+        del self.members[member.name]
+        for model in self.models.values():
+            model.targets.pop(member.name, None)
+            model.drafts.pop(member.name, None)
+        self._in_background(member.link.close())
+
+    def _share_drafts(self) -> None:
+        for name, model in self.models.items():
+            model.drafts = {
+                member.name: member
+                for member in self.members.values()
+                if isinstance(member, DraftMember) and name in self._serves.get(member.spec.pool, ())
+            }
+
+    def _link(self, spec: MemberSpec, model: ServedModel | None) -> WorkerLink:
+        count = self.metrics.wire_bytes.labels(link=f"gateway_{spec.role}", encoding="control").inc
+
+        async def accept(info: pb.WorkerInfo, link: WorkerLink) -> None:
+            if model is not None:
+                await model.accept_target(info, link)
+            else:
+                await self._accept_draft(spec.pool, info, link)
+
+        def changed(before: Connection | None, after: Connection | None) -> None:
+            self._changed(spec.name, link, before, after)
+
+        link = WorkerLink(
+            spec.role,
+            spec.address,
+            max_message_bytes=self.config.max_message_bytes,
+            silence_s=_silence_s(spec.role, self.config),
+            accept=accept,
+            count_bytes=count,
+            on_change=changed,
+            certificates=self.certificates,
+        )
+        return link
+
+    async def _accept_draft(self, pool: str, info: pb.WorkerInfo, link: WorkerLink) -> None:
+        """Compared with every model it serves that is known; waits while none is."""
+        models = [self.models[name] for name in self._serves.get(pool, ()) if name in self.models]
+        waiting = [asyncio.create_task(model.referenced.wait()) for model in models]
+        try:
+            if waiting:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+        for model in models:
+            if model.reference is not None:
+                await model.reference.check_draft(info, link)
+
+    def _changed(self, name: str, link: WorkerLink, before: Connection | None, after: Connection | None) -> None:
+        member = self.members.get(name)
+        if member is None or member.link is not link:
+            return  # it has left
+        member.changed(before, after)
+        for model in self.models.values():
+            if name in model.targets or name in model.drafts:
+                model.note_change()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _silence_s(role: Role, config: GatewayConfig) -> tuple[float, float]:
+    """A target that waits for a proposal makes no step meanwhile."""
+    waits_s = config.wait_budget_max_ms / 1e3 + 1.0 if role == "target" else 0.0
+    return max(MIN_SILENCE_S, waits_s), config.round_timeout_s
+
+
+def _read_template(config: GatewayConfig) -> str | None:
+    if config.chat_template is None:
+        return None
+    try:
+        with open(config.chat_template, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"chat_template is {config.chat_template!r}, which cannot be read: {error}", param="chat_template"
+        ) from None

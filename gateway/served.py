@@ -1,0 +1,214 @@
+"""A served model: a pool of targets and the drafts that serve it. Which of them a request is given, and what users see.
+
+Everything here is of the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import time
+from dataclasses import dataclass
+
+from gateway.breaker import RetryBudget
+from gateway.generation import ModelFacts
+from gateway.handshake import Reference
+from gateway.links import WorkerLink
+from gateway.member import DraftMember, TargetMember
+from gateway.membership import PoolSpec
+from gateway.placement import choose_draft, choose_target
+from gateway.places import Places
+from gateway.tokenizer import Tokenizer
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.config import GatewayConfig
+from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.metrics import GatewayMetrics, PairMetrics
+
+POLL_S = 0.1
+"""A request without a target also looks again by itself: a breaker's pause ends without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """Of the pool's first target. One that comes back as another model is refused, see `handshake`."""
+
+    id: str
+    vocab_size: int
+    context_limit: int
+    created: int
+    """Unix seconds."""
+
+
+class Shared:
+    """What all served models of a gateway have in common."""
+
+    def __init__(self, config: GatewayConfig, metrics: GatewayMetrics, chat_template: str | None) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.chat_template = chat_template
+        self.slot_ids = itertools.count(1)
+        self.retries = RetryBudget(max(10.0, config.max_running / 5))
+        """The loss of a target is paid for at once: the reserve holds two retries for each of its answers."""
+
+
+class ServedModel:
+    def __init__(self, spec: PoolSpec, shared: Shared) -> None:
+        self.spec = spec
+        self.config = shared.config
+        self.metrics = shared.metrics
+        self.slot_ids = shared.slot_ids
+        self.retries = shared.retries
+        self.targets: dict[str, TargetMember] = {}
+        self.drafts: dict[str, DraftMember] = {}
+        """Of all draft pools that serve this one."""
+        self.places = Places(self.config.max_running)
+        self.reference: Reference | None = None
+        self.referenced = asyncio.Event()
+        """Set once `reference` is known."""
+        self.removed = False
+        self._template = shared.chat_template
+        self._facts: TargetFacts | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._draft_id = ""
+        self._changed = asyncio.Event()
+
+    @property
+    def facts(self) -> TargetFacts:
+        assert self._facts is not None, f"nobody asks before {self.spec.name} has had a target"
+        return self._facts
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        assert self._tokenizer is not None, f"nobody asks before {self.spec.name} has had a target"
+        return self._tokenizer
+
+    def model_facts(self) -> ModelFacts:
+        facts = self.facts
+        drafts = [draft.connection.info.model_id for draft in self.drafts.values() if draft.connection is not None]
+        return ModelFacts(facts.id, facts.context_limit, facts.vocab_size, facts.created, drafts[0] if drafts else None)
+
+    def new_ticket(self) -> int:
+        """Nobody can guess one: a proposal enters under it alone."""
+        return secrets.randbits(64)
+
+    def pair_metrics(self, draft: DraftMember | None) -> PairMetrics:
+        """Rounds without a draft count with the pool's last one."""
+        info = None if draft is None else draft.link.info
+        if info is not None:
+            self._draft_id = info.model_id
+        target_id = "" if self.reference is None else self.reference.info.model_id
+        return self.metrics.pair(target_id, self._draft_id)
+
+    # who may serve
+
+    async def accept_target(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
+        """The first one says what the model is. Raises IncompatiblePair for one that differs from it."""
+        if self.reference is None:
+            files = await link.get_tokenizer()
+            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files, self._template)
+            if self.reference is None:
+                self.refer(Reference(info, files), tokenizer)
+        assert self.reference is not None
+        self.reference.check_target(info)
+
+    def refer(self, reference: Reference, tokenizer: Tokenizer) -> None:
+        """From now on the model is known."""
+        info = reference.info
+        name = self.spec.model_name or info.model_id
+        self._facts = TargetFacts(name, info.vocab_size, info.context_limit, int(time.time()))
+        self._tokenizer, self.reference = tokenizer, reference
+        self.referenced.set()
+
+    def note_change(self) -> None:
+        """A member came, went, or changed."""
+        usable = sum(member.connection is not None and not member.draining for member in self.targets.values())
+        self.places.capacity = self.config.max_running * max(1, usable)
+        if self.reference is not None:
+            for draft in self.drafts.values():
+                if draft.connection is not None:
+                    self.pair_metrics(draft)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def reason(self) -> str | None:
+        """Why no request can be served now; None when one can."""
+        if self.removed:
+            return f"the pool {self.spec.name} is no longer served"
+        members = list(self.targets.values())
+        if any(member.connection is not None and not member.draining for member in members):
+            return None
+        if not members:
+            return f"no target in the pool {self.spec.name}"
+        return "; ".join(f"no target at {member.spec.address}: {_why_not(member)}" for member in members)
+
+    # placement
+
+    def choose_target(self, key: bytes, avoid: str | None = None) -> TargetMember | None:
+        """`avoid`: only when there is no other."""
+        usable = [member.load for member in self.targets.values() if member.usable]
+        others = [load for load in usable if load.name != avoid]
+        placed = choose_target(key, others or usable)
+        return None if placed is None else self.targets[placed.name]
+
+    async def place_target(self, key: bytes, avoid: str | None = None) -> TargetMember:
+        """Attaches the request to a target; waits while none is usable.
+
+        Raises Unavailable when none becomes usable within start_timeout_s.
+        """
+        give_up_s = time.monotonic() + self.config.start_timeout_s
+        while True:
+            member = self.choose_target(key, avoid)
+            if member is not None:
+                member.attach()
+                return member
+            if self.removed or time.monotonic() >= give_up_s:
+                raise Unavailable(self.reason() or "every target is failing; try again later", retry_after_s=1.0)
+            await self._wait_changed(POLL_S)
+
+    def has_room_beside(self, target: TargetMember) -> bool:
+        """Another target has a free slot."""
+        return any(member is not target and member.usable and not member.load.full for member in self.targets.values())
+
+    def choose_draft(self, target: TargetMember, avoid: str | None = None) -> DraftMember | None:
+        """None when no draft is usable for requests at this target, `avoid` aside."""
+        loads = [
+            draft.load
+            for draft in self.drafts.values()
+            if draft.name != avoid and draft.serves(target.name) and self._fits(draft)
+        ]
+        name = choose_draft(loads)
+        return None if name is None else self.drafts[name]
+
+    def _fits(self, draft: DraftMember) -> bool:
+        """It was compared with another model that it serves as well."""
+        return self.reference is not None and draft.link.info is not None and self.reference.fits(draft.link.info)
+
+    # start
+
+    async def wait_target(self, timeout_s: float) -> None:
+        """Raises IncompatiblePair when a target was refused, Unavailable when none comes in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    for member in self.targets.values():
+                        if member.link.refused is not None:
+                            raise IncompatiblePair(member.link.refused)
+                    if any(member.connection is not None for member in self.targets.values()):
+                        return
+                    await self._wait_changed(timeout_s)
+        addresses = " or ".join(member.spec.address for member in self.targets.values())
+        place = f"at {addresses}" if addresses else f"in the pool {self.spec.name}"
+        raise Unavailable(f"no target {place} within {timeout_s:g} s: is it running there?", retry_after_s=1.0)
+
+    async def _wait_changed(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+
+def _why_not(member: TargetMember) -> str:
+    if member.connection is not None:
+        return "it is about to stop"
+    return member.link.refused or "not connected"

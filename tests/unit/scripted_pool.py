@@ -1,0 +1,44 @@
+"""A served model whose workers' links the test makes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gateway.handshake import Reference
+from gateway.member import DraftMember, TargetMember
+from gateway.membership import MemberSpec, PoolSpec
+from gateway.served import ServedModel, Shared
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.config import GatewayConfig
+from outrider.wire.metrics import GatewayMetrics
+from tests.unit.test_detokenizer import byte_level
+
+INFO = pb.WorkerInfo(
+    model_id="model", vocab_size=128, context_limit=512, tokenizer_fingerprint="f", epoch=7, num_slots=64
+)
+
+
+def link_of(connection: object | None, info: pb.WorkerInfo = INFO) -> Any:
+    """What a Member reads of a WorkerLink."""
+    return SimpleNamespace(connection=connection, info=info, refused=None, silent_s=0.0, rtt_s=0.001)
+
+
+def connection_of(epoch: int = 7) -> Any:
+    """One that nobody reads."""
+    return SimpleNamespace(alive=True, epoch=epoch, info=INFO, hung=False, send=lambda item: None)
+
+
+def served_model(
+    targets: dict[str, Any], drafts: dict[str, Any], *, gateway: GatewayConfig | None = None
+) -> ServedModel:
+    """Links by the names of their workers."""
+    config = gateway or GatewayConfig(target="127.0.0.1:9")
+    model = ServedModel(PoolSpec("target", "target"), Shared(config, GatewayMetrics(), None))
+    model.refer(Reference(INFO, pb.TokenizerFiles()), byte_level())
+    for name, link in targets.items():
+        model.targets[name] = TargetMember(MemberSpec(name, "target", "target", name, name), cast(Any, link))
+    for name, link in drafts.items():
+        model.drafts[name] = DraftMember(MemberSpec(name, "draft", "draft", name), cast(Any, link), config)
+    model.note_change()
+    return model
