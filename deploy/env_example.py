@@ -26,7 +26,7 @@ _HEAD = """\
 #PROMETHEUS_RETENTION=15d
 # The pools: models, counts, placement.
 #OUTRIDER_CLUSTER_FILE=./deploy/docker/cluster.yaml
-# A folder for each part: gateway, head, draft, target.
+# Folders as `outrider certs` makes them: gateway, launcher, draft, target, public. Each part sees its own alone.
 #OUTRIDER_SECRETS_DIR=./deploy/docker/secrets
 # false lets workers fetch models from a hub.
 #OUTRIDER_CLUSTER_INTERNAL=true

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 TIMEOUT_S = 4.0
-TLS_DIR = Path("/etc/outrider/secrets/tls")
+TLS_DIR = Path("/etc/outrider/secrets")
 """Where the compose file and the Kubernetes manifests mount a part's certificate, if it has one."""
 PUBLIC_TLS_DIR = "OUTRIDER_GATEWAY_PUBLIC_TLS_DIR"
 

@@ -82,7 +82,7 @@ def rights(project: Project, report: Report) -> None:
     addresses = {part.rsplit(":", 1)[0] for line in published.split() for part in line.split(",") if "->" in part}
     report.check("published on this machine's own address alone", addresses == {"127.0.0.1"}, ", ".join(addresses))
     said = project.attempt(
-        "exec", "-T", "-e", "RAY_AUTH_TOKEN=wrong", "draft", *"ray status --address ray-head:6379".split()
+        "exec", "-T", "-e", "RAY_AUTH_TOKEN=wrong", "draft", *["ray", "status", "--address", "ray-head:6379"]
     )
     report.check("Ray refuses who has not its token", said is not None and "InvalidAuthToken" in said)
 
