@@ -20,6 +20,8 @@ from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
 
+LEAST_RETRY_S = 1.0
+
 
 class Coordinator:
     """Places are given first come, first served; what does not fit the queue is refused at the door."""
@@ -75,16 +77,23 @@ class Coordinator:
         reason = "the gateway is stopping" if self.draining else model.reason()
         if reason is not None:
             raise Unavailable(reason, retry_after_s=1.0)
-        places = model.places
-        limit = places.capacity + model.config.max_queue
+        places, config = model.places, model.config
+        limit, wait_s = places.capacity + config.max_queue, places.wait_s()
         if places.num_admitted + num_answers > limit:
-            places.num_refused += num_answers
-            self._metrics.requests.labels(outcome="refused").inc(num_answers)
-            raise Overloaded(
-                f"{places.num_admitted} answers are running or waiting, {num_answers} more would pass the limit of "
-                f"{limit}; try again later",
-                retry_after_s=1.0,
+            why = f"{num_answers} more would pass the limit of {limit}"
+        elif config.max_queue_wait_s is not None and wait_s > config.max_queue_wait_s:
+            why = (
+                f"one more would wait for about {wait_s:.3g} s, more than max_queue_wait_s {config.max_queue_wait_s:g}"
             )
+        else:
+            return
+        places.num_refused += num_answers
+        self._metrics.requests.labels(outcome="refused").inc(num_answers)
+        retry_after_s = min(max(wait_s, LEAST_RETRY_S), config.request_timeout_s)
+        raise Overloaded(
+            f"{places.num_admitted} answers are running or waiting, {why}; try again later",
+            retry_after_s=float(f"{retry_after_s:.3g}"),
+        )
 
     def end_all(self, error: OutriderError) -> None:
         """Every answer that is not through ends with this error."""
@@ -180,7 +189,8 @@ class Answers:
         except TimeoutError:
             raise timed_out(self._model.config.request_timeout_s) from None
         try:
-            yield
+            with self._model.places.estimate.served():
+                yield
         finally:
             self._model.places.release()
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from gateway.queue_estimate import QueueEstimate
+
 
 class Places:
     """`capacity` follows the number of targets; when it falls, nobody who runs is sent away."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
+        self.estimate = QueueEstimate(capacity)
         self._line: deque[asyncio.Future[None]] = deque()
         self.num_admitted = 0
         """Answers running or waiting."""
@@ -24,12 +27,16 @@ class Places:
 
     @capacity.setter
     def capacity(self, capacity: int) -> None:
-        self._capacity = capacity
+        self._capacity = self.estimate.num_places = capacity
         self._let_in()
 
     @property
     def num_queued(self) -> int:
         return self.num_admitted - self.num_running
+
+    def wait_s(self) -> float:
+        """How long an answer that came now is expected to wait for its turn."""
+        return self.estimate.wait_s(self.num_admitted)
 
     async def acquire(self) -> None:
         """Returns when it is the caller's turn. Cancelled: the place goes to the next."""

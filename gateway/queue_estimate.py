@@ -46,4 +46,4 @@ class QueueEstimate:
     def wait_s(self, num_ahead: int) -> float:
         """Until an answer gets a place that has `num_ahead` running or waiting before it."""
         turns = max(0, num_ahead - self.num_places + 1)
-        return turns * self.service_s() / self.num_places
+        return turns * self.service_s() / max(1, self.num_places)
