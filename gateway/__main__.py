@@ -63,7 +63,7 @@ async def _serve(
     server, grpc_address, health = await start_server(
         GenerationServicer(door).add_to, config.host, config.grpc_port, config.max_body_bytes, certificates
     )
-    app = create_app(door)
+    app = create_app(door, lambda: list(pools.members.values()))
     http = HttpServer(app, None if certificates is None else http_context(certificates))
     listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=[listener]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 
 from fastapi import FastAPI, Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.door import Door
 from gateway.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, unexpected
+from gateway.member import Member
 from gateway.request_record import note_failure, request_id_of
 from gateway.routes import Routes
 from outrider.wire.errors import OutriderError
@@ -24,9 +26,10 @@ OPERATIONS = {"/v1/completions": ("cmpl", "text_completion"), "/v1/chat/completi
 """By path: what the ids of its answers begin with, and what OpenTelemetry calls it."""
 
 
-def create_app(door: Door) -> FastAPI:
+def create_app(door: Door, members: Callable[[], Iterable[Member]] = tuple) -> FastAPI:
+    """`members`: the workers as they are when it is called, for /sd."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)  # bodies are read by hand, so FastAPI knows no schema
-    app.include_router(Routes(door).router())
+    app.include_router(Routes(door, members).router())
     app.add_exception_handler(OutriderError, _outrider_error)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_middleware(Gate, door=door)

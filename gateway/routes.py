@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
+from gateway.discovery import target_groups
 from gateway.door import Door, Visit
 from gateway.generation import GenerationRequest, ModelFacts, Usage
 from gateway.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
+from gateway.member import Member
 from gateway.openai_responses import Answer, ChatForm, CompletionForm, Form, Json, usage_of
 from gateway.requests import Demand, find_model
 from gateway.schemas import ChatBody, CompletionBody, parse_body
@@ -23,6 +25,8 @@ MakeForm = Callable[[tuple[GenerationRequest, ...]], Form]
 @dataclass(frozen=True, slots=True)
 class Routes:
     door: Door
+    members: Callable[[], Iterable[Member]]
+    """The workers, for /sd."""
 
     def router(self) -> APIRouter:
         router = APIRouter()
@@ -32,6 +36,7 @@ class Routes:
             ("/v1/models", self.models),
             ("/v1/models/{model_id:path}", self.model),
             ("/metrics", self.metrics),
+            ("/sd", self.discovery),
             ("/healthz", self.healthz),
             ("/readyz", self.readyz),
         ):
@@ -111,6 +116,10 @@ class Routes:
 
     async def metrics(self) -> Response:
         return Response(generate_latest(self.door.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def discovery(self) -> Response:
+        """The workers' metrics endpoints, for Prometheus' http_sd_configs."""
+        return JsonResponse(target_groups(self.members()))
 
     async def healthz(self) -> Response:
         """The process lives."""

@@ -1,0 +1,127 @@
+"""Dashboards, rules and runbook against each other and the series that there are. Real data: dashboards-check."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from deploy.grafana.__main__ import generated, main
+from deploy.prometheus.binaries import NotFound, find
+from gateway.member_series import MemberSeries
+from outrider.wire.metrics import GatewayMetrics, WorkerMetrics
+from tests.forked import REPO
+from tests.watching.dashboards import FILES, other_queries, panel_queries, read, unknown_to_grafana
+
+PROMETHEUS = REPO / "deploy/prometheus"
+RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
+ENDINGS = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+SERIES = re.compile(r"\b(?:spec_|outrider_|process_|pair:|target:|member:|outrider:)[\w:]+")
+
+
+def existing() -> set[str]:
+    """Series of gateway and workers, and what the recording rules make of them."""
+    registry = CollectorRegistry()
+    registry.register(MemberSeries(lambda: ()))
+    registries = (GatewayMetrics().registry, WorkerMetrics("draft").registry, registry)
+    scraped = {
+        family.name + ending for each in registries for family in each.collect() for ending in ENDINGS[family.type]
+    }
+    return scraped | {rule["record"] for rule in rules() if "record" in rule}
+
+
+def rules() -> list[dict[str, Any]]:
+    files = [yaml.safe_load(path.read_text()) for path in RULES]
+    return [rule for file in files for group in file["groups"] for rule in group["rules"]]
+
+
+def test_the_dashboards_are_those_of_the_code() -> None:
+    assert [path for path, _ in generated()] == FILES
+    assert main(["--check"]) == 0, "run make dashboards"
+
+
+def test_a_stale_dashboard_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("deploy.grafana.__main__.FOLDER", tmp_path)
+    assert main([]) == main(["--check"]) == 0
+    (tmp_path / "worker.json").write_text("{}")
+    assert main(["--check"]) == 1
+    assert "worker.json is stale" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_a_dashboard_asks_for_exists(path: Path) -> None:
+    known = existing()
+    asked = [*panel_queries(path), *other_queries(path)]
+    named = {(each.title, name) for each in asked for name in SERIES.findall(each.expr)}
+    assert len(named) > 20
+    assert not {(where, name) for where, name in named if name not in known}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_dashboard_is_one_to_grafana(path: Path) -> None:
+    """As its model reads it, nothing is lost; ids and titles are unique, every panel says what it shows."""
+    assert not unknown_to_grafana(path)
+    dashboard = read(path)
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    for key in ("id", "title"):
+        assert len({panel[key] for panel in panels}) == len(panels)
+    assert all(panel["description"] and panel["targets"] for panel in panels)
+    taken = [
+        (x, y)
+        for spot in (panel["gridPos"] for panel in dashboard["panels"])
+        for x in range(spot["x"], spot["x"] + spot["w"])
+        for y in range(spot["y"], spot["y"] + spot["h"])
+    ]
+    assert len(set(taken)) == len(taken), "panels overlap"
+    assert max(x for x, _ in taken) == 23
+
+
+def test_what_rules_and_alerts_ask_for_exists() -> None:
+    known = existing()
+    named = {name for rule in rules() for name in SERIES.findall(rule["expr"])}
+    assert len(named) > 10
+    assert named <= known, named - known
+
+
+def test_every_alert_has_its_entry_in_the_runbook() -> None:
+    alerts = [rule for rule in rules() if "alert" in rule]
+    entries = re.findall(r"^## (\w+)$", (REPO / "docs/runbook.md").read_text(), re.MULTILINE)
+    assert [rule["alert"] for rule in alerts if rule["alert"] not in entries] == []
+    assert set(entries) == {rule["alert"] for rule in alerts}
+    for rule in alerts:
+        notes = rule["annotations"]
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["for"] and notes["summary"] and notes["description"]
+        assert notes["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
+
+
+def test_the_rules_pass_their_own_tests() -> None:
+    try:
+        promtool = find("promtool", fetch=False)
+    except NotFound as missing:
+        pytest.skip(str(missing))
+    tests = [str(path) for path in sorted((PROMETHEUS / "tests").glob("*.yml"))]
+    for command in (["check", "config", str(PROMETHEUS / "prometheus.yml")], ["test", "rules", *tests]):
+        ran = subprocess.run([str(promtool), *command], capture_output=True, text=True, timeout=100)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    tested = {name for path in tests for name in re.findall(r"alertname: (\w+)\n", Path(path).read_text())}
+    assert tested == {rule["alert"] for rule in rules() if "alert" in rule}, "an alert that no test raises"
+
+
+def test_grafana_is_provisioned_with_the_dashboards_and_their_source() -> None:
+    folder = REPO / "deploy/grafana/provisioning"
+    (source,) = yaml.safe_load((folder / "datasources/outrider.yml").read_text())["datasources"]
+    scraped = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["global"]["scrape_interval"]
+    assert (source["type"], source["jsonData"]["timeInterval"]) == ("prometheus", scraped)
+    (provider,) = yaml.safe_load((folder / "dashboards/outrider.yml").read_text())["providers"]
+    assert provider["type"] == "file"
+    for path in FILES:
+        (variable,) = (v for v in read(path)["templating"]["list"] if v["name"] == "datasource")
+        assert variable["current"]["value"] == source["uid"]
