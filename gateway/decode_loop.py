@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 
 from gateway.draft_side import DraftSide
 from gateway.generation import RoundOutput, RoundTimings
+from gateway.request_record import Round, tell_round
 from gateway.round_metrics import note_round, note_truncate
 from gateway.served import ServedModel
 from gateway.session import Session
@@ -35,6 +36,7 @@ class Decoder:
         self.session = session
         self.draft = DraftSide(model, session)
         self.target = TargetSide(model, session, deadline_s)
+        self._told: Round | None = None
 
     async def run(self) -> AsyncGenerator[RoundOutput]:
         """Rounds until the answer is finished. One that failed is done again from the committed tokens, here or on
@@ -68,6 +70,9 @@ class Decoder:
             self.target.why_again = "lost"
         except GoElsewhere as error:
             self.target.why_again = error.reason
+        finally:
+            told, self._told = self._told, None
+            tell_round(told)
         return None
 
     async def run_round(self) -> RoundOutput | None:
@@ -78,12 +83,14 @@ class Decoder:
 
         # 1 PROPOSE: leaves now; the proposal goes from the draft to the target directly
         num_draft_tokens = self.draft.propose(ticket, target, self.target.member)
+        draft = self.draft.member_name if num_draft_tokens else None
+        self._told = told = Round(ticket, started_s, self.target.member.name, num_draft_tokens, draft)
 
         # 2 VERIFY: leaves together with it; the target waits for the proposal within its budget
         verdict = await self.target.verify(target, ticket, num_draft_tokens, self.draft.wait_budget_s)
         if verdict is None:
             return None
-        verified_s = time.monotonic()
+        verified_s, told.verdict = time.monotonic(), verdict
 
         # 3 COMMIT
         if verdict.num_drafted:

@@ -70,6 +70,11 @@ class DraftSide:
         self._unverified: set[int] = set()
         """Tickets whose rounds ended without their proposals, which are still on their way."""
 
+    @property
+    def member_name(self) -> str | None:
+        """Of the draft it has; None without one."""
+        return None if self._seat.member is None else self._seat.member.name
+
     def propose(self, ticket: int, target: Connection, member: TargetMember) -> int:
         """Sends Open (once a connection) and Propose together. Returns K; 0 = nothing sent, the round is plain.
 

@@ -54,6 +54,13 @@ def note_answer(usage: Usage) -> None:
         record.usages.append(usage)
 
 
+def tell_round(told: Round | None) -> None:
+    """A round of the current request has ended; None if it had not begun."""
+    record = _record.get()
+    if record is not None and told is not None:
+        record.add_round(told)
+
+
 def note_ok() -> None:
     """The current request got all it asked for."""
     record = _record.get()
@@ -80,6 +87,38 @@ def request_id_of(told: str | None, prefix: str) -> tuple[str, str]:
         return told, f"{prefix}-{told}"
     made = f"{prefix}-{uuid.uuid4().hex}"
     return made, made
+
+
+@dataclass(slots=True)
+class Round:
+    """What is told of a round. The id of its span is the ticket, which the workers know, too."""
+
+    ticket: int
+    started_s: float
+    """Monotonic."""
+    target: str
+    """Name of the member."""
+    num_draft_tokens: int = 0
+    draft: str | None = None
+    """Of the member that was asked for drafts."""
+    verdict: tpb.Verdict | None = None
+
+    def facts(self) -> dict[str, str | int]:
+        facts: dict[str, str | int] = {
+            "outrider.target": self.target,
+            "outrider.num_draft_tokens": self.num_draft_tokens,
+        }
+        if self.draft is not None:
+            facts["outrider.draft"] = self.draft
+        if self.verdict is not None:
+            facts |= {
+                "outrider.num_drafted": self.verdict.num_drafted,
+                "outrider.num_accepted": self.verdict.num_accepted,
+                "outrider.num_tokens": len(self.verdict.token_ids),
+            }
+            if self.verdict.fallback in _FALLBACKS:
+                facts["outrider.fallback"] = _FALLBACKS[self.verdict.fallback]
+        return facts
 
 
 @dataclass
@@ -121,42 +160,18 @@ class RequestRecord:
             "drafts": ",".join(sorted(self.drafts)) or None,
         }
 
-    def add_round(
-        self,
-        ticket: int,
-        started_s: float,
-        num_draft_tokens: int,
-        verdict: tpb.Verdict | None,
-        target: str,
-        draft: str | None,
-    ) -> None:
-        """A round has ended, with a verdict or without; its span's id is the ticket, which the workers know.
-
-        started_s: monotonic; target, draft: names of the members.
-        """
-        if not num_draft_tokens:
-            draft = None
-        self.targets.add(target)
-        if draft is not None:
-            self.drafts.add(draft)
+    def add_round(self, told: Round) -> None:
+        """It has ended just now, with a verdict or without."""
+        self.targets.add(told.target)
+        if told.draft is not None:
+            self.drafts.add(told.draft)
         if self.place is None or self.spans is None:
             return
-        took_ns = int(1e9 * (time.monotonic() - started_s))
-        facts: dict[str, str | int] = {"outrider.num_draft_tokens": num_draft_tokens, "outrider.target": target}
-        if draft is not None:
-            facts["outrider.draft"] = draft
-        if verdict is not None:
-            facts |= {
-                "outrider.num_drafted": verdict.num_drafted,
-                "outrider.num_accepted": verdict.num_accepted,
-                "outrider.num_tokens": len(verdict.token_ids),
-            }
-            if verdict.fallback in _FALLBACKS:
-                facts["outrider.fallback"] = _FALLBACKS[verdict.fallback]
         ended_ns = time.time_ns()
-        own = replace(self.place, span_id=ticket)
-        error = None if verdict is not None else "no verdict"
-        self.spans.add("round", own, self.place.span_id, ended_ns - took_ns, ended_ns, facts, error=error)
+        took_ns = int(1e9 * (time.monotonic() - told.started_s))
+        own = replace(self.place, span_id=told.ticket)
+        error = None if told.verdict is not None else "no verdict"
+        self.spans.add("round", own, self.place.span_id, ended_ns - took_ns, ended_ns, told.facts(), error=error)
 
 
 class RequestRecords:

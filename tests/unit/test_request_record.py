@@ -12,6 +12,7 @@ import pytest
 from gateway.generation import GenerationRequest, Usage
 from gateway.request_record import (
     RequestRecords,
+    Round,
     current_record,
     note_admitted,
     note_answer,
@@ -19,6 +20,7 @@ from gateway.request_record import (
     note_key,
     note_ok,
     request_id_of,
+    tell_round,
     traceparent,
 )
 from outrider.v1 import target_pb2 as tpb
@@ -133,11 +135,11 @@ async def test_tasks_find_the_record_of_the_request_they_work_for() -> None:
 
 def test_a_traced_request_is_a_span_below_its_callers_with_its_rounds_below_it() -> None:
     collected = Recorded()
-    with RequestRecords(collected).record("req-1", "chat", str(CALLER)) as record:  # type: ignore[arg-type]
+    with RequestRecords(collected).record("req-1", "chat", str(CALLER)):  # type: ignore[arg-type]
         note_admitted(requests(1))
         verdict = tpb.Verdict(token_ids=[31337, 5], num_drafted=4, num_accepted=1)
-        record.add_round(TICKET, time.monotonic() - 0.5, 4, verdict, "target-1", "draft-1")
-        record.add_round(TICKET + 1, time.monotonic(), 0, None, "target-1", "draft-1")
+        tell_round(Round(TICKET, time.monotonic() - 0.5, "target-1", 4, "draft-1", verdict))
+        tell_round(Round(TICKET + 1, time.monotonic(), "target-1"))
         note_failure(WorkerFault("about token 31337"))
     first, second, whole = collected.added
     assert (first["name"], first["place"].span_id, first["parent"], first["error"]) == ("round", TICKET, 2, None)
