@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.breaker import FIRST_PAUSE_S
 from outrider.client import AsyncClient, FinishReason, Round, TokenKind
 from tests.e2e.faults import lying_draft
 from tests.e2e.reference import assert_target_alone
@@ -128,7 +129,7 @@ async def test_a_target_killed_in_the_middle_neither_repeats_nor_loses_a_token(
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *outputs)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def lied_to(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Long wait budgets: a lie must be refused at once, never waited out."""
     budgets = ("--wait-budget-min-ms", "20000", "--wait-budget-max-ms", "20000")
@@ -143,27 +144,33 @@ def lied_to(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 async def test_a_draft_that_lies_is_refused_counted_and_changes_nothing(
     lied_to: Stack, temperature: float, lies: dict[object, str]
 ) -> None:
-    """Every round is then a plain step, so that the text is that of plain decoding at any temperature."""
-    before, started_s = lied_to.metrics(), time.monotonic()
-    num_rounds = num_wasted = num_refused = 0
+    """Every round is then a plain step, so that the text is that of plain decoding at any temperature. And it is left
+    alone: after three refusals in a row it is asked once in a while.
+    """
+    started_s, seed, num_wasted = time.monotonic(), 0, 0
+
+    def refusals() -> list[str]:
+        return [line for line in lied_to.target.log().splitlines() if "refused a proposal" in line]
+
     async with AsyncClient(lied_to.grpc) as client:
-        for seed in range(4):
+        while not all(any(lie in line for line in refusals()) for lie in lies.values()):
+            assert time.monotonic() - started_s < 20.0, f"not all of {lies.values()} in {refusals()}"
             options = {"max_tokens": 40, "temperature": temperature, "seed": seed, "ignore_eos": True}
             told = await client.generate(PROMPT, **options)
             alone = await client.generate(PROMPT, **options, speculation=False)
             assert [token.id for token in told.choices[0].tokens] == [token.id for token in alone.choices[0].tokens]
-            assert told.usage.num_draft_tokens == 0
+            assert told.usage.num_draft_tokens == told.usage.num_rounds == 0
             assert told.usage.num_plain_steps == told.usage.num_completion_tokens == 40
-            assert told.usage.num_wasted_tokens > 0
+            num_wasted, seed = num_wasted + told.usage.num_wasted_tokens, seed + 1
+        num_before, asked_s = len(refusals()), time.monotonic()
+        for _ in range(4):
+            told = await client.generate(PROMPT, max_tokens=40, temperature=temperature, ignore_eos=True)
             num_wasted += told.usage.num_wasted_tokens
-            num_refused += math.ceil(told.usage.num_wasted_tokens / 5)  # the last may be cut by max_tokens
-            num_rounds += told.usage.num_rounds
+        assert len(refusals()) - num_before <= 1 + (time.monotonic() - asked_s) / FIRST_PAUSE_S
     after = lied_to.metrics()
-    assert time.monotonic() - started_s < 20.0
-    assert num_rounds == 0
-    assert total(after, "spec_wasted_tokens_total") - total(before, "spec_wasted_tokens_total") == num_wasted
-    assert after["spec_proposals_refused_total"] - before["spec_proposals_refused_total"] == num_refused >= 4 * 4
+    num_refused = after["spec_proposals_refused_total"]
+    assert num_refused == len(refusals())
+    assert total(after, "spec_wasted_tokens_total") == num_wasted
+    assert math.ceil(num_wasted / 5) <= num_refused
     assert total(after, "spec_draft_tokens_total") == 0
-    refusals = [line for line in lied_to.target.log().splitlines() if "refused a proposal" in line]
-    for lie in lies.values():
-        assert any(lie in line for line in refusals), f"{lie!r} not in {refusals}"
+    assert total(after, "outrider_breaker_open", member="draft-0") == 1

@@ -1,4 +1,4 @@
-"""Two targets and two drafts behind one gateway: workers die and hang in mid-stream, and no token is lost or repeated."""
+"""Two targets and two drafts behind one gateway: workers die and hang in mid-stream; no token is lost or repeated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
