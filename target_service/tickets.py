@@ -1,7 +1,9 @@
 """Proposals on their way to a verify. Filled by the gRPC loop, emptied by the engine, hence the one lock.
 
-A ticket is made by the gateway and names a round. Early proposals are parked, bounded in count, bytes and time; late
-and broken ones are dropped and counted. Nothing here touches tensors.
+A ticket is made by the gateway and names a round; nobody can guess one. Early proposals are parked, bounded in count,
+bytes and time; late and broken ones are dropped and counted. Where there is no room, the one that was parked longest
+gives way: so a draft that fills the table with what nobody asked for takes no room from those that a verify awaits.
+Nothing here touches tensors.
 """
 
 from __future__ import annotations
@@ -118,17 +120,21 @@ class TicketTable:
             return Arrival.OVERFLOW
         if proposal.refused is not None or proposal.complete:
             return Arrival.REFUSED
+        while self._num_bytes + part.num_bytes > self._max_bytes and self._evict_oldest(proposal):
+            pass
         if self._num_bytes + part.num_bytes > self._max_bytes:
             return self._refuse(proposal, "parked proposals exceed their memory limit", Arrival.OVERFLOW)
         wrong = _wrong(proposal, part)
         return self._append(proposal, part, now) if wrong is None else self._refuse(proposal, wrong)
 
     def _find_or_open(self, ticket: int, now: float) -> Proposal | None:
-        """None when there is no room; the ticket is then finished, so that its verify does not wait for it."""
+        """None when verifies await all that there is room for; the ticket is then finished, so that its own does not
+        wait for it.
+        """
         proposal = self._open.get(ticket)
         if proposal is None:
             self._expire(now)
-            if len(self._open) >= self._max_tickets:
+            if len(self._open) >= self._max_tickets and not self._evict_oldest():
                 self._remember(ticket)
                 return None
             proposal = self._open[ticket] = Proposal(ticket, now)
@@ -195,13 +201,25 @@ class TicketTable:
         proposal.refused = reason
         return arrival
 
+    def _evict_oldest(self, keep: Proposal | None = None) -> bool:
+        """Of those that no verify has asked for; never `keep`. False when there is none."""
+        for proposal in self._open.values():
+            if proposal.expected is None and proposal is not keep:
+                self._forget(proposal, Arrival.OVERFLOW.value)
+                return True
+        return False
+
     def _expire(self, now: float) -> None:
         old = [p for p in self._open.values() if p.expected is None and now - p.created_s >= self._ttl_s]
         for proposal in old:
-            self._drop("expired", len(proposal.draft_ids))
-            del self._open[proposal.ticket]
-            self._release(proposal)
-            self._remember(proposal.ticket)
+            self._forget(proposal, "expired")
+
+    def _forget(self, proposal: Proposal, why: str) -> None:
+        """One that was parked. Its verify, should it come, need not wait."""
+        self._drop(why, len(proposal.draft_ids))
+        del self._open[proposal.ticket]
+        self._release(proposal)
+        self._remember(proposal.ticket)
 
     def _remember(self, ticket: int) -> None:
         self._finished[ticket] = None

@@ -152,20 +152,49 @@ def test_finished_tickets_are_forgotten_in_order(held: Table) -> None:
 
 
 def test_bound_of_count(held: Table) -> None:
-    assert held.deliver(*(part(ticket=t) for t in range(6))) == [Arrival.TAKEN] * 4 + [Arrival.OVERFLOW] * 2
-    assert held.drops == {"overflow": 2}
-    assert held.table.expect(5, 9, 3, now=0.0).gone, "its verify need not wait"
+    """The one that was parked longest gives way."""
+    assert held.deliver(*(part(ticket=t) for t in range(6))) == [Arrival.TAKEN] * 6
+    assert held.drops == {"overflow": 2} and len(held.table) == 4
+    assert held.table.expect(0, 9, 3, now=0.0).gone, "its verify need not wait"
+    held.table.finish(0)
     held.table.refuse(7, "NaN", 1, now=0.0)
-    assert held.table.expect(7, 9, 3, now=0.0).gone
-    assert held.deliver(part(ticket=0, start=1, ids=(6, 7))) == [Arrival.COMPLETE], "those parked may go on"
+    assert held.deliver(part(ticket=2, start=1, ids=(6, 7))) == [Arrival.LATE]
+    assert held.deliver(part(ticket=3, start=1, ids=(6, 7))) == [Arrival.COMPLETE], "those parked may go on"
+
+
+def test_what_a_verify_awaits_never_gives_way(held: Table) -> None:
+    waiting = [held.table.expect(t, 9, 3, now=0.0) for t in range(4)]
+    assert held.deliver(part(ticket=9)) == [Arrival.OVERFLOW]
+    assert held.table.expect(9, 9, 3, now=0.0).gone, "its verify need not wait"
+    for proposal in waiting:
+        held.deliver(*(replace(p, ticket=proposal.ticket) for p in WHOLE))
+        assert proposal.complete
 
 
 def test_bound_of_bytes(held: Table) -> None:
-    assert held.deliver(part(num_bytes=90), part(ticket=2, num_bytes=11)) == [Arrival.TAKEN, Arrival.OVERFLOW]
-    assert held.deliver(part(ticket=3, num_bytes=10)) == [Arrival.TAKEN]
-    assert held.deliver(part(start=1, num_bytes=1)) == [Arrival.OVERFLOW]
-    assert held.drops == {"overflow": 3}
-    assert held.deliver(part(ticket=4, num_bytes=90)) == [Arrival.TAKEN], "what was refused holds no bytes"
+    assert held.deliver(part(num_bytes=90), part(ticket=2, num_bytes=11)) == [Arrival.TAKEN] * 2
+    assert held.drops == {"overflow": 1} and held.table.expect(1, 9, 3, now=0.0).gone
+    assert held.deliver(part(ticket=3, num_bytes=101)) == [Arrival.OVERFLOW], "it alone is too much"
+    assert held.deliver(part(ticket=4, num_bytes=100)) == [Arrival.TAKEN], "what was refused holds no bytes"
+    assert held.deliver(part(ticket=4, start=1, num_bytes=1)) == [Arrival.OVERFLOW]
+    assert held.deliver(part(ticket=5, num_bytes=100)) == [Arrival.TAKEN]
+
+
+def test_proposals_that_nobody_asked_for_take_no_room_from_the_others(held: Table) -> None:
+    """A draft that fills table and memory with tickets of its own."""
+    waiting = held.table.expect(1, 9, 3, now=0.0)
+    for ticket in range(1000, 1100):
+        held.deliver(part(ticket=ticket, num_bytes=40))
+    assert held.deliver(part(num_bytes=50), part(start=1, ids=(6, 7), num_bytes=50)) == [
+        Arrival.TAKEN,
+        Arrival.COMPLETE,
+    ]
+    assert waiting.complete and waiting.draft_ids == [5, 6, 7]
+    early = (part(ticket=2, num_bytes=1), part(ticket=2, start=1, ids=(6, 7), num_bytes=1))
+    held.table.finish(1)
+    held.deliver(part(ticket=2000, num_bytes=99))
+    assert held.deliver(*early) == [Arrival.TAKEN, Arrival.COMPLETE]
+    assert held.table.expect(2, 9, 3, now=0.0).complete
 
 
 def test_time_to_live(held: Table) -> None:
