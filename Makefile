@@ -7,7 +7,7 @@ PROTOS := $(wildcard proto/outrider/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
 .PHONY: setup demo up check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
-	bench-interference bench-memory bench-peers bench-sampling bench-gpu peers chaos \
+	bench-interference bench-memory bench-peers bench-sampling bench-gpu peers chaos bench-overload soak \
 	dashboards check-alerts dashboards-check
 
 setup: $(STAMP)
@@ -93,6 +93,13 @@ peers: $(STAMP)
 
 bench-sampling: $(STAMP)
 	$(BIN)/python -m benchmarks.sampling $(ARGS)
+
+bench-overload: $(STAMP)
+	$(BIN)/python -m benchmarks.overload $(ARGS)
+
+# A steady load for long, with what each process holds: make soak ARGS='--minutes 30'
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 # Needs a GPU; says so and exits 3 without one.
 bench-gpu: $(STAMP)

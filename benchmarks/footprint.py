@@ -1,0 +1,75 @@
+"""What each process of a running system holds over time: memory, open files, threads. Read from /proc on a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.cli.processes import descendants
+
+PARTS = ("target_service", "draft_service", "gateway")
+
+
+@dataclass(frozen=True)
+class Held:
+    """By one process at one moment (monotonic)."""
+
+    at_s: float
+    rss_bytes: int
+    pss_bytes: int
+    """Its own pages and its share of those it has in common with others."""
+    num_files: int
+    num_threads: int
+
+
+def parts_below() -> dict[str, int]:
+    """Process ids of the parts that this process has started, by module; the second of a kind is `gateway 1`."""
+    found: dict[str, int] = {}
+    for pid in sorted(descendants(os.getpid())):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+            module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+            if module in PARTS:
+                count = sum(name.startswith(module) for name in found)
+                found[f"{module} {count}" if count else module] = pid
+    return found
+
+
+def held(pid: int) -> Held:
+    """Raises OSError when there is no such process."""
+    folder = Path(f"/proc/{pid}")
+    sizes = dict(line.split(":", 1) for line in (folder / "smaps_rollup").read_text().splitlines()[1:])
+    status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+    return Held(
+        time.monotonic(),
+        int(sizes["Rss"].split()[0]) * 1024,
+        int(sizes["Pss"].split()[0]) * 1024,
+        len(os.listdir(folder / "fd")),
+        int(status["Threads"]),
+    )
+
+
+@contextlib.contextmanager
+def watched(pids: Mapping[str, int], every_s: float) -> Iterator[dict[str, list[Held]]]:
+    """What each holds, by name, more from moment to moment while the block runs. One that has ended is said no more."""
+    seen: dict[str, list[Held]] = {name: [] for name in pids}
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(every_s):
+            for name, pid in pids.items():
+                with contextlib.suppress(OSError):
+                    seen[name].append(held(pid))
+
+    thread = threading.Thread(target=watch, name="footprint", daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,201 @@
+"""Four times what can be served, for a minute: do those who are let in feel it, and what do the others get?
+
+    make bench-overload                            # or: python -m benchmarks.overload --help
+
+The sustainable rate is that of a closed loop with as many requests as run at once. Then requests come by themselves
+(Poisson): at that rate, which is the baseline, at a multiple of it, and at the baseline's rate again until latency is
+what it was. The load comes from a process of its own, which shares the machine's cores with the system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arrivals import Asked, Load, closed_loop, in_own_process, open_loop
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts
+from benchmarks.footprint import Held, parts_below, watched
+from benchmarks.running import running
+
+PROMPT_CHARACTERS = 600
+NUM_PROMPTS = 48
+WINDOW_S = 5.0
+"""Of the baseline and of the time afterwards, whose medians are compared."""
+MOST_TIMES_SLOWER = 1.5
+MOST_GROWTH_MIB = 64.0
+"""Of a process during the overload, over the most that it held in the baseline."""
+MIB = 2**20
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """NaN of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan
+
+
+LATENCIES = {
+    "first token": lambda asked: asked.first_token_s,
+    "whole answer": lambda asked: asked.total_s,
+}
+
+
+def add_latencies(report: Report, baseline: Sequence[Asked], overload: Sequence[Asked]) -> list[str]:
+    """The violations."""
+    rows, violations = [], []
+    for name, latency in LATENCIES.items():
+        before, during = ([latency(asked) for asked in phase if asked.whole] for phase in (baseline, overload))
+        for share in (0.5, 0.95):
+            one, other = quantile(before, share), quantile(during, share)
+            rows.append([f"{name}, p{100 * share:.0f}", f"{1e3 * one:.0f}", f"{1e3 * other:.0f}", f"{other / one:.2f}"])
+            if not other / one <= MOST_TIMES_SLOWER:
+                violations.append(f"{name}, p{100 * share:.0f}: {other / one:.2f} times the baseline's")
+    report.table("Latency of requests that were let in, ms", ("", "baseline", "overload", "ratio"), rows)
+    return violations
+
+
+def add_outcomes(report: Report, phases: dict[str, Sequence[Asked]], seconds: dict[str, float]) -> list[str]:
+    rows, violations = [], []
+    for name, phase in phases.items():
+        whole, refused = [each for each in phase if each.whole], [each for each in phase if each.refused]
+        waited = [1e3 * each.total_s for each in refused]
+        asked_to_wait = Counter(each.retry_after for each in refused)
+        faults = [each.fault for each in phase if each.fault is not None]
+        rows.append(
+            [
+                name,
+                f"{len(phase) / seconds[name]:.1f}",
+                f"{len(whole) / seconds[name]:.1f}",
+                str(len(refused)),
+                f"{quantile(waited, 0.5):.1f}" if refused else "",
+                f"{quantile(waited, 0.99):.1f}" if refused else "",
+                ", ".join(f"{value} s" for value in sorted(filter(None, asked_to_wait), key=float)),
+                str(len(faults)),
+            ]
+        )
+        if None in asked_to_wait:
+            violations.append(f"{name}: {asked_to_wait[None]} refusals without Retry-After")
+        violations += [f"{name}: {count} times {fault}" for fault, count in Counter(faults).most_common(5)]
+    columns = ("phase", "asked / s", "answered / s", "429", "refused after, p50 ms", "p99 ms", "Retry-After", "faults")
+    report.table("What became of them", columns, rows)
+    return violations
+
+
+def add_memory(
+    report: Report, seen: dict[str, list[Held]], baseline: Sequence[Asked], overload: Sequence[Asked]
+) -> list[str]:
+    rows, violations = [], []
+    for name, samples in seen.items():
+        most = [max(each.pss_bytes for each in within(samples, phase)) / MIB for phase in (baseline, overload)]
+        end = samples[-1].pss_bytes / MIB
+        rows.append([name, *(f"{value:.1f}" for value in (*most, most[1] - most[0], end))])
+        if most[1] - most[0] > MOST_GROWTH_MIB:
+            violations.append(f"{name} grew by {most[1] - most[0]:.1f} MiB under overload")
+    report.table("Memory (PSS), MiB", ("part", "most in baseline", "most in overload", "more", "at the end"), rows)
+    return violations
+
+
+def within(samples: Sequence[Held], phase: Sequence[Asked]) -> list[Held]:
+    from_s, to_s = phase[0].sent_s, max(asked.ended_s for asked in phase)
+    return [each for each in samples if from_s <= each.at_s <= to_s]
+
+
+def windows(phase: Sequence[Asked]) -> list[float]:
+    """Median whole latency of each window of those sent in it, NaN where there are none, in seconds."""
+    from_s = phase[0].sent_s
+    count = int((phase[-1].sent_s - from_s) / WINDOW_S)
+    by_window: list[list[float]] = [[] for _ in range(max(1, count))]
+    for asked in phase:
+        index = int((asked.sent_s - from_s) / WINDOW_S)
+        if asked.whole and index < len(by_window):
+            by_window[index].append(asked.total_s)
+    return [quantile(each, 0.5) for each in by_window]
+
+
+def add_recovery(report: Report, baseline: Sequence[Asked], afterwards: Sequence[Asked]) -> list[str]:
+    usual = [each for each in windows(baseline) if not math.isnan(each)]
+    after = windows(afterwards)
+    recovered = next((index for index, median in enumerate(after) if median <= max(usual)), None)
+    report.data["windows_s"] = {"baseline": usual, "afterwards": after}
+    spread = f"{1e3 * min(usual):.0f} to {1e3 * max(usual):.0f} ms"
+    if recovered is None:
+        report.text(
+            f"In no window of {WINDOW_S:g} s afterwards was the median that of the baseline's windows, {spread}."
+        )
+        return ["latency did not recover"]
+    report.text(
+        f"Windows of {WINDOW_S:g} s have medians of {spread} in the baseline. Afterwards, window {recovered + 1} is "
+        f"within that again: {1e3 * after[recovered]:.0f} ms, for requests sent {recovered * WINDOW_S:g} to "
+        f"{(recovered + 1) * WINDOW_S:g} s after the overload."
+    )
+    return []
+
+
+def measure(report: Report, options: argparse.Namespace) -> list[str]:
+    """The violations."""
+    worker = {"max_slots": options.max_running, "prefix_caching": False}
+    gateway: dict[str, Any] = {"max_running": options.max_running, "max_queue": options.max_queue}
+    if options.max_queue_wait_s is not None:
+        gateway["max_queue_wait_s"] = options.max_queue_wait_s
+    prompts = tuple(prompt[-PROMPT_CHARACTERS:] for prompt in dev_prompts(NUM_PROMPTS))
+    with running({"model": str(DEMO_TARGET), **worker}, {"model": str(DEMO_DRAFT), **worker}, gateway) as endpoints:
+        load = Load(f"http://{endpoints.http}", prompts, options.max_tokens)
+        in_own_process(closed_loop, load, options.max_running, options.closed_s / 3)  # warm
+        closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
+        took_s = max(each.ended_s for each in closed) - closed[0].sent_s
+        rate = sum(each.whole for each in closed) / took_s
+        report.text(
+            f"Sustainable: {rate:.1f} requests a second, from a closed loop of {options.max_running}, whose whole "
+            f"answers take {1e3 * quantile([each.total_s for each in closed], 0.5):.0f} ms (median) and first tokens "
+            f"{1e3 * quantile([each.first_token_s for each in closed if each.whole], 0.5):.0f} ms."
+        )
+        seconds = {"baseline": options.seconds, "overload": options.seconds, "afterwards": options.seconds / 2}
+        factors = (1.0, options.times, 1.0)
+        with watched(parts_below(), 1.0) as seen:
+            phases = [(rate * factor, each) for factor, each in zip(factors, seconds.values(), strict=True)]
+            asked = dict(zip(seconds, in_own_process(open_loop, load, phases), strict=True))
+    violations = add_latencies(report, asked["baseline"], asked["overload"])
+    violations += add_outcomes(report, asked, seconds)
+    violations += add_memory(report, seen, asked["baseline"], asked["overload"])
+    violations += add_recovery(report, asked["baseline"], asked["afterwards"])
+    report.data["rate_per_s"] = rate
+    report.data["pss_mib"] = {name: [each.pss_bytes / MIB for each in samples] for name, samples in seen.items()}
+    return violations
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=float, default=4.0, help="the sustainable rate")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of baseline and overload each")
+    parser.add_argument("--closed-s", type=float, default=30.0, help="of the closed loop that finds the rate")
+    parser.add_argument("--max-running", type=int, default=16)
+    parser.add_argument("--max-queue", type=int, default=4)
+    parser.add_argument("--max-queue-wait-s", type=float)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    options = parser.parse_args()
+    report = Report("overload", "Overload")
+    wait = "" if options.max_queue_wait_s is None else f" and max_queue_wait_s {options.max_queue_wait_s:g}"
+    report.text(
+        f"The demo pair as `outrider up` places it on {len(os.sched_getaffinity(0))} cores, with max_running "
+        f"{options.max_running}, max_queue {options.max_queue}{wait}, prefix caches off. Streams over HTTP, prompts of "
+        f"{PROMPT_CHARACTERS} characters or less, {options.max_tokens} tokens an answer, temperatures 0 and 0.8 in "
+        f"turn; the load is one process on the same cores. {options.seconds:g} s at the sustainable rate, as long at "
+        f"{options.times:g} times it, half as long at the sustainable rate again; arrivals are Poisson, and nobody who "
+        "is refused asks again."
+    )
+    violations = measure(report, options)
+    if violations:
+        report.text("## Violations\n\n" + "\n".join(f"- {each}" for each in violations))
+    report.data["violations"] = violations
+    report.write(options.results)
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

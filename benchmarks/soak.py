@@ -1,0 +1,236 @@
+"""A steady load for half an hour: does any process grow, does anything fail, does acceptance drift?
+
+    make soak ARGS='--minutes 30'                  # or: python -m benchmarks.soak --help
+
+Poisson arrivals at a share of the sustainable rate, which a closed loop finds first. Slopes are Theil and Sen's, the
+median of those between any two samples, with their 95 % intervals: a step or a stray sample does not move them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import httpx
+from scipy.stats import theilslopes
+
+from benchmarks.arrivals import Asked, Load, closed_loop, in_own_process, open_loop
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts
+from benchmarks.footprint import Held, parts_below, watched
+from benchmarks.overload import quantile
+from benchmarks.running import running
+from outrider.cli.supervisor import Endpoints
+from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
+
+MIB = 2**20
+SAMPLES = 240
+"""Of each process over the run."""
+FLAT_SHARE, FLAT_MIB = 0.01, 4.0
+"""A process is flat when its slope takes it no further than the larger of these over the run."""
+MOST_DRIFT = 0.02
+"""Of the acceptance rate over the run."""
+MORE_FILES = 4
+"""Than at the beginning: connections of clients come and go."""
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Per hour."""
+
+    middle: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, times_s: Sequence[float], values: Sequence[float]) -> Slope:
+        found = theilslopes(values, [each / 3600.0 for each in times_s])
+        return cls(float(found.slope), float(found.low_slope), float(found.high_slope))
+
+    def __str__(self) -> str:
+        return f"{self.middle:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
+
+
+@dataclass
+class Acceptance:
+    """Asks the gateway what was drafted and accepted, and says the rate of each stretch between two answers."""
+
+    url: str
+    every_s: float
+    times_s: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Acceptance:
+        self._thread = threading.Thread(target=self._watch, name="acceptance", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        drafted, accepted = self._counts()
+        while not self._ended.wait(self.every_s):
+            now_drafted, now_accepted = self._counts()
+            if now_drafted > drafted:
+                self.times_s.append(time.monotonic())
+                self.rates.append((now_accepted - accepted) / (now_drafted - drafted))
+            drafted, accepted = now_drafted, now_accepted
+
+    def _counts(self) -> tuple[float, float]:
+        """Over all pairs of models."""
+        samples = [line.rsplit(" ", 1) for line in httpx.get(f"{self.url}/metrics").text.splitlines()]
+        drafted, accepted = (
+            sum(float(sample[1]) for sample in samples if sample[0].partition("{")[0] == name)
+            for name in ("spec_draft_tokens_total", "spec_accepted_tokens_total")
+        )
+        return drafted, accepted
+
+
+def add_footprint(report: Report, seen: dict[str, list[Held]]) -> list[str]:
+    """The violations."""
+    rows, violations = [], []
+    for name, samples in seen.items():
+        times_s = [each.at_s for each in samples]
+        hours = (times_s[-1] - times_s[0]) / 3600.0
+        pss = [each.pss_bytes / MIB for each in samples]
+        slope = Slope.of(times_s, pss)
+        files, threads = ([getattr(each, kind) for each in samples] for kind in ("num_files", "num_threads"))
+        rss = [samples[index].rss_bytes / MIB for index in (0, -1)]
+        rows.append(
+            [
+                name,
+                f"{pss[0]:.1f} to {pss[-1]:.1f}",
+                f"{rss[0]:.1f} to {rss[1]:.1f}",
+                str(slope),
+                f"{min(files)} to {max(files)}, {files[-1]} at the end",
+                f"{min(threads)} to {max(threads)}",
+            ]
+        )
+        if slope.middle * hours > max(FLAT_SHARE * pss[0], FLAT_MIB):
+            violations.append(f"{name} grows by {slope} MiB an hour: {slope.middle * hours:.1f} MiB in this run")
+        if files[-1] > files[0] + MORE_FILES:
+            violations.append(f"{name} has {files[-1]} files open at the end, {files[0]} at the beginning")
+        if threads[-1] > threads[0]:
+            violations.append(f"{name} has {threads[-1]} threads at the end, {threads[0]} at the beginning")
+    columns = ("part", "PSS, MiB", "RSS, MiB", "PSS slope, MiB / h (95 %)", "open files", "threads")
+    report.table("What each process holds, from the end of the warm-up on", columns, rows)
+    report.data["held"] = {
+        name: [[each.at_s - samples[0].at_s, each.pss_bytes, each.rss_bytes, each.num_files] for each in samples]
+        for name, samples in seen.items()
+    }
+    return violations
+
+
+def add_acceptance(report: Report, acceptance: Acceptance) -> list[str]:
+    times_s, rates = acceptance.times_s, acceptance.rates
+    slope = Slope.of(times_s, rates)
+    hours = (times_s[-1] - times_s[0]) / 3600.0
+    report.text(
+        f"Acceptance rate per {acceptance.every_s:g} s: {min(rates):.3f} to {max(rates):.3f}, median "
+        f"{quantile(rates, 0.5):.3f}; slope per hour {slope.middle:+.4f} ({slope.low:+.4f} to {slope.high:+.4f})."
+    )
+    report.data["acceptance"] = rates
+    drifts = abs(slope.middle) * hours > MOST_DRIFT and not slope.low <= 0.0 <= slope.high
+    return [f"acceptance drifts by {slope.middle * hours:+.3f} in this run"] if drifts else []
+
+
+def add_requests(report: Report, asked: Sequence[Asked]) -> list[str]:
+    whole = [each for each in asked if each.whole]
+    ends = [each for each in asked if not each.whole]
+    took_s = asked[-1].sent_s - asked[0].sent_s
+    half = len(whole) // 2
+    rows = [
+        [
+            name,
+            f"{1e3 * quantile([each.first_token_s for each in some], 0.5):.0f}",
+            f"{1e3 * quantile([each.total_s for each in some], 0.5):.0f}",
+            f"{1e3 * quantile([each.total_s for each in some], 0.99):.0f}",
+        ]
+        for name, some in (("first half", whole[:half]), ("second half", whole[half:]))
+    ]
+    report.table("Latency, ms", ("", "first token, p50", "whole answer, p50", "whole answer, p99"), rows)
+    report.text(f"{len(asked)} requests, {len(asked) / took_s:.1f} a second; {len(ends)} did not get their answer.")
+    return [f"{count} times {why}" for why, count in Counter(each.fault or str(each.status) for each in ends).items()]
+
+
+def left_in(endpoints: Endpoints) -> list[str]:
+    """Slots, blocks and tickets of the workers when nobody asks any more."""
+    stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
+    give_up_s, left = time.monotonic() + 20.0, ["not asked"]
+    while left and time.monotonic() < give_up_s:
+        left = []
+        for role, stub in stubs.items():
+            with grpc.insecure_channel(getattr(endpoints, role)) as channel:
+                info = stub(channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10)
+            counts = (info.num_slots_in_use, info.num_kv_blocks_in_use, info.num_tickets)
+            if any(counts):
+                left.append("{} still holds {} slots, {} blocks, {} tickets".format(role, *counts))
+        time.sleep(0.2)
+    return left
+
+
+def measure(report: Report, options: argparse.Namespace) -> list[str]:
+    """The violations."""
+    prompts = tuple(dev_prompts(48))
+    gateway = {"max_running": options.max_running}
+    with running({"model": str(DEMO_TARGET)}, {"model": str(DEMO_DRAFT)}, gateway) as endpoints:
+        load = Load(f"http://{endpoints.http}", prompts, options.max_tokens)
+        closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
+        full = sum(each.whole for each in closed) / (max(each.ended_s for each in closed) - closed[0].sent_s)
+        rate, seconds = full * options.share, 60.0 * options.minutes
+        report.text(
+            f"{rate:.1f} requests a second, {100 * options.share:g} % of the {full:.1f} of a closed loop of "
+            f"{options.max_running}; {options.warm_up_s:g} s of warm-up at that rate, not measured."
+        )
+        in_own_process(open_loop, load, [(rate, options.warm_up_s)])
+        every_s = min(60.0, seconds / 30)
+        with Acceptance(load.url, every_s) as acceptance, watched(parts_below(), seconds / SAMPLES) as seen:
+            (asked,) = in_own_process(open_loop, load, [(rate, seconds)])
+        left = left_in(endpoints)
+    violations = add_footprint(report, seen)
+    violations += add_acceptance(report, acceptance)
+    violations += add_requests(report, asked)
+    return violations + left
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--share", type=float, default=0.6, help="of the sustainable rate")
+    parser.add_argument("--closed-s", type=float, default=30.0, help="of the closed loop that finds the rate")
+    parser.add_argument("--warm-up-s", type=float, default=180.0)
+    parser.add_argument("--max-running", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    options = parser.parse_args()
+    report = Report("soak", "A steady load for long")
+    report.text(
+        f"The demo pair as `outrider up` places it on {len(os.sched_getaffinity(0))} cores, streams over HTTP, "
+        f"{options.max_tokens} tokens an answer, temperatures 0 and 0.8 in turn; the load is one process on the same "
+        f"cores. {options.minutes:g} minutes. PSS: a process's own pages and its share of those it has in common."
+    )
+    violations = measure(report, options)
+    if violations:
+        report.text("## Violations\n\n" + "\n".join(f"- {each}" for each in violations))
+    else:
+        report.text(
+            "Memory is flat (its slope takes no process further than 1 % or 4 MiB over the run), every request had its "
+            "answer, acceptance does not drift, and afterwards the workers held no slot, block or ticket."
+        )
+    report.data["violations"] = violations
+    report.write(options.results)
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
