@@ -2,54 +2,14 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, DashboardLink, Row
+from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync
 
-from deploy.grafana import variables
-from deploy.grafana.panels import (
-    BYTES,
-    BYTES_PER_S,
-    PER_S,
-    PLAIN,
-    SECONDS,
-    SHARE,
-    Panel,
-    Query,
-    buckets,
-    lines,
-    number,
-    rows,
-)
+from deploy.grafana import fleet, speculation, variables
+from deploy.grafana.panels import PER_S, PLAIN, SECONDS, SHARE, Panel, Query, lines, number
+from deploy.grafana.promql import PAIR, quantiles, rate
 
 UID = "outrider-overview"
-PAIR = 'target=~"$target",draft=~"$draft"'
-"""What is chosen above the panels."""
-BY_PAIR = "by (target, draft)"
-DETAILS = "/d/outrider-worker?${__url_time_range}&var-member=${__field.labels.member}"
-
-
-def rate(series: str, labels: str = "") -> str:
-    return f"rate({series}{{{labels}}}[$__rate_interval])" if labels else f"rate({series}[$__rate_interval])"
-
-
-def ratio(part: str, whole: str, by: str = "", labels: str = "") -> str:
-    """Of the rates of two counters."""
-    space = f"{by} " if by else ""
-    return f"sum {space}({rate(part, labels)}) / sum {space}({rate(whole, labels)})"
-
-
-def quantiles(series: str, labels: str = "") -> list[Query]:
-    """p50, p95 and p99 of a histogram over all gateways."""
-    inner = f"sum by (le) ({rate(f'{series}_bucket', labels)})"
-    return [Query(f"histogram_quantile({q / 100}, {inner})", f"p{q}") for q in (50, 95, 99)]
-
-
-TOKENS_PER_PASS = (
-    f"sum {BY_PAIR} ({rate('spec_emitted_tokens_total', PAIR)}) / "
-    f"(sum {BY_PAIR} ({rate('spec_rounds_total', PAIR)}) + "
-    f"sum {BY_PAIR} ({rate('spec_plain_steps_total', PAIR)}))"
-)
-"""A round and a plain step are one pass of the target for one answer each."""
 
 
 def dashboard() -> Dashboard:
@@ -71,10 +31,10 @@ def dashboard() -> Dashboard:
     for title, panels in (
         ("At a glance", glance()),
         ("What users feel", service()),
-        ("Speculation", speculation()),
-        ("The round", rounds()),
-        ("Workers", workers()),
-        ("Processes", processes()),
+        ("Speculation", speculation.drafts()),
+        ("The round", speculation.rounds()),
+        ("Workers", fleet.workers()),
+        ("Processes", fleet.processes()),
     ):
         built = built.with_row(Row(title))
         for panel in panels:
@@ -183,231 +143,4 @@ def service() -> list[Panel]:
             ],
             PER_S,
         ),
-    ]
-
-
-def speculation() -> list[Panel]:
-    return [
-        lines(
-            "Acceptance by pair",
-            "spec_acceptance_rate: accepted over verified draft tokens in the last 60 s, the mean of the gateways. "
-            "The bonus token is in neither.",
-            [Query(f"avg {BY_PAIR} (spec_acceptance_rate{{{PAIR}}} >= 0)", "{{target}} / {{draft}}")],
-            SHARE,
-            most=1,
-        ),
-        lines(
-            "Acceptance by position",
-            "Share of the draft tokens at a place in their proposal that were kept. 0 is the first; a token is kept "
-            "only if all before it were.",
-            [
-                Query(
-                    ratio(
-                        "spec_accepted_per_position_total",
-                        "spec_drafted_per_position_total",
-                        "by (target, draft, position)",
-                        PAIR,
-                    ),
-                    "{{position}} ({{target}} / {{draft}})",
-                )
-            ],
-            SHARE,
-            most=1,
-        ),
-        lines(
-            "Tokens a target pass",
-            "Committed tokens over rounds and plain steps: what one pass of the target brings an answer.",
-            [Query(TOKENS_PER_PASS, "{{target}} / {{draft}}")],
-            PLAIN,
-        ),
-        lines(
-            "Accepted length, mean",
-            "1 + accepted / rounds: tokens that a round with drafts commits.",
-            [
-                Query(
-                    f"1 + {ratio('spec_accepted_tokens_total', 'spec_rounds_total', BY_PAIR, PAIR)}",
-                    "{{target}} / {{draft}}",
-                )
-            ],
-            PLAIN,
-        ),
-        buckets(
-            "Accepted length",
-            "Rounds a second by the tokens that they commit.",
-            f"sum by (le) ({rate('spec_accepted_length_bucket', PAIR)})",
-            PLAIN,
-        ),
-        lines(
-            "Plain steps",
-            "Share of the target's passes that had no drafts, by why. off: the request asks for none. end: no room is "
-            "left for one. no_draft: none is connected. busy: the draft has not answered yet. pause: it was late or "
-            "refused just before. late, refused: what became of the proposal.",
-            [
-                Query(
-                    f"sum by (reason) ({rate('spec_plain_steps_total', PAIR)}) / ignoring (reason) group_left "
-                    f"(sum({rate('spec_plain_steps_total', PAIR)}) + sum({rate('spec_rounds_total', PAIR)}))",
-                    "{{reason}}",
-                )
-            ],
-            SHARE,
-            stacked=True,
-            most=1,
-        ),
-        lines(
-            "Wasted drafts",
-            "Draft tokens that were never verified, over those that were.",
-            [
-                Query(
-                    ratio("spec_wasted_tokens_total", "spec_draft_tokens_total", BY_PAIR, PAIR),
-                    "{{target}} / {{draft}}",
-                )
-            ],
-            SHARE,
-        ),
-        lines(
-            "Proposals that did not count",
-            "late: the wait budget ran out. refused: a value, shape, epoch or length was wrong.",
-            [
-                Query(f"sum({rate('spec_proposals_late_total')})", "late"),
-                Query(f"sum({rate('spec_proposals_refused_total')})", "refused"),
-            ],
-            PER_S,
-        ),
-        lines(
-            "Truncations",
-            "Truncate messages by worker and reason.",
-            [Query(f"sum by (worker, reason) ({rate('spec_truncate_total')})", "{{worker}} {{reason}}")],
-            PER_S,
-        ),
-    ]
-
-
-def rounds() -> list[Panel]:
-    total = rate("spec_round_seconds_count", f'{PAIR},phase="total"')
-    phases = rate("spec_round_seconds_sum", f'{PAIR},phase!="total"')
-    return [
-        lines(
-            "Where a round's time goes",
-            "Mean of rounds with drafts. propose: the draft's work. deliver: the wire, and waiting for the proposal. "
-            "verify: queue, forward and acceptance in the target. overhead: the rest.",
-            [
-                Query(
-                    f"sum by (phase) ({phases}) / ignoring (phase) group_left sum({total})",
-                    "{{phase}}",
-                )
-            ],
-            SECONDS,
-            stacked=True,
-        ),
-        lines(
-            "A round",
-            "From propose to commit, rounds with drafts.",
-            quantiles("spec_round_seconds", f'{PAIR},phase="total"'),
-            SECONDS,
-        ),
-        lines(
-            "Bytes on the wire",
-            "By link and encoding. draft_target: proposals, ids only where greedy. The others: control messages.",
-            [Query(f"sum by (link, encoding) ({rate('spec_wire_bytes_total')})", "{{link}} {{encoding}}")],
-            BYTES_PER_S,
-        ),
-    ]
-
-
-def workers() -> list[Panel]:
-    details = DashboardLink("Worker ${__field.labels.member}").url(DETAILS)
-    by_member = "by (role, pool, member)"
-    legend = "{{role}} {{member}}"
-    return [
-        lines(
-            "Replicas by state",
-            "Members of each pool, as the gateways know them (the most that any of them sees).",
-            [
-                Query(
-                    "max by (pool, role, state) (sum by (instance, pool, role, state) (outrider_members))",
-                    "{{pool}} {{state}}",
-                )
-            ],
-            PLAIN,
-            stacked=True,
-        ),
-        lines(
-            "Busy share",
-            "Share of the time that a worker spends in forwards.",
-            [Query(f"sum {by_member} ({rate('outrider_worker_busy_seconds_total')})", legend)],
-            SHARE,
-            most=1,
-            link=details,
-        ),
-        lines(
-            "Requests by member",
-            "Answers placed on each worker, over all gateways.",
-            [Query("sum by (member) (outrider_member_requests)", "{{member}}")],
-            PLAIN,
-            stacked=True,
-            link=details,
-        ),
-        lines(
-            "Slots in use",
-            "Share of a worker's slots that are open.",
-            [Query("outrider_worker_slots_in_use / outrider_worker_slots", legend)],
-            SHARE,
-            most=1,
-            link=details,
-        ),
-        lines(
-            "KV cache in use",
-            "Share of a worker's KV blocks that slots hold. What is kept for later prompts is free for use.",
-            [Query("outrider_worker_kv_blocks_in_use / outrider_worker_kv_blocks", legend)],
-            SHARE,
-            most=1,
-            link=details,
-        ),
-        lines(
-            "Too little memory",
-            "Slots that wait for KV blocks, and slots a second that lost theirs to others.",
-            [
-                Query("outrider_worker_slots_waiting", f"{legend} waiting"),
-                Query(f"sum {by_member} ({rate('outrider_worker_preemptions_total')})", f"{legend} preempted"),
-            ],
-            PLAIN,
-            link=details,
-        ),
-        lines(
-            "Connections",
-            "Gateways that have a stream to the worker.",
-            [Query("sum by (worker, pool, member) (outrider_worker_connected)", "{{worker}} {{member}}")],
-            PLAIN,
-            link=details,
-        ),
-        lines(
-            "Retries",
-            "Rounds done again, by why. lost: the target's stream ended. fault: it failed. slot, behind: it knew the "
-            "slot no more, or less of it. full, draining: the request went to another target.",
-            [Query(f"sum by (reason) ({rate('outrider_retries_total')})", "{{reason}}")],
-            PER_S,
-        ),
-        lines(
-            "Open breakers",
-            "Gateways that leave a worker alone for a while because it failed repeatedly.",
-            [Query("sum by (member) (outrider_breaker_open)", "{{member}}")],
-            PLAIN,
-            link=details,
-        ),
-    ]
-
-
-def processes() -> list[Panel]:
-    legend = "{{job}} {{member}} {{instance}}"
-    ours = 'job=~"outrider.*"'
-    return [
-        rows(
-            "Workers that are there",
-            "What each says of itself.",
-            Query("outrider_worker_info", ""),
-            ["Time", "Value", "__name__", "job", "worker"],
-            width=8,
-        ),
-        lines("Memory", "Resident.", [Query(f"process_resident_memory_bytes{{{ours}}}", legend)], BYTES),
-        lines("CPU", "Cores in use.", [Query(rate("process_cpu_seconds_total", ours), legend)], PLAIN),
     ]

@@ -6,7 +6,6 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync
 
 from deploy.grafana import variables
-from deploy.grafana.overview import rate
 from deploy.grafana.panels import (
     BYTES,
     BYTES_PER_S,
@@ -21,6 +20,7 @@ from deploy.grafana.panels import (
     number,
     rows,
 )
+from deploy.grafana.promql import rate
 
 UID = "outrider-worker"
 WORKER = 'worker=~"$role",member=~"$member"'
