@@ -16,6 +16,7 @@ from gateway.generation import GenerationRequest, ModelFacts, Usage
 from gateway.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
 from gateway.member import Member
 from gateway.openai_responses import Answer, ChatForm, CompletionForm, Form, Json, usage_of
+from gateway.openapi import openapi_document
 from gateway.requests import Demand, find_model
 from gateway.schemas import ChatBody, CompletionBody, parse_body
 
@@ -39,6 +40,7 @@ class Routes:
             ("/sd", self.discovery),
             ("/healthz", self.healthz),
             ("/readyz", self.readyz),
+            ("/openapi.json", self.openapi),
         ):
             router.add_api_route(path, endpoint, methods=["GET"], response_model=None)
         return router
@@ -129,6 +131,9 @@ class Routes:
         """A request would be served now."""
         reason = self.door.generator.ready()
         return JsonResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)
+
+    async def openapi(self) -> Response:
+        return JsonResponse(openapi_document(self.door.access.asks_for_keys))
 
 
 def _visit(request: Request) -> Visit:

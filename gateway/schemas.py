@@ -9,6 +9,7 @@ import reprlib
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from typing_extensions import TypedDict
 
 from gateway.generation import SpeculationOptions
 from gateway.parameters import (
@@ -28,8 +29,15 @@ from outrider.wire.params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 
-Strings = Annotated[list[str], BeforeValidator(string_or_strings)]
-Prompts = Annotated[list[Any], BeforeValidator(prompts)]
+Strings = Annotated[list[str], BeforeValidator(string_or_strings, json_schema_input_type=str | list[str])]
+Prompts = Annotated[
+    list[Any], BeforeValidator(prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
+]
+
+
+class TextPart(TypedDict):
+    type: Literal["text"]
+    text: str
 
 
 class _Strict(BaseModel):
@@ -58,7 +66,7 @@ class StreamOptions(_Strict):
 
 class MessageBody(_Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(text_of)]
+    content: Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])]
     name: str | None = None
 
     @model_validator(mode="before")
