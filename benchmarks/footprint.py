@@ -21,8 +21,8 @@ class Held:
 
     at_s: float
     rss_bytes: int
-    pss_bytes: int
-    """Its own pages and its share of those it has in common with others."""
+    own_bytes: int
+    """Of these what is no file's: heaps, stacks, the KV cache. What leaks is here; what others run does not count."""
     num_files: int
     num_threads: int
 
@@ -48,7 +48,7 @@ def held(pid: int) -> Held:
     return Held(
         time.monotonic(),
         int(sizes["Rss"].split()[0]) * 1024,
-        int(sizes["Pss"].split()[0]) * 1024,
+        int(sizes["Anonymous"].split()[0]) * 1024,
         len(os.listdir(folder / "fd")),
         int(status["Threads"]),
     )

@@ -91,12 +91,12 @@ def add_memory(
 ) -> list[str]:
     rows, violations = [], []
     for name, samples in seen.items():
-        most = [max(each.pss_bytes for each in within(samples, phase)) / MIB for phase in (baseline, overload)]
-        end = samples[-1].pss_bytes / MIB
+        most = [max(each.own_bytes for each in within(samples, phase)) / MIB for phase in (baseline, overload)]
+        end = samples[-1].own_bytes / MIB
         rows.append([name, *(f"{value:.1f}" for value in (*most, most[1] - most[0], end))])
         if most[1] - most[0] > MOST_GROWTH_MIB:
             violations.append(f"{name} grew by {most[1] - most[0]:.1f} MiB under overload")
-    report.table("Memory (PSS), MiB", ("part", "most in baseline", "most in overload", "more", "at the end"), rows)
+    report.table("Own memory, MiB", ("part", "most in baseline", "most in overload", "more", "at the end"), rows)
     return violations
 
 
@@ -164,7 +164,7 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
     violations += add_memory(report, seen, asked["baseline"], asked["overload"])
     violations += add_recovery(report, asked["baseline"], asked["afterwards"])
     report.data["rate_per_s"] = rate
-    report.data["pss_mib"] = {name: [each.pss_bytes / MIB for each in samples] for name, samples in seen.items()}
+    report.data["own_mib"] = {name: [each.own_bytes / MIB for each in samples] for name, samples in seen.items()}
     return violations
 
 

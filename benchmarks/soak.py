@@ -102,30 +102,30 @@ def add_footprint(report: Report, seen: dict[str, list[Held]]) -> list[str]:
     for name, samples in seen.items():
         times_s = [each.at_s for each in samples]
         hours = (times_s[-1] - times_s[0]) / 3600.0
-        pss = [each.pss_bytes / MIB for each in samples]
-        slope = Slope.of(times_s, pss)
+        own = [each.own_bytes / MIB for each in samples]
+        slope = Slope.of(times_s, own)
         files, threads = ([getattr(each, kind) for each in samples] for kind in ("num_files", "num_threads"))
         rss = [samples[index].rss_bytes / MIB for index in (0, -1)]
         rows.append(
             [
                 name,
-                f"{pss[0]:.1f} to {pss[-1]:.1f}",
+                f"{own[0]:.1f} to {own[-1]:.1f}",
                 f"{rss[0]:.1f} to {rss[1]:.1f}",
                 str(slope),
                 f"{min(files)} to {max(files)}, {files[-1]} at the end",
                 f"{min(threads)} to {max(threads)}",
             ]
         )
-        if slope.middle * hours > max(FLAT_SHARE * pss[0], FLAT_MIB):
+        if slope.middle * hours > max(FLAT_SHARE * own[0], FLAT_MIB):
             violations.append(f"{name} grows by {slope} MiB an hour: {slope.middle * hours:.1f} MiB in this run")
         if files[-1] > files[0] + MORE_FILES:
             violations.append(f"{name} has {files[-1]} files open at the end, {files[0]} at the beginning")
         if threads[-1] > threads[0]:
             violations.append(f"{name} has {threads[-1]} threads at the end, {threads[0]} at the beginning")
-    columns = ("part", "PSS, MiB", "RSS, MiB", "PSS slope, MiB / h (95 %)", "open files", "threads")
+    columns = ("part", "own memory, MiB", "RSS, MiB", "own, slope in MiB / h (95 %)", "open files", "threads")
     report.table("What each process holds, from the end of the warm-up on", columns, rows)
     report.data["held"] = {
-        name: [[each.at_s - samples[0].at_s, each.pss_bytes, each.rss_bytes, each.num_files] for each in samples]
+        name: [[each.at_s - samples[0].at_s, each.own_bytes, each.rss_bytes, each.num_files] for each in samples]
         for name, samples in seen.items()
     }
     return violations
@@ -217,7 +217,7 @@ def main() -> int:
     report.text(
         f"The demo pair as `outrider up` places it on {len(os.sched_getaffinity(0))} cores, streams over HTTP, "
         f"{options.max_tokens} tokens an answer, temperatures 0 and 0.8 in turn; the load is one process on the same "
-        f"cores. {options.minutes:g} minutes. PSS: a process's own pages and its share of those it has in common."
+        f"cores. {options.minutes:g} minutes. Own memory: resident pages that are no file's."
     )
     violations = measure(report, options)
     if violations:
