@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from outrider.engine.step_times import StepTimes
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import get_logger
 
@@ -53,8 +54,7 @@ class EngineThread:
         self._failure: OutriderError | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.worker: Any = None
-        self.num_steps = 0
-        """Steps that did something: a sign of life."""
+        self.times = StepTimes()
 
     def start(self) -> None:
         """Blocks until the worker is made. Raises what making it raised, or what it was failed with meanwhile: then the
@@ -121,8 +121,10 @@ class EngineThread:
             if self._failure is not None:
                 raise self._failure
             try:
-                worked = self.worker.step(time.monotonic())
-                self.num_steps += worked
+                started_s = time.monotonic()
+                worked = self.worker.step(started_s)
+                if worked:
+                    self.times.add(time.monotonic() - started_s)
                 faults = 0 if worked else faults
             except Exception as error:
                 faults, worked = faults + 1, True

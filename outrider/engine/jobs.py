@@ -19,6 +19,7 @@ class Fault(Enum):
     INVALID = auto()
     INTERNAL = auto()
     CANCELLED = auto()
+    DRAINING = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.leading import load_split
 from outrider.engine.paths.forward_path import Prepares
 from outrider.engine.slots import SlotTable
+from outrider.engine.step_times import StepTimes
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.errors import OutriderError
@@ -34,7 +35,9 @@ class Loaded:
     """Of the engine thread."""
     metrics_address: str = ""
     num_tickets: Callable[[], int] = field(default=lambda: 0)
-    num_steps: Callable[[], int] = field(default=lambda: 0)
+    times: StepTimes = field(default_factory=StepTimes)
+    """Of the engine thread."""
+    draining: Callable[[], bool] = field(default=lambda: False)
     close: Callable[[], None] = field(default=lambda: None)
     """Ends the processes that hold shares of the weights. After the engine."""
 
@@ -65,7 +68,10 @@ class Loaded:
             metrics_address=self.metrics_address,
             eos_token_ids=facts.eos_token_ids,
             num_tickets=self.num_tickets(),
-            num_steps=self.num_steps(),
+            num_steps=self.times.num_steps,
+            busy_us=int(self.times.busy_s * 1e6),
+            longest_step_us=int(self.times.longest_s * 1e6),
+            draining=self.draining(),
             version=__version__,
             num_parameters=facts.num_parameters,
             batch_invariant=self.runner.path.batch_invariant,

@@ -18,6 +18,7 @@ _CODES = {
     Fault.INVALID: pb.WORKER_ERROR_CODE_INVALID,
     Fault.INTERNAL: pb.WORKER_ERROR_CODE_INTERNAL,
     Fault.CANCELLED: pb.WORKER_ERROR_CODE_CANCELLED,
+    Fault.DRAINING: pb.WORKER_ERROR_CODE_DRAINING,
 }
 
 
@@ -27,6 +28,10 @@ def error_to_proto(error: JobError) -> pb.WorkerError:
 
 def stale_epoch(got: int, own: int) -> JobError:
     return JobError(Fault.STALE_EPOCH, f"message is for epoch {got}, this worker's is {own}; open the slot again")
+
+
+def draining() -> JobError:
+    return JobError(Fault.DRAINING, "this worker takes no new slots because it is about to stop; open it elsewhere")
 
 
 def no_item() -> JobError:

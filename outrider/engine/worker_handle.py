@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from outrider.wire.roles import Role
 from outrider.wire.serving import AddServices, ServerThread
 from outrider.wire.tls import CertificateFolder, part_certificates
 from outrider.wire.trace import Spans, open_spans
+
+DRAIN_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class WorkerHandle:
         engine: EngineThread,
         server: ServerThread,
         loaded: Loaded,
+        service: WorkerService,
         closing: Callable[[], Awaitable[None]],
         metrics_server: Any | None,
         spans: Spans | None,
@@ -64,6 +68,7 @@ class WorkerHandle:
         self._engine = engine
         self._server = server
         self._loaded = loaded
+        self._service = service
         self._closing = closing
         self._metrics_server = metrics_server
         self._spans = spans
@@ -85,6 +90,19 @@ class WorkerHandle:
     @property
     def running(self) -> bool:
         return self._engine.alive
+
+    def drain(self, timeout_s: float, cut_short: Callable[[], bool] = lambda: False) -> None:
+        """Takes no new slots and waits until none is open, at most `timeout_s` or until `cut_short`. `stop` follows."""
+
+        def begin() -> None:
+            self._service.draining = True
+
+        self._server.stop_serving(begin)
+        give_up_s = time.monotonic() + timeout_s
+        while self.running and not cut_short() and time.monotonic() < give_up_s:
+            if not self._service.num_opening and not self._loaded.slots.num_in_use:
+                return
+            time.sleep(DRAIN_POLL_S)
 
     def stop(self, grace_s: float = 2.0) -> None:
         """Ends streams, server, engine and metrics. Idempotent."""
@@ -185,7 +203,7 @@ def _start(
         base.loaded.close()
         _stop_metrics(metrics_server)
         raise
-    return WorkerHandle(engine, server, base.loaded, closing, metrics_server, spans)
+    return WorkerHandle(engine, server, base.loaded, base.service, closing, metrics_server, spans)
 
 
 def _base(
@@ -197,8 +215,9 @@ def _base(
 ) -> Base:
     """On the engine thread."""
     loaded = load(config, new_epoch(), engine.fail)
-    loaded.num_steps = lambda: engine.num_steps
+    loaded.times = engine.times
     facts = loaded.runner.facts
     keeper = SlotKeeper(loaded.slots, engine, metrics, facts.vocab_size, facts.eos_token_ids)
     service = WorkerService(engine, loaded.info, loaded.tokenizer, loaded.epoch, spans)
+    loaded.draining = lambda: service.draining
     return Base(loaded, keeper, engine, service, metrics, certificates)

@@ -8,7 +8,7 @@ from typing import Any
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import JobError, Opened, OwnerGone
 from outrider.engine.slot_spans import SlotSpans
-from outrider.engine.translate import close_job, error_to_proto, no_item, open_job, stale_epoch, truncate_job
+from outrider.engine.translate import close_job, draining, error_to_proto, no_item, open_job, stale_epoch, truncate_job
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.control import ControlStreams
 from outrider.wire.trace import Spans
@@ -32,6 +32,10 @@ class WorkerService:
         self.tokenizer = tokenizer
         self.epoch = epoch
         self.streams = ControlStreams()
+        self.draining = False
+        """No slot is opened any more; those there are go on."""
+        self.num_opening = 0
+        """Slots on their way to the engine."""
         self._slot_spans = None if spans is None else SlotSpans(spans)
 
     async def control(
@@ -74,13 +78,26 @@ class WorkerService:
         if self._slot_spans is not None:
             self._slot_spans.gone(owner)
 
+    def _open(self, owner: int, message: pb.OpenSlot, respond: Respond) -> None:
+        if self.draining:
+            respond(draining())
+            return
+
+        def opened(result: Any) -> None:
+            self.num_opening -= 1
+            respond(result)
+
+        job = open_job(owner, message, opened)
+        self.num_opening += 1
+        self.engine.submit(job)
+
     def _dispatch(self, owner: int, item: Any, respond: Respond, take: Callable[[int, Any, Respond], None]) -> None:
         kind = item.WhichOneof("item")
         if item.epoch != self.epoch:
             if item.id:
                 respond(stale_epoch(item.epoch, self.epoch))
         elif kind == "open":
-            self.engine.submit(open_job(owner, item.open, respond))
+            self._open(owner, item.open, respond)
         elif kind == "truncate":
             self.engine.submit(truncate_job(owner, item.truncate))
         elif kind == "close":

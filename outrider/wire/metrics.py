@@ -103,8 +103,8 @@ class GatewayMetrics:
         self.running = Gauge("outrider_running", "Answers being decoded.", registry=r)
         """outrider_running: answers being decoded."""
         self.retries = Counter("outrider_retries", "Rounds done again, by why.", ["reason"], registry=r)
-        """sum by (reason) (rate(outrider_retries_total[5m])): rounds done again. lost: the target's stream ended; fault:
-        the target failed; slot: the target knew no such slot; behind: it knew less of it; full, draining: the request
+        """sum by (reason) (rate(outrider_retries_total[5m])): rounds done again. lost: the target's stream ended;
+        fault: the target failed; slot: it knew no such slot; behind: it knew less of it; full, draining: the request
         went to another target for a slot. Series of the workers themselves are made in gateway/member_series.py."""
 
     def pair(self, target: str, draft: str) -> PairMetrics:

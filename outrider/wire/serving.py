@@ -125,6 +125,16 @@ class ServerThread:
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(run)
 
+    def stop_serving(self, begin: Callable[[], None]) -> None:
+        """From any thread: health turns NOT_SERVING, and `begin` runs on the loop. What is open goes on."""
+
+        async def run() -> None:
+            begin()
+            if self._health is not None:
+                await self._health.enter_graceful_shutdown()
+
+        asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
     def stop(self, grace_s: float, closing: Callable[[], Awaitable[None]] | None = None) -> None:
         """Health turns NOT_SERVING at once; `closing` ends the open streams, without which the grace is waited out."""
 

@@ -1,4 +1,4 @@
-"""`main` of a worker process: read settings, start, say so in one line on stdout, stop on SIGTERM or SIGINT."""
+"""`main` of a worker process: read settings, start, say so in a line on stdout; drain and stop on SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Handle(Protocol):
 
     def wait_failed(self, timeout_s: float | None = None) -> None: ...
 
+    def drain(self, timeout_s: float, cut_short: Callable[[], bool] = ...) -> None: ...
+
     def stop(self, grace_s: float = 2.0) -> None: ...
 
 
@@ -54,6 +56,8 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
     try:
         while not stopping and handle.running:
             handle.wait_failed(0.1)
+        if stopping:
+            handle.drain(config.drain_timeout_s, lambda: len(stopping) > 1)  # a second signal ends it at once
     except Exception as error:
         tell_end(name, f"the engine ended: {error}")
         return 1

@@ -1,0 +1,72 @@
+"""SIGTERM at a worker: what runs goes on, nothing new begins, and it ends when nothing runs or the time is up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2 as tpb
+from tests.service.conftest import worker
+from tests.service.control_client import ControlClient, eventually, open_slot, verify
+from tests.stack import Process
+
+PROMPT = [5, 6, 7]
+
+
+@contextlib.asynccontextmanager
+async def asked_to_stop(process: Process):
+    """A stream with a slot open at a worker that drains."""
+    async with ControlClient(process.address, "target") as client:
+        await client.opened(1, PROMPT)
+        process.popen.terminate()
+        await eventually(lambda info: info.draining, client)
+        yield client
+
+
+async def exit_code(process: Process) -> int:
+    return await asyncio.to_thread(process.popen.wait, 20)
+
+
+async def test_a_draining_worker_finishes_what_runs_and_takes_nothing_new(target_folder: str) -> None:
+    with worker("target_service", target_folder, "--drain-timeout-s", "60") as process:
+        async with asked_to_stop(process) as client:
+            reply = await client.ask(open_slot(2, PROMPT))
+            assert reply.code == pb.WORKER_ERROR_CODE_DRAINING, reply
+            status = await health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest())
+            assert status.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            verdict = await client.ask(verify(1, len(PROMPT)))
+            assert isinstance(verdict, tpb.Verdict), verdict
+            client.tell(pb.CloseSlot(slot=1))
+            assert await exit_code(process) == 0, "nothing runs any more: it does not wait for its time"
+
+
+async def test_what_runs_ends_when_the_time_is_up(target_folder: str) -> None:
+    with worker("target_service", target_folder, "--drain-timeout-s", "1") as process:
+        async with asked_to_stop(process):
+            started_s = time.monotonic()
+            assert await exit_code(process) == 0
+            assert time.monotonic() - started_s < 10
+
+
+async def test_a_second_signal_ends_it_at_once(target_folder: str) -> None:
+    with worker("target_service", target_folder, "--drain-timeout-s", "60") as process:
+        async with asked_to_stop(process):
+            process.popen.send_signal(signal.SIGTERM)
+            assert await exit_code(process) == 0
+
+
+async def test_busy_time_and_the_longest_step_are_told(target_folder: str) -> None:
+    with worker("target_service", target_folder) as process:
+        async with ControlClient(process.address, "target") as client:
+            before = await client.info()
+            assert (before.busy_us, before.longest_step_us, before.num_steps) == (0, 0, 0)
+            await client.opened(1, PROMPT)
+            await client.ask(verify(1, len(PROMPT)))
+            after = await client.info()
+    assert 0 < after.longest_step_us <= after.busy_us
+    assert not after.draining

@@ -1,0 +1,24 @@
+"""What a worker says of its steps."""
+
+from __future__ import annotations
+
+from outrider.engine.step_times import MEMORY_S, StepTimes
+from tests.unit.test_metrics import Clock
+
+
+def test_a_long_step_is_remembered_for_a_while() -> None:
+    clock = Clock()
+    times = StepTimes(clock)
+    assert times.longest_s == 0.0
+    times.add(2.0)
+    times.add(0.5)
+    assert (times.num_steps, times.busy_s, times.longest_s) == (2, 2.5, 2.0)
+    clock.now += MEMORY_S
+    times.add(0.5)
+    assert times.longest_s == 2.0, "the span before counts, too"
+    clock.now += MEMORY_S
+    times.add(0.25)
+    assert times.longest_s == 0.5
+    clock.now += 2 * MEMORY_S
+    times.add(0.125)
+    assert times.longest_s == 0.125, "nothing was heard for longer than is remembered"
