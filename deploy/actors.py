@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.cluster import NAMESPACE
-from deploy.placement import Placement
+from deploy.core_seats import is_limited, take_cores
+from outrider.cli.cores import format_cores
+from outrider.wire.address import join_host_port
 from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import configure_logging, get_logger
@@ -19,6 +20,22 @@ from outrider.wire.log import configure_logging, get_logger
 log = get_logger(__name__)
 
 _RETRY_S = 1.0
+_ALL_ADDRESSES = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a worker is to be. The same for all its lives."""
+
+    member: str
+    pool: str
+    role: str
+    settings: dict[str, Any]
+    """Fields of TargetConfig or DraftConfig; without `host` it listens on its machine's own address."""
+    num_cores: int | None
+    """Cores to pin itself to; None = not, or to those in its settings."""
+    visible_devices: str | None
+    """CUDA_VISIBLE_DEVICES to set; None = as Ray sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +47,8 @@ class Started:
     pid: int
     epoch: int
     metrics_address: str | None
+    node: str
+    """Address of its machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +58,21 @@ class Refused:
     message: str
 
 
-def actor_options(name: str, placement: Placement, strategy: Any) -> dict[str, Any]:
-    """What Ray is asked for: the actor outlives its driver and is restarted until somebody kills it."""
-    return {
-        "name": name,
-        "namespace": NAMESPACE,
-        "lifetime": "detached",
-        "scheduling_strategy": strategy,
-        "max_restarts": -1,
-        "max_task_retries": 0,
-        "num_cpus": placement.num_cpus,
-        "num_gpus": placement.num_gpus,
-    }
-
-
 class WorkerActor:
-    """Holds the worker of one role. All is done in `__init__`: after a restart Ray runs nothing else."""
+    """Holds one worker. All is done in `__init__`: after a restart Ray runs nothing else."""
 
-    def __init__(self, role: str, settings: dict[str, Any], visible_devices: str | None) -> None:
-        """`settings`: fields of TargetConfig or DraftConfig. Nothing here may import torch before the worker pins."""
-        if visible_devices is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
-        self._role = role
+    def __init__(self, spec: Spec) -> None:
+        """Nothing here may import torch before the worker pins."""
+        if spec.visible_devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = spec.visible_devices
+        self._spec = spec
         try:
-            self._handle = _start(role, settings)
-            self._outcome: Started | Refused = _facts(self._handle)
+            node = _node_address()
+            self._handle = _start(spec.role, _settings_here(spec, node))
+            self._outcome: Started | Refused = _facts(self._handle, node)
         except Exception as error:
-            log.exception("the %s worker did not start", role)
-            self._outcome = Refused(error.message if isinstance(error, OutriderError) else f"{role}: {error!r}")
+            log.exception("the %s worker did not start", spec.role)
+            self._outcome = Refused(error.message if isinstance(error, OutriderError) else f"{spec.role}: {error!r}")
             if _was_restarted():
                 _exit_for_restart()  # the first start's failure is reported; a later one is tried again
             return
@@ -75,6 +81,10 @@ class WorkerActor:
     def outcome(self) -> Started | Refused:
         """Answers once `__init__` is through."""
         return self._outcome
+
+    def spec(self) -> Spec:
+        """For a launcher that finds it: is it what the launcher would start?"""
+        return self._spec
 
     def stop(self, grace_s: float) -> None:
         """End the streams and the engine. The process goes on until it is killed."""
@@ -86,18 +96,20 @@ class WorkerActor:
         try:
             self._handle.wait_failed()
         except Exception:
-            log.exception("the %s worker's engine ended; the process follows", self._role)
+            log.exception("the %s worker's engine ended; the process follows", self._spec.role)
             _exit_for_restart()
 
 
 class FollowerActor:
     """Holds a share of the target's weights. Its process ends with the target's, and Ray restarts both."""
 
-    def __init__(self, folder: str, rank: int, cpu_cores: str | None, visible_devices: str | None) -> None:
+    def __init__(
+        self, folder: str, rank: int, cpu_cores: str | None, num_cores: int | None, visible_devices: str | None
+    ) -> None:
         """`folder`: where the target meets it."""
         if visible_devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
-        arguments = (Path(folder), rank, cpu_cores)
+        arguments = (Path(folder), rank, cpu_cores or _cores_here(num_cores))
         threading.Thread(target=self._follow, args=arguments, name="follower", daemon=True).start()
 
     def _follow(self, folder: Path, rank: int, cpu_cores: str | None) -> None:
@@ -111,23 +123,50 @@ class FollowerActor:
         _exit_for_restart()
 
 
+def _settings_here(spec: Spec, node: str) -> dict[str, Any]:
+    """What depends on the machine it runs on, which another life may not."""
+    settings = {"host": node, **spec.settings}
+    if settings.get("cpu_cores") is None:
+        settings["cpu_cores"] = _cores_here(spec.num_cores)
+    return settings
+
+
+def _cores_here(num_cores: int | None) -> str | None:
+    """Under a quota of CPU time all threads share it, and others of the machine may be pinned where we would be."""
+    return None if num_cores is None or is_limited() else format_cores(take_cores(num_cores))
+
+
 def _start(role: str, settings: dict[str, Any]) -> Any:
     if role == "target":
         from target_service.worker import start_worker as start_target
 
         target = TargetConfig(**settings)
-        configure_logging(target.log_level, role, target.log_format)
+        configure_logging(target.log_level, role)
         return start_target(target)
     from draft_service.worker import start_worker as start_draft
 
     draft = DraftConfig(**settings)
-    configure_logging(draft.log_level, role, draft.log_format)
+    configure_logging(draft.log_level, role)
     return start_draft(draft)
 
 
-def _facts(handle: Any) -> Started:
+def _facts(handle: Any, node: str) -> Started:
     info = handle.info()
-    return Started(handle.address, info.pid, info.epoch, info.metrics_address or None)
+    metrics = _reachable(info.metrics_address, node) if info.metrics_address else None
+    return Started(_reachable(handle.address, node), info.pid, info.epoch, metrics, node)
+
+
+def _reachable(address: str, node: str) -> str:
+    """As others reach it: nobody can connect to "all addresses"."""
+    host, _, port = address.rpartition(":")
+    return join_host_port(node, int(port)) if host.strip("[]") in _ALL_ADDRESSES else address
+
+
+def _node_address() -> str:
+    import ray
+
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
 
 
 def _was_restarted() -> bool:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from deploy.placement import Node
+from deploy.ray_workers import NAMESPACE
 from outrider.cli.processes import become_subreaper, end_descendants
 from outrider.cli.stopping import StopRequested
 from outrider.wire.errors import ConfigError
@@ -17,7 +18,6 @@ from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
 
-NAMESPACE = "outrider"
 _OBJECT_STORE_BYTES = 100 << 20  # near Ray's least: nothing but start-up facts goes through it
 _GRACE_S = 2.0
 _CONNECT_TIMEOUT_S = 5.0
@@ -25,6 +25,7 @@ _LOCAL_ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # no token file in the user's home; see the next line
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what makes Ray listen on 127.0.0.1 alone, here too
     "RAY_prestart_worker_first_driver": "0",  # else an idle process per core
+    "RAY_worker_niceness": "0",  # Ray's 15 is for batch jobs: whoever else runs here would come before answers
 }
 
 
@@ -67,17 +68,20 @@ class Cluster:
 
     def nodes(self) -> list[Node]:
         """What each living machine has in all."""
-        resources = [node["Resources"] for node in _ray().nodes() if node["Alive"]]
-        return [Node(found.get("CPU", 0.0), found.get("GPU", 0.0)) for found in resources]
+        return [_node(node["Resources"], node["Labels"]) for node in _living()]
 
-    def free(self) -> Node:
-        """What is free now, over all machines."""
-        found: dict[str, float] = _ray().available_resources()
-        return Node(found.get("CPU", 0.0), found.get("GPU", 0.0))
+    def free(self) -> list[Node]:
+        """What is free now, by machine."""
+        from ray._private.state import available_resources_per_node
+
+        free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+        return [_node(free.get(node["NodeID"], {}), node["Labels"]) for node in _living()]
 
     def local_cores(self) -> frozenset[int] | None:
         """Cores to share out; None when the workers may run on other machines, whose cores we do not know."""
-        return frozenset(os.sched_getaffinity(0)) if len(self.nodes()) == 1 else None
+        nodes = _living()
+        here = len(nodes) == 1 and nodes[0]["NodeID"] == _ray().get_runtime_context().get_node_id()
+        return frozenset(os.sched_getaffinity(0)) if here else None
 
     def _start(self) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -121,6 +125,14 @@ def check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(f"no Ray at {address!r}: {error}; start a cluster, or leave ray.address out") from None
+
+
+def _living() -> list[dict[str, Any]]:
+    return [node for node in _ray().nodes() if node["Alive"]]
+
+
+def _node(resources: dict[str, float], labels: dict[str, str]) -> Node:
+    return Node(resources.get("CPU", 0.0), resources.get("GPU", 0.0), labels)
 
 
 def _ray() -> Any:

@@ -1,155 +1,192 @@
-"""`python -m deploy.launcher --config FILE`: starts a pair's workers as Ray actors and ends them when it ends.
+"""`python -m deploy.launcher --config FILE`: starts a system's workers as Ray actors, follows and sizes their pools,
+and ends them when it ends. Gateways join its registry to hear who the workers are.
 
-Prints JSON lines on stdout: {"event": "progress", "part", "state", "detail"} while it works, then one
-{"event": "ready", "target", "draft", ...} with the addresses. `--config -` reads one line from stdin, and the end of
-stdin then ends the system: that is how `outrider up` makes sure that nothing outlives it.
+Prints JSON lines on stdout: {"event": "progress", "part", "state", "detail"} while it works, and once, when every
+worker can be called, {"event": "ready", "registry", "members", ...}. `--config -` reads one line from stdin, and the
+end of stdin then ends the system: that is how `outrider up` makes sure that nothing outlives it.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import concurrent.futures
 import json
 import os
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from deploy.actors import Refused, Started, WorkerActor, actor_options
 from deploy.cluster import Cluster
+from deploy.fleet import SERVING, Fleet
 from deploy.placement import Placement, check_fits, place
-from deploy.ports import Ports
-from deploy.ranks import Ranks
-from outrider.cli.cores import format_cores
+from deploy.ray_workers import RayWorkers
+from deploy.registry import Registry, reachable
+from deploy.sightings import Sightings
+from outrider.cli.merging import serve_metrics
+from outrider.cli.pools import Pool
 from outrider.cli.stopping import StopFlag, StopRequested
-from outrider.cli.system import RayConfig, SystemConfig, read_yaml, workers_of
-from outrider.wire.config import DraftConfig, TargetConfig
+from outrider.cli.system import RayConfig, SystemConfig, read_yaml
+from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import configure_logging
+from outrider.wire.roles import Role
+from outrider.wire.tls import CertificateFolder
 
-_POLL_S = 0.2
-_STOP_GRACE_S = 2.0
-_STOP_TIMEOUT_S = 4.0
-_CALL_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+_NODES_POLL_S = 1.0
+_HERE = "127.0.0.1:0"
+_ALONE = "0.0.0.0:7000"
 
 
 class Launcher:
-    """The actors of one system. `start` and `stop` once each, with Ray up."""
+    """One system's workers. `run` blocks until the flag is set."""
 
     def __init__(self, config: SystemConfig, ray_config: RayConfig, stop: StopFlag, events: TextIO) -> None:
         self._config = config
         self._ray_config = ray_config
         self._stop_flag = stop
         self._events = events
-        self._run = secrets.token_hex(4)  # two systems on one cluster must not find each other's actors
-        self._actors: dict[str, Any] = {}
-        self._ports = Ports()
-        self._ranks: Ranks | None = None
+        # Two systems on one cluster must not find each other's actors.
+        self._run = ray_config.name or secrets.token_hex(4)
+        self._fleet: Fleet | None = None
+        folder = ray_config.tls_dir
+        self._certificates = None if folder is None else CertificateFolder(folder, "ray.tls_dir", Role.LAUNCHER)
+        self._registry = Registry(self._scale)
 
-    def start(self, cluster: Cluster) -> dict[str, Started]:
-        """Blocks until both workers can be called. Raises OutriderError saying why they cannot."""
-        nodes = cluster.nodes()
-        if len(nodes) > 1:
-            raise ConfigError(
-                f"the cluster has {len(nodes)} machines, and workers are reached on the launcher's own alone: use a "
-                "cluster of one machine, or start the workers by hand (python -m target_service --host ADDRESS, the "
-                "same for draft_service) and then python -m gateway with --target and --draft"
-            )
-        placements = place(self._config, nodes, cluster.local_cores())
-        check_fits(placements, nodes, "has")
-        check_fits(placements, [cluster.free()], "has free")
-        if self._config.target.tensor_parallel > 1:
-            self._ranks = Ranks(self._run, self._config.target.tensor_parallel, placements, cluster.folder)
-            self._ranks.start_followers()
-        for role, worker in workers_of(self._config).items():
-            self.progress(role, "loading", f"{worker.model} on {placements[role]}")
-            self._actors[role] = self._create(role, worker, placements[role])
-        return self._await_all(cluster)
-
-    def announce(self, workers: Mapping[str, Started], cluster: Cluster) -> None:
-        draft = workers.get("draft")
-        pids = {role: worker.pid for role, worker in workers.items()}
-        metrics = {role: worker.metrics_address for role, worker in workers.items()}
-        self._print(
-            event="ready",
-            target=workers["target"].address,
-            draft=draft and draft.address,
-            pids=pids,
-            metrics=metrics,
-            run=self._run,
-            ray=cluster.address,
-        )
+    def run(self) -> None:
+        """Raises OutriderError when the workers cannot start."""
+        self.progress("ray", "starting", self._ray_config.address or "on this machine")
+        with Cluster(self._ray_config.address) as cluster:
+            self._stop_flag.install()  # Ray has put its own handler in
+            self.progress("ray", "ready", f"{len(cluster.nodes())} node(s)", folder=cluster.folder)
+            try:
+                address = self._registry.start(self._ray_config.registry or _HERE, self._certificates)
+                self._serve(cluster, address)
+            finally:
+                self._registry.stop()
 
     def progress(self, part: str, state: str, detail: str, **more: object) -> None:
         self._print(event="progress", part=part, state=state, detail=detail, **more)
 
-    def stop(self) -> None:
-        """Orderly first, then for good: a detached actor ends only when it is killed."""
-        import ray
+    def _serve(self, cluster: Cluster, address: str) -> None:
+        placements = self._place(cluster)
+        eyes = Sightings(self._registry.loop, self._certificates)
+        workers = RayWorkers(
+            self._run,
+            placements,
+            lasting=self._ray_config.name is not None,
+            local=cluster.is_ours,
+            folder=cluster.folder,
+        )
+        fleet = self._fleet = Fleet(
+            self._config.pools,
+            self._config.scaling,
+            self._ray_config.drain_limit_s,
+            workers,
+            eyes,
+            self.progress,
+            lambda pool: self._why_no_room(pool, placements[pool.name], cluster),
+        )
+        try:
+            self._start(fleet, cluster, address)
+            while not self._stop_flag.wait(_POLL_S):
+                self._tick(fleet)
+        finally:
+            self._end(fleet)
 
-        with contextlib.suppress(Exception):  # an actor that is restarting or dead has nothing to stop
-            ray.get([actor.stop.remote(_STOP_GRACE_S) for actor in self._actors.values()], timeout=_STOP_TIMEOUT_S)
-        for actor in self._actors.values():
-            with contextlib.suppress(Exception):
-                ray.kill(actor, no_restart=True)
-        if self._ranks is not None:
-            self._ranks.stop()
+    def _place(self, cluster: Cluster) -> dict[str, Placement]:
+        """Waits for machines of a cluster that others make: they may be about to join."""
+        give_up = time.monotonic() + (0.0 if cluster.is_ours else self._ray_config.node_timeout_s)
+        told = ""
+        while True:
+            self._stop_flag.check()
+            try:
+                return self._placements(cluster)
+            except ConfigError as error:
+                if time.monotonic() >= give_up:
+                    raise
+                if error.message != told:
+                    told = error.message
+                    self.progress("ray", "waiting", told)
+            self._stop_flag.wait(_NODES_POLL_S)
 
-    def _create(self, role: str, worker: TargetConfig | DraftConfig, placement: Placement) -> Any:
-        import ray
+    def _placements(self, cluster: Cluster) -> dict[str, Placement]:
+        nodes = cluster.nodes()
+        placements = place(self._config, nodes, cluster.local_cores())
+        wanted = {pool.setting: (placements[pool.name], pool.count) for pool in self._config.pools}
+        check_fits(wanted, nodes, "has")
+        if self._ray_config.name is None:  # what runs already may be what takes the room
+            check_fits(wanted, cluster.free(), "has free")
+        return placements
 
-        settings = worker.model_dump(exclude_unset=True)
-        # Chosen here and kept through restarts: the gateway finds a restarted worker where the old one was.
-        settings["port"] = worker.port or self._ports.free(worker.host)
-        if worker.metrics_port == 0:
-            settings["metrics_port"] = self._ports.free(worker.host)
-        settings["device"] = placement.device
-        settings["cpu_cores"] = None if placement.cpu_cores is None else format_cores(placement.cpu_cores)
-        strategy = _on_this_machine()
-        if role == "target" and self._ranks is not None:
-            settings["parallel_folder"] = self._ranks.folder
-            strategy = self._ranks.strategy(0)
-        options = ray.remote(WorkerActor).options(**actor_options(f"{self._run}-{role}", placement, strategy))
-        return options.remote(role, settings, placement.visible_devices)
+    def _why_no_room(self, pool: Pool, placement: Placement, cluster: Cluster) -> str | None:
+        """On a machine of our own; elsewhere one may be about to join, and the worker waits for it."""
+        if not cluster.is_ours:
+            return None
+        try:
+            check_fits({pool.setting: (placement, 1)}, cluster.free(), "has free")
+        except ConfigError as error:
+            return error.message
+        return None
 
-    def _await_all(self, cluster: Cluster) -> dict[str, Started]:
-        import ray
-
-        pending = {actor.outcome.remote(): role for role, actor in self._actors.items()}
+    def _start(self, fleet: Fleet, cluster: Cluster, address: str) -> None:
+        fleet.start()
         give_up = time.monotonic() + self._ray_config.start_timeout_s
-        started: dict[str, Started] = {}
-        while pending:
+        while not fleet.is_ready():
             self._stop_flag.check()
             if time.monotonic() > give_up:
-                raise Unavailable(self._late(list(pending.values()), cluster))
-            done, _ = ray.wait(list(pending), timeout=_POLL_S)
-            for reply in done:
-                role = pending.pop(reply)
-                started[role] = self._accept(role, reply)
-        return started
+                raise Unavailable(self._late(fleet, cluster))
+            self._tick(fleet)
+            self._stop_flag.wait(_POLL_S)
+        self._announce(fleet, cluster, address)
 
-    def _accept(self, role: str, reply: Any) -> Started:
-        import ray
+    def _tick(self, fleet: Fleet) -> None:
+        changed = fleet.tick(self._registry.reports())
+        if changed is not None:
+            self._registry.publish(changed)
 
-        try:
-            outcome: Started | Refused = ray.get(reply, timeout=_CALL_TIMEOUT_S)
-        except ray.exceptions.RayError as error:
-            first_line = str(error).strip().splitlines()[0]
-            raise Unavailable(f"the {role} worker's process ended while it started: {first_line}") from None
-        if isinstance(outcome, Refused):
-            raise ConfigError(outcome.message)
-        self.progress(role, "ready", outcome.address)
-        return outcome
+    def _end(self, fleet: Fleet) -> None:
+        """What runs may go on for as long as the workers' own settings say."""
+        changed = fleet.drain_all()
+        if changed is not None:
+            self._registry.publish(changed)
+        limit_s = max(pool.worker.drain_timeout_s for pool in self._config.pools)
+        give_up = time.monotonic() + limit_s
+        while not fleet.is_idle() and not self._stop_flag.hurry and time.monotonic() < give_up:
+            time.sleep(_POLL_S)
+        fleet.end_all()
 
-    def _late(self, roles: Sequence[str], cluster: Cluster) -> str:
+    def _scale(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
+        if self._fleet is None or not self._fleet.is_ready():
+            raise Unavailable("the workers are still being started; try again")
+        return self._fleet.scale(pool, count)
+
+    def _announce(self, fleet: Fleet, cluster: Cluster, address: str) -> None:
+        members = [
+            {
+                "name": member.name,
+                "pool": member.pool.name,
+                "role": member.pool.role,
+                "address": member.started.address,
+                "metrics": member.started.metrics_address,
+                "pid": member.started.pid,
+                "node": member.started.node,
+            }
+            for member in fleet.members
+            if member.state == SERVING and member.started is not None
+        ]
+        self._print(event="ready", registry=reachable(address), members=members, run=self._run, ray=cluster.address)
+
+    def _late(self, fleet: Fleet, cluster: Cluster) -> str:
         free = cluster.free()
+        offered = "; ".join(f"{one.num_cpus:g} CPU and {one.num_gpus:g} GPU" for one in free) or "nothing"
         return (
-            f"{' and '.join(roles)} not ready after ray.start_timeout_s = {self._ray_config.start_timeout_s:g} s; "
-            f"the cluster has {free.num_cpus:g} CPU and {free.num_gpus:g} GPU free. "
+            f"{' and '.join(fleet.late())} not ready after ray.start_timeout_s = "
+            f"{self._ray_config.start_timeout_s:g} s; the cluster has free: {offered}. "
             "Raise it if a model is large or still being fetched"
         )
 
@@ -158,20 +195,22 @@ class Launcher:
         self._events.flush()
 
 
-def _on_this_machine() -> Any:
-    """Also after a restart: a machine that joins the cluster later must not get a worker that nobody reaches."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
-
-
 def read_config(argv: Sequence[str], stop: StopFlag) -> SystemConfig:
     parser = argparse.ArgumentParser(prog="python -m deploy.launcher", description=__doc__)
     parser.add_argument("--config", required=True, help="YAML file; - reads one line of JSON from stdin")
-    path: str = parser.parse_args(argv).config
-    if path != "-":
-        return SystemConfig.read(read_yaml(Path(path)))
+    parser.add_argument("--registry", help=f"host:port that gateways join at; {_ALONE} unless the file says another")
+    arguments = parser.parse_args(argv)
+    if arguments.config != "-":
+        values = read_yaml(Path(arguments.config))
+        serve_metrics(values)
+        ray = values.get("ray", {})
+        if isinstance(ray, dict):
+            values["ray"] = {
+                "registry": _ALONE,
+                **ray,
+                **({"registry": arguments.registry} if arguments.registry else {}),
+            }
+        return SystemConfig.read(values)
     line = sys.stdin.readline()
     threading.Thread(target=_stop_at_end_of_stdin, args=(stop,), name="stdin", daemon=True).start()
     try:
@@ -197,17 +236,7 @@ def run(config: SystemConfig, stop: StopFlag, events: TextIO) -> None:
     """Returns when `stop` is set. Raises OutriderError when the workers cannot start."""
     if config.ray is None:
         raise ConfigError("ray is off in the settings; start the workers as plain processes instead")
-    launcher = Launcher(config, config.ray, stop, events)
-    launcher.progress("ray", "starting", config.ray.address or "on this machine")
-    with Cluster(config.ray.address) as cluster:
-        stop.install()  # Ray has put its own handler in
-        launcher.progress("ray", "ready", f"{len(cluster.nodes())} node(s)", folder=cluster.folder)
-        try:
-            launcher.announce(launcher.start(cluster), cluster)
-            while not stop.wait(1.0):
-                pass
-        finally:
-            launcher.stop()
+    Launcher(config, config.ray, stop, events).run()
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,19 +1,21 @@
-"""Which device and which CPU cores each worker gets. Arithmetic only: no Ray, no torch."""
+"""Which device, GPUs and CPUs each worker gets, and whether they fit. Arithmetic only: no Ray, no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from itertools import product
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from outrider.cli.cores import format_cores, share_cores
-from outrider.cli.system import SystemConfig, workers_of
-from outrider.wire.config import DraftConfig, TargetConfig
+from outrider.cli.cores import check_offered, given_cores, shares
+from outrider.cli.pools import Pool
+from outrider.cli.system import SystemConfig
+from outrider.wire.config import TargetConfig
 from outrider.wire.errors import ConfigError
-from outrider.wire.host import split_evenly
 
 NO_GPU = ""
 """CUDA_VISIBLE_DEVICES that hides every GPU: Ray leaves the variable alone for an actor that asked for none."""
+_MOST_STEPS = 20_000
+_IN = re.compile(r"in\((.*)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,145 +24,213 @@ class Node:
 
     num_cpus: float
     num_gpus: float
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What one worker asks of Ray, and what it is told."""
+    """What one worker of a pool asks of Ray, and what it is told; of a split target, what each of its ranks is."""
 
     device: str
     """"cpu" or "cuda"; Ray shows a worker its own GPU only, as the first."""
     num_gpus: float
     num_cpus: float
-    """CPUs to reserve: Ray counts them, the worker pins itself to `cpu_cores`."""
-    cpu_cores: frozenset[int] | None
-    """None = not pinned."""
+    """CPUs to reserve: Ray counts them, the worker pins itself."""
+    num_cores: int | None
+    """Cores to pin itself to, of the machine where it finds itself; None = not pinned, or to those in its settings."""
     visible_devices: str | None
     """CUDA_VISIBLE_DEVICES to set; None = as Ray sets it."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    num_ranks: int = 1
+    """Processes on one machine, each with the above."""
 
     def __str__(self) -> str:
-        cores = "" if self.cpu_cores is None else f"cores {format_cores(self.cpu_cores)}"
         gpus = f"{self.num_gpus:g} GPU" if self.num_gpus else ""
-        return ", ".join(part for part in (gpus, cores) if part) or self.device
+        where = ", ".join(f"{key}={value}" for key, value in self.labels.items())
+        asked = [part for part in (gpus, f"{self.num_cpus:g} CPU", where) if part]
+        return ("" if self.num_ranks == 1 else f"{self.num_ranks} ranks of ") + ", ".join(asked)
 
 
 def place(config: SystemConfig, nodes: Iterable[Node], local_cores: frozenset[int] | None) -> dict[str, Placement]:
-    """{"target": ..., "draft": ...} (no draft without one), and a follower_name for each more rank of the target.
+    """Of each worker, by the name of its pool.
 
-    `local_cores`: to share out; None = leave unpinned.
+    `local_cores`: to share out, of the only machine; None = workers are pinned where their settings say so.
 
     Raises ConfigError naming what cannot be had.
     """
     machines = list(nodes)
-    workers = workers_of(config)
-    devices = {role: _device(role, worker, machines) for role, worker in workers.items()}
-    gpus = _gpus(config, devices, machines)
-    cores = share_cores(workers, [role for role, device in devices.items() if device == "cpu"], local_cores)
-    placed = {
-        role: Placement(
-            device=device,
-            num_gpus=gpus[role],
-            num_cpus=_num_cpus(cores, role),
-            cpu_cores=cores[role],
-            visible_devices=NO_GPU if device == "cpu" else None,
+    devices = {pool.name: _device(pool, machines) for pool in config.pools}
+    gpus = _gpus(config.pools, devices, machines)
+    on_cpu = [pool for pool in config.pools if devices[pool.name] == "cpu"]
+    cpus = _shared_cpus(config.pools, on_cpu, local_cores)
+    return {
+        pool.name: _split(
+            pool,
+            Placement(
+                device=devices[pool.name],
+                num_gpus=gpus[pool.name],
+                num_cpus=pool.num_cpus or cpus.get(pool.name, 1.0),
+                num_cores=_num_cores(pool, cpus),
+                visible_devices=NO_GPU if devices[pool.name] == "cpu" else None,
+                labels=pool.labels,
+            ),
         )
-        for role, device in devices.items()
+        for pool in config.pools
     }
-    shares = _split(placed["target"], config.target.tensor_parallel)
-    followers = {follower_name(rank): share for rank, share in enumerate(shares) if rank}
-    return placed | {"target": shares[0]} | followers
 
 
-def follower_name(rank: int) -> str:
-    """Of a process that holds a share of the target's weights, in what `place` returns and in Ray."""
-    return f"target-rank-{rank}"
+def check_fits(wanted: Mapping[str, tuple[Placement, int]], nodes: Iterable[Node], what: str) -> None:
+    """Raise ConfigError when no way of spreading the workers over the nodes satisfies them.
 
-
-def check_fits(placements: Mapping[str, Placement], nodes: Iterable[Node], what: str) -> None:
-    """Raise ConfigError when no way of spreading the workers over the nodes satisfies them. `what`: "has" or so."""
+    `wanted`: by pool, a worker's placement and how many there are. `what`: "has" or so.
+    """
     machines = list(nodes)
-    for spread in product(range(len(machines)), repeat=len(placements)):
-        if all(_holds(machine, _on(spread, index, placements)) for index, machine in enumerate(machines)):
-            return
-    wanted = "; ".join(f"{role}: {one.num_gpus:g} GPU, {one.num_cpus:g} CPU" for role, one in placements.items())
-    offered = "; ".join(f"{one.num_gpus:g} GPU, {one.num_cpus:g} CPU" for one in machines) or "no node"
+    workers = [one for one, count in wanted.values() for _ in range(count)]
+    workers.sort(key=lambda one: (one.num_gpus, one.num_cpus * one.num_ranks), reverse=True)
+    if _can_place(workers, [(node.num_cpus, node.num_gpus) for node in machines], machines):
+        return
+    asked = "; ".join(f"{count} x {name}: {_amounts(one)}" for name, (one, count) in wanted.items())
+    offered = "; ".join(f"{one.num_gpus:g} GPU, {one.num_cpus:g} CPU{_labels(one.labels)}" for one in machines)
     raise ConfigError(
-        f"the workers cannot be placed: they need [{wanted}] and the cluster {what} [{offered}] by node; "
-        "choose --target-device cpu, --draft-device cpu, fewer cores or a share of a GPU, or add a node"
+        f"the workers cannot be placed: they need [{asked}] and the cluster {what} [{offered or 'no node'}] by node; "
+        "choose device cpu, fewer cores or a share of a GPU, other labels, or add a node"
     )
 
 
-def _num_cpus(cores: Mapping[str, frozenset[int] | None], role: str) -> float:
-    """CPUs to reserve. Workers that share cores reserve half each; Ray takes fractions only below 1."""
-    mine = cores[role]
-    if mine is None:
-        return 1.0
-    others: frozenset[int] = frozenset().union(*(other or () for name, other in cores.items() if name != role))
-    if not mine & others:
-        return float(len(mine))
-    return 0.5 if len(mine) == 1 else float(len(mine) // 2)
+def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    """Whether a machine with these labels is one that a selector of Ray's means: value, !value, in(...), !in(...)."""
+    return all(_has(labels.get(key), wanted) for key, wanted in selector.items())
 
 
-def _split(target: Placement, num_ranks: int) -> list[Placement]:
-    """One for each rank: its own GPU, or its share of the cores."""
+def _has(value: str | None, wanted: str) -> bool:
+    negated, positive = wanted.startswith("!"), wanted.removeprefix("!")
+    found = _IN.fullmatch(positive)
+    among = [one.strip() for one in found[1].split(",")] if found else [positive]
+    return (value in among) is not negated
+
+
+def _amounts(one: Placement) -> str:
+    amounts = f"{one.num_gpus * one.num_ranks:g} GPU, {one.num_cpus * one.num_ranks:g} CPU"
+    return amounts + _labels(one.labels)
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    shown = {key: value for key, value in labels.items() if not key.startswith("ray.io/")}
+    return f" with {', '.join(f'{key}={value}' for key, value in shown.items())}" if shown else ""
+
+
+def _can_place(workers: list[Placement], free: list[tuple[float, float]], nodes: Sequence[Node]) -> bool:
+    """Tries all ways, alike machines once; gives the benefit of the doubt when there are very many."""
+    steps = 0
+    wanted = [(one.num_cpus * one.num_ranks, one.num_gpus * one.num_ranks) for one in workers]
+    if any(sum(one[kind] for one in wanted) > sum(one[kind] for one in free) + 1e-6 for kind in (0, 1)):
+        return False
+
+    def rest(index: int, free: list[tuple[float, float]]) -> bool:
+        nonlocal steps
+        steps += 1
+        if index == len(workers) or steps > _MOST_STEPS:
+            return True
+        one, tried = workers[index], set()
+        for at, (num_cpus, num_gpus) in enumerate(free):
+            left = (
+                round(num_cpus - one.num_cpus * one.num_ranks, 4),
+                round(num_gpus - one.num_gpus * one.num_ranks, 4),
+            )
+            kind = (num_cpus, num_gpus, tuple(sorted(nodes[at].labels.items())))
+            if kind in tried or min(left) < 0 or not matches(nodes[at].labels, one.labels):
+                continue
+            tried.add(kind)
+            if rest(index + 1, [*free[:at], left, *free[at + 1 :]]):
+                return True
+        return False
+
+    return rest(0, free)
+
+
+def _shared_cpus(pools: Iterable[Pool], on_cpu: list[Pool], local_cores: frozenset[int] | None) -> dict[str, float]:
+    """By pool: what each worker's share of the only machine is, where its pool does not say it."""
+    if local_cores is None:
+        return {}
+    given = given_cores({pool.name: pool.worker for pool in pools})
+    check_offered(given.values(), local_cores)
+    users = {core: sum(pool.max for pool in pools if core in given.get(pool.name, ())) for core in local_cores}
+    found: dict[str, float] = {}
+    for name, cores in given.items():
+        reserved = sum(1 / users[core] for core in cores)
+        found[name] = float(int(reserved)) if reserved >= 1 else int(100 * reserved) / 100
+    free = (local_cores - frozenset().union(*given.values())) or local_cores
+    sharing = [pool for pool in on_cpu if pool.name not in given and pool.num_cpus is None]
+    numbers = {role: sum(pool.max for pool in sharing if pool.role == role) for role in ("target", "draft")}
+    said = sum(int(max(1.0, pool.num_cpus)) * pool.max for pool in on_cpu if pool.num_cpus is not None)
+    of_target, of_draft = shares(max(1, len(free) - said), numbers["target"], numbers["draft"])
+    return found | {pool.name: of_target if pool.role == "target" else of_draft for pool in sharing}
+
+
+def _num_cores(pool: Pool, cpus: Mapping[str, float]) -> int | None:
+    if pool.worker.cpu_cores is not None:
+        return None
+    amount = pool.num_cpus if pool.num_cpus is not None else cpus.get(pool.name)
+    return None if amount is None else max(1, int(amount))
+
+
+def _split(pool: Pool, whole: Placement) -> Placement:
+    """A split target's CPUs, those of all its ranks, as those of each. GPUs are each rank's already."""
+    num_ranks = pool.worker.tensor_parallel if isinstance(pool.worker, TargetConfig) else 1
     if num_ranks == 1:
-        return [target]
-    if target.cpu_cores is None:
-        return [target] * num_ranks
-    if target.num_cpus == len(target.cpu_cores) >= num_ranks:
-        return [
-            replace(target, cpu_cores=cores, num_cpus=float(len(cores)))
-            for cores in split_evenly(target.cpu_cores, num_ranks)
-        ]
-    each = target.num_cpus / num_ranks
-    num_cpus = float(int(each)) if each >= 1 else each
-    return [replace(target, cpu_cores=cores, num_cpus=num_cpus) for cores in split_evenly(target.cpu_cores, num_ranks)]
+        return whole
+    if whole.num_cores is None and pool.worker.cpu_cores is None:
+        return replace(whole, num_ranks=num_ranks)
+    each = whole.num_cpus / num_ranks
+    return replace(
+        whole,
+        num_ranks=num_ranks,
+        num_cpus=float(int(each)) if each >= 1 else int(100 * each) / 100,
+        num_cores=None if whole.num_cores is None else max(1, whole.num_cores // num_ranks),
+    )
 
 
-def _on(spread: tuple[int, ...], node: int, placements: Mapping[str, Placement]) -> list[Placement]:
-    return [one for one, place_of in zip(placements.values(), spread, strict=True) if place_of == node]
-
-
-def _holds(node: Node, placements: list[Placement]) -> bool:
-    num_cpus = sum(one.num_cpus for one in placements)
-    return num_cpus <= node.num_cpus and sum(one.num_gpus for one in placements) <= node.num_gpus
-
-
-def _device(role: str, worker: TargetConfig | DraftConfig, nodes: list[Node]) -> str:
-    num_gpus = sum(node.num_gpus for node in nodes)
-    if worker.device == "auto":
+def _device(pool: Pool, nodes: list[Node]) -> str:
+    num_gpus = sum(node.num_gpus for node in nodes if matches(node.labels, pool.labels))
+    device = pool.worker.device
+    if device == "auto":
         return "cuda" if num_gpus else "cpu"
-    if worker.device.startswith("cuda:"):
+    if device.startswith("cuda:"):
         raise ConfigError(
-            f"{role}.device is {worker.device!r}: Ray chooses each worker's GPU; say cuda, or use --no-ray"
+            f"{pool.setting}.device is {device!r}: Ray chooses each worker's GPU; say cuda, or use --no-ray"
         )
-    if worker.device == "cuda" and not num_gpus:
-        raise ConfigError(f"{role}.device is 'cuda' and Ray sees no GPU; say --{role}-device cpu, or join a cluster")
-    if worker.device not in ("cpu", "cuda"):
-        raise ConfigError(f"{role}.device is {worker.device!r}, must be auto, cpu or cuda")
-    return worker.device
+    if device == "cuda" and not num_gpus:
+        raise ConfigError(
+            f"{pool.setting}.device is 'cuda' and Ray sees no GPU; say --{pool.role}-device cpu, or join a cluster"
+        )
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"{pool.setting}.device is {device!r}, must be auto, cpu or cuda")
+    return device
 
 
-def _gpus(config: SystemConfig, devices: Mapping[str, str], nodes: list[Node]) -> dict[str, float]:
-    """Of each worker's process: of a split target's, a rank."""
-    num_ranks = config.target.tensor_parallel
-    wanted = {
-        "target": config.ray.target_gpus if config.ray else None,
-        "draft": config.ray.draft_gpus if config.ray else None,
-    }
-    num_users = sum(device == "cuda" for device in devices.values())
-    share = 0.5 if num_users == 2 and num_ranks == 1 and sum(node.num_gpus for node in nodes) < 2 else 1.0
-    gpus: dict[str, float] = {}
-    for role, device in devices.items():
-        asked = wanted[role]
-        if device == "cpu" and asked is not None:
-            raise ConfigError(f"ray.{role}_gpus is {asked:g} and {role}.device is 'cpu'; leave one of them out")
-        if role == "target" and num_ranks > 1 and asked is not None:
-            if asked != num_ranks:  # ranks that found themselves on one GPU could not speak
-                raise ConfigError(
-                    f"ray.target_gpus is {asked:g} and target.tensor_parallel {num_ranks}: a rank takes one GPU, no "
-                    f"less and no more; say {num_ranks} or leave it out"
-                )
-            asked = 1.0
-        gpus[role] = 0.0 if device == "cpu" else share if asked is None else asked
-    return gpus
+def _gpus(pools: Iterable[Pool], devices: Mapping[str, str], nodes: list[Node]) -> dict[str, float]:
+    """Of each worker's process: of a split target's, a rank. Two workers share the only GPU."""
+    users = [pool for pool in pools if devices[pool.name] == "cuda"]
+    is_pair = sum(pool.max for pool in users) == 2 and not any(_num_ranks(pool) > 1 for pool in users)
+    share = 0.5 if is_pair and sum(node.num_gpus for node in nodes) < 2 else 1.0
+    return {pool.name: _gpus_of(pool, devices[pool.name], share) for pool in pools}
+
+
+def _gpus_of(pool: Pool, device: str, share: float) -> float:
+    asked, num_ranks = pool.num_gpus, _num_ranks(pool)
+    if device == "cpu":
+        if asked is not None:
+            raise ConfigError(
+                f"{pool.setting}.num_gpus is {asked:g} and {pool.setting}.device is 'cpu'; leave one of them out"
+            )
+        return 0.0
+    if num_ranks > 1 and asked is not None and asked != num_ranks:  # ranks on one GPU could not speak
+        raise ConfigError(
+            f"{pool.setting}.num_gpus is {asked:g} and {pool.setting}.tensor_parallel {num_ranks}: a rank takes one "
+            f"GPU, no less and no more; say {num_ranks} or leave it out"
+        )
+    return 1.0 if num_ranks > 1 else share if asked is None else asked
+
+
+def _num_ranks(pool: Pool) -> int:
+    return pool.worker.tensor_parallel if isinstance(pool.worker, TargetConfig) else 1

@@ -1,6 +1,6 @@
 """The ranks of a split target as Ray actors: one placement group, rank 0 the worker itself, a follower for each more.
 
-Used by `launcher`. All on this machine: ranks meet in a folder, and share every layer's sums.
+All on one machine: ranks meet in a folder, and share every layer's sums. They end with the launcher.
 """
 
 from __future__ import annotations
@@ -8,46 +8,53 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.actors import FollowerActor, actor_options
-from deploy.placement import Placement, follower_name
+from deploy.actors import FollowerActor
+from deploy.placement import Placement
 from outrider.cli.cores import format_cores
+from outrider.wire.config import parse_cores
+from outrider.wire.host import split_evenly
 
 
 class Ranks:
     """`start_followers` and `stop` once each."""
 
-    def __init__(self, run: str, num_ranks: int, placements: Mapping[str, Placement], parent: str | None) -> None:
-        """`run`: names the system. `parent`: a folder that goes with Ray's session, None = the system's own for such.
-
-        `placements`: of "target" and of every follower.
+    def __init__(self, name: str, placement: Placement, cpu_cores: str | None, parent: str | None) -> None:
+        """`name`: the worker's, unique on the cluster. `placement`: of each rank. `cpu_cores`: to share out, as in the
+        settings. `parent`: a folder that goes with Ray's session, None = the system's own for such.
         """
-        ray = _ray()
-        self._run = run
-        names = ["target", *(follower_name(rank) for rank in range(1, num_ranks))]
-        self._placements = [placements[name] for name in names]
+        self._placement = placement
+        num_ranks = placement.num_ranks
+        self._cores = split_evenly(parse_cores(cpu_cores), num_ranks) if cpu_cores else [None] * num_ranks
         self._followers: list[Any] = []
-        self.folder = str(Path(parent or tempfile.gettempdir()) / f"outrider-ranks-{run}")
-        bundles = [_bundle(placement) for placement in self._placements]
-        bundles[0][f"node:{ray.util.get_node_ip_address()}"] = 0.001  # this machine, and the pack is strict
-        self._group: Any = ray.util.placement_group(bundles, "STRICT_PACK", name=f"{run}-ranks", lifetime="detached")
+        self.folder = str(Path(parent or tempfile.gettempdir()) / f"outrider-ranks-{name.replace('/', '-')}")
+        wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus}
+        bundle = {name: amount for name, amount in wanted.items() if amount}
+        labels = {"bundle_label_selector": [dict(placement.labels)] * num_ranks} if placement.labels else {}
+        self._group: Any = _ray().util.placement_group([bundle] * num_ranks, "STRICT_PACK", **labels)
 
-    def strategy(self, rank: int) -> Any:
-        """Ray's, for the actor that is this rank, after restarts too."""
+    def cores_of(self, rank: int) -> str | None:
+        """As `cpu_cores` takes it; None where the settings say none."""
+        cores = self._cores[rank]
+        return None if cores is None else format_cores(cores)
+
+    def options(self, options: dict[str, Any], rank: int) -> dict[str, Any]:
+        """Those of an actor on its own, for the one that is this rank, after restarts too."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+        alone = {name: value for name, value in options.items() if name != "label_selector"}  # the group has it
+        return {**alone, "scheduling_strategy": strategy}
 
-    def start_followers(self) -> None:
-        ray = _ray()
-        for rank, placement in enumerate(self._placements[1:], 1):
-            cores = None if placement.cpu_cores is None else format_cores(placement.cpu_cores)
-            options = actor_options(f"{self._run}-{follower_name(rank)}", placement, self.strategy(rank))
-            actor = ray.remote(FollowerActor).options(**options)
-            self._followers.append(actor.remote(self.folder, rank, cores, placement.visible_devices))
+    def start_followers(self, options: dict[str, Any]) -> None:
+        """`options`: as of the worker itself."""
+        ray, placement = _ray(), self._placement
+        for rank in range(1, placement.num_ranks):
+            mine = {**self.options(options, rank), "name": f"{options['name']}-rank-{rank}"}
+            arguments = (self.folder, rank, self.cores_of(rank), placement.num_cores, placement.visible_devices)
+            self._followers.append(ray.remote(FollowerActor).options(**mine).remote(*arguments))
 
     def stop(self) -> None:
         """After the target, which has told the followers to end."""
@@ -65,8 +72,3 @@ def _ray() -> Any:
     import ray
 
     return ray
-
-
-def _bundle(placement: Placement) -> dict[str, float]:
-    wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus}
-    return {name: amount for name, amount in wanted.items() if amount}

@@ -49,7 +49,7 @@ def demo(
                 arms = _measure(client, prompts, max_tokens, stop, notes)
             with notes.status("asking transformers' generate for the same answers"):
                 answers = [first, *arms[0].answers, *arms[1].answers]
-                comparison = compare(settings.target.model, max_tokens, answers, stop)
+                comparison = compare(settings.targets[0].worker.model, max_tokens, answers, stop)
         report(arms, comparison)
         if comparison.differences:
             raise typer.Exit(EXIT_FAILED)

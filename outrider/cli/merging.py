@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from outrider.cli.system import SystemConfig, Values, demo_model
+from outrider.cli.pools import Values
+from outrider.cli.system import SystemConfig, demo_model
 from outrider.wire.errors import ConfigError
 
 DEMO_NAME = "outrider-demo"
@@ -20,13 +21,32 @@ def merged(file: Values, flags: Values, *, no_draft: bool, no_ray: bool) -> Syst
     if no_ray and flags["ray"]["address"] is not None:
         raise ConfigError("--no-ray and --ray-address contradict each other; leave one out")
     off = {"draft": no_draft, "ray": no_ray}
+    if "targets" in file or "drafts" in file:
+        flags = _without_workers(flags, no_draft)
     values: dict[str, Any] = {**file, **{part: _part(part, file, flags[part], off.get(part, False)) for part in flags}}
-    if _default_models(values) and values["gateway"] is not None and not _in_environment("gateway", "model_name"):
-        values["gateway"].setdefault("model_name", DEMO_NAME)
-    for role in _ROLES:
-        if values[role] is not None and not _in_environment(role, "metrics_port"):
-            values[role].setdefault("metrics_port", 0)
+    if "target" in flags:
+        _fill_pair(values)
+    serve_metrics(values)
     return SystemConfig.read(values)
+
+
+def serve_metrics(values: Values) -> None:
+    """Each worker has a Prometheus endpoint, at a free port, unless its settings say another or null."""
+    for pool in _workers(values):
+        pool.setdefault("metrics_port", 0)
+
+
+def _without_workers(flags: Values, no_draft: bool) -> Values:
+    """The file names pools: flags for the one target or draft would be about none of them."""
+    given = [(role, name) for role in _ROLES for name, value in flags[role].items() if value is not None]
+    if no_draft or given:
+        flag = "--no-draft" if no_draft else "--dtype" if given[0][1] == "dtype" else _flag(*given[0])
+        raise ConfigError(f"{flag} is for one target and one draft, and the file names pools; say it there")
+    return {part: values for part, values in flags.items() if part not in _ROLES}
+
+
+def _flag(role: str, name: str) -> str:
+    return f"--{role}" if name == "model" else f"--{role}-{name.removeprefix('cpu_')}"
 
 
 def _part(part: str, file: Values, flags: Values, off: bool) -> Values | None:
@@ -40,8 +60,8 @@ def _part(part: str, file: Values, flags: Values, off: bool) -> Values | None:
     return {**(from_file or {}), **given}
 
 
-def _default_models(values: Values) -> bool:
-    """The demo pair where no model is named at all; half a pair is refused. Whether the demo pair was taken."""
+def _fill_pair(values: Values) -> None:
+    """The demo pair where no model is named at all; half a pair is refused."""
     wanted = [role for role in _ROLES if values[role] is not None]
     unnamed = [role for role in wanted if "model" not in values[role] and not _in_environment(role, "model")]
     if unnamed and len(unnamed) < len(wanted):
@@ -50,7 +70,17 @@ def _default_models(values: Values) -> bool:
         raise ConfigError(f"only one model of the pair is named; say --{missing} MODEL{alone}")
     for role in unnamed:
         values[role]["model"] = demo_model(role)
-    return bool(unnamed)
+    if unnamed and values["gateway"] is not None and not _in_environment("gateway", "model_name"):
+        values["gateway"].setdefault("model_name", DEMO_NAME)
+
+
+def _workers(values: Values) -> list[Values]:
+    """Settings of each pool's workers, where they have a form at all; `SystemConfig` says what is wrong with others."""
+    pools = [(role, values.get(role)) for role in _ROLES]
+    for role in _ROLES:
+        named = values.get(f"{role}s")
+        pools += [(role, pool) for pool in named.values()] if isinstance(named, dict) else []
+    return [pool for role, pool in pools if isinstance(pool, dict) and not _in_environment(role, "metrics_port")]
 
 
 def _in_environment(role: str, setting: str) -> bool:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,12 +37,21 @@ class Child:
     takes the end of the starting *thread* for ours.
     """
 
-    def __init__(self, name: str, args: Sequence[str], *, stdin: str | None = None, on_log: OnLog | None = None):
+    def __init__(
+        self,
+        name: str,
+        args: Sequence[str],
+        *,
+        stdin: str | None = None,
+        on_log: OnLog | None = None,
+        env: Mapping[str, str] | None = None,
+    ):
         """`stdin` is written at once and the pipe then kept open: its end tells the child that we are gone."""
         self.name = name
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._on_log = on_log
+        self._asked_to_stop = False
         self.process = subprocess.Popen(
             list(args),
             stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
@@ -50,6 +59,7 @@ class Child:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            env=env,
             start_new_session=True,
             preexec_fn=_die_with_parent(os.getpid()),
         )
@@ -71,12 +81,19 @@ class Child:
                 reader.join(1.0)
         return list(self.tail)[-count:]
 
-    def stop(self, grace_s: float) -> None:
-        """SIGTERM and the end of its stdin, then SIGKILL after `grace_s`. Does nothing to one that has ended."""
+    def ask_to_stop(self) -> None:
+        """SIGTERM and the end of its stdin, once; without waiting."""
+        if self._asked_to_stop:
+            return
+        self._asked_to_stop = True
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
         self.process.terminate()
+
+    def stop(self, grace_s: float) -> None:
+        """The same, then SIGKILL after `grace_s`. Does nothing to one that has ended."""
+        self.ask_to_stop()
         try:
             self.process.wait(grace_s)
         except subprocess.TimeoutExpired:

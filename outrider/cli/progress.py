@@ -16,7 +16,7 @@ class StartProgress:
         self._tasks: dict[str, TaskID] = {}
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓[/]"),
-            TextColumn("{task.fields[part]:<8}"),
+            TextColumn("{task.fields[part]:<10}"),
             TimeElapsedColumn(),
             TextColumn("{task.description}", markup=False),
             console=console,

@@ -1,6 +1,7 @@
 """Starts a whole system, watches it, and ends all of it. Used by `outrider up` and `outrider demo`.
 
-Three child processes with Ray (launcher, gateway; the workers are Ray's), three or two without.
+Its child processes are the launcher and the gateways with Ray, whose children the workers then are, else the workers
+and the gateways.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,10 +21,11 @@ from typing import Protocol
 import httpx
 
 from outrider.cli.cores import format_cores, share_cores
+from outrider.cli.pools import Pool
 from outrider.cli.processes import Child, Event, OnLog, become_subreaper, end_descendants
 from outrider.cli.stopping import StopFlag
-from outrider.cli.system import SystemConfig, flags, gateway_config, workers_of
-from outrider.wire.config import DraftConfig, GatewayConfig, TargetConfig
+from outrider.cli.system import FROM_POOLS, SystemConfig, flags, gateway_config
+from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError, Unavailable
 
 _POLL_S = 0.1
@@ -42,23 +44,42 @@ class Reporter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoints:
-    """Where a running system listens, as "host:port"."""
+class Worker:
+    """A worker at the start; with Ray there may be others later."""
 
-    http: str
-    grpc: str
-    target: str
-    draft: str | None
-    metrics: dict[str, str]
-    """Where each worker's own metrics are, by its role; the gateway's are at /metrics of `http`."""
+    name: str
+    role: str
+    address: str
+    """host:port of its gRPC server."""
+    metrics: str | None
+    """host:port of its Prometheus endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Workers:
-    """Both by role, as "host:port"."""
+class Gateway:
+    """Where a gateway listens, as "host:port"; its metrics are at /metrics of `http`."""
 
-    addresses: dict[str, str]
-    metrics: dict[str, str]
+    http: str
+    grpc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a running system listens."""
+
+    gateways: list[Gateway]
+    workers: list[Worker]
+    registry: str | None
+    """host:port of the launcher's registry; None without Ray."""
+
+    @property
+    def http(self) -> str:
+        """Of the first gateway."""
+        return self.gateways[0].http
+
+    @property
+    def grpc(self) -> str:
+        return self.gateways[0].grpc
 
 
 class PartFailed(Unavailable):
@@ -79,6 +100,7 @@ class Supervisor:
         self._stop_flag = stop
         self._on_log = on_log
         self._children: dict[str, Child] = {}
+        self._roles: dict[str, str] = {}
         self._ray_folder: str | None = None
 
     def __enter__(self) -> Supervisor:
@@ -93,31 +115,43 @@ class Supervisor:
     def start(self, reporter: Reporter) -> Endpoints:
         """Blocks until a request would be served. Raises OutriderError with what is wrong, or StopRequested."""
         self._reporter = reporter
-        wanted = gateway_config(self._config.gateway, "127.0.0.1:0", None)
-        check_free(wanted.host, wanted.port, "--port")
-        check_free(wanted.host, wanted.grpc_port, "--grpc-port")
-        workers = self._start_plain() if self._config.ray is None else self._start_ray()
-        return self._start_gateway(workers)
+        if not self._config.gateways:
+            raise ConfigError("gateways is 0: nobody would be served; for the workers alone: python -m deploy.launcher")
+        for index in range(self._config.gateways):
+            wanted = self._gateway_config(index, target="127.0.0.1:0")
+            check_free(wanted.host, wanted.port, "--port")
+            check_free(wanted.host, wanted.grpc_port, "--grpc-port")
+        registry, workers = self._start_ray() if self._config.ray else (None, self._start_plain())
+        where: dict[str, str | None] = self._named(workers)
+        gateways = [self._start_gateway(index, where) for index in range(self._config.gateways)]
+        return Endpoints(gateways, workers, registry)
 
     def watch(self) -> None:
         """Blocks until a stop is requested. Raises PartFailed when a part that is needed has ended by itself."""
         while not self._stop_flag.wait(_POLL_S):
             for name, child in list(self._children.items()):
-                if child.returncode is not None and name != "draft":
+                if child.returncode is not None and not self._can_do_without(name):
                     raise _ended(child)
-                if child.returncode is not None and self._on_log is not None:
+                if child.returncode is not None:
                     del self._children[name]
-                    self._on_log(name, f" WARNING {_ended(child).message}; plain decoding from now on")
+                    left = "" if self._drafts() else "; plain decoding from now on"
+                    if self._on_log is not None:
+                        self._on_log(name, f" WARNING {_ended(child).message}{left}")
                     child.close()
+                while not child.events.empty():
+                    self._show(child.events.get())
 
     def stop(self) -> None:
-        """End the gateway, then the workers, then whatever they left behind. Idempotent."""
-        for name in ("gateway", "launcher", "draft", "target"):
-            if child := self._children.get(name):
-                grace_s = _GATEWAY_GRACE_S if name == "gateway" else _WORKERS_GRACE_S
-                # Actors on a cluster that is not ours end only when the launcher kills them.
-                joined = name == "launcher" and self._config.ray is not None and self._config.ray.address is not None
-                child.stop(0.0 if self._stop_flag.hurry and not joined else grace_s)
+        """End the gateways, then the workers, then whatever they left behind. Idempotent."""
+        is_gateway = {name: name.startswith("gateway") for name in self._children}
+        for name, child in self._children.items():  # they let running answers end side by side
+            if is_gateway[name]:
+                child.ask_to_stop()
+        for name in sorted(self._children, key=lambda name: not is_gateway[name]):
+            grace_s = _GATEWAY_GRACE_S if is_gateway[name] else _WORKERS_GRACE_S
+            # Actors on a cluster that is not ours end only when the launcher kills them.
+            joined = name == "launcher" and self._config.ray is not None and self._config.ray.address is not None
+            self._children[name].stop(0.0 if self._stop_flag.hurry and not joined else grace_s)
         end_descendants(grace_s=0.5)
         for child in self._children.values():
             child.close()
@@ -125,42 +159,77 @@ class Supervisor:
         if self._ray_folder is not None:  # a launcher that was killed could not remove it
             shutil.rmtree(self._ray_folder, ignore_errors=True)
 
-    def _start_ray(self) -> _Workers:
+    def _can_do_without(self, name: str) -> bool:
+        """A worker whose pool has others; a draft in any case."""
+        if name not in self._roles:
+            return False
+        others = [other for other, role in self._roles.items() if role == self._roles[name] and other != name]
+        return self._roles[name] == "draft" or any(other in self._children for other in others)
+
+    def _drafts(self) -> list[str]:
+        return [name for name, role in self._roles.items() if role == "draft" and name in self._children]
+
+    def _start_ray(self) -> tuple[str, list[Worker]]:
+        """(the registry's address, the workers)."""
         line = self._config.to_json() + "\n"
         child = self._spawn("launcher", ["-m", "deploy.launcher", "--config", "-"], stdin=line)
         assert self._config.ray is not None
-        ready = self._await_ready(child, self._config.ray.start_timeout_s + 60)
-        return _Workers({role: ready[role] for role in ready["pids"]}, _present(ready["metrics"]))
+        ready = self._await_ready(child, self._config.ray.start_timeout_s + self._config.ray.node_timeout_s + 60)
+        members = [Worker(one["name"], one["role"], one["address"], one["metrics"]) for one in ready["members"]]
+        return str(ready["registry"]), members
 
-    def _start_plain(self) -> _Workers:
-        for role, worker in _on_own_cores(workers_of(self._config)).items():
-            self._progress(role, "loading", f"{worker.model} {_where(worker.cpu_cores)}".rstrip())
-            self._spawn(role, ["-m", f"{role}_service", *flags(worker)])
-        started = _Workers({}, {})
-        for role, child in list(self._children.items()):
-            ready = self._await_ready(child, timeout_s=900.0)
-            started.addresses[role] = ready["address"]
-            started.metrics.update(_present({role: ready["metrics_address"]}))
-            self._progress(role, "ready", ready["address"])
+    def _start_plain(self) -> list[Worker]:
+        pools = {pool.member(index): pool for pool in self._config.pools for index in range(pool.count)}
+        for name, cores in _own_cores(pools).items():
+            pool = pools[name]
+            worker = pool.worker if cores is None else pool.worker.model_copy(update={"cpu_cores": cores})
+            self._roles[name] = pool.role
+            self._progress(name, "loading", f"{worker.model} {_where(cores)}".rstrip())
+            self._spawn(name, ["-m", f"{pool.role}_service", *flags(worker)])
+        started: list[Worker] = []
+        for name, pool in pools.items():
+            ready = self._await_ready(self._children[name], timeout_s=900.0)
+            started.append(Worker(name, pool.role, ready["address"], ready["metrics_address"]))
+            self._progress(name, "ready", ready["address"])
         return started
 
-    def _start_gateway(self, workers: _Workers) -> Endpoints:
-        target, draft = workers.addresses["target"], workers.addresses.get("draft")
-        config = gateway_config(self._config.gateway, target, draft)
-        self._progress("gateway", "starting", f"for {target}")
-        child = self._spawn("gateway", ["-m", "gateway", *flags(config)])
+    def _named(self, workers: list[Worker]) -> dict[str, str | None]:
+        """As a gateway without a registry takes them."""
+        addresses = {role: [one.address for one in workers if one.role == role] for role in ("target", "draft")}
+        lists = {role: ",".join(found) or None for role, found in addresses.items()}
+        return {**lists, "model_name": self._config.targets[0].model_name}
+
+    def _gateway_config(self, index: int, **workers: str | None) -> GatewayConfig:
+        """Each has ports of its own: counted up from the first one's, but for 0."""
+        config = gateway_config(self._config.gateway, **workers)
+        ports = {"port": config.port, "grpc_port": config.grpc_port}
+        step = self._config.gateways if abs(config.port - config.grpc_port) < self._config.gateways else 1
+        own = {name: port and port + index * step for name, port in ports.items()}
+        for name, port in own.items():
+            if port > 65535:
+                raise ConfigError(f"gateway.{name} is {ports[name]}: gateway {index} would have {port}; choose another")
+        return config if index == 0 else config.model_copy(update=own)
+
+    def _start_gateway(self, index: int, workers: dict[str, str | None]) -> Gateway:
+        config = self._gateway_config(index, **workers)
+        name = "gateway" if self._config.gateways == 1 else f"gateway-{index}"
+        self._progress(name, "starting", f"for {workers.get('registry') or workers['target']}")
+        child = self._spawn(name, ["-m", "gateway", *flags(config)], without=FROM_POOLS)
         ready = self._await_ready(child, config.start_timeout_s)
-        endpoints = Endpoints(str(ready["http"]), str(ready["grpc"]), target, draft, workers.metrics)
-        self._await_served(child, endpoints.http, config)
-        self._progress("gateway", "ready", endpoints.http)
-        return endpoints
+        gateway = Gateway(str(ready["http"]), str(ready["grpc"]))
+        self._await_served(gateway.http, config)
+        self._progress(name, "ready", gateway.http)
+        return gateway
 
     def _progress(self, part: str, state: str, detail: str) -> None:
         if self._reporter is not None:
             self._reporter.progress(part, state, detail)
 
-    def _spawn(self, name: str, args: list[str], stdin: str | None = None) -> Child:
-        child = Child(name, [sys.executable, *args], stdin=stdin, on_log=self._on_log)
+    def _spawn(self, name: str, args: list[str], stdin: str | None = None, without: Collection[str] = ()) -> Child:
+        """`without`: settings of the gateway that the environment must not say."""
+        hidden = {f"OUTRIDER_GATEWAY_{setting}".upper() for setting in without}
+        env = {key: value for key, value in os.environ.items() if key not in hidden}
+        child = Child(name, [sys.executable, *args], stdin=stdin, on_log=self._on_log, env=env)
         self._children[name] = child
         return child
 
@@ -180,7 +249,7 @@ class Supervisor:
                 self._progress(event["part"], event["state"], event["detail"])
         raise PartFailed(f"{child.name} is not ready after {timeout_s:g} s", child.last_lines(_SHOWN_LINES))
 
-    def _await_served(self, child: Child, http: str, config: GatewayConfig) -> None:
+    def _await_served(self, http: str, config: GatewayConfig) -> None:
         """`/readyz` says 200 only when a request would be served."""
         give_up = time.monotonic() + config.start_timeout_s
         reason = "it does not answer"
@@ -196,6 +265,11 @@ class Supervisor:
                 pass
             self._stop_flag.wait(_POLL_S)
         raise Unavailable(f"the gateway serves no request after {config.start_timeout_s:g} s: {reason}")
+
+    def _show(self, event: Event) -> None:
+        """What the launcher says of its workers while the system runs."""
+        if event["event"] == "progress" and self._on_log is not None:
+            self._on_log(event["part"], f"{event['state']} {event['detail']}")
 
     def _check_running(self) -> None:
         for child in self._children.values():
@@ -217,19 +291,13 @@ def check_free(host: str, port: int, option: str) -> None:
             raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from None
 
 
-def _on_own_cores(workers: Mapping[str, TargetConfig | DraftConfig]) -> dict[str, TargetConfig | DraftConfig]:
-    """The same, each pinned if it runs on the CPU: Ray is not there to say it. Raises ConfigError."""
+def _own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:
+    """By worker, as `cpu_cores` takes them; None = not pinned: it runs on a GPU. Raises ConfigError."""
     on_cpu = {"cpu"} if Path("/dev/nvidiactl").exists() else {"cpu", "auto"}
-    without_gpu = [role for role, worker in workers.items() if worker.device in on_cpu]
-    cores = share_cores(workers, without_gpu, frozenset(os.sched_getaffinity(0)))
-    return {
-        role: worker.model_copy(update={"cpu_cores": None if (mine := cores[role]) is None else format_cores(mine)})
-        for role, worker in workers.items()
-    }
-
-
-def _present(addresses: Mapping[str, str | None]) -> dict[str, str]:
-    return {role: address for role, address in addresses.items() if address is not None}
+    without_gpu = [name for name, pool in pools.items() if pool.worker.device in on_cpu]
+    workers = {name: (pool.role, pool.worker) for name, pool in pools.items()}
+    shared = share_cores(workers, without_gpu, frozenset(os.sched_getaffinity(0)))
+    return {name: None if cores is None else format_cores(cores) for name, cores in shared.items()}
 
 
 def _where(cores: str | None) -> str:

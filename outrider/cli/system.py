@@ -5,91 +5,166 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import outrider
-from outrider.wire.config import Config, DraftConfig, GatewayConfig, Seconds, TargetConfig, load, reason
+from outrider.cli.pools import Pool, Role, Values, mapping, read_model, read_part, read_pools
+from outrider.wire.config import DraftConfig, GatewayConfig, Seconds, TargetConfig
 from outrider.wire.errors import ConfigError
 
-Values = dict[str, Any]
-_PARTS = {"target": TargetConfig, "draft": DraftConfig, "gateway": GatewayConfig}
-_OURS = frozenset({"target", "draft", "target_for_draft"})
+_SHORT: tuple[Role, ...] = ("target", "draft")
+_KNOWN = frozenset({*_SHORT, "targets", "drafts", "gateways", "gateway", "ray", "scaling"})
+_OURS = frozenset({"target", "draft", "target_for_draft", "registry"})
 """Settings of the gateway that follow from where the workers are."""
+FROM_POOLS = _OURS | {"model_name"}
+"""Settings of the gateway that the pools say: its environment must not."""
+MAX_GATEWAYS = 64
 
 
 class RayConfig(BaseModel):
-    """How Ray places the workers."""
+    """How Ray places the workers, and how gateways hear of them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     address: str | None = None
-    """A running cluster's address, or "auto"; absent = start Ray on this machine and end it with the system.
-
-    A cluster of one machine: workers listen on addresses that the gateway reaches on its own machine alone.
-    """
+    """A running cluster's address, or "auto"; absent = start Ray on this machine and end it with the system."""
+    name: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")
+    """The system's name on the cluster. With it, workers outlive a launcher that was killed, and the next of this name
+    takes them over; absent = they end with it."""
     target_gpus: float | None = Field(default=None, gt=0)
-    """GPUs to reserve for the target, a fraction to share one; absent = 1, or half when there is one for both.
+    """GPUs to reserve for the one target, a fraction to share one; absent = 1, or half when there is one for both.
 
-    With tensor_parallel N it is N: one for each rank.
+    With tensor_parallel N it is N: one for each rank. Pools say num_gpus instead.
     """
     draft_gpus: float | None = Field(default=None, gt=0)
     """The same for the draft."""
     start_timeout_s: Seconds = 900.0
     """How long the workers may take to load their models."""
+    node_timeout_s: Seconds = 300.0
+    """How long to wait at the start for machines of a cluster that have what the workers need."""
+    drain_limit_s: Seconds = 300.0
+    """How long running answers may hold on to a worker that its pool gives up."""
+    registry: str | None = Field(default=None, pattern=r"^.+:\d{1,5}$")
+    """host:port that gateways join at; port 0 takes a free one. Absent = a free one that only this machine reaches, or
+    0.0.0.0:7000 when the launcher runs alone."""
+    tls_dir: str | None = None
+    """Folder with ca.pem, cert.pem and key.pem for the registry and for the calls to workers, as at the workers."""
 
 
-class SystemConfig(BaseModel):
-    """A pair, how it is placed, and its gateway. `gateway` holds only what was given: addresses come later."""
+class ScalingConfig(BaseModel):
+    """When a pool with min < max grows and shrinks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    target: TargetConfig
-    draft: DraftConfig | None
+    queue_high: float = Field(default=1.0, gt=0)
+    """Answers that wait for a place, over the pool's targets: above it, one more is started."""
+    busy_high: float = Field(default=0.85, gt=0, le=1)
+    """Mean share of the time that a pool's workers compute: above it, one more is started."""
+    busy_low: float = Field(default=0.5, ge=0, lt=1)
+    """One is given up when the others would then be busy for less than this."""
+    late_high: float = Field(default=0.25, gt=0, le=1)
+    """Share of the rounds whose proposal came too late: above it, one more draft is started."""
+    up_after_s: Seconds = 5.0
+    """How long it must be too much without a pause."""
+    down_after_s: Seconds = 60.0
+    """How long it must be too little without a pause."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.busy_low >= self.busy_high:
+            raise ValueError(f"busy_low {self.busy_low:g} is not below busy_high {self.busy_high:g}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class SystemConfig:
+    """Pools of workers, how they are placed, and the gateways. `gateway` holds what was given: addresses come later."""
+
+    pools: tuple[Pool, ...]
+    """Targets first."""
     ray: RayConfig | None
     """None = plain processes."""
+    scaling: ScalingConfig
+    gateways: int
     gateway: Values
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """From {"target": {...}, "draft": {...} | None, "ray": {...} | None, "gateway": {...}}.
+        """From {"targets": {name: {...}}, "drafts": {name: {...}}, "gateways": 1, "gateway", "ray", "scaling"}.
 
-        Each part's settings come over those of its environment variables. Raises ConfigError naming part and setting.
+        "target" and "draft" with a worker's settings are short for one pool each, named so, with one worker; "ray":
+        None is for plain processes. Settings come over those of environment variables. Raises ConfigError naming pool
+        and setting.
         """
-        unknown = sorted(set(values) - {*_PARTS, "ray"})
+        unknown = sorted(set(values) - _KNOWN)
         if unknown:
-            raise ConfigError(f"{unknown[0]!r} is no part of a system; known: draft, gateway, ray, target")
-        gateway = _mapping("gateway", values.get("gateway", {}))
-        gateway_config(gateway, "127.0.0.1:0", None)
-        draft, ray = values.get("draft"), values.get("ray", {})
-        return cls(
-            target=_part("target", TargetConfig, values.get("target", {})),
-            draft=None if draft is None else _part("draft", DraftConfig, draft),
-            ray=None if ray is None else _ray(ray),
+            raise ConfigError(f"{unknown[0]!r} is no part of a system; known: {', '.join(sorted(_KNOWN))}")
+        ray = None if values.get("ray", {}) is None else read_model("ray", RayConfig, values.get("ray", {}))
+        gateway = dict(mapping("gateway", values.get("gateway", {})))
+        pools = read_pools(*_pools_of(values, gateway, ray))
+        gateway_config(gateway, target="127.0.0.1:0")
+        system = cls(
+            pools=pools,
+            ray=ray,
+            scaling=read_model("scaling", ScalingConfig, values.get("scaling", {})),
+            gateways=_num_gateways(values.get("gateways", 1)),
             gateway=gateway,
         )
+        if ray is None:
+            system._check_plain()
+        return system
+
+    @property
+    def targets(self) -> list[Pool]:
+        return [pool for pool in self.pools if pool.role == "target"]
+
+    @property
+    def drafts(self) -> list[Pool]:
+        return [pool for pool in self.pools if pool.role == "draft"]
 
     def to_json(self) -> str:
         """One line that `read` takes: what differs from the defaults."""
-        values = {name: getattr(self, name) for name in ("target", "draft", "ray")}
-        given = {name: value and value.model_dump(exclude_unset=True) for name, value in values.items()}
-        return json.dumps({**given, "gateway": self.gateway})
+        return json.dumps(
+            {
+                "targets": {pool.name: pool.values() for pool in self.targets},
+                "drafts": {pool.name: pool.values() for pool in self.drafts},
+                "ray": self.ray and self.ray.model_dump(exclude_unset=True, exclude={"target_gpus", "draft_gpus"}),
+                "scaling": self.scaling.model_dump(exclude_unset=True),
+                "gateways": self.gateways,
+                "gateway": self.gateway,
+            }
+        )
+
+    def _check_plain(self) -> None:
+        """Without Ray: what nobody would do."""
+        if len(self.targets) > 1 or len(self.drafts) > 1:
+            raise ConfigError("without Ray there is one pool of targets and one of drafts; leave --no-ray out")
+        for pool in self.pools:
+            for name, given in (
+                ("labels", bool(pool.labels)),
+                ("num_cpus", pool.num_cpus is not None),
+                ("num_gpus", pool.num_gpus is not None),
+                ("min and max", pool.sized_by_load),
+            ):
+                if given:
+                    raise ConfigError(
+                        f"{pool.setting}: {name} and no Ray, which would see to it; leave one of them out"
+                    )
 
 
-def workers_of(config: SystemConfig) -> dict[str, TargetConfig | DraftConfig]:
-    """By role; no draft without one."""
-    workers: dict[str, TargetConfig | DraftConfig] = {"target": config.target}
-    return workers if config.draft is None else {**workers, "draft": config.draft}
+def gateway_config(values: Values, **workers: str | None) -> GatewayConfig:
+    """The gateway's settings once the workers or their registry have addresses. Raises ConfigError.
 
-
-def gateway_config(values: Values, target: str, draft: str | None) -> GatewayConfig:
-    """The gateway's settings once the workers have addresses ("host:port"). Raises ConfigError."""
+    `workers`: registry, or target, draft and model_name.
+    """
     for name in _OURS & set(values):
         raise ConfigError(f"gateway.{name} is {values[name]!r}: it follows from where the workers run; leave it out")
-    return _part("gateway", GatewayConfig, {**values, "target": target, "draft": draft})
+    return read_part("gateway", GatewayConfig, {**values, **workers}, not_from_environment=FROM_POOLS)
 
 
 def read_yaml(path: Path) -> Values:
@@ -100,7 +175,7 @@ def read_yaml(path: Path) -> Values:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is not YAML: {error}") from None
-    return _mapping(str(path), values)
+    return mapping(str(path), values)
 
 
 def flags(config: TargetConfig | DraftConfig | GatewayConfig) -> list[str]:
@@ -126,30 +201,41 @@ def demo_model(role: str) -> str:
     return str(folder)
 
 
-def _mapping(name: str, values: object) -> Values:
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigError(f"{name} is {values!r}, must be settings by name")
-    return values
+def _pools_of(values: Mapping[str, Any], gateway: Values, ray: RayConfig | None) -> tuple[Values, Values]:
+    """Settings of the target pools and of the draft pools, by name. Takes the model's name out of `gateway`."""
+    if "targets" in values:
+        return _pools_in_full(values, gateway, ray)
+    if "drafts" in values:
+        raise ConfigError("drafts without targets: name the pools of both, or say target and draft for one of each")
+    found: dict[Role, Values] = {"target": {}, "draft": {}}
+    for role in _SHORT:
+        part = values.get(role, {} if role == "target" else None)
+        if part is not None:
+            found[role][role] = dict(mapping(role, part))
+    gpus = {"target": ray and ray.target_gpus, "draft": ray and ray.draft_gpus}
+    for role, named in found.items():
+        if gpus[role] is not None and role in named:
+            if "num_gpus" in named[role]:
+                raise ConfigError(f"ray.{role}_gpus and {role}.num_gpus say the same; leave one of them out")
+            named[role]["num_gpus"] = gpus[role]
+    name = gateway.pop("model_name", None) or os.environ.get("OUTRIDER_GATEWAY_MODEL_NAME")
+    if name is not None:
+        found["target"]["target"].setdefault("model_name", str(name))
+    return found["target"], found["draft"]
 
 
-def _part(name: str, cls: type[Config], values: object) -> Config:
-    given = _mapping(name, values)
-    unknown = sorted(set(given) - set(cls.model_fields))
-    if unknown:
-        raise ConfigError(f"{name}.{unknown[0]} is no setting; known: {', '.join(sorted(cls.model_fields))}")
-    prefix = str(cls.model_config["env_prefix"])
-    environ = {key: value for key, value in os.environ.items() if key.upper().startswith(prefix)}
-    environ.update({f"{prefix}{key}".upper(): str(value) for key, value in given.items() if value is not None})
-    try:
-        return load(cls, environ=environ)
-    except ConfigError as error:
-        raise ConfigError(f"{name}.{error.message}", param=error.param) from None
+def _pools_in_full(values: Mapping[str, Any], gateway: Values, ray: RayConfig | None) -> tuple[Values, Values]:
+    for role in _SHORT:
+        if values.get(role) is not None:
+            raise ConfigError(f"{role} and targets are two forms of the same; make it a pool in {role}s")
+        if ray is not None and getattr(ray, f"{role}_gpus") is not None:
+            raise ConfigError(f"ray.{role}_gpus is for one {role} alone; pools say {role}s.NAME.num_gpus")
+    if "model_name" in gateway:
+        raise ConfigError(f"gateway.model_name is {gateway['model_name']!r}; pools say targets.NAME.model_name")
+    return mapping("targets", values["targets"]), mapping("drafts", values.get("drafts") or {})
 
 
-def _ray(values: object) -> RayConfig:
-    try:
-        return RayConfig(**_mapping("ray", values))
-    except ValidationError as error:
-        first = error.errors()[0]
-        setting = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"ray.{setting} is {first.get('input')!r}: {reason(first)}", param=setting) from None
+def _num_gateways(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_GATEWAYS:
+        raise ConfigError(f"gateways is {value!r}, must be a number from 0 to {MAX_GATEWAYS}")
+    return value

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from outrider.cli.console import EXIT_FAILED, note_console, print_error
 from outrider.cli.merging import merged
+from outrider.cli.pools import Values
 from outrider.cli.progress import StartProgress
 from outrider.cli.stopping import StopFlag, StopRequested
 from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
-from outrider.cli.system import Values, read_yaml
+from outrider.cli.system import read_yaml
 from outrider.wire.errors import OutriderError
 
 _ALARMING = re.compile(r" (WARNING|ERROR|CRITICAL) ")
@@ -37,7 +38,7 @@ K = Annotated[int | None, typer.Option("--num-draft-tokens", "-K", help="Tokens 
 ModelName = Annotated[str | None, typer.Option(help="Id under which the pair is served.")]
 NoRay = Annotated[bool, typer.Option("--no-ray", help="Plain processes; nothing restarts a worker then.")]
 RayAddress = Annotated[
-    str | None, typer.Option(help="A running Ray cluster of this machine alone, or auto; absent = one of our own.")
+    str | None, typer.Option(help="A running Ray cluster as host:port of its head, or auto; absent = one of our own.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log, not only its warnings.")]
 
@@ -61,7 +62,9 @@ def up(
     ray_address: RayAddress = None,
     verbose: Verbose = False,
 ) -> None:
-    """Start a draft, a target and a gateway; serve until Ctrl-C.
+    """Start workers and gateways; serve until Ctrl-C.
+
+    A draft, a target and a gateway, unless --config names pools of several (docs/cluster.md).
 
     Exit code 0 after Ctrl-C or SIGTERM, 1 when a part could not start or ended by itself. No process is left behind.
     """
@@ -115,12 +118,18 @@ def failures_as_lines(console: Console) -> Iterator[None]:
 
 
 def _show_ready(console: Console, endpoints: Endpoints) -> None:
-    drafts = "plain decoding" if endpoints.draft is None else f"draft {endpoints.draft}"
-    console.print(f"\n[bold green]ready[/]  target {endpoints.target}, {drafts}")
-    console.print(f"  HTTP  http://{endpoints.http}/v1   metrics http://{endpoints.http}/metrics")
-    console.print(f"  gRPC  {endpoints.grpc}")
-    for role, address in endpoints.metrics.items():
-        console.print(f"  {role} metrics  http://{address}/metrics")
+    drafts = "" if any(one.role == "draft" for one in endpoints.workers) else "; no draft: plain decoding"
+    console.print(
+        f"\n[bold green]ready[/]  {', '.join(f'{one.name} {one.address}' for one in endpoints.workers)}{drafts}"
+    )
+    for gateway in endpoints.gateways:
+        console.print(f"  HTTP  http://{gateway.http}/v1   metrics http://{gateway.http}/metrics")
+        console.print(f"  gRPC  {gateway.grpc}")
+    for one in endpoints.workers:
+        if one.metrics is not None:
+            console.print(f"  {one.name} metrics  http://{one.metrics}/metrics")
+    if endpoints.registry is not None:
+        console.print(f"  registry  {endpoints.registry}   (outrider scale --registry {endpoints.registry})")
     body = '{"prompt": "import os\\n\\ndef ", "max_tokens": 64, "temperature": 0}'
     console.print(
         f"\n  curl http://{endpoints.http}/v1/completions -H 'Content-Type: application/json' -d '{body}'", markup=False

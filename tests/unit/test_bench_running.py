@@ -12,7 +12,7 @@ from outrider.cli.supervisor import Endpoints, Supervisor
 
 def test_ctrl_c_stays_an_interrupt_while_an_outrider_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = []
-    monkeypatch.setattr(Supervisor, "start", lambda self, reporter: Endpoints("", "", "", None, {}))
+    monkeypatch.setattr(Supervisor, "start", lambda self, reporter: Endpoints([], [], None))
     monkeypatch.setattr(Supervisor, "stop", lambda self: stopped.append(self))
     monkeypatch.setattr("outrider.cli.supervisor.become_subreaper", lambda: None)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from deploy.placement import NO_GPU, Node, Placement, check_fits, place
-from outrider.cli.cores import split_cores
+from deploy.placement import NO_GPU, Node, Placement, check_fits, matches, place
+from outrider.cli.cores import share_cores, shares
 from outrider.cli.system import SystemConfig
 from outrider.wire.errors import ConfigError
 
@@ -22,26 +22,63 @@ def system(target: dict[str, Any] | None = None, draft: dict[str, Any] | None = 
     )
 
 
+def pools(**values: Any) -> SystemConfig:
+    return SystemConfig.read(values)
+
+
+def each(config: SystemConfig, placed: dict[str, Placement]) -> dict[str, tuple[Placement, int]]:
+    """What `check_fits` takes: every pool at its count."""
+    return {pool.setting: (placed[pool.name], pool.count) for pool in config.pools}
+
+
+def fits(config: SystemConfig, nodes: list[Node], cores: frozenset[int] | None = None, what: str = "has") -> None:
+    check_fits(each(config, place(config, nodes, cores)), nodes, what)
+
+
 @pytest.mark.parametrize(
-    ("num_cores", "target", "draft"),
-    [(2, {1}, {0}), (3, {1, 2}, {0}), (4, {1, 2, 3}, {0}), (8, {2, 3, 4, 5, 6, 7}, {0, 1})],
+    ("num_cores", "num_targets", "num_drafts", "shared"),
+    [
+        (2, 1, 1, (1, 1)),
+        (3, 1, 1, (2, 1)),
+        (4, 1, 1, (3, 1)),
+        (8, 1, 1, (6, 2)),
+        (8, 2, 2, (3, 1)),
+        (16, 2, 4, (6, 1)),
+        (5, 2, 2, (1, 1)),
+        (2, 2, 2, (0.5, 0.5)),
+        (2, 1, 2, (0.66, 0.66)),
+        (4, 2, 0, (2, 0)),
+        (1, 1, 1, (0.5, 0.5)),
+    ],
 )
-def test_cores_are_disjoint_and_the_target_has_most(num_cores: int, target: set[int], draft: set[int]) -> None:
-    assert split_cores(frozenset(range(num_cores))) == (target, draft)
+def test_targets_have_most_cores_and_workers_share_one_where_there_are_too_few(
+    num_cores: int, num_targets: int, num_drafts: int, shared: tuple[float, float]
+) -> None:
+    assert shares(num_cores, num_targets, num_drafts) == shared
+    assert num_targets * shared[0] + num_drafts * shared[1] <= num_cores
+
+
+def test_plain_processes_are_on_cores_of_their_own() -> None:
+    config = pools(targets={"t": {"model": "t", "count": 2}}, drafts={"d": {"model": "d", "count": 2}}, ray=None)
+    workers = {pool.member(i): (pool.role, pool.worker) for pool in config.pools for i in range(pool.count)}
+    shared = share_cores(workers, list(workers), frozenset(range(8)))
+    assert [sorted(shared[name] or ()) for name in ("draft-d-0", "draft-d-1")] == [[0], [1]]
+    assert [sorted(shared[name] or ()) for name in ("target-t-0", "target-t-1")] == [[2, 3, 4], [5, 6, 7]]
+    crowded = share_cores(workers, list(workers), frozenset({0, 1}))
+    assert sorted(sorted(cores or ()) for cores in crowded.values()) == [[0], [0], [1], [1]]
 
 
 def test_one_core_is_shared_and_reserved_once() -> None:
     placed = place(system(), [Node(1, 0)], frozenset({5}))
-    assert placed["target"].cpu_cores == placed["draft"].cpu_cores == {5}
+    assert [one.num_cores for one in placed.values()] == [1, 1]
     assert sum(one.num_cpus for one in placed.values()) == 1
-    check_fits(placed, [Node(1, 0)], "has")
+    fits(system(), [Node(1, 0)], frozenset({5}))
 
 
 def test_without_a_gpu_each_has_its_own_cores_and_sees_no_gpu() -> None:
     placed = place(system(), NO_GPUS, frozenset({0, 1}))
-    assert placed["target"] == Placement("cpu", 0.0, 1.0, frozenset({1}), NO_GPU)
-    assert placed["draft"] == Placement("cpu", 0.0, 1.0, frozenset({0}), NO_GPU)
-    assert str(placed["target"]) == "cores 1"
+    assert placed["target"] == placed["draft"] == Placement("cpu", 0.0, 1.0, 1, NO_GPU)
+    assert str(placed["target"]) == "1 CPU"
 
 
 def test_two_gpus_are_one_each_and_one_is_shared() -> None:
@@ -50,36 +87,86 @@ def test_two_gpus_are_one_each_and_one_is_shared() -> None:
     assert [one.num_gpus for one in shared.values()] == [0.5, 0.5]
     assert {one.device for one in shared.values()} == {"cuda"}
     assert {one.visible_devices for one in shared.values()} == {None}  # Ray's to say
-    check_fits(shared, ONE_GPU, "has")
+    fits(system(), ONE_GPU)
 
 
 def test_asked_shares_are_kept() -> None:
     placed = place(system(target_gpus=0.75, draft_gpus=0.25), ONE_GPU, None)
     assert (placed["target"].num_gpus, placed["draft"].num_gpus) == (0.75, 0.25)
-    check_fits(placed, ONE_GPU, "has")
+    fits(system(target_gpus=0.75, draft_gpus=0.25), ONE_GPU)
 
 
 def test_a_draft_on_the_cpu_leaves_the_gpu_to_the_target() -> None:
     placed = place(system(draft={"device": "cpu"}), ONE_GPU, frozenset(range(4)))
     assert (placed["target"].num_gpus, placed["draft"].num_gpus) == (1.0, 0.0)
-    assert placed["target"].cpu_cores is None
-    assert placed["draft"].cpu_cores == {0, 1, 2, 3}
+    assert placed["target"].num_cores is None
+    assert placed["draft"].num_cores == 4
 
 
 def test_given_cores_are_kept_and_the_other_gets_the_rest() -> None:
-    placed = place(system(target={"cpu_cores": "0"}), NO_GPUS, frozenset({0, 1}))
-    assert (placed["target"].cpu_cores, placed["draft"].cpu_cores) == ({0}, {1})
+    placed = place(system(target={"cpu_cores": "0"}), [Node(4, 0)], frozenset(range(4)))
+    assert (placed["target"].num_cores, placed["target"].num_cpus) == (None, 1.0)  # its settings say which
+    assert (placed["draft"].num_cores, placed["draft"].num_cpus) == (3, 3.0)
 
 
 def test_cores_of_other_machines_are_not_guessed() -> None:
     placed = place(system(), [Node(8, 0), Node(8, 0)], None)
-    assert {one.cpu_cores for one in placed.values()} == {None}
+    assert {one.num_cores for one in placed.values()} == {None}
     assert {one.num_cpus for one in placed.values()} == {1.0}
+
+
+def test_what_a_pool_reserves_it_is_pinned_to_wherever_it_runs() -> None:
+    placed = place(system(target={"num_cpus": 3}, draft={"num_cpus": 0.5}), [Node(8, 0), Node(8, 0)], None)
+    assert {name: (one.num_cpus, one.num_cores) for name, one in placed.items()} == {
+        "target": (3.0, 3),
+        "draft": (0.5, 1),
+    }
 
 
 def test_overlapping_cores_are_reserved_in_amounts_that_ray_takes() -> None:
     placed = place(system(target={"cpu_cores": "0-2"}, draft={"cpu_cores": "0"}), [Node(3, 0)], frozenset(range(3)))
-    assert {role: one.num_cpus for role, one in placed.items()} == {"target": 1.0, "draft": 0.5}
+    assert {role: one.num_cpus for role, one in placed.items()} == {"target": 2.0, "draft": 0.5}
+
+
+def test_room_is_kept_for_what_a_pool_may_grow_to() -> None:
+    config = pools(
+        targets={"chat": {"model": "t", "max": 2}}, drafts={"small": {"model": "d", "max": 2}}, ray={"name": "a"}
+    )
+    placed = place(config, NO_GPUS, frozenset({0, 1}))
+    assert {one.num_cpus for one in placed.values()} == {0.5}
+    check_fits({"all": (placed["chat"], 4)}, NO_GPUS, "has")
+
+
+def test_workers_go_where_their_labels_say() -> None:
+    config = pools(
+        targets={"chat": {"model": "t", "count": 2, "num_gpus": 1, "device": "cuda", "labels": {"role": "target"}}},
+        drafts={"small": {"model": "d", "device": "cpu", "labels": {"role": "draft", "zone": "!b"}}},
+        ray={"address": "auto"},
+    )
+    targets, drafts = Node(8, 2, {"role": "target"}), Node(4, 0, {"role": "draft", "zone": "a"})
+    fits(config, [targets, drafts])
+    fits(config, [Node(8, 1, {"role": "target"}), Node(8, 1, {"role": "target"}), drafts])
+    with pytest.raises(ConfigError, match=r"1 x drafts\.small: 0 GPU, 1 CPU with role=draft, zone=!b"):
+        fits(config, [targets, Node(4, 0, {"role": "draft", "zone": "b"})])
+    with pytest.raises(ConfigError, match=r"the cluster has \[.*1 GPU, 8 CPU with role=target"):
+        fits(config, [Node(8, 1, {"role": "target"}), drafts])
+    with pytest.raises(ConfigError, match=r"targets\.chat\.device is 'cuda' and Ray sees no GPU"):
+        fits(config, [Node(8, 2, {"role": "other"}), drafts])  # its GPUs are not the pool's to use
+
+
+@pytest.mark.parametrize(
+    ("selector", "found"),
+    [("a", True), ("b", False), ("!b", True), ("!a", False), ("in(b, a)", True), ("in(b)", False), ("!in(b,c)", True)],
+)
+def test_labels_are_matched_as_ray_matches_them(selector: str, found: bool) -> None:
+    assert matches({"zone": "a", "more": "x"}, {"zone": selector}) is found
+
+
+def test_very_many_workers_are_judged_at_once() -> None:
+    config = pools(targets={"t": {"model": "t", "count": 40}}, drafts={"d": {"model": "d", "count": 60}})
+    fits(config, [Node(10, 0)] * 10)
+    with pytest.raises(ConfigError, match=r"40 x targets\.t"):
+        fits(config, [Node(10, 0)] * 9 + [Node(9, 0)])
 
 
 @pytest.mark.parametrize(
@@ -93,15 +180,15 @@ def test_overlapping_cores_are_reserved_in_amounts_that_ray_takes() -> None:
             system(draft={"device": "cpu"}, draft_gpus=1),
             ONE_GPU,
             {0, 1},
-            "ray.draft_gpus is 1 and",
+            "draft.num_gpus is 1 and",
         ),
         (
             system(target={"tensor_parallel": 2}, target_gpus=0.5),
             TWO_GPUS,
             {0, 1},
-            "ray.target_gpus is 0.5 and target.tensor_parallel 2: a rank takes one GPU, no less and no more; say 2",
+            "target.num_gpus is 0.5 and target.tensor_parallel 2: a rank takes one GPU, no less and no more; say 2",
         ),
-        (system(target={"tensor_parallel": 2}, target_gpus=3), TWO_GPUS, {0, 1}, "ray.target_gpus is 3 and"),
+        (system(target={"tensor_parallel": 2}, target_gpus=3), TWO_GPUS, {0, 1}, "target.num_gpus is 3 and"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(
@@ -113,49 +200,52 @@ def test_what_cannot_be_had_is_refused_by_name(
 
 
 def test_fitting_is_by_node_and_not_by_sum() -> None:
-    placed = place(system(target_gpus=2), [Node(4, 2), Node(4, 1)], None)
-    check_fits(placed, [Node(4, 2), Node(4, 1)], "has")
+    config = system(target_gpus=2)
+    fits(config, [Node(4, 2), Node(4, 1)])
     with pytest.raises(ConfigError, match="target: 2 GPU"):
-        check_fits(placed, [Node(4, 1), Node(4, 1), Node(4, 1)], "has")
+        fits(config, [Node(4, 1), Node(4, 1), Node(4, 1)])
 
 
 def test_one_worker_each_on_two_small_nodes() -> None:
+    fits(system(), [Node(1, 1), Node(1, 1)])
     placed = place(system(), [Node(1, 1), Node(1, 1)], None)
-    check_fits(placed, [Node(1, 1), Node(1, 1)], "has")
     with pytest.raises(ConfigError, match=r"has free \[1 GPU, 1 CPU\]"):
-        check_fits(placed, [Node(1, 1)], "has free")
+        check_fits(each(system(), placed), [Node(1, 1)], "has free")
 
 
 def test_no_draft_no_placement() -> None:
     config = SystemConfig.read({"target": {"model": "t"}, "draft": None})
-    assert list(place(config, NO_GPUS, frozenset({0, 1}))) == ["target"]
-    assert place(config, NO_GPUS, frozenset({0, 1}))["target"].cpu_cores == {0, 1}
+    placed = place(config, NO_GPUS, frozenset({0, 1}))
+    assert list(placed) == ["target"]
+    assert placed["target"].num_cores == 2
 
 
 def test_ranks_of_a_split_target_have_cores_of_their_own() -> None:
-    placed = place(system(target={"tensor_parallel": 2}), [Node(8, 0)], frozenset(range(8)))
-    assert list(placed) == ["target", "draft", "target-rank-1"]
-    assert [sorted(one.cpu_cores or ()) for one in placed.values()] == [[2, 3, 4], [0, 1], [5, 6, 7]]
-    assert [one.num_cpus for one in placed.values()] == [3.0, 2.0, 3.0]
-    check_fits(placed, [Node(8, 0)], "has")
+    config = system(target={"tensor_parallel": 2})
+    placed = place(config, [Node(8, 0)], frozenset(range(8)))
+    assert (placed["target"].num_ranks, placed["target"].num_cores, placed["target"].num_cpus) == (2, 3, 3.0)
+    assert (placed["draft"].num_ranks, placed["draft"].num_cores) == (1, 2)
+    fits(config, [Node(8, 0)], frozenset(range(8)))
+    assert str(placed["target"]) == "2 ranks of 3 CPU"
 
 
 def test_ranks_share_cores_where_there_are_too_few() -> None:
-    placed = place(system(target={"tensor_parallel": 2}), NO_GPUS, frozenset({0, 1}))
-    assert [one.cpu_cores for one in placed.values()] == [{1}, {0}, {1}]
-    assert sum(one.num_cpus for one in placed.values()) == 2
-    check_fits(placed, NO_GPUS, "has")
+    config = system(target={"tensor_parallel": 2})
+    placed = place(config, NO_GPUS, frozenset({0, 1}))
+    assert (placed["target"].num_cores, placed["target"].num_cpus) == (1, 0.5)
+    fits(config, NO_GPUS, frozenset({0, 1}))
 
 
 def test_gpus_asked_for_a_split_target_are_those_of_all_its_ranks() -> None:
-    placed = place(system(target={"tensor_parallel": 2}, draft={"device": "cpu"}, target_gpus=2), TWO_GPUS, None)
-    assert {role: one.num_gpus for role, one in placed.items()} == {"target": 1.0, "draft": 0.0, "target-rank-1": 1.0}
-    check_fits(placed, TWO_GPUS, "has")
+    config = system(target={"tensor_parallel": 2}, draft={"device": "cpu"}, target_gpus=2)
+    placed = place(config, TWO_GPUS, None)
+    assert {name: (one.num_gpus, one.num_ranks) for name, one in placed.items()} == {"target": (1, 2), "draft": (0, 1)}
+    fits(config, TWO_GPUS)
 
 
 def test_ranks_never_share_a_gpu() -> None:
-    placed = place(system(target={"tensor_parallel": 2}), [Node(16, 3)], None)
-    assert [one.num_gpus for one in placed.values()] == [1.0, 1.0, 1.0]
-    check_fits(placed, [Node(16, 3)], "has")
+    config = system(target={"tensor_parallel": 2})
+    assert {one.num_gpus for one in place(config, [Node(16, 3)], None).values()} == {1.0}
+    fits(config, [Node(16, 3)])
     with pytest.raises(ConfigError, match="cannot be placed"):
-        check_fits(place(system(target={"tensor_parallel": 2}), TWO_GPUS, None), TWO_GPUS, "has")
+        fits(config, TWO_GPUS)

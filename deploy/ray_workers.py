@@ -1,0 +1,176 @@
+"""Workers as Ray sees them: made, found again, asked, restarted and ended. The only place that calls actors.
+
+Nothing here waits but `adopt`: an actor that restarts answers when it is back, and that may be never.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.actors import Refused, Spec, Started, WorkerActor
+from deploy.placement import Placement
+from deploy.ranks import Ranks
+from outrider.cli.pools import Pool
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
+
+NAMESPACE = "outrider"
+_STOP_GRACE_S = 2.0
+_SPEC_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Its process ended, or it cannot be asked now."""
+
+    message: str
+    is_final: bool
+    """Ray will not restart it."""
+
+
+Answer = Started | Refused | Lost
+
+
+class Worker:
+    """One actor."""
+
+    def __init__(self, actor: Any, ranks: Ranks | None) -> None:
+        self._actor = actor
+        self._ranks = ranks
+        self._pending: Any = None
+        self.ask()
+
+    def ask(self) -> None:
+        """For its outcome, of this life or the next. `answer` has it later."""
+        self._pending = self._actor.outcome.remote()
+
+    def answer(self) -> Answer | None:
+        """To the last `ask`, once; None while there is none."""
+        ray = _ray()
+        if self._pending is None or not ray.wait([self._pending], timeout=0)[0]:
+            return None
+        pending, self._pending = self._pending, None
+        try:
+            outcome: Started | Refused = ray.get(pending)
+            return outcome
+        except ray.exceptions.RayError as error:
+            is_final = isinstance(error, ray.exceptions.ActorDiedError)
+            return Lost(str(error).strip().splitlines()[0], is_final)
+
+    def restart(self) -> None:
+        """End its process, so that Ray starts another: also one that hangs."""
+        with contextlib.suppress(Exception):
+            _ray().kill(self._actor, no_restart=False)
+
+    def begin_stop(self) -> None:
+        """Its streams and its engine end; `has_stopped` says when. One that restarts or is dead has nothing to stop."""
+        with contextlib.suppress(Exception):
+            self._pending = self._actor.stop.remote(_STOP_GRACE_S)
+
+    def has_stopped(self) -> bool:
+        """Also one that cannot be asked."""
+        return self._pending is None or bool(_ray().wait([self._pending], timeout=0)[0])
+
+    def kill(self) -> None:
+        """For good. Its slots are gone: drain it first."""
+        with contextlib.suppress(Exception):
+            _ray().kill(self._actor, no_restart=True)
+        if self._ranks is not None:
+            self._ranks.stop()
+
+
+class RayWorkers:
+    """Makes the actors of one system."""
+
+    def __init__(
+        self, run: str, placements: Mapping[str, Placement], *, lasting: bool, local: bool, folder: str | None
+    ) -> None:
+        """`run`: the system's name on the cluster. `placements`: by pool.
+
+        lasting: they outlive this process, for the next launcher of that name. local: all is on this machine, and
+        listens on 127.0.0.1. folder: of Ray's session, when it is ours.
+        """
+        self._run = run
+        self._placements = placements
+        self._lasting = lasting
+        self._local = local
+        self._folder = folder
+
+    def create(self, pool: Pool, member: str) -> Worker:
+        """It may wait for a machine; `answer` comes when it has loaded."""
+        placement = self._placements[pool.name]
+        spec = self._spec(pool, member)
+        ranks = None
+        options = self._options(member, placement)
+        if placement.num_ranks > 1:
+            ranks = Ranks(f"{self._run}-{member}", placement, pool.worker.cpu_cores, self._folder)
+            ranks.start_followers(options)
+            spec.settings.update(parallel_folder=ranks.folder, cpu_cores=ranks.cores_of(0))
+            options = ranks.options(options, 0)
+        return Worker(_ray().remote(WorkerActor).options(**options).remote(spec), ranks)
+
+    def adopt(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, Worker]]:
+        """By member: those that a launcher of this name left behind. What does not fit the settings is ended."""
+        by_name = {pool.name: pool for pool in pools}
+        found: dict[str, tuple[Pool, Worker]] = {}
+        for name in self._left_behind():
+            actor = _ray().get_actor(name, namespace=NAMESPACE)
+            spec = _spec_of(actor)
+            pool = None if spec is None else by_name.get(spec.pool)
+            if spec is not None and pool is not None and self._spec(pool, spec.member) == spec:
+                log.info("%s runs already", spec.member)
+                found[spec.member] = (pool, Worker(actor, None))
+            else:
+                log.warning("%s of another launcher is not what the settings say: it is ended", name)
+                with contextlib.suppress(Exception):
+                    _ray().kill(actor, no_restart=True)
+        return found
+
+    def _left_behind(self) -> list[str]:
+        if not self._lasting:
+            return []
+        names: list[str] = _ray().util.list_named_actors()
+        return sorted(name for name in names if name.startswith(f"{self._run}/"))
+
+    def _options(self, member: str, placement: Placement) -> dict[str, Any]:
+        """Ray restarts it until somebody kills it, or until its launcher has gone when it is not lasting."""
+        return {
+            "name": f"{self._run}/{member}/{secrets.token_hex(4)}",  # an ended one's name is not free at once
+            "namespace": NAMESPACE,
+            "lifetime": "detached" if self._lasting and placement.num_ranks == 1 else None,
+            "scheduling_strategy": "SPREAD",
+            "label_selector": dict(placement.labels),
+            "max_restarts": -1,
+            "max_task_retries": 0,
+            "num_cpus": placement.num_cpus,
+            "num_gpus": placement.num_gpus,
+        }
+
+    def _spec(self, pool: Pool, member: str) -> Spec:
+        placement = self._placements[pool.name]
+        settings = pool.worker.model_dump(exclude_unset=True)
+        settings["device"] = placement.device
+        if self._local:
+            settings.setdefault("host", "127.0.0.1")
+        return Spec(member, pool.name, pool.role, settings, placement.num_cores, placement.visible_devices)
+
+
+def _spec_of(actor: Any) -> Spec | None:
+    """None for one that does not answer: it hangs, restarts, or is of another version."""
+    try:
+        spec: Spec = _ray().get(actor.spec.remote(), timeout=_SPEC_TIMEOUT_S)
+    except Exception:
+        return None
+    return spec
+
+
+def _ray() -> Any:
+    """Imported late: it reads the environment. Untyped: so are its functions."""
+    import ray
+
+    return ray

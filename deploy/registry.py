@@ -1,0 +1,156 @@
+"""The launcher's gRPC server: gateways join it, hear who the workers are, and say what they see."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from outrider.v1 import registry_pb2 as pb
+from outrider.v1 import registry_pb2_grpc
+from outrider.wire.address import join_host_port
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+from outrider.wire.serving import ServerThread
+from outrider.wire.tls import CertificateFolder
+
+log = get_logger(__name__)
+
+MAX_MESSAGE_BYTES = 1 << 20
+_REPORT_LIFE_S = 10.0
+_NAME_LENGTH = 200
+_STOP_GRACE_S = 0.5
+
+Scale = Callable[[str, int | None], "concurrent.futures.Future[pb.ScaleReply]"]
+"""(pool, workers or None) -> its sizes. May be called on any thread; the future may raise OutriderError."""
+
+
+class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
+    """On the loop's thread, but for `reports`."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
+        self._membership = pb.Membership()
+        self._changed = asyncio.Event()
+        self._reports: dict[int, tuple[float, pb.GatewayReport]] = {}
+        self._joined: set[asyncio.Task[Any]] = set()
+        self._num_joins = 0
+        self._is_stopping = False
+
+    def reports(self) -> list[pb.GatewayReport]:
+        """The last one of every gateway that is joined and has reported lately."""
+        oldest_s = time.monotonic() - _REPORT_LIFE_S
+        return [report for at_s, report in list(self._reports.values()) if at_s >= oldest_s]
+
+    def publish(self, membership: pb.Membership) -> None:
+        self._membership = membership
+        self._changed.set()  # wakes those who wait on this one; the next wait for another
+        self._changed = asyncio.Event()
+
+    async def Join(
+        self, request_iterator: AsyncIterator[pb.GatewayReport], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.Membership]:
+        self._num_joins += 1
+        reading = asyncio.create_task(self._read(self._num_joins, request_iterator))
+        self._joined.add(reading)
+        try:
+            async for membership in self._memberships(reading):
+                yield membership
+            if self._is_stopping:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the launcher is stopping; join again")
+        finally:
+            self._joined.discard(reading)
+            reading.cancel()
+
+    async def Scale(self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ScaleReply:
+        count = request.count if request.HasField("count") else None
+        return await asyncio.wrap_future(self._scale(request.pool, count))
+
+    async def end_all(self) -> None:
+        self._is_stopping = True
+        for reading in list(self._joined):
+            reading.cancel()
+
+    async def _memberships(self, reading: asyncio.Task[None]) -> AsyncIterator[pb.Membership]:
+        """The present one and each later one, until the gateway has gone."""
+        while not reading.done():
+            changed, membership = self._changed, self._membership
+            if membership.version:
+                yield membership
+            waiting = asyncio.create_task(changed.wait())
+            await asyncio.wait({waiting, reading}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+
+    async def _read(self, join: int, reports: AsyncIterator[pb.GatewayReport]) -> None:
+        name = ""
+        try:
+            async for report in reports:
+                if not name:
+                    name = report.gateway[:_NAME_LENGTH]
+                    log.info("gateway %s joined", name)
+                self._reports[join] = (time.monotonic(), report)
+        except grpc.aio.AioRpcError as error:  # also bytes that are no report
+            log.info("the stream of gateway %s broke: %s", name, error.code().name)
+        finally:
+            self._reports.pop(join, None)
+            log.info("gateway %s left", name or "without a name")
+
+
+class Registry:
+    """The server on a thread of its own: the process's only gRPC loop."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._server = ServerThread()
+        self._servicer: RegistryServicer | None = None
+        self._scale = scale
+        self.address = ""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._server.loop
+
+    def start(self, address: str, certificates: CertificateFolder | None) -> str:
+        """`address` as in the settings. Returns "host:port". Raises ConfigError when it cannot listen there."""
+
+        def add_services(server: grpc.aio.Server) -> list[str]:
+            self._servicer = RegistryServicer(self._scale)
+            registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._servicer, server)
+            return [pb.DESCRIPTOR.services_by_name["RegistryService"].full_name]
+
+        host, port = split_host_port(address)
+        try:
+            self.address = self._server.start(add_services, host, port, MAX_MESSAGE_BYTES, certificates)
+        except ConfigError as error:
+            raise ConfigError(f"ray.registry is {address!r}: {error.message}", param="registry") from None
+        return self.address
+
+    def publish(self, membership: pb.Membership) -> None:
+        """From any thread. The message must not be changed afterwards."""
+        assert self._servicer is not None
+        self._server.post([lambda: self._servicer.publish(membership)])  # type: ignore[union-attr]
+
+    def reports(self) -> list[pb.GatewayReport]:
+        return [] if self._servicer is None else self._servicer.reports()
+
+    def stop(self) -> None:
+        if self._servicer is not None:
+            self._server.stop(_STOP_GRACE_S, self._servicer.end_all)
+
+
+def split_host_port(address: str) -> tuple[str, int]:
+    """ "[::1]:7000" -> ("::1", 7000). Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"ray.registry is {address!r}, must be host:port, such as 0.0.0.0:7000", param="registry")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def reachable(address: str) -> str:
+    """The same for a process on this machine: nobody can connect to "all addresses"."""
+    host, port = split_host_port(address)
+    return join_host_port({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)

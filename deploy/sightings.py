@@ -1,0 +1,103 @@
+"""What the launcher itself sees of the workers: it asks each for its facts every second, whatever Ray says of it.
+
+Ray calls a machine alive for ten seconds and more after it has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from outrider.cli.pools import Role
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
+from outrider.wire.channels import Dialer
+from outrider.wire.log import get_logger
+from outrider.wire.roles import Role as Part
+from outrider.wire.tls import CertificateFolder
+
+log = get_logger(__name__)
+
+PERIOD_S = 1.0
+TIMEOUT_S = 3.0
+_MAX_MESSAGE_BYTES = 4 << 20
+_STUBS: dict[str, Any] = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One answer of a worker, or that there was none."""
+
+    member: str
+    address: str
+    """At which it was asked."""
+    at_s: float
+    """time.monotonic."""
+    info: pb.WorkerInfo | None
+    is_silent: bool = False
+    """Nothing came back at all: it hangs, or its machine is gone. Otherwise the connection was refused or broken."""
+
+
+class Sightings:
+    """`watch` and `forget` from any thread; what was seen is in `take`, for the one who owns the members."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, certificates: CertificateFolder | None) -> None:
+        """`loop`: the process's gRPC loop."""
+        self._loop = loop
+        self._certificates = certificates
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
+
+    def watch(self, member: str, role: Role, address: str) -> None:
+        """From now on at this address, and at no other."""
+        self._call(self._start, member, role, address)
+
+    def forget(self, member: str) -> None:
+        self._call(self._end, member)
+
+    def take(self) -> list[Seen]:
+        """What was seen since the last call, oldest first. Something of before `forget` may still be among it."""
+        found: list[Seen] = []
+        while not self._seen.empty():
+            found.append(self._seen.get())
+        return found
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _start(self, member: str, role: Role, address: str) -> None:
+        self._end(member)
+        self._tasks[member] = self._loop.create_task(self._watch(member, role, address))
+
+    def _end(self, member: str) -> None:
+        task = self._tasks.pop(member, None)
+        if task is not None:
+            task.cancel()
+
+    async def _watch(self, member: str, role: Role, address: str) -> None:
+        dialer = Dialer(address, Part(role), _MAX_MESSAGE_BYTES, self._certificates)
+        try:
+            while True:
+                began_s = time.monotonic()
+                self._seen.put(await self._ask(dialer, member, role, address))
+                await asyncio.sleep(max(0.1, PERIOD_S - (time.monotonic() - began_s)))
+        finally:
+            await dialer.close()
+
+    async def _ask(self, dialer: Dialer, member: str, role: Role, address: str) -> Seen:
+        try:
+            stub = _STUBS[role](dialer.channel())
+            info = await stub.GetInfo(pb.GetInfoRequest(), timeout=TIMEOUT_S)
+            return Seen(member, address, time.monotonic(), info)
+        except grpc.aio.AioRpcError as error:
+            is_silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                log.warning("%s at %s refuses to say what it is: %s", member, address, error.details())
+            return Seen(member, address, time.monotonic(), None, is_silent)

@@ -1,0 +1,153 @@
+"""The settings of pools: what they mean, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from outrider.cli.merging import DEMO_NAME, merged
+from outrider.cli.stopping import StopFlag
+from outrider.cli.supervisor import Supervisor
+from outrider.cli.system import SystemConfig
+from outrider.wire.errors import ConfigError
+
+NO_FLAGS: dict[str, dict[str, Any]] = {
+    "target": {"model": None},
+    "draft": {"model": None},
+    "gateway": {},
+    "ray": {"address": None},
+}
+CLUSTER: dict[str, Any] = {
+    "targets": {
+        "chat": {"model": "t", "count": 2, "max": 4, "labels": {"outrider/role": "target"}, "num_gpus": 0.5},
+        "code": {"model": "u", "model_name": "coder", "max_slots": 3},
+    },
+    "drafts": {"small": {"model": "d", "count": 3, "min": 1, "serves": ["chat", "code"]}},
+    "gateways": 2,
+    "gateway": {"port": 9000, "grpc_port": 9001},
+    "ray": {"address": "head:6379", "name": "prod"},
+    "scaling": {"up_after_s": 2},
+}
+
+
+def read(values: dict[str, Any]) -> SystemConfig:
+    return SystemConfig.read(values)
+
+
+def test_pools_are_read_whole_and_come_back_from_json() -> None:
+    config = read(CLUSTER)
+    chat, code, small = config.pools
+    assert (chat.name, chat.role, chat.count, chat.min, chat.max, chat.num_gpus) == ("chat", "target", 2, 2, 4, 0.5)
+    assert (code.count, code.min, code.max, code.model_name, code.worker.max_slots) == (1, 1, 1, "coder", 3)
+    assert (small.role, small.count, small.min, small.max, small.serves) == ("draft", 3, 1, 3, ("chat", "code"))
+    assert [pool.sized_by_load for pool in config.pools] == [True, False, True]
+    assert (chat.member(0), chat.setting) == ("target-chat-0", "targets.chat")
+    assert config.scaling.up_after_s == 2
+    assert read(json.loads(config.to_json())) == config
+
+
+def test_a_target_and_a_draft_are_short_for_a_pool_of_each() -> None:
+    config = read(
+        {"target": {"model": "t"}, "draft": {"model": "d"}, "gateway": {"model_name": "x"}, "ray": {"target_gpus": 2}}
+    )
+    target, draft = config.pools
+    assert (target.name, target.count, target.max, target.model_name, target.num_gpus) == ("target", 1, 1, "x", 2)
+    assert (draft.name, draft.serves, draft.member(0), draft.setting) == ("draft", ("target",), "draft-0", "draft")
+    assert "model_name" not in config.gateway
+    assert read(json.loads(config.to_json())).pools == config.pools
+
+
+def test_the_models_name_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_GATEWAY_MODEL_NAME", "mine")
+    assert read({"target": {"model": "t"}}).targets[0].model_name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"targets": {"chat": {"model": "t", "max_slotz": 1}}},
+            "targets.chat.max_slotz is no setting; known: attention_path",
+        ),
+        ({"targets": {"chat": {"model": "t", "max_slots": 0}}}, "targets.chat.max_slots is '0'"),
+        ({"targets": {"chat": {}}}, "targets.chat.model is missing"),
+        (
+            {"targets": {"chat": {"model": "t", "count": 3, "max": 2}}},
+            "targets.chat: count 3 is not within min 3 and max 2",
+        ),
+        ({"targets": {"chat": {"model": "t", "count": "many"}}}, "targets.chat.count is 'many'"),
+        ({"targets": {"chat": {"model": "t", "count": 0}}}, "targets.chat: min and count must be at least 1"),
+        ({"targets": {"chat": {"model": "t", "num_cpus": 1.5}}}, "num_cpus is 1.5: above 1 Ray takes whole numbers"),
+        ({"targets": {"chat": {"model": "t", "labels": {"a b": "c"}}}}, "labels has 'a b': 'c', must look like"),
+        ({"targets": {"chat": {"model": "t", "serves": ["x"]}}}, "targets.chat.serves is no setting"),
+        (
+            {"targets": {"chat": {"model": "t", "count": 2, "port": 7000}}},
+            "targets.chat.port is 7000 for up to 2 workers",
+        ),
+        ({"targets": {"chat": {"model": "t", "count": 2, "tensor_parallel": 2}}}, "a pool has one split target"),
+        ({"targets": {"Chat": {"model": "t"}}}, "targets has a pool 'Chat': a name is"),
+        ({"targets": {}}, "targets is empty"),
+        (
+            {"targets": {"chat": {"model": "t"}, "code": {"model": "t"}}, "drafts": {"s": {"model": "d"}}},
+            "drafts.s.serves is None",
+        ),
+        (
+            {"drafts": {"small": {"model": "d", "serves": ["nobody"]}}},
+            "drafts.small.serves has 'nobody', which is no target pool",
+        ),
+        ({"drafts": {"chat": {"model": "d", "serves": ["chat"]}}}, "targets and drafts both have a pool 'chat'"),
+        ({"target": {"model": "t"}}, "target and targets are two forms of the same"),
+        ({"ray": {"target_gpus": 1}}, "ray.target_gpus is for one target alone"),
+        ({"ray": {"name": "No Name"}}, "ray.name is 'No Name'"),
+        ({"ray": {"registry": "here"}}, "ray.registry is 'here'"),
+        ({"ray": None}, "without Ray there is one pool of targets"),
+        ({"gateway": {"model_name": "x"}}, "gateway.model_name is 'x'; pools say targets.NAME.model_name"),
+        ({"gateway": {"registry": "a:1"}}, "gateway.registry is 'a:1': it follows from where the workers run"),
+        ({"gateways": -1}, "gateways is -1, must be a number from 0 to 64"),
+        ({"scaling": {"busy_low": 0.9}}, "scaling: busy_low 0.9 is not below busy_high 0.85"),
+        ({"pools": {}}, "'pools' is no part of a system"),
+    ],
+)
+def test_what_is_wrong_is_named_with_pool_and_setting(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read({**CLUSTER, **change})
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize("key", ["labels", "num_cpus", "max"])
+def test_without_ray_nobody_would_see_to_it(key: str) -> None:
+    value: Any = {"labels": {"a": "b"}, "num_cpus": 1, "max": 2}[key]
+    with pytest.raises(ConfigError, match="no Ray, which would see to it"):
+        read({"target": {"model": "t", key: value}, "ray": None})
+
+
+def test_flags_for_one_pair_do_not_go_with_pools() -> None:
+    flags = {**NO_FLAGS, "draft": {"model": None, "cpu_cores": "0"}}
+    with pytest.raises(ConfigError, match=r"--draft-cores is for one target and one draft"):
+        merged(CLUSTER, flags, no_draft=False, no_ray=False)
+    with pytest.raises(ConfigError, match=r"--no-draft is for one target"):
+        merged(CLUSTER, NO_FLAGS, no_draft=True, no_ray=False)
+
+
+def test_workers_have_metrics_and_the_demo_pair_its_name() -> None:
+    found = merged(CLUSTER, NO_FLAGS, no_draft=False, no_ray=False)
+    assert {pool.worker.metrics_port for pool in found.pools} == {0}
+    demo = merged({}, NO_FLAGS, no_draft=False, no_ray=False)
+    assert [pool.model_name for pool in demo.targets] == [DEMO_NAME]
+    assert demo.targets[0].worker.model.endswith("models/demo/target")
+
+
+def test_gateways_have_ports_of_their_own() -> None:
+    def ports(gateways: int, **gateway: int) -> list[tuple[int, int]]:
+        config = read({"target": {"model": "t"}, "gateways": gateways, "gateway": gateway})
+        made = [Supervisor(config, StopFlag())._gateway_config(index, registry="a:1") for index in range(gateways)]
+        return [(one.port, one.grpc_port) for one in made]
+
+    assert ports(1) == [(8000, 8001)]
+    assert ports(3) == [(8000, 8001), (8003, 8004), (8006, 8007)]
+    assert ports(2, port=8000, grpc_port=9000) == [(8000, 9000), (8001, 9001)]
+    assert ports(2, port=0, grpc_port=0) == [(0, 0), (0, 0)]
+    with pytest.raises(ConfigError, match="gateway 1 would have 65536"):
+        ports(2, port=65535, grpc_port=100)
