@@ -10,7 +10,7 @@ import typer
 from outrider.cli import options as opt
 from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console, print_error
 from outrider.cli.render import AnswerPrinter, figure, legend
-from outrider.client import Client, GenerateOptions, InvalidRequest, Message, OutriderError, Usage
+from outrider.client import Client, ConnectOptions, GenerateOptions, InvalidRequest, Message, OutriderError, Usage
 from outrider.client.aio import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
 
 
@@ -29,6 +29,10 @@ def chat(
     model: opt.ModelId = None,
     timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
     tls: opt.Tls = False,
+    tls_ca: opt.TlsCa = None,
+    tls_cert: opt.TlsCert = None,
+    tls_key: opt.TlsKey = None,
+    api_key: opt.ApiKey = None,
 ) -> None:
     """Talk with the model. /reset forgets, /quit or Ctrl-D leaves, Ctrl-C stops an answer."""
     with errors_as_lines():
@@ -44,7 +48,8 @@ def chat(
             num_draft_tokens=num_draft_tokens,
             no_speculation=no_speculation,
         )
-        with Client(address, timeout_s=timeout, tls=tls) as client:
+        connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)
+        with Client(address, timeout_s=timeout, **connect) as client:
             served = ", ".join(known.id for known in client.models())  # an absent server is noticed before typing
             conversation = Conversation(client, options, system)
             note_console().print(f"{served} at {address}. /reset forgets, /quit leaves, Ctrl-C stops an answer.")

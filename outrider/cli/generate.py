@@ -12,7 +12,7 @@ import typer
 from outrider.cli import options as opt
 from outrider.cli.console import answer_console, errors_as_lines, note_console
 from outrider.cli.render import AnswerPrinter, legend, summary
-from outrider.client import Choice, Client, Completion, GenerateOptions, InvalidRequest, Usage
+from outrider.client import Choice, Client, Completion, ConnectOptions, GenerateOptions, InvalidRequest, Usage
 from outrider.client.aio import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
 
 
@@ -31,6 +31,10 @@ def generate(
     model: opt.ModelId = None,
     timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
     tls: opt.Tls = False,
+    tls_ca: opt.TlsCa = None,
+    tls_cert: opt.TlsCert = None,
+    tls_key: opt.TlsKey = None,
+    api_key: opt.ApiKey = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, when all is done.")] = False,
 ) -> None:
     """Continue PROMPT. The text goes to stdout, tokens coloured by kind; figures go to stderr."""
@@ -48,7 +52,8 @@ def generate(
             no_speculation=no_speculation,
         )
         text = _read_stdin() if prompt == "-" else prompt
-        with Client(address, timeout_s=timeout, tls=tls) as client:
+        connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)
+        with Client(address, timeout_s=timeout, **connect) as client:
             if as_json:
                 typer.echo(json.dumps(completion_json(client.generate(text, **options)), ensure_ascii=False))
             else:

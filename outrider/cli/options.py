@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from outrider.client import GenerateOptions, Speculation
+from outrider.client.connect import KEY_VARIABLE
 
 Address = Annotated[str, typer.Option(help="host:port of a gateway's gRPC server.")]
-Tls = Annotated[bool, typer.Option("--tls", help="Connect with TLS.")]
+Tls = Annotated[bool, typer.Option("--tls", help="Connect with TLS; implied by the options that follow.")]
+TlsCa = Annotated[Path | None, typer.Option(help="PEM file of the CAs to trust; absent = the system's.")]
+TlsCert = Annotated[Path | None, typer.Option(help="PEM file with a certificate to show; needs --tls-key.")]
+TlsKey = Annotated[Path | None, typer.Option(help="PEM file with its key.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar=KEY_VARIABLE, show_envvar=True, help="API key; better in the environment, where `ps` shows none."
+    ),
+]
 ModelId = Annotated[str | None, typer.Option("--model", help="A served model's id; absent = the only one.")]
 MaxTokens = Annotated[int, typer.Option(help="Largest number of output tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]

@@ -1,6 +1,7 @@
 """The SDK: call a gateway over gRPC. No torch, no server. See docs/sdk.md."""
 
 from outrider.client.aio import AsyncClient
+from outrider.client.connect import ConnectOptions
 from outrider.client.request import GenerateOptions, Message
 from outrider.client.retry import RetryPolicy
 from outrider.client.stream import RoundStream
@@ -23,11 +24,14 @@ from outrider.client.types import (
 from outrider.wire.errors import (
     ConfigError,
     DeadlineExceeded,
+    Forbidden,
     InvalidRequest,
     ModelNotFound,
     OutriderError,
     Overloaded,
+    RateLimited,
     RequestTooLarge,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -37,9 +41,11 @@ __all__ = [
     "Client",
     "Completion",
     "ConfigError",
+    "ConnectOptions",
     "DeadlineExceeded",
     "DraftLogprobs",
     "FinishReason",
+    "Forbidden",
     "GenerateOptions",
     "GrpcTransport",
     "InvalidRequest",
@@ -48,6 +54,7 @@ __all__ = [
     "ModelNotFound",
     "OutriderError",
     "Overloaded",
+    "RateLimited",
     "RequestTooLarge",
     "RetryPolicy",
     "Round",
@@ -59,6 +66,7 @@ __all__ = [
     "TokenKind",
     "TokenLogprobs",
     "Transport",
+    "Unauthenticated",
     "Unavailable",
     "Usage",
 ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Unpack
 
-import grpc
-
+from outrider.client.connect import ConnectOptions
 from outrider.client.parse import parse_model
 from outrider.client.request import GenerateOptions, build_request
 from outrider.client.retry import RetryPolicy, call_with_retries, generate_with_retries
@@ -24,8 +23,8 @@ class AsyncClient:
     """Calls one gateway over gRPC. Use as `async with`; one per event loop, shared by any number of tasks.
 
     `timeout_s` is each call's deadline, retries included, unless the call gives its own; None = none.
-    `retries` is a number of further attempts or a RetryPolicy. `transport` replaces gRPC (then `address` and `tls`
-    are not used). Every method raises the tree of `outrider.client` errors.
+    `retries` is a number of further attempts or a RetryPolicy. `transport` replaces gRPC (then `address` and
+    `connect` are not used). `connect`: see `ConnectOptions`. Every method raises the tree of `outrider.client` errors.
     """
 
     def __init__(
@@ -34,14 +33,14 @@ class AsyncClient:
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         retries: int | RetryPolicy = 2,
-        tls: bool | grpc.ChannelCredentials = False,
         transport: Transport | None = None,
+        **connect: Unpack[ConnectOptions],
     ) -> None:
         if timeout_s is not None and not timeout_s > 0:
             raise ConfigError(f"timeout_s is {timeout_s}, must be greater than 0, or None", param="timeout_s")
         self._timeout_s = timeout_s
         self._policy = RetryPolicy(retries) if isinstance(retries, int) else retries
-        self._transport = GrpcTransport(address, tls=tls) if transport is None else transport
+        self._transport = GrpcTransport(address, **connect) if transport is None else transport
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -10,11 +10,14 @@ import grpc.aio
 
 from outrider.wire.errors import (
     DeadlineExceeded,
+    Forbidden,
     InvalidRequest,
     ModelNotFound,
     OutriderError,
     Overloaded,
+    RateLimited,
     RequestTooLarge,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -26,20 +29,29 @@ _BY_CODE: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.CANCELLED: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
 }
+_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification")
+_CUT_OFF = ("Socket closed", "Connection reset", "WRONG_VERSION_NUMBER")
 
 _OWN_DEADLINE = "Deadline Exceeded"  # in gRPC's words when the client's clock ran out, not the gateway's
 
 
 def from_rpc_error(
-    error: grpc.aio.AioRpcError, address: str, *, connected: bool = True, timeout_s: float | None = None
+    error: grpc.aio.AioRpcError,
+    address: str,
+    *,
+    connected: bool = True,
+    timeout_s: float | None = None,
+    tls: bool = False,
 ) -> OutriderError:
-    """The error that was meant. `connected`: the channel has a connection now; `timeout_s`: what the call was given."""
+    """The error that was meant. `connected`: the channel has a connection now; `timeout_s`: what the call was given;
+    `tls`: how it was made.
+    """
     code, details = error.code(), error.details() or "no details"
     if code is grpc.StatusCode.UNAVAILABLE and not connected:
-        return Unavailable(
-            f"no gateway answers at {address} ({details}); start one with `outrider up`, or give its gRPC address"
-        )
+        return Unavailable(f"no gateway answers at {address} ({details}); {_remedy(details, tls)}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None and _OWN_DEADLINE in details:
         return DeadlineExceeded(f"{address} had not finished after {timeout_s:.3g} s; raise timeout_s")
     if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -50,9 +62,22 @@ def from_rpc_error(
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return RequestTooLarge(f"message over the size limit: {details}")  # gRPC's own refusal: waiting cannot help
     trailers = _trailers(error)
-    return _BY_CODE.get(code, OutriderError)(
-        details, param=trailers.get("outrider-param"), retry_after_s=_seconds(trailers.get("retry-after"))
-    )
+    kind = _BY_CODE.get(code, OutriderError)
+    if kind is Overloaded and trailers.get("outrider-code") == RateLimited.openai_code:
+        kind = RateLimited
+    return kind(details, param=trailers.get("outrider-param"), retry_after_s=_seconds(trailers.get("retry-after")))
+
+
+def _remedy(details: str, tls: bool) -> str:
+    if any(words in details for words in _UNTRUSTED):
+        return "its certificate is not trusted: give its CA (tls_ca), and a name that the certificate is for"
+    if any(words in details for words in _CUT_OFF):
+        return (
+            "it hung up: does it speak without TLS, or ask for a certificate (tls_cert, tls_key)?"
+            if tls
+            else "it hung up: does it speak TLS (tls)?"
+        )
+    return "start one with `outrider up`, or give its gRPC address"
 
 
 def _trailers(error: grpc.aio.AioRpcError) -> dict[str, str]:

@@ -11,9 +11,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
-import grpc
-
 from outrider.client.aio import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, AsyncClient
+from outrider.client.connect import ConnectOptions
 from outrider.client.request import GenerateOptions
 from outrider.client.retry import RetryPolicy
 from outrider.client.stream import RoundStream
@@ -85,10 +84,10 @@ class Client:
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         retries: int | RetryPolicy = 2,
-        tls: bool | grpc.ChannelCredentials = False,
         transport: Transport | None = None,
+        **connect: Unpack[ConnectOptions],
     ) -> None:
-        self._core = AsyncClient(address, timeout_s=timeout_s, retries=retries, tls=tls, transport=transport)
+        self._core = AsyncClient(address, timeout_s=timeout_s, retries=retries, transport=transport, **connect)
         self._thread = _LoopThread(self._core)
         self._finalizer = weakref.finalize(self, self._thread.stop)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, Unpack
 
 import grpc
 import grpc.aio
 
+from outrider.client.connect import ConnectOptions, credentials_of, metadata_of
 from outrider.client.errors import from_rpc_error
 from outrider.v1.gateway_pb2 import GenerateRequest, GenerateResponse, GetModelsRequest, GetModelsResponse
 from outrider.v1.gateway_pb2_grpc import GenerationServiceStub
@@ -34,14 +35,15 @@ class Transport(Protocol):
 class GrpcTransport:
     """One channel to one gateway, made with the first call. Belongs to the event loop of that call.
 
-    `tls`: True for the system's roots, or credentials of your own. Raises ConfigError for an address gRPC cannot dial.
+    Raises ConfigError for an address gRPC cannot dial, and for files and keys that cannot be used.
     """
 
-    def __init__(self, address: str, *, tls: bool | grpc.ChannelCredentials = False) -> None:
+    def __init__(self, address: str, **options: Unpack[ConnectOptions]) -> None:
         if ":" not in address or address.startswith(("http://", "https://", "grpc://")):
             raise ConfigError(f"address is {address!r}, must be host:port such as 127.0.0.1:8001", param="address")
         self.address = address
-        self._credentials = grpc.ssl_channel_credentials() if tls is True else tls or None
+        self._credentials = credentials_of(options)
+        self._metadata = metadata_of(options)
         self._channel: Any = None  # grpc's own types are partial
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -64,7 +66,7 @@ class GrpcTransport:
     async def generate(
         self, request: GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[GenerateResponse, None]:
-        call = self._stub().Generate(request, timeout=timeout_s)
+        call = self._stub().Generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for response in call:
                 yield response
@@ -77,7 +79,8 @@ class GrpcTransport:
 
     async def get_models(self, request: GetModelsRequest, timeout_s: float | None) -> GetModelsResponse:
         try:
-            response: GetModelsResponse = await self._stub().GetModels(request, timeout=timeout_s)
+            call = self._stub().GetModels(request, timeout=timeout_s, metadata=self._metadata)
+            response: GetModelsResponse = await call
         except grpc.aio.AioRpcError as error:
             self._raise(error, timeout_s)
         except asyncio.CancelledError:
@@ -87,7 +90,9 @@ class GrpcTransport:
     def _raise(self, error: grpc.aio.AioRpcError, timeout_s: float | None) -> NoReturn:
         up = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE)
         connected = self._channel is not None and self._channel.get_state() in up
-        raise from_rpc_error(error, self.address, connected=connected, timeout_s=timeout_s) from None
+        raise from_rpc_error(
+            error, self.address, connected=connected, timeout_s=timeout_s, tls=self._credentials is not None
+        ) from None
 
     def _reraise_cancelled(self) -> NoReturn:
         """A closed channel cancels its calls: that must not look like a cancellation of the caller's task."""

@@ -81,12 +81,14 @@ def tune_malloc() -> None:
 
 
 def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:
-    """What a client needs besides code and message: the parameter's name and when to come back."""
+    """What a client needs besides code and message: the parameter, when to come back, which of its kind it is."""
     trailers: list[tuple[str, str]] = []
     if error.param is not None:
         trailers.append(("outrider-param", error.param))
     if error.retry_after_s is not None:
         trailers.append(("retry-after", f"{error.retry_after_s:g}"))
+    if error.openai_code is not None:
+        trailers.append(("outrider-code", error.openai_code))
     return tuple(trailers)
 
 

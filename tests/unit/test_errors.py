@@ -18,12 +18,15 @@ from outrider.wire.errors import (
     ConfigError,
     ContextExceeded,
     DeadlineExceeded,
+    Forbidden,
     IncompatiblePair,
     InvalidRequest,
     ModelNotFound,
     OutriderError,
     Overloaded,
+    RateLimited,
     RequestTooLarge,
+    Unauthenticated,
     Unavailable,
     WorkerFault,
     WorkerLost,
@@ -71,6 +74,9 @@ def test_every_class_says_how_it_travels(cls: type[OutriderError]) -> None:
         (ModelNotFound, grpc.StatusCode.NOT_FOUND, 404, False),
         (RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT, 413, False),
         (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True),
+        (RateLimited, grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True),
+        (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED, 401, False),
+        (Forbidden, grpc.StatusCode.PERMISSION_DENIED, 403, False),
         (Unavailable, grpc.StatusCode.UNAVAILABLE, 503, True),
         (WorkerLost, grpc.StatusCode.UNAVAILABLE, 503, True),
         (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED, 504, False),
@@ -85,5 +91,6 @@ def test_the_tree(cls: type[OutriderError], code: grpc.StatusCode, status: int, 
     error = cls("max_tokens is 0, must be at least 1", param="max_tokens", retry_after_s=1.5)
     assert str(error) == error.message == "max_tokens is 0, must be at least 1"
     assert (error.param, error.retry_after_s) == ("max_tokens", 1.5)
-    assert error_trailers(error) == (("outrider-param", "max_tokens"), ("retry-after", "1.5"))
+    code_trailer = () if cls.openai_code is None else (("outrider-code", cls.openai_code),)
+    assert error_trailers(error) == (("outrider-param", "max_tokens"), ("retry-after", "1.5"), *code_trailer)
     assert error_trailers(cls("nothing to add")) == ()

@@ -1,0 +1,168 @@
+"""How the SDK and the commands reach a gateway: TLS, keys, and what is said when it does not work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+from typer.testing import CliRunner
+
+from outrider.cli.main import app
+from outrider.client import AsyncClient, ConnectOptions, GrpcTransport
+from outrider.client.connect import metadata_of
+from outrider.v1 import gateway_pb2, gateway_pb2_grpc
+from outrider.wire import errors
+from outrider.wire.rpc import abort
+from outrider.wire.serving import start_server
+from outrider.wire.tls import CertificateFolder
+from tests.certificates import authority, public_folder
+
+
+class Gateway(gateway_pb2_grpc.GenerationServiceServicer):
+    """Remembers what callers said of themselves; raises `error` where there is one."""
+
+    def __init__(self) -> None:
+        self.keys: list[str | None] = []
+        self.error: errors.OutriderError | None = None
+
+    async def GetModels(self, request: Any, context: Any) -> gateway_pb2.GetModelsResponse:
+        self.keys.append(dict(context.invocation_metadata()).get("authorization"))
+        if self.error is not None:
+            raise self.error
+        return gateway_pb2.GetModelsResponse(models=[gateway_pb2.Model(id="pair")])
+
+    async def Generate(self, request: Any, context: Any) -> None:
+        self.keys.append(dict(context.invocation_metadata()).get("authorization"))
+        if self.error is not None:
+            await abort(context, self.error)
+        await context.write(
+            gateway_pb2.GenerateResponse(text_delta="hello", finish_reason=1, usage=gateway_pb2.Usage())
+        )
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway, folder: Path | None) -> AsyncIterator[str]:
+    def add(server: Any) -> list[str]:
+        gateway_pb2_grpc.add_GenerationServiceServicer_to_server(gateway, server)
+        return ["outrider.v1.GenerationService"]
+
+    certificates = None if folder is None else CertificateFolder(str(folder), "public_tls_dir", None)
+    server, address, _ = await start_server(add, "127.0.0.1", 0, 1 << 20, certificates)
+    try:
+        yield f"localhost:{address.rpartition(':')[2]}"
+    finally:
+        await server.stop(None)
+
+
+async def models(address: str, **connect: Any) -> list[str]:
+    async with AsyncClient(address, retries=0, timeout_s=20, **connect) as client:
+        return [model.id for model in await client.models()]
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    return Gateway()
+
+
+def ca_file(folder: Path, ca: Any) -> Path:
+    path = folder / "users-ca.pem"
+    path.write_bytes(ca.certificate.public_bytes(Encoding.PEM))
+    return path
+
+
+async def test_a_gateway_of_ones_own_ca(gateway: Gateway, tmp_path: Path) -> None:
+    ca = authority()
+    trusted, root = ca_file(tmp_path, ca), ca.certificate.public_bytes(Encoding.PEM)
+    async with serving(gateway, public_folder(tmp_path / "public", ca, "localhost")) as address:
+        assert await models(address, tls_ca=trusted) == ["pair"]
+        assert await models(address, tls=grpc.ssl_channel_credentials(root)) == ["pair"]
+        async with AsyncClient(address, tls_ca=str(trusted), api_key="or-secret") as client:
+            assert (await client.generate("x")).text == "hello"
+        assert gateway.keys == [None, None, "Bearer or-secret"]
+        with pytest.raises(errors.Unavailable, match="its certificate is not trusted: give its CA"):
+            await models(address, tls=True)
+        with pytest.raises(errors.Unavailable, match=r"it hung up: does it speak TLS \(tls\)\?"):
+            await models(address)
+        named = address.replace("localhost", "127.0.0.1")
+        with pytest.raises(errors.Unavailable, match="a name that the certificate is for"):
+            await models(named, tls_ca=trusted)
+
+
+async def test_a_gateway_that_asks_for_certificates(gateway: Gateway, tmp_path: Path) -> None:
+    ca, users = authority(), authority()
+    trusted = ca_file(tmp_path, ca)
+    user = public_folder(tmp_path / "user", users, "me")
+    pair = {"tls_cert": user / "cert.pem", "tls_key": user / "key.pem"}
+    async with serving(gateway, public_folder(tmp_path / "public", ca, "localhost", users=users)) as address:
+        assert await models(address, tls_ca=trusted, **pair) == ["pair"]
+        with pytest.raises(errors.Unavailable, match=r"ask for a certificate \(tls_cert, tls_key\)\?"):
+            await models(address, tls_ca=trusted)
+
+
+async def test_a_gateway_without_tls(gateway: Gateway) -> None:
+    async with serving(gateway, None) as address:
+        with pytest.raises(errors.Unavailable, match="it hung up: does it speak without TLS"):
+            await models(address, tls=True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.Unauthenticated("no such key"),
+        errors.Forbidden("not for this key"),
+        errors.RateLimited("this key is over its limit", retry_after_s=40.0),
+        errors.Overloaded("the queue is full", retry_after_s=40.0),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_refusals_arrive_as_what_they_are(gateway: Gateway, error: errors.OutriderError) -> None:
+    gateway.error = error
+    async with serving(gateway, None) as address, AsyncClient(address, retries=0) as client:
+        for call in (client.models(), client.generate("x")):
+            with pytest.raises(errors.OutriderError) as raised:
+                await call
+            assert type(raised.value) is type(error)
+            assert (raised.value.message, raised.value.retry_after_s) == (error.message, error.retry_after_s)
+
+
+def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
+    assert metadata_of({}) == ()
+    monkeypatch.setenv("OUTRIDER_API_KEY", "or-of-environment")
+    assert metadata_of({}) == metadata_of({"api_key": None}) == (("authorization", "Bearer or-of-environment"),)
+    assert metadata_of({"api_key": "or-given"}) == (("authorization", "Bearer or-given"),)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"api_key": "or-secret\n"}, "the API key of 10 characters has blanks"),
+        ({"api_key": "or-sécret"}, "the API key of 9 characters has blanks or others"),
+        ({"tls_ca": "/nowhere/ca.pem"}, "tls_ca is '/nowhere/ca.pem', which cannot be read: No such file"),
+        ({"tls_ca": "pyproject.toml"}, "tls_ca is 'pyproject.toml', which holds no certificate in PEM form"),
+        ({"tls_cert": "cert.pem"}, "tls_key is missing: tls_cert needs it"),
+        ({"tls_key": "key.pem"}, "tls_cert is missing: tls_key needs it"),
+        ({"tls": grpc.ssl_channel_credentials(), "tls_ca": "ca.pem"}, "tls is credentials of your own"),
+    ],
+)
+def test_options_that_cannot_be_used(options: ConnectOptions, words: str) -> None:
+    with pytest.raises(errors.ConfigError, match=words) as refused:
+        GrpcTransport("localhost:1", **options)
+    assert "secret" not in refused.value.message and "sécret" not in refused.value.message
+
+
+async def test_the_command_line(gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_API_KEY", "or-secret")
+    ca = authority()
+    trusted = str(ca_file(tmp_path, ca))
+    async with serving(gateway, public_folder(tmp_path / "public", ca, "localhost")) as address:
+        command = ["generate", "x", "--json", "--address", address, "--tls-ca", trusted]
+        result = await asyncio.to_thread(CliRunner().invoke, app, command)
+    assert result.exit_code == 0 and '"text": "hello"' in result.stdout
+    assert gateway.keys == ["Bearer or-secret"]
