@@ -93,4 +93,4 @@ def test_the_tree(cls: type[OutriderError], code: grpc.StatusCode, status: int, 
     assert (error.param, error.retry_after_s) == ("max_tokens", 1.5)
     code_trailer = () if cls.openai_code is None else (("outrider-code", cls.openai_code),)
     assert error_trailers(error) == (("outrider-param", "max_tokens"), ("retry-after", "1.5"), *code_trailer)
-    assert error_trailers(cls("nothing to add")) == ()
+    assert error_trailers(cls("nothing to add")) == code_trailer
