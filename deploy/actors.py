@@ -141,12 +141,12 @@ def _start(role: str, settings: dict[str, Any]) -> Any:
         from target_service.worker import start_worker as start_target
 
         target = TargetConfig(**settings)
-        configure_logging(target.log_level, role)
+        configure_logging(target.log_level, role, target.log_format)
         return start_target(target)
     from draft_service.worker import start_worker as start_draft
 
     draft = DraftConfig(**settings)
-    configure_logging(draft.log_level, role)
+    configure_logging(draft.log_level, role, draft.log_format)
     return start_draft(draft)
 
 

@@ -236,6 +236,7 @@ def run(config: SystemConfig, stop: StopFlag, events: TextIO) -> None:
     """Returns when `stop` is set. Raises OutriderError when the workers cannot start."""
     if config.ray is None:
         raise ConfigError("ray is off in the settings; start the workers as plain processes instead")
+    configure_logging("info", "launcher", config.ray.log_format)
     Launcher(config, config.ray, stop, events).run()
 
 

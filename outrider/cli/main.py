@@ -12,6 +12,7 @@ from outrider.cli.chat import chat
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.keys import app as keys
+from outrider.cli.scale import scale
 from outrider.cli.up import up
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.command()(up)
 app.command()(demo)
 app.command()(generate)
 app.command()(chat)
+app.command()(scale)
 app.command()(certs)
 app.add_typer(keys, name="keys")
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -54,6 +54,8 @@ class RayConfig(BaseModel):
     0.0.0.0:7000 when the launcher runs alone."""
     tls_dir: str | None = None
     """Folder with ca.pem, cert.pem and key.pem for the registry and for the calls to workers, as at the workers."""
+    log_format: Literal["text", "json"] = "text"
+    """Of the launcher's own log."""
 
 
 class ScalingConfig(BaseModel):

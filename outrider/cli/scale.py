@@ -1,0 +1,89 @@
+"""`outrider scale`: what the pools of a running system have, and how many workers one of them is to have."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+import grpc
+import grpc.aio
+import typer
+
+from outrider.cli.console import errors_as_lines, note_console
+from outrider.v1 import registry_pb2 as pb
+from outrider.v1 import registry_pb2_grpc
+from outrider.wire.channels import Dialer
+from outrider.wire.errors import DeadlineExceeded, OutriderError, Unavailable
+from outrider.wire.roles import Role
+from outrider.wire.tls import CertificateFolder
+
+_MAX_MESSAGE_BYTES = 1 << 20
+_CALL_TIMEOUT_S = 10.0
+_POLL_S = 0.5
+_ROLES = {pb.ROLE_TARGET: "target", pb.ROLE_DRAFT: "draft"}
+
+
+def scale(
+    pool: Annotated[str | None, typer.Argument(help="A pool's name; absent = show them all.")] = None,
+    count: Annotated[int | None, typer.Argument(min=0, help="Workers it is to have; absent = only show it.")] = None,
+    registry: Annotated[str, typer.Option(help="host:port of the launcher's registry.")] = "127.0.0.1:7000",
+    tls_dir: Annotated[
+        str | None, typer.Option(help="The launcher's folder of certificates, where it has one.")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Until the pool has them, and others are gone.")
+    ] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait; the pool goes on in any case.")] = 900.0,
+) -> None:
+    """Show the pools of a running system, or give POOL another COUNT of workers.
+
+    Workers that are too many finish what runs on them and are then ended.
+    """
+    with errors_as_lines():
+        folder = None if tls_dir is None else CertificateFolder(tls_dir, "--tls-dir", Role.LAUNCHER)
+        sizes = asyncio.run(
+            _scale(Dialer(registry, Role.LAUNCHER, _MAX_MESSAGE_BYTES, folder), pool, count, wait, timeout)
+        )
+        for size in sizes:
+            typer.echo(_line(size))
+
+
+async def _scale(
+    dialer: Dialer, pool: str | None, count: int | None, wait: bool, timeout_s: float
+) -> list[pb.PoolSize]:
+    give_up = time.monotonic() + timeout_s
+    try:
+        sizes = await _call(dialer, pb.ScaleRequest(pool=pool or "", count=count))
+        while wait and count is not None and not all(_is_reached(size) for size in sizes):
+            if time.monotonic() > give_up:
+                raise DeadlineExceeded(f"after {timeout_s:g} s: {_line(sizes[0])}")
+            note_console().print(_line(sizes[0]), style="dim", markup=False)
+            before = sizes
+            while sizes == before and time.monotonic() <= give_up:
+                await asyncio.sleep(_POLL_S)
+                sizes = await _call(dialer, pb.ScaleRequest(pool=pool or ""))
+        return sizes
+    finally:
+        await dialer.close()
+
+
+async def _call(dialer: Dialer, request: pb.ScaleRequest) -> list[pb.PoolSize]:
+    stub: Any = registry_pb2_grpc.RegistryServiceStub(dialer.channel())
+    try:
+        reply: pb.ScaleReply = await stub.Scale(request, timeout=_CALL_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            raise Unavailable(f"no answer from the registry: {error.details()}; say --registry HOST:PORT") from None
+        raise OutriderError(error.details() or error.code().name) from None
+    return list(reply.pools)
+
+
+def _is_reached(size: pb.PoolSize) -> bool:
+    return size.num_serving == size.num_wanted and not size.num_starting and not size.num_draining
+
+
+def _line(size: pb.PoolSize) -> str:
+    states = {"serving": size.num_serving, "starting": size.num_starting, "draining": size.num_draining}
+    shown = ", ".join(f"{number} {state}" for state, number in states.items() if number or state == "serving")
+    return f"{size.pool} ({_ROLES.get(size.role, 'unknown')}): {shown}, {size.num_wanted} wanted"
