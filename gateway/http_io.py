@@ -27,6 +27,7 @@ BODY_TIMEOUT_S = 60.0
 """How long a body may take to arrive."""
 WRITE_TIMEOUT_S = 60.0
 """A client that takes nothing for this long is left."""
+MAX_ERROR_CHARS = 1000
 CLIENT_CLOSED = 499
 """nginx's status for a client that left; nobody reads it."""
 
@@ -44,8 +45,14 @@ def event(data: Any) -> bytes:
 
 def error_body(error: OutriderError) -> dict[str, Any]:
     """OpenAI's error form."""
-    fields = {"type": error.openai_type, "param": error.param, "code": error.openai_code}
-    return {"error": {"message": error.message, **fields}}
+    param = None if error.param is None else _shortened(error.param)
+    fields = {"type": error.openai_type, "param": param, "code": error.openai_code}
+    return {"error": {"message": _shortened(error.message), **fields}}
+
+
+def _shortened(text: str) -> str:
+    """Errors quote what a caller sent, which may be megabytes."""
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}..."
 
 
 def error_response(error: OutriderError) -> JsonResponse:

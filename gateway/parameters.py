@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any, TypeVar
 
 from gateway.generation import DraftLogprobs
@@ -45,6 +46,8 @@ def prompts(value: Any) -> list[str | tuple[int, ...]]:
     """One prompt or a list, each text or token ids. `[]` and `[[]]` are refused later, as empty."""
     if isinstance(value, str):
         return [value]
+    if isinstance(value, list) and len(value) > MAX_PROMPTS and type(value[0]) is not int:
+        raise ValueError(f"has {len(value)} prompts, at most {MAX_PROMPTS} are read; split the request")
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return list(value)
     if isinstance(value, list) and all(type(each) is int for each in value):
@@ -67,6 +70,8 @@ def text_of(value: Any) -> str:
     raise ValueError("must be a string or a list of text parts")
 
 
+MAX_PROMPTS = 4096
+
 Value = TypeVar("Value")
 
 
@@ -83,11 +88,19 @@ def unsigned_seed(seed: int | None) -> int | None:
     return seed % 2**64
 
 
+MAX_DIGITS = 10
+"""Of a token id or a size: those of 32 bits."""
+
+
+def is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+
+
 def biases_by_id(given: dict[str, float]) -> dict[int, float]:
     for key in given:
-        if not (key.isascii() and key.isdecimal()):
+        if not is_number(key):
             raise InvalidRequest(
-                f"logit_bias has the key {key!r}, must be a token id such as '50256'", param="logit_bias"
+                f"logit_bias has the key {reprlib.repr(key)}, must be a token id such as '50256'", param="logit_bias"
             )
     return {int(key): bias for key, bias in given.items()}
 
@@ -99,8 +112,9 @@ def draft_logprobs_of(text: str | None) -> tuple[DraftLogprobs | None, int | Non
     name, colon, size = text.partition(":")
     kinds = {kind.name.lower(): kind for kind in DraftLogprobs}
     sized = bool(colon)
-    if name not in kinds or (sized and (name != "topk" or not (size.isascii() and size.isdecimal()))):
+    if name not in kinds or (sized and (name != "topk" or not is_number(size))):
         raise InvalidRequest(
-            f"draft_logprobs is {text!r}, must be auto, full, topk or topk:N", param="speculation.draft_logprobs"
+            f"draft_logprobs is {reprlib.repr(text)}, must be auto, full, topk or topk:N",
+            param="speculation.draft_logprobs",
         )
     return kinds[name], int(size) if sized else None

@@ -23,11 +23,13 @@ from gateway.parameters import (
     text_of,
     unsigned_seed,
 )
-from gateway.requests import Chat, Demand, FieldNames
+from gateway.requests import MAX_MESSAGES, MAX_STOPS, Chat, Demand, FieldNames
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.params import SamplingParams
+from outrider.wire.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
+MAX_FIELDS = 64
+"""Of a JSON object that is no map; more than any has."""
 
 Strings = Annotated[list[str], BeforeValidator(string_or_strings, json_schema_input_type=str | list[str])]
 Prompts = Annotated[
@@ -44,6 +46,14 @@ class _Strict(BaseModel):
     """Unknown names are refused, and nothing is converted: "0.5" is no number."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        """pydantic makes an error of each unknown name, which takes seconds for those of a large body."""
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ValueError(f"has {len(value)} fields, at most {MAX_FIELDS} are allowed")
+        return value
 
 
 class SpeculationBody(_Strict):
@@ -91,11 +101,11 @@ class _Body(_Strict):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: Strings | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    bad_words: Annotated[Strings, Field(max_length=MAX_BAD_WORDS)] | None = None
     min_tokens: int | None = None
-    stop: Strings | None = None
-    stop_token_ids: list[int] | None = None
+    stop: Annotated[Strings, Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
     stream: bool | None = None
@@ -173,7 +183,7 @@ class CompletionBody(_Body):
 class ChatBody(_Body):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -220,12 +230,18 @@ def parse_body(cls: type[Body], data: dict[str, Any]) -> Body:
         if name in NEUTRAL and name not in cls.model_fields:
             if value is not None and value not in NEUTRAL[name]:
                 raise InvalidRequest(f"{name} is not offered by this server; leave it out", param=name)
-        elif name not in IGNORED:
+        elif name in cls.model_fields:
             wanted[name] = value
+        elif name not in IGNORED:  # here, as pydantic would make an error of each such name
+            raise _unknown(name)
     try:
         return cls.model_validate(wanted)
     except ValidationError as error:
         raise _invalid(error) from None
+
+
+def _unknown(param: str) -> InvalidRequest:
+    return InvalidRequest(f"unknown parameter {param}; docs/openai.md lists those offered", param=param)
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:
@@ -234,7 +250,7 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     for part in first["loc"]:
         param += f"[{part}]" if isinstance(part, int) else f"{'.' if param else ''}{part}"
     if first["type"] == "extra_forbidden":
-        return InvalidRequest(f"unknown parameter {param}; docs/openai.md lists those offered", param=param)
+        return _unknown(param)
     if first["type"] == "missing":
         return InvalidRequest(f"{param} is required", param=param)
     message = first.get("ctx", {}).get("error", first["msg"])

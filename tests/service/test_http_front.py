@@ -332,6 +332,16 @@ REFUSED = [
     ({"prompt": "x", "logit_bias": {"4096": 1}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": {"the": 1}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"prompt": "x", "bad_words": ["a"] * 257}, "bad_words"),
+    ({"prompt": "x", "bad_words": ["a" * 1025]}, "bad_words"),
+    ({"prompt": "x", "stop": ["a" * 1025]}, "stop"),
+    ({"prompt": "x", "stop_token_ids": [1] * 65}, "stop_token_ids"),
+    ({"prompt": "x", "user": "a" * 1025}, "user"),
+    ({"prompt": [[5]] * 5000}, "prompt"),
+    ({"prompt": "x", "speculation": {f"k{i}": 1 for i in range(100)}}, "speculation"),
+    ({"prompt": "x", "speculation": {"draft_logprobs": "topk:" + "9" * 5000}}, "speculation.draft_logprobs"),
     ({"prompt": "x", "bad_words": [" "]}, "bad_words"),
     ({"prompt": "x", "stop": ["a"] * 17}, "stop"),
     ({"prompt": "x", "stop": ""}, "stop"),
@@ -368,6 +378,8 @@ REFUSED = [
     ({"prompt": {"text": "x"}}, "prompt"),
     ({}, "prompt"),
     ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user", "content": "x"}] * 4097}, "messages"),
+    ({"messages": [{"role": "user", "content": "x", **{f"k{i}": 1 for i in range(100)}}]}, "messages[0]"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
@@ -537,6 +549,28 @@ async def _read(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
     async with http.stream("POST", COMPLETIONS, json=body, timeout=30) as response:
         async for _ in response.aiter_bytes():
             pass
+
+
+NAMES = b",".join(b'"k%d":1' % i for i in range(100_000))
+HOSTILE = {
+    "names": (b'{"prompt": "x", ' + NAMES + b"}", "unknown parameter k0"),
+    "names in a part": (b'{"prompt": "x", "speculation": {' + NAMES + b"}}", "has 100000 fields, at most 64"),
+    "messages": (b'{"messages": [' + b",".join([b'{"role":"user","content":""}'] * 90_000) + b"]}", "at most 4096"),
+    "bad messages": (b'{"messages": [' + b",".join([b'{"role":1,"content":1}'] * 90_000) + b"]}", "messages[0].role"),
+    "prompts": (b'{"prompt": [' + b",".join([b"[5]"] * 90_000) + b"]}", "has 90000 prompts, at most 4096"),
+    "a name": (b'{"prompt": "x", "' + b"z" * 3_000_000 + b'": 1}', "unknown parameter zzz"),
+}
+
+
+@pytest.mark.parametrize(("body", "told"), HOSTILE.values(), ids=HOSTILE)
+async def test_large_bodies_are_refused_by_the_first_thing_wrong_and_in_few_words(
+    generator: ScriptedGenerator, body: bytes, told: str
+) -> None:
+    """Each of these held up everybody for over a second before it was refused."""
+    async with in_process(generator) as http:
+        response = await http.post(CHAT if b"messages" in body else COMPLETIONS, content=body)
+    assert response.status_code == 400 and told in response.text
+    assert len(response.content) < 3000
 
 
 async def test_a_long_prompt_does_not_stop_the_event_loop(generator: ScriptedGenerator) -> None:
