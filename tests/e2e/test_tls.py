@@ -1,0 +1,111 @@
+"""The whole system with certificates on every connection, used by HTTPS and by the SDK."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from outrider.client import Client, Unavailable
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2_grpc
+from outrider.wire.roles import Role
+from outrider.wire.tls import CertificateFolder, channel_credentials
+from tests.certificates import all_folders
+from tests.stack import Stack, running
+
+PROMPT = "def fibonacci(n):"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return all_folders(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def secure(folders: Path) -> Iterator[Stack]:
+    with running(
+        target_args=("--tls-dir", str(folders / "target")),
+        draft_args=("--tls-dir", str(folders / "draft")),
+        gateway_args=("--tls-dir", str(folders / "gateway"), "--public-tls-dir", str(folders / "public")),
+    ) as started:
+        yield started
+
+
+def complete(stack: Stack, folders: Path) -> dict[str, object]:
+    context = ssl.create_default_context(cafile=str(folders / "ca.pem"))
+    with httpx.Client(verify=context, timeout=60) as client:
+        body = {"model": "", "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+        url = stack.http.replace("http://", "https://")
+        body["model"] = client.get(f"{url}/v1/models").json()["data"][0]["id"]
+        answer = client.post(f"{url}/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, object] = answer.json()
+        return found
+
+
+def target_info(stack: Stack, folder: Path | None, role: Role = Role.GATEWAY) -> pb.WorkerInfo:
+    if folder is None:
+        channel = grpc.insecure_channel(stack.target.address)
+    else:
+        credentials = channel_credentials(CertificateFolder(str(folder), "tls_dir", role).current)
+        name = [("grpc.ssl_target_name_override", Role.TARGET.host_name)]
+        channel = grpc.secure_channel(stack.target.address, credentials, options=name)
+    with channel:
+        return target_pb2_grpc.TargetServiceStub(channel).GetInfo(pb.GetInfoRequest(), timeout=10)
+
+
+def test_answers_are_those_of_a_system_without(secure: Stack, folders: Path, stack: Stack) -> None:
+    """By both front doors; and drafts are verified, so the draft reaches the target."""
+    found = complete(secure, folders)
+    with Client(stack.grpc) as client:
+        expected = client.generate(PROMPT, max_tokens=24, temperature=0.0).text
+    assert found["choices"][0]["text"] == expected  # type: ignore[index]
+    with Client(secure.grpc, tls_ca=folders / "ca.pem") as client:
+        completion = client.generate(PROMPT, max_tokens=24, temperature=0.0)
+        assert completion.text == expected
+        assert completion.usage.num_accepted_tokens > 0
+        sampled = client.generate(PROMPT, max_tokens=24, temperature=1.0, seed=3)
+        assert sampled.usage.num_draft_tokens > 0
+
+
+def test_nobody_comes_in_without(secure: Stack, folders: Path) -> None:
+    assert target_info(secure, folders / "gateway").num_slots_in_use == 0
+    with pytest.raises(grpc.RpcError) as refused:
+        target_info(secure, None)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(grpc.RpcError) as refused:
+        target_info(secure, folders / "draft", Role.DRAFT)
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    with Client(secure.grpc, retries=0) as client, pytest.raises(Unavailable, match="does it speak TLS"):
+        client.models()
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"{secure.http}/v1/models")
+
+
+def test_renewed_while_it_serves(secure: Stack, folders: Path) -> None:
+    """A stream goes on, and the next call of anybody finds the new certificates."""
+    with (
+        Client(secure.grpc, tls_ca=folders / "ca.pem") as client,
+        client.stream(PROMPT, max_tokens=200, temperature=0.0) as rounds,
+    ):
+        first = next(rounds)
+        all_folders(folders)
+        rest = list(rounds)
+        assert rest[-1].finish_reason is not None and first.finish_reason is None
+    assert complete(secure, folders)["choices"]
+    assert target_info(secure, folders / "gateway").pid == secure.target.pid
+
+
+def test_a_folder_that_cannot_be_used_ends_the_start(folders: Path, tmp_path: Path) -> None:
+    """Before the model is loaded, in one line."""
+    command = [sys.executable, "-m", "draft_service", "--model", "absent", "--tls-dir", str(folders / "target")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr.strip().splitlines()[-1].startswith(f"draft: tls_dir: {folders / 'target' / 'cert.pem'} is not")
