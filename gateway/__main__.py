@@ -1,4 +1,7 @@
-"""`python -m gateway --target HOST:PORT [--draft HOST:PORT]`: HTTP and gRPC in one process. `--help` lists settings."""
+"""`python -m gateway --target HOST:PORT [--draft HOST:PORT]`: HTTP and gRPC in one process. `--help` lists settings.
+
+`--registry HOST:PORT` instead: the launcher says who the workers are.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from gateway.grpc_api import GenerationServicer
 from gateway.http_server import BACKLOG, HttpServer, bind
 from gateway.membership import from_config
 from gateway.pools import Pools
+from gateway.registry_client import RegistryClient
 from outrider.wire.address import join_host_port
 from outrider.wire.config import GatewayConfig, load
 from outrider.wire.errors import OutriderError, Unavailable
@@ -38,12 +42,19 @@ async def serve(config: GatewayConfig) -> None:
     certificates = public_certificates(config.public_tls_dir, config.host)
     listener = bind(config.host, config.port)
     pools = Pools(config, GatewayMetrics())
+    registry = None
     try:
-        pools.update(from_config(config))
+        if config.registry is not None:
+            registry = RegistryClient(config.registry, pools.certificates, pools.loads, pools.update)
+            await registry.wait_first(config.start_timeout_s)
+        else:
+            pools.update(from_config(config))
         await pools.wait_ready()
         await _serve(pools, Coordinator(pools), listener, certificates)
     finally:
         listener.close()
+        if registry is not None:
+            await registry.close()
         await pools.close()
 
 
@@ -53,10 +64,14 @@ async def _serve(
     listener: socket.socket,
     certificates: CertificateFolder | None,
 ) -> None:
-    config, stop = pools.config, asyncio.Event()
+    config, stop, hurry = pools.config, asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, signalled)
 
     spans = open_spans(config.trace_endpoint, "gateway", pools.metrics.registry, config.trace_sample_ratio)
     door = Door(coordinator, config, pools.metrics.registry, spans)
@@ -72,7 +87,11 @@ async def _serve(
     log.info("stopping; %d answers are under way", coordinator.num_admitted)
     coordinator.draining = True
     await health.enter_graceful_shutdown()
-    await coordinator.wait_idle(config.drain_timeout_s)
+    idle = asyncio.create_task(coordinator.wait_idle(config.drain_timeout_s))
+    hurried = asyncio.create_task(hurry.wait())  # a second signal
+    await asyncio.wait({idle, hurried}, return_when=asyncio.FIRST_COMPLETED)
+    for waiting in (idle, hurried):
+        waiting.cancel()
     coordinator.end_all(Unavailable("the gateway is stopping; send the request again", retry_after_s=1.0))
     await coordinator.wait_idle(END_S)
     http.should_exit = True

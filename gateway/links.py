@@ -19,7 +19,7 @@ from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.channels import Dialer
-from outrider.wire.errors import IncompatiblePair, OutriderError, Unavailable, WorkerLost
+from outrider.wire.errors import OutriderError, WorkerLost
 from outrider.wire.log import get_logger
 from outrider.wire.roles import Role
 from outrider.wire.streams import Outbox, PendingReplies
@@ -150,7 +150,6 @@ class WorkerLink:
         self._accept = accept
         self._count_bytes = count_bytes
         self._on_change = on_change
-        self._changed = asyncio.Condition()
         self._max_message_bytes = max_message_bytes
         self._failure = ""
         """Why the last call did not reach the worker."""
@@ -180,21 +179,6 @@ class WorkerLink:
         files: pb.TokenizerFiles = await self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=CALL_TIMEOUT_S)
         return files
 
-    async def wait_connected(self, timeout_s: float) -> Connection:
-        """Raises IncompatiblePair when the worker does not fit, Unavailable when it does not come in time."""
-        try:
-            async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self.connection is not None or self.refused is not None)
-        except TimeoutError:
-            why = f" ({self._failure})" if self._failure else ""
-            raise Unavailable(
-                f"no {self.name} at {self.address} within {timeout_s:g} s: is it running there?{why}", retry_after_s=1.0
-            ) from None
-        connection = self.connection
-        if connection is None:
-            raise IncompatiblePair(self.refused or f"the {self.name} was refused")
-        return connection
-
     async def _keep_connected(self) -> None:
         while True:
             try:
@@ -203,7 +187,7 @@ class WorkerLink:
                 self._note_failure(f"{error.code().name}: {error.details()}")
             except OutriderError as error:
                 log.error("the %s at %s is not used: %s", self.name, self.address, error.message)
-                await self._set(None, error.message)
+                self._set(None, error.message)
             except Exception:  # whatever it was, the worker may come back
                 log.exception("the connection to the %s at %s failed", self.name, self.address)
             await asyncio.sleep(RECONNECT_S)
@@ -234,7 +218,7 @@ class WorkerLink:
         reading = asyncio.create_task(connection.run())
         watching = asyncio.create_task(self._watch(connection))
         try:
-            await self._set(connection, None)
+            self._set(connection, None)
             await reading
         finally:
             connection.alive = False
@@ -242,7 +226,7 @@ class WorkerLink:
                 task.cancel()
             await asyncio.gather(reading, watching, return_exceptions=True)
             log.info("disconnected from the %s at %s", self.name, self.address)
-            await self._set(None, None)
+            self._set(None, None)
 
     async def _watch(self, connection: Connection) -> None:
         """Asks how the worker is, and drops the stream of one that hangs."""
@@ -275,11 +259,9 @@ class WorkerLink:
         self.info = info
         self.rtt_s += (took_s - self.rtt_s) * (RTT_GAIN if self.rtt_s else 1.0)
 
-    async def _set(self, connection: Connection | None, refused: str | None) -> None:
-        async with self._changed:
-            before, self._connection, self.refused = self._connection, connection, refused
-            self._on_change(before, connection)
-            self._changed.notify_all()
+    def _set(self, connection: Connection | None, refused: str | None) -> None:
+        before, self._connection, self.refused = self._connection, connection, refused
+        self._on_change(before, connection)
 
     async def close(self) -> None:
         self._task.cancel()

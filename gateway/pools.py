@@ -6,6 +6,8 @@ A member whose address changes is a new one; the requests of one that leaves go 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -16,8 +18,9 @@ from gateway.member_series import MemberSeries
 from gateway.membership import Membership, MemberSpec, Role
 from gateway.served import ServedModel, Shared
 from outrider.v1 import common_pb2 as pb
+from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.config import GatewayConfig
-from outrider.wire.errors import ConfigError
+from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.roles import Role as Part
@@ -39,6 +42,7 @@ class Pools:
         self._serves: dict[str, tuple[str, ...]] = {}
         """Target pools by draft pool."""
         self._background: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
         metrics.registry.register(MemberSeries(lambda: list(self.members.values())))
 
     def update(self, membership: Membership) -> None:
@@ -66,17 +70,49 @@ class Pools:
         self._share_drafts()
         for model in self.models.values():
             model.note_change()
+        self._note_change()
 
     async def wait_ready(self) -> None:
-        """At start: a target of every pool, and every draft of the membership, fit and are connected.
+        """At start: a target of every pool, and every draft that is a member then, fit and are connected.
 
         Raises Unavailable when one does not come in time, IncompatiblePair naming the first difference.
         """
-        for model in list(self.models.values()):
-            await model.wait_target(self.config.start_timeout_s)
-        for member in list(self.members.values()):
-            if isinstance(member, DraftMember):
-                await member.link.wait_connected(self.config.start_timeout_s)
+        timeout_s = self.config.start_timeout_s
+        give_up_s = time.monotonic() + timeout_s
+        while (missing := self._missing()) is not None:
+            left_s = give_up_s - time.monotonic()
+            if left_s <= 0:
+                raise Unavailable(f"no {missing} within {timeout_s:g} s: is it running there?", retry_after_s=1.0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+
+    def _missing(self) -> str | None:
+        """What the start waits for. Raises IncompatiblePair for a worker that was refused."""
+        for member in self.members.values():
+            if member.link.refused is not None:
+                raise IncompatiblePair(member.link.refused)
+        for name, model in self.models.items():
+            members = model.targets.values()
+            if all(member.connection is None for member in members):
+                addresses = " or ".join(member.spec.address for member in members)
+                return f"target at {addresses}" if addresses else f"target in the pool {name}"
+        for member in self.members.values():
+            if isinstance(member, DraftMember) and member.connection is None:
+                return f"draft at {member.spec.address}"
+        return None
+
+    def loads(self) -> list[rpb.PoolLoad]:
+        """For the launcher, by target pool."""
+        return [
+            rpb.PoolLoad(
+                pool=name,
+                num_running=model.places.num_running,
+                num_queued=model.places.num_queued,
+                num_refused=model.places.num_refused,
+            )
+            for name, model in self.models.items()
+        ]
 
     async def close(self) -> None:
         for member in list(self.members.values()):
@@ -121,7 +157,7 @@ class Pools:
                 await self._accept_draft(spec.pool, info, link)
 
         def changed(before: Connection | None, after: Connection | None) -> None:
-            self._changed(spec.name, link, before, after)
+            self._link_changed(spec.name, link, before, after)
 
         link = WorkerLink(
             spec.role,
@@ -149,7 +185,7 @@ class Pools:
             if model.reference is not None:
                 await model.reference.check_draft(info, link)
 
-    def _changed(self, name: str, link: WorkerLink, before: Connection | None, after: Connection | None) -> None:
+    def _link_changed(self, name: str, link: WorkerLink, before: Connection | None, after: Connection | None) -> None:
         member = self.members.get(name)
         if member is None or member.link is not link:
             return  # it has left
@@ -157,6 +193,11 @@ class Pools:
         for model in self.models.values():
             if name in model.targets or name in model.drafts:
                 model.note_change()
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._changed.set()  # wakes those who wait on this one; the next wait for another
+        self._changed = asyncio.Event()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -23,7 +23,7 @@ from gateway.places import Places
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import GatewayConfig
-from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.errors import Unavailable
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 
 POLL_S = 0.1
@@ -184,23 +184,6 @@ class ServedModel:
     def _fits(self, draft: DraftMember) -> bool:
         """It was compared with another model that it serves as well."""
         return self.reference is not None and draft.link.info is not None and self.reference.fits(draft.link.info)
-
-    # start
-
-    async def wait_target(self, timeout_s: float) -> None:
-        """Raises IncompatiblePair when a target was refused, Unavailable when none comes in time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    for member in self.targets.values():
-                        if member.link.refused is not None:
-                            raise IncompatiblePair(member.link.refused)
-                    if any(member.connection is not None for member in self.targets.values()):
-                        return
-                    await self._wait_changed(timeout_s)
-        addresses = " or ".join(member.spec.address for member in self.targets.values())
-        place = f"at {addresses}" if addresses else f"in the pool {self.spec.name}"
-        raise Unavailable(f"no target {place} within {timeout_s:g} s: is it running there?", retry_after_s=1.0)
 
     async def _wait_changed(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
 from outrider.client import AsyncClient, Client
+from tests.e2e.scripted_registry import ScriptedRegistry
 from tests.e2e.streams import PROMPT, Seen, greedy, speculative
 from tests.samples import total
-from tests.stack import Pools, Process, running_pools
+from tests.stack import Pools, Process, read_metrics, running_pools
 
 NUM_TOKENS = 240
 NOTICED_S = 6.0
@@ -77,7 +78,7 @@ async def test_a_stream_goes_on_at_the_other_target(
         process.popen.send_signal(signal.SIGCONT)
         if number is signal.SIGKILL:
             await asyncio.to_thread(pools.restart, process)
-    await until_connected(pools, name)
+    await until(lambda: connected(pools.http(), name))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -99,11 +100,66 @@ async def test_drafts_go_on_with_the_other_draft(
         process.popen.send_signal(signal.SIGCONT)
         if number is signal.SIGKILL:
             await asyncio.to_thread(pools.restart, process)
-    await until_connected(pools, name)
+    await until(lambda: connected(pools.http(), name))
 
 
-async def until_connected(pools: Pools, name: str) -> None:
+async def test_a_registry_adds_drains_and_removes_members(pools: Pools, expected: list[int]) -> None:
+    """One stream, while all that serves it is replaced."""
+    (target_0, target_1), (draft_0, draft_1) = pools.targets, pools.drafts
+    serving, draining = "serving", "draining"
+    async with ScriptedRegistry(model_name="chat-model") as registry:
+        registry.publish(target_0=(target_0, serving), draft_0=(draft_0, serving), draft_1=(draft_1, "starting"))
+        args = ["--registry", registry.address, "--port", "0", "--grpc-port", "0"]
+        gateway = await asyncio.to_thread(Process, "gateway", args)
+        try:
+            url, seen = f"http://{gateway.ready['http']}", Seen()
+
+            def requests(member: str) -> float:
+                return total(read_metrics(f"{url}/metrics"), "outrider_member_requests", member=member)
+
+            async with AsyncClient(str(gateway.ready["grpc"])) as client:
+                assert [model.id for model in await client.models()] == ["chat-model"]
+                stream = greedy(client, NUM_TOKENS)
+                await seen.read(stream, speculative(3))
+                assert (requests("target_0"), requests("draft_0")) == (1, 1)
+                registry.publish(
+                    target_0=(target_0, draining), target_1=(target_1, serving), draft_0=(draft_0, serving)
+                )
+                await until(lambda: connected(url, "target_1"))
+                other = await client.generate(PROMPT, max_tokens=40, temperature=0.0, ignore_eos=True)
+                assert [token.id for token in other.choices[0].tokens] == expected[:40]
+                assert requests("target_0") == 1, "what runs there goes on, and nothing new came"
+                registry.publish(
+                    target_0=(target_0, draining),
+                    target_1=(target_1, serving),
+                    draft_0=(draft_0, draining),
+                    draft_1=(draft_1, serving),
+                )
+                await seen.read(stream, lambda rounds: requests("draft_1") == 1)
+                assert requests("draft_0") == 0
+                registry.publish(target_1=(target_1, serving), draft_1=(draft_1, serving))
+                await seen.read(stream, lambda rounds: requests("target_1") == 1)
+                await seen.read(stream, speculative(3))
+                await registry.stop()
+                await seen.read(stream, lambda rounds: False)
+                assert seen.ids == expected
+                again = await client.generate(PROMPT, max_tokens=8, temperature=0.0, ignore_eos=True)
+                assert [token.id for token in again.choices[0].tokens] == expected[:8], (
+                    "the last membership is in force"
+                )
+            report = registry.reports[-1]
+            assert [load.pool for load in report.pools] == ["chat"]
+            assert any(load.num_running for each in registry.reports for load in each.pools)
+        finally:
+            await asyncio.to_thread(gateway.stop)
+
+
+def connected(url: str, member: str) -> bool:
+    return total(read_metrics(f"{url}/metrics"), "outrider_worker_connected", member=member) == 1
+
+
+async def until(check: Callable[[], bool]) -> None:
     give_up = time.monotonic() + 20
-    while not total(pools.metrics(), "outrider_worker_connected", member=name):
-        assert time.monotonic() < give_up, f"{name} did not come back"
+    while not check():
+        assert time.monotonic() < give_up
         await asyncio.sleep(0.1)
