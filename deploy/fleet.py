@@ -144,9 +144,7 @@ class Fleet:
         self._reconcile()
 
     def is_ready(self) -> bool:
-        """Every worker that is wanted can be used. True for ever after."""
-        if not self._has_started:
-            self._has_started = all(self._count(pool, SERVING) >= self._wanted[pool.name] for pool in self._all_pools())
+        """Whether at some tick every worker that was wanted could be used."""
         return self._has_started
 
     def late(self) -> list[str]:
@@ -163,6 +161,8 @@ class Fleet:
         for member in self.members:
             self._follow(member, now_s)
         self._end_stopped(now_s)
+        if not self._has_started:
+            self._has_started = all(self._count(pool, SERVING) >= self._wanted[pool.name] for pool in self._all_pools())
         self._answer_scale_requests()
         self._scale_by_load(reports, now_s)
         self._reconcile()

@@ -1,0 +1,425 @@
+"""What becomes of workers: followed through losses, added, drained and ended. The workers themselves are played."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from deploy.actors import Refused, Started
+from deploy.fleet import DRAINING, SERVING, STARTING, Fleet
+from deploy.ray_workers import Answer, Lost
+from deploy.sightings import Seen
+from outrider.cli.pools import Pool
+from outrider.cli.system import ScalingConfig
+from outrider.v1 import common_pb2, registry_pb2
+from outrider.wire.config import DraftConfig, TargetConfig
+from outrider.wire.errors import ConfigError, OutriderError, Unavailable
+
+DRAIN_LIMIT_S = 20.0
+
+
+class PlayedWorker:
+    """Answers what the test says, when it says so."""
+
+    def __init__(self) -> None:
+        self.num_asked = 1
+        self.num_restarts = 0
+        self.next: Answer | None = None
+        self.is_stopping = False
+        self.stops_at_once = True
+        self.is_killed = False
+
+    def ask(self) -> None:
+        self.num_asked += 1
+
+    def answer(self) -> Answer | None:
+        found, self.next = self.next, None
+        return found
+
+    def restart(self) -> None:
+        self.num_restarts += 1
+
+    def begin_stop(self) -> None:
+        self.is_stopping = True
+
+    def has_stopped(self) -> bool:
+        return self.stops_at_once
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+class Stage:
+    """A fleet, its workers by name, and a clock."""
+
+    def __init__(self, *pools: Pool, left_behind: Mapping[str, str] | None = None, room: str | None = None) -> None:
+        self.now_s = 1000.0
+        self.workers: dict[str, PlayedWorker] = {}
+        self.watched: dict[str, str] = {}
+        self.seen: list[Seen] = []
+        self.told: list[tuple[str, str]] = []
+        self.reports: list[registry_pb2.GatewayReport] = []
+        self.room = room
+        self._left_behind = left_behind or {}
+        self.fleet = Fleet(
+            pools,
+            ScalingConfig(up_after_s=5, down_after_s=60, queue_high=1),
+            DRAIN_LIMIT_S,
+            self,
+            self,
+            lambda part, state, detail: self.told.append((part, state)),
+            lambda pool: self.room,
+            lambda: self.now_s,
+        )
+        self.membership = registry_pb2.Membership()
+        self.fleet.start()
+
+    def create(self, pool: Pool, member: str) -> PlayedWorker:
+        self.workers[member] = PlayedWorker()
+        return self.workers[member]
+
+    def adopt(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, PlayedWorker]]:
+        by_name = {pool.name: pool for pool in pools}
+        return {name: (by_name[pool], self.create(by_name[pool], name)) for name, pool in self._left_behind.items()}
+
+    def watch(self, member: str, role: str, address: str) -> None:
+        self.watched[member] = address
+
+    def forget(self, member: str) -> None:
+        self.watched.pop(member, None)
+
+    def take(self) -> list[Seen]:
+        found, self.seen = self.seen, []
+        return found
+
+    def tick(self, after_s: float = 1.0) -> None:
+        self.now_s += after_s
+        changed = self.fleet.tick(self.reports)
+        if changed is not None:
+            assert changed.version == self.membership.version + 1
+            self.membership = changed
+
+    def started(self, member: str, epoch: int = 1, port: int = 7) -> None:
+        self.workers[member].next = Started(f"node:{port}", 1, epoch, f"node:{port + 1}", "node")
+        self.tick(0.1)
+
+    def answers(self, member: str, epoch: int = 1, **info: Any) -> None:
+        """The next time that it is asked for its facts; nothing at all with epoch 0."""
+        made = common_pb2.WorkerInfo(epoch=epoch, num_steps=1, **info) if epoch else None
+        self.seen.append(Seen(member, self.watched[member], self.now_s, made, False))
+
+    def silent(self, member: str) -> None:
+        self.seen.append(Seen(member, self.watched[member], self.now_s, None, True))
+
+    def serve(self, *members: str) -> None:
+        for member in members or list(self.workers):
+            self.started(member)
+            self.answers(member)
+            self.tick(0.1)
+
+    def states(self) -> dict[str, int]:
+        return {member.name: member.state for member in self.membership.members}
+
+    def scale(self, pool: str, count: int | None) -> registry_pb2.PoolSize:
+        done = self.fleet.scale(pool, count)
+        self.tick(0.1)
+        size: registry_pb2.PoolSize = done.result(0).pools[0]
+        return size
+
+
+def chat(count: int = 2, **size: Any) -> Pool:
+    return Pool(
+        "chat", "target", TargetConfig(model="t"), count, size.pop("min", count), size.pop("max", count), **size
+    )
+
+
+def small(count: int = 1, least: int = 1) -> Pool:
+    return Pool("small", "draft", DraftConfig(model="d"), count, least, max(count, least), serves=("chat",))
+
+
+def test_a_worker_serves_once_it_has_answered_where_it_says_it_is() -> None:
+    stage = Stage(chat(1), small())
+    stage.tick()
+    assert stage.states() == {"target-chat-0": STARTING, "draft-small-0": STARTING}
+    assert [(pool.name, list(pool.serves)) for pool in stage.membership.pools] == [("chat", []), ("small", ["chat"])]
+    stage.started("target-chat-0")
+    assert stage.states()["target-chat-0"] == STARTING
+    assert not stage.fleet.is_ready()
+    stage.answers("target-chat-0")
+    stage.tick()
+    target = stage.membership.members[0]
+    assert (target.state, target.address, target.metrics_address, target.node) == (SERVING, "node:7", "node:8", "node")
+    stage.serve("draft-small-0")
+    assert stage.fleet.is_ready()
+    version = stage.membership.version
+    stage.tick()
+    assert stage.membership.version == version  # nothing changed
+
+
+def test_a_worker_that_is_gone_is_told_at_once_and_followed_to_another_place() -> None:
+    stage = Stage(chat(2))
+    stage.serve()
+    for _ in range(2):
+        stage.answers("target-chat-0", epoch=0)
+    stage.tick()
+    lost = stage.membership.members[0]
+    assert (lost.state, lost.address, lost.node) == (STARTING, "", "")
+    assert stage.workers["target-chat-0"].num_asked == 2
+    stage.workers["target-chat-0"].next = Lost("restarting", is_final=False)
+    stage.tick()
+    stage.tick()
+    assert stage.workers["target-chat-0"].num_asked == 3  # again, after a moment
+    stage.started("target-chat-0", epoch=2, port=70)
+    stage.answers("target-chat-0", epoch=2)
+    stage.tick()
+    assert (stage.membership.members[0].state, stage.membership.members[0].address) == (SERVING, "node:70")
+    assert ("target-chat-0", "lost") in stage.told
+
+
+def test_another_life_at_the_same_place_is_another_worker() -> None:
+    stage = Stage(chat(1))
+    stage.serve()
+    stage.answers("target-chat-0", epoch=9)
+    stage.tick()
+    assert stage.states() == {"target-chat-0": STARTING}
+    assert stage.workers["target-chat-0"].num_asked == 2
+
+
+def test_one_answer_that_did_not_come_is_nothing() -> None:
+    stage = Stage(chat(1))
+    stage.serve()
+    stage.answers("target-chat-0", epoch=0)
+    stage.answers("target-chat-0")
+    stage.answers("target-chat-0", epoch=0)
+    stage.silent("target-chat-0")
+    stage.answers("target-chat-0")
+    stage.tick()
+    assert stage.states() == {"target-chat-0": SERVING}
+
+
+def test_a_worker_that_hangs_is_lost_and_then_ended_so_that_ray_starts_another() -> None:
+    stage = Stage(chat(1))
+    stage.serve()
+    for _ in range(4):
+        stage.silent("target-chat-0")
+        stage.tick(2.0)
+    assert stage.states() == {"target-chat-0": STARTING}
+    for _ in range(20):
+        stage.tick(2.0)
+    assert stage.workers["target-chat-0"].num_restarts == 1
+    stage.started("target-chat-0", epoch=2)
+    stage.answers("target-chat-0", epoch=2)
+    stage.tick()
+    assert stage.states() == {"target-chat-0": SERVING}
+
+
+def test_one_that_came_back_to_life_in_time_is_not_ended() -> None:
+    stage = Stage(chat(1))
+    stage.serve()
+    for _ in range(4):
+        stage.silent("target-chat-0")
+        stage.tick(2.0)
+    stage.serve("target-chat-0")  # the same life
+    stage.tick(60.0)
+    assert stage.workers["target-chat-0"].num_restarts == 0
+    assert stage.states() == {"target-chat-0": SERVING}
+
+
+def test_at_first_a_refusal_is_the_end_and_later_another_is_tried_after_a_pause() -> None:
+    stage = Stage(chat(1))
+    stage.workers["target-chat-0"].next = Refused("no such model")
+    with pytest.raises(ConfigError, match="no such model"):
+        stage.tick()
+    stage = Stage(chat(1))
+    stage.serve()
+    assert stage.scale("chat", 2).num_starting == 0  # as it was before
+    first = stage.workers["target-chat-1"]
+    first.next = Refused("out of memory")
+    stage.tick()
+    assert list(stage.states()) == ["target-chat-0"]
+    stage.tick(10)
+    assert stage.workers["target-chat-1"] is first
+    stage.tick(30)
+    assert stage.workers["target-chat-1"] is not first
+    assert first.is_killed
+
+
+def test_a_process_that_ends_again_and_again_at_first_is_the_end() -> None:
+    stage = Stage(chat(1))
+    with pytest.raises(Unavailable, match="the process of target-chat-0 ended while it started: killed"):
+        for _ in range(3):
+            stage.workers["target-chat-0"].next = Lost("killed", is_final=False)
+            stage.tick()
+
+
+def test_one_that_was_ended_for_good_by_somebody_is_replaced() -> None:
+    stage = Stage(chat(2))
+    stage.serve()
+    killed = stage.workers["target-chat-1"]
+    killed.next = Lost("killed by ray kill", is_final=True)
+    stage.tick()
+    stage.tick()
+    assert stage.states() == {"target-chat-0": SERVING, "target-chat-1": STARTING}
+    assert stage.workers["target-chat-1"] is not killed
+
+
+def test_scaling_up_starts_one_and_scaling_down_lets_what_runs_finish() -> None:
+    stage = Stage(chat(1), small(2, least=2))
+    stage.serve()
+    stage.scale("small", 3)
+    stage.serve("draft-small-2")
+    for name, slots in (("draft-small-0", 2), ("draft-small-1", 1), ("draft-small-2", 3)):
+        stage.answers(name, num_slots_in_use=slots)
+    stage.tick()
+    assert stage.scale("small", 2).num_wanted == 2
+    assert stage.states()["draft-small-1"] == DRAINING  # it had the fewest
+    worker = stage.workers["draft-small-1"]
+    for _ in range(10):
+        stage.answers("draft-small-1", num_slots_in_use=1)
+        stage.tick()
+    assert not worker.is_stopping
+    stage.answers("draft-small-1", num_slots_in_use=0)
+    stage.tick()
+    assert worker.is_killed
+    stage.tick()
+    assert list(stage.states()) == ["target-chat-0", "draft-small-0", "draft-small-2"]
+    stage.scale("small", 3)
+    stage.tick()
+    assert "draft-small-1" in stage.states()  # the name is free again
+
+
+def test_a_drain_has_a_moment_for_gateways_to_hear_of_it_and_a_limit() -> None:
+    stage = Stage(chat(2))
+    stage.serve()
+    for name in stage.workers:
+        stage.answers(name, num_slots_in_use=4)
+    stage.tick()
+    stage.scale("chat", 1)
+    worker = stage.workers["target-chat-1"]
+    stage.answers("target-chat-1")
+    stage.tick(1.0)
+    assert not worker.is_stopping  # a slot may have been opened meanwhile
+    stage.answers("target-chat-1", num_slots_in_use=4)
+    stage.tick(DRAIN_LIMIT_S - 5)
+    assert not worker.is_stopping
+    stage.tick(5.0)
+    assert worker.is_stopping
+
+
+def test_a_draining_worker_is_taken_back_when_it_is_wanted_again() -> None:
+    stage = Stage(chat(2))
+    stage.serve()
+    stage.scale("chat", 1)
+    assert DRAINING in stage.states().values()
+    stage.scale("chat", 2)
+    assert set(stage.states().values()) == {SERVING}
+    assert not any(worker.is_stopping for worker in stage.workers.values())
+
+
+def test_one_that_is_not_needed_before_it_serves_is_ended_at_once() -> None:
+    stage = Stage(chat(1))
+    stage.serve()
+    stage.scale("chat", 2)
+    stage.scale("chat", 1)
+    stage.tick()
+    assert stage.states() == {"target-chat-0": SERVING}
+    assert stage.workers["target-chat-1"].is_killed
+
+
+def test_a_worker_that_does_not_stop_is_killed_after_a_while() -> None:
+    stage = Stage(chat(2))
+    stage.serve()
+    stage.workers["target-chat-1"].stops_at_once = False
+    stage.scale("chat", 1)
+    for _ in range(4):
+        stage.tick()
+    assert stage.workers["target-chat-1"].is_stopping
+    assert not stage.workers["target-chat-1"].is_killed
+    stage.tick(10)
+    assert stage.workers["target-chat-1"].is_killed
+
+
+@pytest.mark.parametrize(
+    ("pool", "count", "message"),
+    [
+        ("nobody", 1, "there is no pool 'nobody'; there are chat, small"),
+        ("chat", 5, "chat cannot have 5 workers: from 1 to 4, its min and max"),
+        ("small", 1001, "from 0 to 1000"),
+    ],
+)
+def test_what_cannot_be_is_refused(pool: str, count: int, message: str) -> None:
+    stage = Stage(chat(1, min=1, max=4), small())
+    with pytest.raises(ConfigError, match=message):
+        stage.scale(pool, count)
+
+
+def test_where_there_is_no_room_no_worker_is_asked_for() -> None:
+    stage = Stage(chat(1), room="the workers cannot be placed")
+    stage.serve()
+    with pytest.raises(OutriderError, match="the workers cannot be placed"):
+        stage.scale("chat", 2)
+    assert list(stage.workers) == ["target-chat-0"]
+
+
+def test_a_queue_at_the_gateways_grows_a_pool_to_its_max_one_by_one() -> None:
+    stage = Stage(chat(1, min=1, max=3))
+    stage.serve()
+    load = registry_pb2.PoolLoad(pool="chat", num_queued=50)
+    stage.reports = [registry_pb2.GatewayReport(gateway="g", pools=[load])]
+    for _ in range(30):
+        stage.tick()
+    assert stage.states() == {"target-chat-0": SERVING, "target-chat-1": STARTING}
+    stage.serve("target-chat-1")
+    for _ in range(30):
+        stage.tick()
+    stage.serve("target-chat-2")
+    for _ in range(30):
+        stage.tick()
+    assert len(stage.states()) == 3
+
+
+def test_idle_workers_go_until_min_is_left() -> None:
+    stage = Stage(chat(3, min=2, max=3))
+    stage.serve()
+    for _ in range(300):
+        for name in stage.watched:
+            stage.answers(name, busy_us=1)
+        stage.tick()
+    assert set(stage.states().values()) == {SERVING}
+    assert len(stage.states()) == 2
+
+
+def test_what_another_launcher_left_is_taken_over() -> None:
+    left = {"target-chat-0": "chat", "target-chat-5": "chat", "draft-small-0": "small"}
+    stage = Stage(chat(1, min=1, max=2), small(2, least=2), left_behind=left)
+    assert sorted(stage.workers) == ["draft-small-0", "draft-small-1", "target-chat-0", "target-chat-5"]
+    stage.serve()
+    assert stage.fleet.is_ready()
+    assert set(stage.states().values()) == {SERVING}
+
+
+def test_at_the_end_all_are_drained_and_ended() -> None:
+    stage = Stage(chat(2))
+    stage.serve("target-chat-0")
+    stage.answers("target-chat-0", num_slots_in_use=1)
+    stage.tick()
+    changed = stage.fleet.drain_all()
+    assert changed is not None
+    assert {member.name: member.state for member in changed.members} == {"target-chat-0": DRAINING}
+    assert not stage.fleet.is_idle()
+    stage.answers("target-chat-0")
+    assert stage.fleet.is_idle()
+    stage.fleet.end_all()
+    assert all(worker.is_killed for worker in stage.workers.values())
+
+
+def test_a_reply_tells_all_pools_by_state() -> None:
+    stage = Stage(chat(2), small())
+    stage.serve("target-chat-0")
+    done: concurrent.futures.Future[registry_pb2.ScaleReply] = stage.fleet.scale("", None)
+    stage.tick()
+    found = {size.pool: (size.num_wanted, size.num_starting, size.num_serving) for size in done.result(0).pools}
+    assert found == {"chat": (2, 1, 1), "small": (1, 1, 0)}
