@@ -98,7 +98,7 @@ class Decoder:
         timings = self._timings(verdict, verified_s - started_s)
         output = self.session.apply(verdict, timings)
         if num_draft_tokens:
-            self.draft.note_verdict(verdict, ticket)
+            self.draft.note_verdict(verdict, ticket, timings.total_s)
         note_round(self.draft.metrics, verdict, output, timings, self.draft.why_plain)
         self._truncate(verdict, num_draft_tokens, output)
         return output

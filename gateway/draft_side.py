@@ -18,7 +18,7 @@ from gateway.member import DraftMember, TargetMember
 from gateway.round_metrics import note_fallback, note_proposal
 from gateway.served import ServedModel
 from gateway.session import Session
-from gateway.wait_budget import Backoff
+from gateway.wait_budget import Backoff, Worth
 from gateway.worker_slot import WorkerSlot
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
@@ -64,6 +64,9 @@ class DraftSide:
         self._session = session
         self._seat = DraftSeat(model)
         self._backoff = Backoff()
+        self._worth = Worth()
+        self._fed_prompt = False
+        """The last proposal began from nothing: how long it took says nothing of the next."""
         self._proposing: Proposing | None = None
         self._replied: tuple[int, int] = (0, 0)
         """Ticket and tokens of the last proposal that the draft answered."""
@@ -110,10 +113,15 @@ class DraftSide:
             await asyncio.wait({self._proposing.future}, timeout=REPLY_GRACE_S)
             await asyncio.sleep(0)  # its callback
 
-    def note_verdict(self, verdict: tpb.Verdict, ticket: int) -> None:
-        """Of a round that was given a proposal to wait for. A draft that was late or refused is left alone a while."""
+    def note_verdict(self, verdict: tpb.Verdict, ticket: int, total_s: float) -> None:
+        """Of a round that was given a proposal to wait for and took `total_s`.
+
+        A draft that was late or refused, or that costs more time than it saves, is left alone a while.
+        """
         if verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED:
-            self._backoff.in_time()
+            if not self._fed_prompt:
+                self._worth.observe(verdict.wait_us / 1e6, total_s, verdict.num_accepted + 1)
+            (self._backoff.late if self._worth.is_lost else self._backoff.in_time)()
             self._seat.did_well()
             return
         self._backoff.late()
@@ -142,7 +150,7 @@ class DraftSide:
         if not self._seat.may_stay(target, unanswered=self._proposing is not None):
             self.close()
         if self._seat.member is None and self._seat.take(target):
-            self._backoff = Backoff()
+            self._backoff, self._worth = Backoff(), Worth()
             self.metrics = self._model.pair_metrics(self._seat.member)
         elif self._seat.member is not None:
             self._seat.take(target)
@@ -210,7 +218,8 @@ class DraftSide:
                 self._note_wasted(len(reply.propose.draft_ids))
             self.last_propose_s = (reply.propose.queue_us + reply.propose.compute_us) / 1e6
             took_s = time.monotonic() - proposing.sent_s
-            (draft.first_wait_budget if proposing.fed_prompt(reply.propose) else draft.wait_budget).observe(took_s)
+            self._fed_prompt = proposing.fed_prompt(reply.propose)
+            (draft.first_wait_budget if self._fed_prompt else draft.wait_budget).observe(took_s)
             note_proposal(self._model.metrics, reply.propose)
         elif reply.error.code == pb.WORKER_ERROR_CODE_BEHIND:
             self.slot.agreed_len = min(reply.error.known_len, proposing.committed_len)
