@@ -43,10 +43,12 @@ class Pools:
         """Target pools by draft pool."""
         self._background: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        metrics.registry.register(MemberSeries(lambda: list(self.members.values())))
+        self._membership = Membership((), ())
+        metrics.registry.register(MemberSeries(lambda: list(self.members.values()), lambda: self._membership))
 
     def update(self, membership: Membership) -> None:
         """From now on these are the pools and members."""
+        self._membership = membership
         targets = {pool.name: pool for pool in membership.pools if pool.role == "target"}
         self._serves = {pool.name: pool.serves for pool in membership.pools if pool.role == "draft"}
         for name, spec in targets.items():

@@ -34,6 +34,7 @@ def dashboard() -> Dashboard:
         ("Speculation", speculation.drafts()),
         ("The round", speculation.rounds()),
         ("Workers", fleet.workers()),
+        ("API keys", keys()),
         ("Processes", fleet.processes()),
     ):
         built = built.with_row(Row(title))
@@ -140,6 +141,33 @@ def service() -> list[Panel]:
             [
                 Query(f"sum({rate('outrider_prompt_tokens_total')})", "prompt"),
                 Query(f"sum({rate('outrider_cached_prompt_tokens_total')})", "cached"),
+            ],
+            PER_S,
+        ),
+    ]
+
+
+def keys() -> list[Panel]:
+    return [
+        lines(
+            "Requests by API key",
+            "A second, where keys are asked for.",
+            [Query(f"sum by (key) ({rate('outrider_key_requests_total')})", "{{key}}")],
+            PER_S,
+        ),
+        lines(
+            "Tokens by API key",
+            "Prompt and output, a second.",
+            [Query(f"sum by (key, kind) ({rate('outrider_key_tokens_total')})", "{{key}} {{kind}}")],
+            PER_S,
+            stacked=True,
+        ),
+        lines(
+            "Turned away",
+            "Requests over a limit of their key, and those without a key that is valid.",
+            [
+                Query(f"sum by (key, limit) ({rate('outrider_key_limited_total')})", "{{key}} {{limit}}"),
+                Query(f"sum by (reason) ({rate('outrider_unauthenticated_total')})", "no key: {{reason}}"),
             ],
             PER_S,
         ),

@@ -64,7 +64,7 @@ def drafts() -> list[Panel]:
             "refused just before. late, refused: what became of the proposal.",
             [
                 Query(
-                    f"sum by (reason) ({rate('spec_plain_steps_total', PAIR)}) / ignoring (reason) group_left "
+                    f"sum by (reason) ({rate('spec_plain_steps_total', PAIR)}) / ignoring (reason) group_left () "
                     f"(sum({rate('spec_plain_steps_total', PAIR)}) + sum({rate('spec_rounds_total', PAIR)}))",
                     "{{reason}}",
                 )
@@ -112,7 +112,7 @@ def rounds() -> list[Panel]:
             "verify: queue, forward and acceptance in the target. overhead: the rest.",
             [
                 Query(
-                    f"sum by (phase) ({phases}) / ignoring (phase) group_left sum({total})",
+                    f"sum by (phase) ({phases}) / ignoring (phase) group_left () sum({total})",
                     "{{phase}}",
                 )
             ],

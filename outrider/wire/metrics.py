@@ -68,7 +68,7 @@ class GatewayMetrics:
             buckets=_FAST,
             registry=r,
         )
-        """sum by (phase) (rate(spec_round_seconds_sum[5m])) / ignoring (phase) group_left
+        """sum by (phase) (rate(spec_round_seconds_sum[5m])) / ignoring (phase) group_left ()
         sum(rate(spec_round_seconds_count{phase="total"}[5m])): where a round's time goes."""
         self.accepted_length = Histogram(
             "spec_accepted_length",

@@ -51,6 +51,18 @@ def test_before_anything_was_drafted_the_rate_is_nan(fresh: Process) -> None:
     assert "last 60 s" in about
 
 
+def test_prometheus_is_told_where_the_workers_metrics_are(fresh: Process, stack: Stack) -> None:
+    assert stack.draft is not None
+    groups = httpx.get(f"http://{fresh.ready['http']}/sd").raise_for_status().json()
+    found = {group["labels"]["role"]: group for group in groups}
+    for role, worker in (("target", stack.target), ("draft", stack.draft)):
+        assert found[role]["targets"] == [worker.ready["metrics_address"]]
+        assert set(found[role]["labels"]) == {"role", "pool", "member"}
+        samples = read_metrics(f"http://{found[role]['targets'][0]}/metrics")
+        assert total(samples, "outrider_worker_slots", worker=role) > 0
+    assert len(groups) == 2
+
+
 async def run_mixed(gateway: Process, prompts: list[str]) -> list[Round]:
     """Every round of twelve answers: greedy and sampled, K from 1 to 8, without drafts, two answers, a stop string."""
     wishes = [

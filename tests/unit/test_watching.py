@@ -13,26 +13,31 @@ from prometheus_client import CollectorRegistry
 
 from deploy.grafana.__main__ import generated, main
 from deploy.prometheus.binaries import NotFound, find
+from gateway.access import AccessMetrics
 from gateway.member_series import MemberSeries
+from gateway.membership import Membership
 from outrider.wire.metrics import GatewayMetrics, WorkerMetrics
 from tests.forked import REPO
-from tests.watching.dashboards import FILES, other_queries, panel_queries, read, unknown_to_grafana
+from tests.watching.dashboards import FILES, other_queries, panel_queries, read, unknown_to_grafana, with_all_chosen
 
 PROMETHEUS = REPO / "deploy/prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
 ENDINGS = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+HISTOGRAM = re.compile(r"_(bucket|sum|count)$")
 SERIES = re.compile(r"\b(?:spec_|outrider_|process_|pair:|target:|member:|outrider:)[\w:]+")
 
 
 def existing() -> set[str]:
-    """Series of gateway and workers, and what the recording rules make of them."""
+    """Series of gateway and workers."""
     registry = CollectorRegistry()
-    registry.register(MemberSeries(lambda: ()))
+    registry.register(MemberSeries(lambda: (), lambda: Membership((), ())))
+    AccessMetrics(registry)
     registries = (GatewayMetrics().registry, WorkerMetrics("draft").registry, registry)
-    scraped = {
-        family.name + ending for each in registries for family in each.collect() for ending in ENDINGS[family.type]
-    }
-    return scraped | {rule["record"] for rule in rules() if "record" in rule}
+    return {family.name + ending for each in registries for family in each.collect() for ending in ENDINGS[family.type]}
+
+
+def recorded() -> set[str]:
+    return {rule["record"] for rule in rules() if "record" in rule}
 
 
 def rules() -> list[dict[str, Any]]:
@@ -57,7 +62,7 @@ def test_a_stale_dashboard_is_named(
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_a_dashboard_asks_for_exists(path: Path) -> None:
-    known = existing()
+    known = existing() | recorded()
     asked = [*panel_queries(path), *other_queries(path)]
     named = {(each.title, name) for each in asked for name in SERIES.findall(each.expr)}
     assert len(named) > 20
@@ -84,10 +89,17 @@ def test_a_dashboard_is_one_to_grafana(path: Path) -> None:
 
 
 def test_what_rules_and_alerts_ask_for_exists() -> None:
-    known = existing()
+    known = existing() | recorded()
     named = {name for rule in rules() for name in SERIES.findall(rule["expr"])}
     assert len(named) > 10
     assert named <= known, named - known
+
+
+def test_the_documentation_lists_every_series_and_every_alert() -> None:
+    text = (REPO / "docs/monitoring.md").read_text()
+    listed = set(re.findall(r"`(\w+)`", text))
+    assert not {name for name in existing() if name not in listed and HISTOGRAM.sub("", name) not in listed}
+    assert re.findall(r"^\| (Outrider\w+) \|", text, re.MULTILINE) == [r["alert"] for r in rules() if "alert" in r]
 
 
 def test_every_alert_has_its_entry_in_the_runbook() -> None:
@@ -102,14 +114,26 @@ def test_every_alert_has_its_entry_in_the_runbook() -> None:
         assert notes["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
 
 
-def test_the_rules_pass_their_own_tests() -> None:
+@pytest.fixture
+def promtool() -> str:
     try:
-        promtool = find("promtool", fetch=False)
+        return str(find("promtool", fetch=False))
     except NotFound as missing:
         pytest.skip(str(missing))
+
+
+def test_what_a_dashboard_asks_is_promql(promtool: str, tmp_path: Path) -> None:
+    asked = [with_all_chosen(each.expr, "1m") for path in FILES for each in panel_queries(path)]
+    rules = [{"record": f"query_{index}", "expr": expr} for index, expr in enumerate(asked)]
+    (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    ran = subprocess.run([promtool, "check", "rules", str(tmp_path / "queries.yml")], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_rules_pass_their_own_tests(promtool: str) -> None:
     tests = [str(path) for path in sorted((PROMETHEUS / "tests").glob("*.yml"))]
     for command in (["check", "config", str(PROMETHEUS / "prometheus.yml")], ["test", "rules", *tests]):
-        ran = subprocess.run([str(promtool), *command], capture_output=True, text=True, timeout=100)
+        ran = subprocess.run([promtool, *command], capture_output=True, text=True, timeout=100)
         assert ran.returncode == 0, ran.stdout + ran.stderr
     tested = {name for path in tests for name in re.findall(r"alertname: (\w+)\n", Path(path).read_text())}
     assert tested == {rule["alert"] for rule in rules() if "alert" in rule}, "an alert that no test raises"
