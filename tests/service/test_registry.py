@@ -1,0 +1,269 @@
+"""The launcher's registry over real gRPC, what the launcher sees of workers, and cores taken by processes."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from typer.testing import CliRunner
+
+from deploy.core_seats import take_cores
+from deploy.registry import Registry, reachable, split_host_port
+from deploy.sightings import Seen, Sightings
+from outrider.cli.main import app
+from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2, registry_pb2_grpc
+from outrider.wire.errors import ConfigError, InvalidRequest
+from outrider.wire.serving import ServerThread
+from tests.forked import REPO
+
+pb = registry_pb2
+
+
+class Scaled:
+    """Plays the launcher: one pool that reaches what is wanted at the second question."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int | None]] = []
+        self.size = pb.PoolSize(pool="small", role=pb.ROLE_DRAFT, num_wanted=1, num_serving=1)
+
+    def __call__(self, pool: str, count: int | None) -> concurrent.futures.Future[pb.ScaleReply]:
+        self.calls.append((pool, count))
+        done: concurrent.futures.Future[pb.ScaleReply] = concurrent.futures.Future()
+        if pool not in ("", "small"):
+            done.set_exception(InvalidRequest(f"there is no pool {pool!r}"))
+            return done
+        if count is not None:
+            self.size = pb.PoolSize(pool="small", role=pb.ROLE_DRAFT, num_wanted=count, num_serving=1, num_starting=1)
+        elif self.size.num_starting:
+            self.size = pb.PoolSize(pool="small", role=pb.ROLE_DRAFT, num_wanted=2, num_serving=2)
+        done.set_result(pb.ScaleReply(pools=[self.size]))
+        return done
+
+
+@pytest.fixture
+def scaled() -> Scaled:
+    return Scaled()
+
+
+@pytest.fixture
+def registry(scaled: Scaled) -> Iterator[Registry]:
+    made = Registry(scaled)
+    made.start("127.0.0.1:0", None)
+    yield made
+    made.stop()
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < give_up, what
+        time.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def joined(address: str, gateway: str = "g") -> AsyncIterator[tuple[Any, Callable[..., Any]]]:
+    """(the stream of memberships, a function that sends a report)."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = registry_pb2_grpc.RegistryServiceStub(channel).Join()
+
+        async def report(**load: int) -> None:
+            await call.write(pb.GatewayReport(gateway=gateway, pools=[pb.PoolLoad(pool="chat", **load)]))
+
+        yield call, report
+        call.cancel()
+
+
+def membership(version: int, *members: str) -> pb.Membership:
+    return pb.Membership(epoch=5, version=version, members=[pb.Member(name=name) for name in members])
+
+
+async def test_who_joins_hears_the_present_membership_and_every_later_one(registry: Registry) -> None:
+    registry.publish(membership(1, "a"))
+    async with joined(registry.address) as (first, _), joined(registry.address) as (second, _):
+        for call in (first, second):
+            assert [one.name for one in (await call.read()).members] == ["a"]
+        registry.publish(membership(2, "a", "b"))
+        for call in (first, second):
+            assert [one.name for one in (await call.read()).members] == ["a", "b"]
+
+
+async def test_who_joins_before_there_is_one_waits_for_it(registry: Registry) -> None:
+    async with joined(registry.address) as (call, _):
+        reading = asyncio.ensure_future(call.read())
+        await asyncio.sleep(0.1)
+        assert not reading.done()
+        registry.publish(membership(1, "a"))
+        assert (await reading).version == 1
+
+
+async def test_a_slow_reader_misses_versions_but_never_the_last(registry: Registry) -> None:
+    async with joined(registry.address) as (call, _):
+        for version in range(1, 200):
+            registry.publish(membership(version, f"worker-{version}"))
+        last = 0
+        while last < 199:
+            found = await asyncio.wait_for(call.read(), 5)
+            assert found.version > last
+            last = found.version
+
+
+async def test_reports_are_those_of_gateways_that_are_there(registry: Registry) -> None:
+    async with joined(registry.address, "one") as (_, report), joined(registry.address, "two") as (_, other):
+        await report(num_queued=3)
+        await report(num_queued=4)
+        await other(num_queued=5)
+        await asyncio.to_thread(wait_until, lambda: len(registry.reports()) == 2, "both reports")
+        found = {one.gateway: one.pools[0].num_queued for one in registry.reports()}
+        assert found == {"one": 4, "two": 5}
+    await asyncio.to_thread(wait_until, lambda: registry.reports() == [], "no report")
+
+
+async def test_a_report_that_is_no_message_ends_that_stream_alone(registry: Registry) -> None:
+    registry.publish(membership(1, "a"))
+    async with grpc.aio.insecure_channel(registry.address) as channel, joined(registry.address) as (good, _):
+        assert (await good.read()).version == 1
+        call: Any = channel.stream_stream("/outrider.v1.RegistryService/Join")()
+        await call.write(b"\xff\xff\xff")
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        registry.publish(membership(2, "a"))
+        assert (await good.read()).version == 2
+
+
+async def test_gateways_are_told_when_the_launcher_stops() -> None:
+    registry = Registry(Scaled())
+    registry.start("127.0.0.1:0", None)
+    registry.publish(membership(1, "a"))
+    async with joined(registry.address) as (call, _):
+        assert (await call.read()).version == 1
+        await asyncio.to_thread(registry.stop)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_scale_sets_a_pool_and_waits_until_it_has_its_workers(registry: Registry, scaled: Scaled) -> None:
+    result = CliRunner().invoke(app, ["scale", "small", "2", "--registry", registry.address])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == "small (draft): 2 serving, 2 wanted"
+    assert scaled.calls[0] == ("small", 2)
+
+
+def test_scale_shows_all_pools_and_says_what_is_wrong(registry: Registry, scaled: Scaled) -> None:
+    result = CliRunner().invoke(app, ["scale", "--registry", registry.address])
+    assert result.stdout.strip() == "small (draft): 1 serving, 1 wanted"
+    assert scaled.calls == [("", None)]
+    result = CliRunner().invoke(app, ["scale", "nobody", "2", "--registry", registry.address])
+    assert (result.exit_code, result.stderr.strip()) == (1, "error: there is no pool 'nobody'")
+    result = CliRunner().invoke(app, ["scale", "--registry", "127.0.0.1:9"])
+    assert result.exit_code == 1
+    assert "no answer from the registry" in result.stderr
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_the_setting(registry: Registry) -> None:
+    with pytest.raises(ConfigError, match=r"ray\.registry is '127.0.0.1:\d+': cannot listen"):
+        Registry(Scaled()).start(registry.address, None)
+
+
+@pytest.mark.parametrize("address", ["7000", "host:", ":7000", "host:99999", "host:http"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="must be host:port"):
+        split_host_port(address)
+
+
+def test_an_address_of_all_interfaces_is_reached_on_this_machine() -> None:
+    assert [reachable(one) for one in ("0.0.0.0:7", "[::]:7", "10.0.0.1:7")] == ["127.0.0.1:7", "[::1]:7", "10.0.0.1:7"]
+
+
+class PlayedDraft(draft_pb2_grpc.DraftServiceServicer):
+    def __init__(self) -> None:
+        self.hangs = threading.Event()
+
+    async def GetInfo(self, request: Any, context: Any) -> common_pb2.WorkerInfo:
+        if self.hangs.is_set():
+            await asyncio.sleep(5)
+        return common_pb2.WorkerInfo(epoch=3, num_slots_in_use=2)
+
+
+@contextlib.contextmanager
+def played_draft() -> Iterator[tuple[PlayedDraft, ServerThread]]:
+    server, draft = ServerThread(), PlayedDraft()
+
+    def add(grpc_server: Any) -> list[str]:
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, grpc_server)
+        return ["outrider.v1.DraftService"]
+
+    server.start(add, "127.0.0.1", 0, 1 << 20)
+    try:
+        yield draft, server
+    finally:
+        draft.hangs.clear()
+        server.stop(0.1)
+
+
+def test_a_worker_is_seen_to_answer_to_hang_and_to_be_gone(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.sightings.PERIOD_S", 0.05)
+    monkeypatch.setattr("deploy.sightings.TIMEOUT_S", 0.3)
+    eyes = Sightings(registry.loop, None)
+
+    def next_that(holds: Callable[[Seen], bool]) -> Seen:
+        found: list[Seen] = []
+        wait_until(lambda: bool(found.extend(one for one in eyes.take() if holds(one)) or found), "a sight")
+        return found[0]
+
+    with played_draft() as (draft, server):
+        eyes.watch("draft-0", "draft", server.address)
+        seen = next_that(lambda one: one.info is not None)
+        assert (seen.member, seen.address) == ("draft-0", server.address)
+        assert seen.info is not None and (seen.info.epoch, seen.info.num_slots_in_use) == (3, 2)
+        draft.hangs.set()
+        assert next_that(lambda one: one.info is None).is_silent
+        draft.hangs.clear()
+        next_that(lambda one: one.info is not None)
+    assert not next_that(lambda one: one.info is None and not one.is_silent).is_silent
+    eyes.forget("draft-0")
+    time.sleep(0.5)
+    eyes.take()
+    time.sleep(0.3)
+    assert eyes.take() == []
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from deploy.core_seats import take_cores
+print(*sorted(take_cores(int(sys.argv[1]), Path(sys.argv[2]), frozenset(range(4)))), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_workers_of_a_machine_take_the_least_occupied_cores_and_leave_them_when_they_end(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as ending:
+
+        def holder(count: int) -> tuple[subprocess.Popen[str], list[int]]:
+            line = [sys.executable, "-c", HOLD, str(count), str(tmp_path)]
+            process = subprocess.Popen(line, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            ending.enter_context(process)  # leaving it closes its stdin, at which it ends
+            assert process.stdout is not None
+            return process, [int(core) for core in process.stdout.readline().split()]
+
+        first, of_first = holder(2)
+        assert of_first == [0, 1]
+        assert holder(1)[1] == [2]
+        first.kill()  # a lock goes with its process, however that ended
+        first.wait()
+        assert sorted(take_cores(2, tmp_path, frozenset(range(4)))) == [0, 1]
+        assert sorted(take_cores(3, tmp_path, frozenset(range(4)))) == [0, 1, 3]  # 3 was free, the others are shared
+        assert take_cores(9, tmp_path, frozenset(range(4))) == frozenset(range(4))
