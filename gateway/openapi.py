@@ -144,12 +144,12 @@ def _paths() -> Json:
 
 
 def _generation(body: str, whole: str, chunk: str, statuses: tuple[int, ...]) -> Json:
-    events = (
-        f"With `stream`: events `data: {{...}}`, each a {chunk}, the last one `data: [DONE]`. An error after the first "
-        "is an event, too."
-    )
+    told = f"With `stream`: each event is a {chunk}, the last one `[DONE]`. An error after the first is an event, too."
+    json_data = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(chunk), _ref("Error")]}}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, json_data]}
+    events = {"type": "object", "description": told, "required": ["data"], "properties": {"data": data}}
     found = _answer("The answer.", whole)
-    found["content"]["text/event-stream"] = {"schema": {"type": "string", "description": events}}
+    found["content"]["text/event-stream"] = {"schema": events}
     return {
         "summary": f"{whole}, whole or as a stream of {chunk}.",
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
