@@ -211,8 +211,8 @@ def _check_several(pool: Pool) -> None:
             "has one split target; make a pool for each"
         )
     for name in ("port", "metrics_port"):
-        if getattr(pool.worker, name):
+        if getattr(pool.worker, name) and not pool.labels:  # machines that are chosen may have room for one each
             raise ConfigError(
                 f"{pool.setting}.{name} is {getattr(pool.worker, name)} for up to {pool.max} workers, which may share "
-                "a machine; leave it out, and each takes a free one"
+                "a machine; leave it out, and each takes a free one, or name machines with room for one each by labels"
             )

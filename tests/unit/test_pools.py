@@ -139,6 +139,11 @@ def test_workers_have_metrics_and_the_demo_pair_its_name() -> None:
     assert demo.targets[0].worker.model.endswith("models/demo/target")
 
 
+def test_workers_on_machines_of_their_own_may_have_the_same_port() -> None:
+    pool = {"model": "t", "count": 2, "port": 7000, "labels": {"outrider/role": "target"}}
+    assert read({"targets": {"chat": pool}}).pools[0].worker.port == 7000
+
+
 def test_gateways_have_ports_of_their_own() -> None:
     def ports(gateways: int, **gateway: int) -> list[tuple[int, int]]:
         config = read({"target": {"model": "t"}, "gateways": gateways, "gateway": gateway})
