@@ -26,7 +26,7 @@ make_token() {
 
 wait_for_head() {
     give_up=$(($(date +%s) + OUTRIDER_START_TIMEOUT_S))
-    until have_token && ray health-check --address "$OUTRIDER_HEAD" >/dev/null 2>&1; do
+    until have_token && python deploy/docker/health.py tcp "$OUTRIDER_HEAD" 2>/dev/null; do
         if [ "$(date +%s)" -ge "$give_up" ]; then
             echo "node: no Ray head at $OUTRIDER_HEAD after $OUTRIDER_START_TIMEOUT_S s, or no token in" \
                 "$RAY_AUTH_TOKEN_PATH; is ray-head up, and is its token's volume mounted here?" >&2
@@ -36,26 +36,35 @@ wait_for_head() {
     done
 }
 
+# Ray gives its own processes 30 s, which a busy machine may exceed.
+start_ray() {
+    for attempt in 1 2 3; do
+        ray start --labels="$OUTRIDER_NODE_LABELS" --object-store-memory="$OUTRIDER_OBJECT_STORE_BYTES" \
+            --disable-usage-stats "$@" && return
+        echo "node: Ray did not start, attempt $attempt of 3" >&2
+        ray stop --force >/dev/null 2>&1 || true
+    done
+    exit 1
+}
+
 case "${1:-}" in
 head)
     shift
     make_token
     # No CPU of its own: nothing is placed here. No dashboard: nobody looks at it, and it would listen.
-    ray start --head --port=6379 --num-cpus=0 --num-gpus=0 --labels="$OUTRIDER_NODE_LABELS" --include-dashboard=false \
-        --object-store-memory="$OUTRIDER_OBJECT_STORE_BYTES" --disable-usage-stats
+    start_ray --head --port=6379 --num-cpus=0 --num-gpus=0 --include-dashboard=false --include-log-monitor=false
     exec python -m deploy.launcher "$@"
     ;;
 launcher)
     shift
     wait_for_head
-    ray start --address="$OUTRIDER_HEAD" --num-cpus=0 --num-gpus=0 --labels="$OUTRIDER_NODE_LABELS" \
-        --object-store-memory="$OUTRIDER_OBJECT_STORE_BYTES" --disable-usage-stats
+    start_ray --address="$OUTRIDER_HEAD" --num-cpus=0 --num-gpus=0 --include-log-monitor=false
     exec python -m deploy.launcher "$@"
     ;;
 worker)
     wait_for_head
-    exec ray start --address="$OUTRIDER_HEAD" --num-cpus="$OUTRIDER_NODE_CPUS" --labels="$OUTRIDER_NODE_LABELS" \
-        --object-store-memory="$OUTRIDER_OBJECT_STORE_BYTES" --disable-usage-stats --block
+    start_ray --address="$OUTRIDER_HEAD" --num-cpus="$OUTRIDER_NODE_CPUS"
+    exec python deploy/docker/stay.py
     ;;
 *)
     exec "$@"

@@ -11,6 +11,7 @@ import yaml
 
 from deploy.docker.requirements import requirements
 from deploy.env_example import env_example
+from outrider.cli.system import SystemConfig
 from outrider.wire.config import DraftConfig, GatewayConfig, TargetConfig
 
 REPO = Path(__file__).resolve().parents[2]
@@ -104,3 +105,15 @@ def test_one_gpu_for_each_worker() -> None:
     devices = {name: service["deploy"]["resources"]["reservations"]["devices"] for name, service in found.items()}
     assert set(devices) == {"draft", "target"}
     assert all(len(one) == 1 and one[0]["driver"] == "nvidia" for one in devices.values())
+
+
+def test_the_pools_are_those_that_the_containers_are_for() -> None:
+    """Their ports are the ones that the health checks ask, their labels those of the nodes."""
+    config = SystemConfig.read(yaml.safe_load((REPO / "deploy/docker/cluster.yaml").read_text()))
+    assert config.ray is not None
+    assert config.ray.address == "auto"
+    for pool in config.pools:
+        service = services()[pool.role]
+        assert service["healthcheck"]["test"][-1] == f"hostname:{pool.worker.port}"
+        labels = ",".join(f"{key}={value}" for key, value in pool.labels.items())
+        assert service["environment"]["OUTRIDER_NODE_LABELS"] == labels

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from outrider.cli.system import SystemConfig
 from tests.kubernetes.__main__ import manifests_by_source
 from tests.kubernetes.build import Manifest, built
 from tests.kubernetes.check import FOLDER, pods, problem, selects
@@ -68,14 +69,16 @@ def test_every_port_that_is_named_exists() -> None:
 
 
 def test_the_pools_find_their_nodes() -> None:
-    pools = yaml.safe_load(of_kind("ConfigMap")[0]["data"]["cluster.yaml"])
+    config = SystemConfig.read(yaml.safe_load(of_kind("ConfigMap")[0]["data"]["cluster.yaml"]))
+    assert config.ray is not None
+    assert config.ray.name is not None, "a launcher that is started again must take over what runs"
     groups = of_kind("RayCluster")[0]["spec"]["workerGroupSpecs"]
-    for pool in (*pools["targets"].values(), *pools["drafts"].values()):
-        (group,) = [one for one in groups if one["labels"] == pool["labels"]]
+    for pool in config.pools:
+        (group,) = [one for one in groups if one["labels"] == pool.labels]
         ports = {one["name"]: one["containerPort"] for one in group["template"]["spec"]["containers"][0]["ports"]}
-        assert (ports["grpc"], ports["metrics"]) == (pool["port"], pool["metrics_port"])
-        assert max(pool["count"], pool.get("max", 0)) <= group["replicas"]
-        assert pool["num_cpus"] <= float(group["resources"]["CPU"])
+        assert (ports["grpc"], ports["metrics"]) == (pool.worker.port, pool.worker.metrics_port)
+        assert pool.max <= group["replicas"]
+        assert pool.num_cpus == float(group["resources"]["CPU"]), "a node holds one worker: their ports are the same"
 
 
 def test_pods_have_no_rights_to_spare() -> None:
