@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gateway.generation import GenerationRequest, Usage
 from outrider.v1 import target_pb2 as tpb
@@ -169,9 +169,10 @@ class RequestRecord:
             return
         ended_ns = time.time_ns()
         took_ns = int(1e9 * (time.monotonic() - told.started_s))
-        own = replace(self.place, span_id=told.ticket)
         error = None if told.verdict is not None else "no verdict"
-        self.spans.add("round", own, self.place.span_id, ended_ns - took_ns, ended_ns, told.facts(), error=error)
+        trace_id, request_id = self.place.trace_id, self.place.span_id
+        began_ns = ended_ns - took_ns
+        self.spans.add("round", trace_id, told.ticket, request_id, began_ns, ended_ns, told.facts(), error=error)
 
 
 class RequestRecords:
@@ -230,4 +231,6 @@ class RequestRecords:
         known = {name: value for name, value in named.items() if value is not None}
         error = None if record.outcome in ("ok", "cancelled") else record.outcome
         parent_id = None if caller is None else caller.span_id
-        self._spans.add("request", place, parent_id, start_ns, end_ns, known, error=error, server=True)
+        self._spans.add(
+            "request", place.trace_id, place.span_id, parent_id, start_ns, end_ns, known, error=error, server=True
+        )

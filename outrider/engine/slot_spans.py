@@ -8,20 +8,23 @@ does without traces.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from outrider.engine.scheduler import SlotKey
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.trace import Spans, TraceParent, new_id
 
-_PHASES = {"propose": ("queue", "compute"), "verdict": ("wait", "queue", "forward", "accept")}
+_PHASES = {
+    "propose": (("queue", "queue_us"), ("compute", "compute_us")),
+    "verdict": (("wait", "wait_us"), ("queue", "queue_us"), ("forward", "forward_us"), ("accept", "accept_us")),
+}
+"""By reply: spans, and the fields with their times."""
 _FACTS = {
     "propose": ("payload_bytes", "encoding", "num_fed_tokens", "num_cached_tokens"),
     "verdict": ("num_drafted", "num_accepted", "batch_size", "num_cached_tokens"),
 }
-"""Fields of the replies: counts, never ids of tokens."""
+"""Fields that a span tells, too: counts, never ids of tokens."""
 
 Told = Callable[[Any], None]
 """Takes the reply to the item."""
@@ -60,27 +63,32 @@ class SlotSpans:
 
     def _asked(self, name: str, message: Any, request: TraceParent, arrived_ns: int) -> Told:
         round_id = message.ticket or request.span_id
-        own = replace(request, span_id=new_id(64))
+        trace_id, own_id = request.trace_id, new_id(64)
         facts: dict[str, Any] = {"outrider.slot": message.slot, "outrider.num_draft_tokens": message.num_draft_tokens}
 
         def told(reply: Any) -> None:
             kind = reply.WhichOneof("item")
             if kind not in _PHASES:
                 code = pb.WorkerErrorCode.Name(reply.error.code).removeprefix("WORKER_ERROR_CODE_")
-                self._spans.add(name, own, round_id, arrived_ns, time.time_ns(), facts, error=code, server=True)
+                now_ns = time.time_ns()
+                self._spans.add(name, trace_id, own_id, round_id, arrived_ns, now_ns, facts, error=code, server=True)
                 return
             answer = getattr(reply, kind)
-            end_ns = self._add_phases(own, arrived_ns, {p: getattr(answer, f"{p}_us") for p in _PHASES[kind]})
-            facts.update((f"outrider.{field}", getattr(answer, field)) for field in _FACTS[kind])
-            self._spans.add(name, own, round_id, arrived_ns, end_ns, facts, server=True)
+            end_ns = self._add_phases(trace_id, own_id, arrived_ns, answer, _PHASES[kind])
+            for field in _FACTS[kind]:
+                facts[f"outrider.{field}"] = getattr(answer, field)
+            self._spans.add(name, trace_id, own_id, round_id, arrived_ns, end_ns, facts, server=True)
 
         return told
 
-    def _add_phases(self, own: TraceParent, start_ns: int, phases_us: dict[str, int]) -> int:
+    def _add_phases(
+        self, trace_id: int, own_id: int, start_ns: int, answer: Any, phases: Sequence[tuple[str, str]]
+    ) -> int:
         """One after the other; returns the end of the last one."""
-        for name, took_us in phases_us.items():
+        for name, field in phases:
+            took_us = getattr(answer, field)
             end_ns = start_ns + 1000 * took_us
             if took_us:
-                self._spans.add(name, replace(own, span_id=new_id(64)), own.span_id, start_ns, end_ns, {})
+                self._spans.add(name, trace_id, new_id(64), own_id, start_ns, end_ns, {})
             start_ns = end_ns
         return start_ns

@@ -7,6 +7,7 @@ itself raised (memory, files, torch) keeps its message, and in workers, which se
 from __future__ import annotations
 
 import contextvars
+import faulthandler
 import json
 import logging
 import os
@@ -17,13 +18,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 Fields = Mapping[str, str | int | float | None]
 
 GATEWAY = "gateway"
 """The process that sees text."""
+LINE_START = '{"time": "'
+"""Of JSON."""
 _OF_THE_MACHINE = (OSError, MemoryError, ImportError)
 _fields: contextvars.ContextVar[Fields] = contextvars.ContextVar("fields", default=MappingProxyType({}))
 
@@ -49,16 +52,23 @@ def log_fields(**fields: str | int | float | None) -> Iterator[None]:
 
 def configure_logging(level: str, process: str, log_format: LogFormat = "text") -> None:
     """`process` names the part ("draft", "target", "gateway") in every line."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(process))
+    handler: logging.Handler
+    if log_format == "json":
+        handler = logging.StreamHandler(_take_over_stderr())
+        handler.setFormatter(JsonFormatter(process))
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(TextFormatter(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one INFO line a request otherwise
+    logging.getLogger("grpc._cython").setLevel(logging.INFO)  # a line for every stream, of its own insides
     for noisy in ("torchao", "torch.utils._pytree"):  # warnings of kernels for other machines, when they are imported
         logging.getLogger(noisy).setLevel(logging.ERROR)
     if log_format == "json":
-        _take_over_stderr()
+        adopt_loggers()
+        _log_what_python_says()
 
 
 def adopt_loggers() -> None:
@@ -130,11 +140,32 @@ def _is_json() -> bool:
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
-def _take_over_stderr() -> None:
-    """What would write lines of its own there."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the C core has no logger to adopt
+def _take_over_stderr() -> TextIO:
+    """Returns the stream that was stderr, for the log alone. What others write to stderr (C libraries, child processes)
+    comes out of it as lines of the log; only a crash of the interpreter is told as it is.
+    """
+    told = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
+    read_end, write_end = os.pipe()
+    os.dup2(write_end, 2)
+    os.close(write_end)
+    faulthandler.enable(file=told)
+    log = get_logger("stderr")
+
+    def pass_on() -> None:
+        with os.fdopen(read_end, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith(LINE_START):  # by a child process that logs as we do
+                    told.write(line)
+                elif line.strip():
+                    log.warning("%s", line.rstrip())
+
+    threading.Thread(target=pass_on, name="stderr", daemon=True).start()
+    return told
+
+
+def _log_what_python_says() -> None:
+    """Warnings, and exceptions that nobody caught."""
     logging.captureWarnings(True)
-    adopt_loggers()
     log = get_logger("python")
 
     def of_thread(args: threading.ExceptHookArgs) -> None:

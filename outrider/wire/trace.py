@@ -1,4 +1,4 @@
-"""Spans for OpenTelemetry, where `trace_endpoint` asks for them. The only file that imports opentelemetry, and late.
+"""Spans for OpenTelemetry, where `trace_endpoint` asks for them: W3C context, sampling, and a queue to a collector.
 
 A span is made when its end is known, from times that were noted on the way: a round pays for nothing else. Sending is
 a thread's business, which drops and counts what a collector does not take.
@@ -6,22 +6,18 @@ a thread's business, which drops and counts what a collector does not take.
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
 
+import grpc
 from prometheus_client import CollectorRegistry, Counter
 
-from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.otlp import Attributes, Exporter, Span
 
 log = get_logger(__name__)
 
@@ -70,39 +66,11 @@ class Spans:
     def __init__(
         self, endpoint: str, service: str, registry: CollectorRegistry | None = None, sample_ratio: float = 1.0
     ) -> None:
-        """endpoint: of OTLP over gRPC, such as http://collector:4317. Raises ConfigError.
-
-        The environment variables of OpenTelemetry say the rest: OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES.
-        """
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ConfigError(
-                f"trace_endpoint is {endpoint!r}, must look like http://collector:4317", param="trace_endpoint"
-            )
-        try:
-            from opentelemetry import trace as api
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk import trace as sdk
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-        except ImportError:
-            raise ConfigError(
-                f"trace_endpoint is {endpoint!r} and OpenTelemetry is not installed; pip install 'outrider[trace]', "
-                "or leave trace_endpoint out",
-                param="trace_endpoint",
-            ) from None
-        get_logger("opentelemetry.exporter").setLevel("CRITICAL")  # a line for every attempt; ours is one a minute
-        self._api = api
-        self._sdk = sdk
-        self._flags = api.TraceFlags(api.TraceFlags.SAMPLED)
-        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_TIMEOUT_S)
-        self._resource = Resource.create(
-            {"service.name": f"outrider-{service}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
-        )
-        self._scope = InstrumentationScope("outrider")
+        """endpoint: as of `Exporter`; service: "gateway", "draft" or "target". Raises ConfigError."""
         self._endpoint = endpoint
+        self._exporter = Exporter(endpoint, f"outrider-{service}")
         self._sample_ratio = sample_ratio
-        self._queue: deque[Any] = deque()
+        self._queue: deque[Span] = deque()
         self._wake = threading.Event()
         self._closing = False
         self._complained_s = -COMPLAIN_S
@@ -120,11 +88,12 @@ class Spans:
     def add(
         self,
         name: str,
-        place: TraceParent,
+        trace_id: int,
+        span_id: int,
         parent_id: int | None,
         start_ns: int,
         end_ns: int,
-        attributes: Mapping[str, str | int | float | bool],
+        attributes: Attributes,
         *,
         error: str | None = None,
         server: bool = False,
@@ -133,23 +102,8 @@ class Spans:
         if len(self._queue) >= MAX_QUEUED:
             self._dropped.inc()
             return
-        api, flags = self._api, self._flags
-        parent = None if parent_id is None else api.SpanContext(place.trace_id, parent_id, server, flags)
-        status = api.Status() if error is None else api.Status(api.StatusCode.ERROR, error)
-        span = self._sdk.ReadableSpan(
-            name,
-            api.SpanContext(place.trace_id, place.span_id, False, flags),
-            parent,
-            self._resource,
-            dict(attributes),
-            kind=api.SpanKind.SERVER if server else api.SpanKind.INTERNAL,
-            status=status,
-            start_time=start_ns,
-            end_time=max(start_ns, end_ns),
-            instrumentation_scope=self._scope,
-        )
-        self._queue.append(span)
-        if len(self._queue) >= MAX_BATCH:
+        self._queue.append(Span(name, trace_id, span_id, parent_id, start_ns, end_ns, attributes, error, server))
+        if len(self._queue) >= MAX_BATCH and not self._wake.is_set():
             self._wake.set()
 
     def close(self) -> None:
@@ -158,7 +112,7 @@ class Spans:
         self._wake.set()
         self._thread.join(0.8 * CLOSE_S)
         if self._thread.is_alive():
-            self._exporter.shutdown()  # ends a call that is under way
+            self._exporter.close()  # ends a call that is under way
             self._thread.join(0.2 * CLOSE_S)
 
     def _run(self) -> None:
@@ -167,22 +121,24 @@ class Spans:
             self._wake.clear()
             while self._queue:
                 self._send([self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))])
-        self._exporter.shutdown()
+        self._exporter.close()
 
-    def _send(self, batch: list[Any]) -> None:
+    def _send(self, batch: list[Span]) -> None:
         try:
-            failed = self._exporter.export(batch).name != "SUCCESS"
-        except Exception as error:  # of a library: our part goes on without spans
-            log.debug("spans could not be sent: %s", type(error).__name__)
-            failed = True
-        if not failed:
-            self._sent.inc(len(batch))
+            num_rejected = min(self._exporter.send(batch, SEND_TIMEOUT_S), len(batch))
+        except (grpc.RpcError, ValueError) as error:
+            self._lost(len(batch), error.code().name if isinstance(error, grpc.Call) else "closed")
             return
-        self._dropped.inc(len(batch))
+        self._sent.inc(len(batch) - num_rejected)
+        if num_rejected:
+            self._lost(num_rejected, "rejected")
+
+    def _lost(self, num_spans: int, why: str) -> None:
+        self._dropped.inc(num_spans)
         now = time.monotonic()
         if now >= self._complained_s + COMPLAIN_S:
             self._complained_s = now
-            log.warning("%d spans are lost: the collector at %s does not take them", len(batch), self._endpoint)
+            log.warning("%d spans are lost: the collector at %s does not take them: %s", num_spans, self._endpoint, why)
 
 
 def open_spans(

@@ -6,19 +6,22 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import grpc
 import httpx
 import pytest
 
-from outrider.client import AsyncClient
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc
+from outrider.wire.api_keys import ApiKey, digest_of, write_keys
 from tests.otlp_collector import Collector, Span, collecting
 from tests.stack import Process, Stack, running
 
 SECRET = "xyzzyplugh"
 """In all that a user sends."""
+KEY = f"or-{SECRET}"
+BEARER = f"Bearer {KEY}"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
 
@@ -36,16 +39,17 @@ class Watched:
         assert self.stack.draft is not None
         return [self.stack.gateway, self.stack.draft, self.stack.target]
 
+    def url(self, path: str) -> str:
+        return f"{self.stack.http}/v1/{path}"
+
+    @cached_property
+    def model(self) -> str:
+        listed = httpx.get(self.url("models"), headers={"authorization": BEARER}).json()
+        return str(listed["data"][0]["id"])
+
     def post(self, path: str = "completions", headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
-        prompt = {"messages": [{"role": "user", "content": SECRET}]} if path == "chat/completions" else {}
-        body = {
-            "model": self.stack.model,
-            "max_tokens": 24,
-            "temperature": 0,
-            **(prompt or {"prompt": SECRET}),
-            **fields,
-        }
-        return httpx.post(f"{self.stack.http}/v1/{path}", json=body, headers=headers, timeout=60)
+        body = {"model": self.model, "prompt": SECRET, "max_tokens": 24, "temperature": 0, **fields}
+        return httpx.post(self.url(path), json=body, headers={"authorization": BEARER, **(headers or {})}, timeout=60)
 
     def lines(self, process: Process) -> list[dict[str, Any]]:
         """Of its log: every one is an object."""
@@ -70,7 +74,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     with collecting() as (collector, endpoint, server):
         args = ("--trace-endpoint", endpoint, "--log-format", "json", "--log-level", "debug")
         folder = tmp_path_factory.mktemp("watched")
-        with running(target_args=args, draft_args=args, gateway_args=args, log_folder=folder) as stack:
+        write_keys(folder / "keys.yaml", (ApiKey(name="alice", sha256=digest_of(KEY)),))
+        keys = ("--api-keys", str(folder / "keys.yaml"))
+        with running(target_args=args, draft_args=args, gateway_args=(*args, *keys), log_folder=folder) as stack:
             yield Watched(stack, collector, lambda: server.stop(None).wait())
 
 
@@ -102,6 +108,7 @@ def test_a_request_is_one_trace_through_three_processes(watched: Watched) -> Non
     num_rounds = access["rounds"] + access["plain_steps"]
     spans = of_trace(TRACE)(watched.collector.wait(whole(TRACE, num_rounds)))
 
+    assert access["key"] == "alice"
     (request,) = named(spans, "request")
     assert (request.service, request.parent_id) == ("outrider-gateway", CALLER)
     assert not request.is_error
@@ -135,7 +142,12 @@ async def test_so_is_one_over_grpc(watched: Watched) -> None:
     request = gateway_pb2.GenerateRequest(prompt=SECRET, bad_words=[SECRET], cache_salt=SECRET, user=SECRET)
     async with grpc.aio.insecure_channel(watched.stack.grpc) as channel:
         call = gateway_pb2_grpc.GenerationServiceStub(channel).Generate(
-            request, metadata=(("traceparent", f"00-{trace_id}-{CALLER}-01"), ("x-request-id", "my-request-2"))
+            request,
+            metadata=(
+                ("traceparent", f"00-{trace_id}-{CALLER}-01"),
+                ("x-request-id", "my-request-2"),
+                ("authorization", BEARER),
+            ),
         )
         replies = [reply async for reply in call]
     assert {reply.request_id for reply in replies} == {"gen-my-request-2"}
@@ -164,9 +176,9 @@ def test_refusals_and_clients_that_leave_are_told_too(watched: Watched) -> None:
     assert watched.access_line("bad")["outcome"] == "InvalidRequest"
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(
-            f"{watched.stack.http}/v1/completions",
-            json={"model": watched.stack.model, "prompt": SECRET, "max_tokens": 1500, "ignore_eos": True},
-            headers={"x-request-id": "left"},
+            watched.url("completions"),
+            json={"model": watched.model, "prompt": SECRET, "max_tokens": 1500, "ignore_eos": True},
+            headers={"x-request-id": "left", "authorization": BEARER},
             timeout=0.3,
         )
     line = watched.access_line("left")
@@ -175,11 +187,7 @@ def test_refusals_and_clients_that_leave_are_told_too(watched: Watched) -> None:
 
 
 async def test_a_load_with_errors_leaves_nothing_but_json_and_nothing_of_what_users_sent(watched: Watched) -> None:
-    async def spoil(client: httpx.AsyncClient, fields: dict[str, Any], path: str = "completions") -> None:
-        body = {"model": watched.stack.model, "prompt": SECRET, "max_tokens": 8, **fields}
-        headers = {"authorization": f"Bearer {SECRET}"}
-        await client.post(f"{watched.stack.http}/v1/{path}", json=body, headers=headers)
-
+    model = watched.model
     wrong: list[dict[str, Any]] = [
         {"model": SECRET},
         {"stop": [SECRET] * 99},
@@ -190,21 +198,43 @@ async def test_a_load_with_errors_leaves_nothing_but_json_and_nothing_of_what_us
         {"cache_salt": SECRET * 99},
         {"echo": True, "logprobs": 3, "n": 2, "bad_words": [SECRET], "user": SECRET, "stream": True},
     ]
-    async with httpx.AsyncClient(timeout=60) as client:
-        await asyncio.gather(*(spoil(client, fields) for fields in wrong * 4))
-        content = [{"role": "user", "content": SECRET}]
-        await asyncio.gather(*(spoil(client, {"messages": content}, "chat/completions") for _ in range(4)))
-        await client.post(f"{watched.stack.http}/v1/completions", content=f'{{"prompt": "{SECRET}')
-    async with AsyncClient(watched.stack.grpc) as sdk:
-        await asyncio.gather(*(sdk.generate(f"{SECRET} {i}", max_tokens=8, stop=[SECRET]) for i in range(16)))
+    async with httpx.AsyncClient(timeout=60, headers={"authorization": BEARER}) as client:
+
+        async def post(path: str, body: dict[str, Any], **headers: str) -> None:
+            await client.post(watched.url(path), json={"model": model, "max_tokens": 8, **body}, headers=headers)
+
+        chat = {"messages": [{"role": "user", "content": SECRET}]}
+        await asyncio.gather(
+            *(post("completions", {"prompt": SECRET, **fields}) for fields in wrong * 4),
+            *(post("chat/completions", chat) for _ in range(4)),
+            *(post("chat/completions", chat, authorization=f"{BEARER}-wrong") for _ in range(4)),
+        )
+        code = {"prompt": f"class Queue:  # {SECRET}\n    def __init__(self, maxsize=0):\n", "temperature": 0}
+        told = await client.post(watched.url("completions"), json={"model": model, "max_tokens": 60, **code})
+        await client.post(watched.url("completions"), content=f'{{"prompt": "{SECRET}')
+    async with grpc.aio.insecure_channel(watched.stack.grpc) as channel:
+        stub = gateway_pb2_grpc.GenerationServiceStub(channel)
+
+        async def generate(authorization: str) -> None:
+            request = gateway_pb2.GenerateRequest(prompt=SECRET, stop=[SECRET], user=SECRET)
+            async for _ in stub.Generate(request, metadata=(("authorization", authorization),)):
+                pass
+
+        await asyncio.gather(*(generate(BEARER) for _ in range(16)))
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+            await generate(f"{BEARER}-wrong")
+    output = max(told.json()["choices"][0]["text"].splitlines(), key=len)
+    assert len(output) > 10
     for process in watched.processes:
         lines = watched.lines(process)
         assert lines, process.module
         assert SECRET not in process.log(), process.module
+        assert not any(output in str(value) for line in lines for value in line.values()), process.module
         assert {line["process"] for line in lines} == {process.module.removesuffix("_service")}
     outcomes = [line["outcome"] for line in watched.lines(watched.stack.gateway) if line["logger"] == "gateway.access"]
-    assert {"ok", "InvalidRequest", "ModelNotFound"} <= set(outcomes)
-    assert not any(SECRET.encode() in message for message in watched.collector.raw)
+    assert {"ok", "InvalidRequest", "ModelNotFound", "Unauthenticated"} <= set(outcomes)
+    for private in (SECRET.encode(), output.encode()):
+        assert not any(private in message for message in watched.collector.raw)
 
 
 def test_a_collector_that_is_away_harms_no_request_and_no_end(watched: Watched) -> None:

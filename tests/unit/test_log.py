@@ -100,7 +100,7 @@ def test_a_worker_keeps_what_torch_says_of_itself() -> None:
 
 def test_libraries_warnings_and_last_words_are_json_too() -> None:
     program = """
-import logging, sys, threading, warnings
+import logging, os, subprocess, sys, threading, time, warnings
 own = logging.StreamHandler()
 logging.getLogger("library").addHandler(own)
 logging.getLogger("library").propagate = False
@@ -108,6 +108,9 @@ from outrider.wire.log import configure_logging, tell_end
 configure_logging("info", "draft", "json")
 logging.getLogger("library").warning("by a library")
 warnings.warn("by Python")
+os.write(2, b"by a C library\\n")
+subprocess.run(["sh", "-c", 'echo by a child >&2; echo \\'{"time": "now", "message": "by one that logs"}\\' >&2'])
+time.sleep(0.5)
 def fail(): raise ValueError("SECRET")
 thread = threading.Thread(target=fail)
 thread.start()
@@ -120,6 +123,7 @@ fail()
     messages = [line["message"] for line in lines]
     assert messages[0] == "by a library"
     assert "by Python" in messages[1]
-    assert messages[2:] == ["a thread ended", "cannot listen", "the process ends"]
+    assert messages[2:5] == ["by a C library", "by a child", "by one that logs"]
+    assert messages[5:] == ["a thread ended", "cannot listen", "the process ends"]
     assert "SECRET" not in ended.stderr
     assert ended.returncode == 1

@@ -41,9 +41,10 @@ class Recorded:
     def begin(self, caller: TraceParent | None) -> TraceParent | None:
         return TraceParent(caller.trace_id if caller else 1, 2, True)
 
-    def add(self, name: str, place: TraceParent, parent_id: int, start: int, end: int, facts: Any, **more: Any) -> None:
-        own = {"name": name, "place": place, "parent": parent_id, "ns": end - start, "facts": dict(facts)}
-        self.added.append(own | more)
+    def add(self, name: str, trace: int, own: int, parent: int, start: int, end: int, facts: Any, **more: Any) -> None:
+        place = TraceParent(trace, own, True)
+        told = {"name": name, "place": place, "parent": parent, "ns": end - start, "facts": dict(facts)}
+        self.added.append(told | more)
 
 
 def requests(num_choices: int = 2) -> tuple[GenerationRequest, ...]:

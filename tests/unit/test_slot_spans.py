@@ -21,9 +21,10 @@ class Recorded:
 
     added: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, name: str, place: TraceParent, parent_id: int, start: int, end: int, facts: Any, **more: Any) -> None:
-        own = {"name": name, "place": place, "parent": parent_id, "start": start, "end": end, "facts": dict(facts)}
-        self.added.append(own | more)
+    def add(self, name: str, trace: int, own: int, parent: int, start: int, end: int, facts: Any, **more: Any) -> None:
+        place = TraceParent(trace, own, True)
+        told = {"name": name, "place": place, "parent": parent, "start": start, "end": end, "facts": dict(facts)}
+        self.added.append(told | more)
 
 
 def opened(recorded: Recorded, traceparent: str, owner: int = 1) -> SlotSpans:

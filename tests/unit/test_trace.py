@@ -5,12 +5,14 @@ from __future__ import annotations
 import builtins
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from outrider.wire import trace
 from outrider.wire.errors import ConfigError
+from outrider.wire.otlp import Exporter, Span
 from outrider.wire.trace import Spans, TraceParent, open_spans
 
 HEADER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -82,7 +84,7 @@ def test_more_spans_than_the_queue_holds_are_dropped_and_counted(
     place = spans.begin(None)
     assert place is not None
     for _ in range(5):
-        spans.add("round", place, None, 1, 2, {})
+        spans.add("round", place.trace_id, place.span_id, None, 1, 2, {})
     assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 2
 
 
@@ -91,17 +93,47 @@ def test_without_a_collector_spans_are_dropped_and_the_end_takes_a_second_at_mos
 ) -> None:
     place = spans.begin(None)
     assert place is not None
-    spans.add("round", place, None, 1, 2, {"k": 5})
+    spans.add("round", place.trace_id, place.span_id, None, 1, 2, {"k": 5})
     started = time.monotonic()
     spans.close()
     assert time.monotonic() - started < trace.CLOSE_S + 0.5
     assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 1
 
 
-@pytest.mark.parametrize("endpoint", ["collector:4317", "grpc://collector:4317", "http://", "collector"])
+@pytest.mark.parametrize(
+    "endpoint", ["collector:4317", "grpc://collector:4317", "http://", "collector", "http://collector:x"]
+)
 def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="must look like http://collector:4317"):
         Spans(endpoint, "gateway")
+
+
+def test_headers_and_resource_are_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=a%20b, service.name = mine,broken")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Api-Key=secret,x=1")
+    exporter = Exporter(NOWHERE, "outrider-gateway")
+    span = Span("verify", 1, 2, 3, 20, 10, {"k": 5, "encoding": "ids"}, "BEHIND", True)
+    (resource,) = exporter.message([span]).resource_spans
+    attributes = {each.key: each.value.string_value for each in resource.resource.attributes}
+    assert attributes["deployment.environment"] == "a b"
+    assert attributes["service.name"] == "mine"
+    assert attributes["service.instance.id"]
+    (sent,) = resource.scope_spans[0].spans
+    assert (sent.name, sent.trace_id.hex(), sent.span_id.hex()) == ("verify", "0" * 31 + "1", "0" * 15 + "2")
+    assert sent.parent_span_id.hex() == "0" * 15 + "3"
+    assert (sent.start_time_unix_nano, sent.end_time_unix_nano) == (20, 20)  # a clock that was set back
+    assert {each.key: each.value.int_value or each.value.string_value for each in sent.attributes} == span.attributes
+    assert (sent.status.code, sent.status.message) == (2, "BEHIND")
+    assert exporter._headers == (("api-key", "secret"), ("x", "1"))
+    exporter.close()
+
+
+def test_an_encrypted_collector_needs_a_certificate_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(tmp_path / "none.pem"))
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_CERTIFICATE: cannot read"):
+        Exporter("https://collector", "outrider-gateway")
 
 
 def test_without_the_libraries_the_error_says_what_to_install(

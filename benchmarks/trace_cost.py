@@ -1,0 +1,106 @@
+"""What tracing costs a round: `python -m benchmarks.trace_cost`. Microseconds of the thread that runs it, per round.
+
+At the gateway and in both workers together; where tracing is off, workers call nothing. Spans are encoded and sent by
+a thread of its own, whose time for the workers' spans of a round is listed, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+
+from gateway.request_record import RequestRecords, Round, tell_round
+from outrider.engine.slot_spans import SlotSpans
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2 as dpb
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.otlp import Exporter
+from outrider.wire.trace import Spans, TraceParent
+
+NOWHERE = "http://127.0.0.1:1"
+NUM_ROUNDS = 1000
+"""Their spans fit the queue: dropping is cheaper."""
+REPEATS = 7
+SAMPLED = TraceParent(1, 2, True)
+NOT_SAMPLED = TraceParent(1, 2, False)
+VERDICT = tpb.Verdict(
+    token_ids=[1, 2, 3],
+    num_drafted=5,
+    num_accepted=2,
+    wait_us=900,
+    queue_us=20,
+    forward_us=9000,
+    accept_us=300,
+    batch_size=4,
+)
+VERIFY = tpb.TargetRequest(verify=tpb.Verify(slot=1, committed_ids=[1, 2], num_draft_tokens=5, ticket=9))
+VERDICT_REPLY = tpb.TargetReply(verdict=VERDICT)
+PROPOSE = dpb.DraftRequest(propose=dpb.Propose(slot=1, committed_ids=[1, 2], num_draft_tokens=5, ticket=9))
+PROPOSED = dpb.DraftReply(propose=dpb.ProposeReply(draft_ids=[1] * 5, queue_us=30, compute_us=4000, encoding="topk"))
+
+
+class Kept(Spans):
+    """Sends nothing, so that making spans is timed alone."""
+
+    def _run(self) -> None:
+        return
+
+
+def best_us(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+    """Per call, of the fastest of several runs."""
+    times = []
+    for _ in range(REPEATS):
+        before()
+        started = time.perf_counter()
+        for _ in range(NUM_ROUNDS):
+            work()
+        times.append((time.perf_counter() - started) / NUM_ROUNDS)
+    return 1e6 * min(times)
+
+
+def gateway_round() -> None:
+    told = Round(9, time.monotonic(), "target", 5, "draft")
+    told.verdict = VERDICT
+    tell_round(told)
+
+
+def worker_round(slots: SlotSpans) -> None:
+    """Of the draft and the target."""
+    for request, reply in ((PROPOSE, PROPOSED), (VERIFY, VERDICT_REPLY)):
+        told = slots.asked(1, request)
+        if told is not None:
+            told(reply)
+
+
+def slots_of(spans: Spans, traceparent: str) -> SlotSpans:
+    slots = SlotSpans(spans)
+    slots.asked(1, tpb.TargetRequest(open=pb.OpenSlot(slot=1, traceparent=traceparent)))
+    return slots
+
+
+def main() -> None:
+    spans = Kept(NOWHERE, "benchmark", CollectorRegistry())
+    queue = spans._queue
+    rows: list[tuple[str, float]] = []
+    for name, records, header in (
+        ("off", RequestRecords(), None),
+        ("on, not sampled", RequestRecords(spans), str(NOT_SAMPLED)),
+        ("on, sampled", RequestRecords(spans), str(SAMPLED)),
+    ):
+        with records.record("r", "chat", header):
+            rows.append((f"gateway, {name}", best_us(gateway_round, queue.clear)))
+    for name, place in (("not sampled", NOT_SAMPLED), ("sampled", SAMPLED)):
+        slots = slots_of(spans, str(place))
+        rows.append((f"draft and target, on, {name}", best_us(lambda slots=slots: worker_round(slots), queue.clear)))
+    batch = list(queue)[: len(queue) // NUM_ROUNDS]  # of one round
+    exporter = Exporter(NOWHERE, "benchmark")
+    encoding_us = best_us(lambda: exporter.message(batch).SerializeToString())
+    rows.append((f"encoding these {len(batch)} spans, on a thread of its own", encoding_us))
+    for what, cost_us in rows:
+        print(f"{cost_us:7.2f} us  {what}")
+
+
+if __name__ == "__main__":
+    main()
