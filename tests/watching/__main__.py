@@ -1,0 +1,120 @@
+"""`make dashboards-check`: starts the system, a Prometheus and users; raises every alert; asks every query; draws.
+
+Takes about five minutes and exits 1 on whatever was not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+from deploy.prometheus.binaries import NotFound
+from tests.forked import REPO
+from tests.watching.alerts import Seen, all_alerts, provoke, troubles
+from tests.watching.dashboards import FILES, unknown_to_grafana
+from tests.watching.load import Load
+from tests.watching.panels import Answered, answers
+from tests.watching.picture import draw
+from tests.watching.prometheus import Prometheus
+from tests.watching.system import NUM_USERS, watched
+
+PICTURE = REPO / "docs/images/overview.png"
+CALM_S = 30.0
+"""Undisturbed load before the first trouble."""
+
+
+def main() -> int:
+    options = _options()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            faults = _run(folder, options)
+        except NotFound as error:
+            faults = [str(error)]
+        except BaseException:
+            for log in sorted(folder.glob("*.log")):
+                sys.stderr.write(f"--- {log.name}\n{log.read_text()[-3000:]}\n")
+            raise
+    faults += [
+        f"{path.name}: {key} is unknown to Grafana's model" for path in FILES for key in unknown_to_grafana(path)
+    ]
+    for fault in faults:
+        print(f"FAULT {fault}")
+    print("dashboards-check:", f"{len(faults)} faults" if faults else "all well")
+    return bool(faults)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make dashboards-check", description=__doc__)
+    parser.add_argument("--only", help="raise only alerts whose name contains this, and draw nothing")
+    parser.add_argument("--picture", type=Path, default=PICTURE, help=f"where to draw (default {PICTURE})")
+    return parser.parse_args()
+
+
+def _run(folder: Path, options: argparse.Namespace) -> list[str]:
+    with (
+        watched(folder) as pools,
+        closing(Prometheus(folder, pools.http().removeprefix("http://"))) as prometheus,
+        closing(Load(pools.grpc(), NUM_USERS)) as load,
+    ):
+        faults = _wait_scraped(prometheus, 5)
+        began_s = time.time()
+        time.sleep(CALM_S)
+        fired = prometheus.firing()
+        faults += [f"{alert} fires though nothing is wrong" for alert in sorted(fired)]
+        seen = [
+            each
+            for trouble in troubles(pools, load, folder)
+            if options.only is None or any(options.only in alert for alert in trouble.raises)
+            for each in _reported(provoke(trouble, prometheus))
+        ]
+        faults += [f"{each.alert} was not raised and ended by: {each.what}" for each in seen if not each.well]
+        if options.only is not None:
+            return faults
+        faults += [f"no trouble raises {alert}" for alert in sorted(all_alerts() - {each.alert for each in seen})]
+        answered = answers(prometheus, began_s, time.time())
+        _table(answered)
+        faults += [
+            f"{each.asked.dashboard}, {each.asked.title}: {each.error or 'no data'} for {each.asked.expr}"
+            for each in answered
+            if not each.well
+        ]
+        draw(prometheus, began_s, time.time(), options.picture)
+        print(f"{options.picture}: {options.picture.stat().st_size / 1000:.0f} kB; users' requests: {dict(load.ended)}")
+    return faults
+
+
+def _wait_scraped(prometheus: Prometheus, num_parts: int) -> list[str]:
+    """Until every part answers Prometheus."""
+    until = time.monotonic() + 30
+    while len(scraped := prometheus.scraped()) < num_parts and time.monotonic() < until:
+        time.sleep(0.5)
+    for url, labels in sorted(scraped.items(), key=lambda item: sorted(item[1].items())):
+        print(f"scraped {url} {labels}")
+    return [] if len(scraped) == num_parts else [f"{len(scraped)} of {num_parts} parts are scraped"]
+
+
+def _reported(seen: list[Seen]) -> list[Seen]:
+    for each in seen:
+        raised, ended = (_seconds(value) for value in (each.raised_s, each.ended_s))
+        print(f"{each.alert:28} {each.what:28} raised after {raised:>6}, ended after {ended:>6}", flush=True)
+    return seen
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.1f} s"
+
+
+def _table(answered: list[Answered]) -> None:
+    print(f"{'dashboard':10} {'panel':34} {'series':>6} {'samples':>8}")
+    for each in answered:
+        mark = "" if each.well else f"  {each.error or 'no data'}"
+        print(f"{each.asked.dashboard:10} {each.asked.title:34} {each.num_series:6} {each.num_samples:8}{mark}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
