@@ -40,6 +40,8 @@ _MOST_LOST = 3
 """Times that a process may end while it starts for the first time."""
 _RETRY_S = 30.0
 """Before another worker is tried in a pool whose last one could not start."""
+_FIRST_TOLD_S = 10.0
+"""Some of the workers are better than none."""
 _NOTICE_S = 1.5
 """Gateways may open slots on a draining worker until they have heard of it."""
 _STOP_TIMEOUT_S = 5.0
@@ -129,6 +131,8 @@ class Fleet:
         self._asked = queue.SimpleQueue()
         self._published = registry_pb2.Membership(epoch=secrets.randbits(64) | 1)
         self._has_started = False
+        self._began_s = clock()
+        self._is_told = False
 
     @property
     def members(self) -> list[Member]:
@@ -152,7 +156,7 @@ class Fleet:
         return [member.name for member in self._members.values() if member.state == STARTING]
 
     def tick(self, reports: Iterable[registry_pb2.GatewayReport]) -> registry_pb2.Membership | None:
-        """The membership, when it has changed. Raises OutriderError when a worker cannot start at first."""
+        """The membership, when it has changed and may be told. Raises OutriderError when a worker cannot start at first."""
         now_s = self._clock()
         for member in self.members:
             self._hear(member, now_s)
@@ -166,7 +170,7 @@ class Fleet:
         self._answer_scale_requests()
         self._scale_by_load(reports, now_s)
         self._reconcile()
-        return self._changed()
+        return self._changed() if self._may_tell(now_s) else None
 
     def scale(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
         """From any thread: `count` workers, or only ask. An empty pool's name asks about all."""
@@ -367,6 +371,13 @@ class Fleet:
         name = next(name for index in range(2 * MAX_COUNT) if (name := pool.member(index)) not in taken)
         self._report(name, "loading", pool.worker.model)
         self._members[name] = Member(name, pool, self._workers.create(pool, name))
+
+    def _may_tell(self, now_s: float) -> bool:
+        """Not before the workers were found: gateways that a launcher before this one told of them go on with that."""
+        if not self._is_told:
+            some = any(member.state == SERVING for member in self._members.values())
+            self._is_told = self._has_started or (some and now_s - self._began_s >= _FIRST_TOLD_S)
+        return self._is_told
 
     def _changed(self) -> registry_pb2.Membership | None:
         now = registry_pb2.Membership(
