@@ -13,9 +13,12 @@ import grpc.aio
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.log import get_logger
 from outrider.wire.rpc import abort
-from outrider.wire.streams import Outbox, check_batch
+from outrider.wire.streams import MAX_BATCH_ITEMS, Outbox, check_batch
 
 log = get_logger(__name__)
+
+MAX_UNREAD = 16 * MAX_BATCH_ITEMS
+"""Answers that may wait for a peer to read. Of one that asks on without reading, no more is taken until it reads."""
 
 
 class ControlStreams:
@@ -50,6 +53,7 @@ class ControlStreams:
                 check_batch(len(batch.items))
                 for item in batch.items:
                     dispatch(owner, item, outbox.put)
+                await outbox.wait_below(MAX_UNREAD)
 
         reading = asyncio.create_task(read())
         self._reading.add(reading)

@@ -59,11 +59,15 @@ def server_options(max_message_bytes: int) -> Options:
 
 
 def client_options(max_message_bytes: int) -> Options:
-    """Reconnects within a second: the default back-off grows to 120 s."""
+    """Reconnects within a second: the default back-off grows to 120 s.
+
+    What gRPC calls the least back-off is the time that it gives to connect, handshakes included: with less, a far or
+    busy server is never reached.
+    """
     return [
         *_common(max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 2000),
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
 

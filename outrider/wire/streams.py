@@ -49,6 +49,7 @@ class Outbox(Generic[Item]):
         self._size_of = size_of
         self._queue: list[Item] = []
         self._wake = asyncio.Event()
+        self._written = asyncio.Event()
         self._closed = False
         self._task = asyncio.create_task(self._run())
 
@@ -67,6 +68,7 @@ class Outbox(Generic[Item]):
                     count = self._num_that_fit()
                     batch, self._queue = self._queue[:count], self._queue[count:]
                     await self._write(batch)
+                    self._written.set()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             pass  # writing to a stream that has ended; the reader says why
         except Exception:
@@ -75,6 +77,13 @@ class Outbox(Generic[Item]):
         finally:  # also when grpc cancels the writer of a call that it has cancelled
             self._closed = True
             self._queue.clear()
+            self._written.set()
+
+    async def wait_below(self, num_items: int) -> None:
+        """Until no more than this many are queued, or the stream has ended."""
+        while len(self._queue) > num_items:
+            self._written.clear()
+            await self._written.wait()
 
     def _num_that_fit(self) -> int:
         """Of the queue's first items, into one message. At least 1."""

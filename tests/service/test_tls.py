@@ -24,7 +24,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.channels import Dialer
-from outrider.wire.control import ControlStreams
+from outrider.wire.control import MAX_UNREAD, ControlStreams
 from outrider.wire.roles import Role
 from outrider.wire.serving import start_server
 from outrider.wire.streams import MAX_BATCH_ITEMS
@@ -37,8 +37,13 @@ MAX_MESSAGE_BYTES = 1 << 20
 TIMEOUT_S = 20.0
 
 
+REPLY = pb.WorkerError(message="reached" * 30)
+
+
 class Reached(target_pb2_grpc.TargetServiceServicer):
     """A target that answers every item with the item's own id."""
+
+    num_asked = 0
 
     def __init__(self) -> None:
         self.streams = ControlStreams()
@@ -51,9 +56,13 @@ class Reached(target_pb2_grpc.TargetServiceServicer):
             requests,
             context,
             make_batch=lambda items: tpb.TargetReplyBatch(items=items),
-            dispatch=lambda owner, item, put: put(tpb.TargetReply(id=item.id)),
+            dispatch=self._answer,
             gone=lambda owner: None,
         )
+
+    def _answer(self, owner: int, item: tpb.TargetRequest, put: Callable[[Any], None]) -> None:
+        Reached.num_asked += 1
+        put(tpb.TargetReply(id=item.id, error=REPLY))
 
     async def Deliver(self, batches: AsyncIterator[tpb.DeliveryBatch], context: Any) -> tpb.DeliverSummary:
         return tpb.DeliverSummary(num_deliveries=sum([len(batch.items) async for batch in batches]))
@@ -415,6 +424,30 @@ async def test_a_message_of_too_many_items_is_refused() -> None:
         error = await refusal(call.read())
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.details() == f"a message of {MAX_BATCH_ITEMS + 1} items, at most {MAX_BATCH_ITEMS} are allowed"
+
+
+async def test_who_asks_on_without_reading_is_not_heard_until_it_reads() -> None:
+    """Answers that nobody reads would else pile up here."""
+    num_batches, before = 100, Reached.num_asked
+    async with serving(None) as address, dialled(address, None, Role.GATEWAY) as stub:
+        call = stub.Control(timeout=2 * TIMEOUT_S)
+        batch = tpb.TargetRequestBatch(items=[tpb.TargetRequest(id=1)] * MAX_BATCH_ITEMS)
+
+        async def write() -> None:
+            for _ in range(num_batches):
+                await call.write(batch)
+
+        writing = asyncio.create_task(write())
+        heard = -1
+        while heard != Reached.num_asked - before:  # until it takes no more
+            heard = Reached.num_asked - before
+            await asyncio.sleep(0.5)
+        assert MAX_UNREAD < heard < num_batches * MAX_BATCH_ITEMS // 2
+        num_read = 0
+        while num_read < num_batches * MAX_BATCH_ITEMS:
+            num_read += len((await call.read()).items)
+        await writing
+        call.cancel()
 
 
 async def test_calls_over_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
