@@ -19,10 +19,7 @@ def built(folder: Path) -> list[Manifest]:
         raise ValueError(f"{folder}/kustomization.yaml: {sorted(unknown)} is not understood by the check; teach it")
     manifests = [one for name in kustomization["resources"] for one in _resources(folder / name)]
     for generator in kustomization.get("configMapGenerator", ()):
-        data = {name: (folder / name).read_text() for name in generator["files"]}
-        manifests.append(
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": generator["name"]}, "data": data}
-        )
+        _generate(manifests, generator, folder)
     for patch in kustomization.get("patches", ()):
         _patch(manifests, patch["target"], yaml.safe_load((folder / patch["path"]).read_text()))
     if "namespace" in kustomization:
@@ -47,6 +44,14 @@ def _resources(path: Path) -> list[Manifest]:
     return built(path) if path.is_dir() else documents(path)
 
 
+def _generate(manifests: list[Manifest], generator: dict[str, Any], folder: Path) -> None:
+    name, data = generator["name"], {file: (folder / file).read_text() for file in generator["files"]}
+    if generator.get("behavior") == "replace":
+        (replaced,) = [one for one in manifests if (one["kind"], one["metadata"]["name"]) == ("ConfigMap", name)]
+        manifests.remove(replaced)
+    manifests.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data})
+
+
 def _patch(manifests: list[Manifest], target: dict[str, str], operations: list[dict[str, Any]]) -> None:
     found = [one for one in manifests if one["kind"] == target["kind"] and one["metadata"]["name"] == target["name"]]
     if len(found) != 1:
@@ -58,4 +63,7 @@ def _patch(manifests: list[Manifest], target: dict[str, str], operations: list[d
         place: Any = found[0]
         for part in way:
             place = place[int(part)] if isinstance(place, list) else place[part]
-        place[last] = operation["value"]
+        if isinstance(place, list):
+            place.insert(len(place) if last == "-" else int(last), operation["value"])
+        else:
+            place[last] = operation["value"]

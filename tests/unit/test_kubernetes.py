@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from outrider.cli.system import SystemConfig
+from outrider.wire.config import GatewayConfig, load
 from tests.kubernetes.__main__ import manifests_by_source
 from tests.kubernetes.build import Manifest, built
 from tests.kubernetes.check import FOLDER, pods, problem, selects
@@ -101,9 +102,24 @@ def test_a_gpu_for_each_worker() -> None:
         assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
+def test_the_secured_overlay_says_where_the_secrets_are_mounted() -> None:
+    secured = built(FOLDER / "overlays/secured")
+    (gateway,) = [one for one in secured if (one["kind"], one["metadata"]["name"]) == ("Deployment", "gateway")]
+    container = gateway["spec"]["template"]["spec"]["containers"][0]
+    mounts = {one["mountPath"] for one in container["volumeMounts"]}
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    settings = load(GatewayConfig, ["--registry", "launcher:7000"], variables)
+    assert {settings.tls_dir, settings.public_tls_dir} <= mounts
+    assert str(settings.api_keys).rpartition("/")[0] in mounts
+    (pools,) = [one["data"]["cluster.yaml"] for one in secured if one["kind"] == "ConfigMap"]
+    config = SystemConfig.read(yaml.safe_load(pools))
+    assert config.ray is not None
+    assert {config.ray.tls_dir, *(pool.worker.tls_dir for pool in config.pools)} == {settings.tls_dir}
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_kustomize_builds_what_we_checked() -> None:
-    for folder in ("base", "overlays/gpu"):
+    for folder in ("base", "overlays/gpu", "overlays/secured"):
         text = subprocess.run(
             ["kubectl", "kustomize", str(FOLDER / folder)], check=True, capture_output=True, text=True, timeout=30
         ).stdout
