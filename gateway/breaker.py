@@ -33,9 +33,13 @@ class Breaker:
     """Of one worker. Closed: requests go there. Open: one request may try after each pause."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
+        self,
+        max_failures: int = MAX_FAILURES,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`jitter` gives numbers in [0, 1): a pause is between its half and its whole."""
+        """`max_failures` in a row open it. `jitter` is in [0, 1): a pause lasts from its half to its whole."""
+        self._max_failures = max_failures
         self._clock = clock
         self._jitter = jitter
         self._state = _State.CLOSED
@@ -66,7 +70,7 @@ class Breaker:
         """Failures of requests that were under way when it opened change nothing."""
         if self._state is _State.CLOSED:
             self._num_failures += 1
-            if self._num_failures >= MAX_FAILURES:
+            if self._num_failures >= self._max_failures:
                 self.trip()
         elif self._state is _State.PROBING:
             self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)

@@ -71,7 +71,10 @@ class DraftSeat:
         """A proposal was made in time and did not arrive in time."""
         if self.member is not None:
             self.member.deliveries[self._target].failed()
-            self._failed, self._probes = True, False
+
+    def is_slow(self) -> None:
+        """Its proposals keep coming too late, for whatever reason."""
+        self._failed, self._probes = True, False
 
     def answered_with(self, code: pb.WorkerErrorCode) -> None:
         """Instead of a proposal."""

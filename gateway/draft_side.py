@@ -28,6 +28,8 @@ from outrider.wire.log import get_logger
 log = get_logger(__name__)
 
 REPLY_GRACE_S = 0.05
+MAX_LATE = 3
+"""Proposals in a row that were late or not worth their wait; then another draft is better, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class DraftSide:
         self._fed_prompt = False
         """The last proposal began from nothing: how long it took says nothing of the next."""
         self._proposing: Proposing | None = None
-        self._replied: tuple[int, int] = (0, 0)
-        """Ticket and tokens of the last proposal that the draft answered."""
+        self._replied: tuple[int, int, bool] = (0, 0, False)
+        """Ticket and tokens of the last proposal that the draft answered, and whether that was within the budget."""
         self._unverified: set[int] = set()
         """Tickets whose rounds ended without their proposals, which are still on their way."""
 
@@ -123,15 +125,17 @@ class DraftSide:
                 self._worth.observe(verdict.wait_us / 1e6, total_s, verdict.num_accepted + 1)
             (self._backoff.late if self._worth.is_lost else self._backoff.in_time)()
             self._seat.did_well()
+            self._leave_if_slow()
             return
         self._backoff.late()
         self.why_plain = "late" if verdict.fallback == tpb.FALLBACK_REASON_LATE else "refused"
         note_fallback(self._model.metrics, verdict.fallback)
-        replied, num_tokens = self._replied
+        replied, num_tokens, in_budget = self._replied
         if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
             self._seat.refused()
-        elif replied == ticket:
+        elif replied == ticket and in_budget:
             self._seat.undelivered()
+        self._leave_if_slow()
         if replied == ticket:
             self._note_wasted(num_tokens)
         else:
@@ -155,6 +159,10 @@ class DraftSide:
         elif self._seat.member is not None:
             self._seat.take(target)
         return self._seat.member
+
+    def _leave_if_slow(self) -> None:
+        if self._backoff.num_late >= MAX_LATE:
+            self._seat.is_slow()
 
     def _note_wasted(self, num_tokens: int) -> None:
         self._session.usage.num_wasted_tokens += num_tokens
@@ -212,12 +220,12 @@ class DraftSide:
         reply, draft = future.result(), proposing.draft
         if reply.WhichOneof("item") == "propose":
             self.slot.agreed_len = proposing.committed_len
-            self._replied = (proposing.ticket, len(reply.propose.draft_ids))
+            took_s = time.monotonic() - proposing.sent_s
+            self._replied = (proposing.ticket, len(reply.propose.draft_ids), took_s <= self.wait_budget_s)
             if proposing.ticket in self._unverified:
                 self._unverified.clear()
                 self._note_wasted(len(reply.propose.draft_ids))
             self.last_propose_s = (reply.propose.queue_us + reply.propose.compute_us) / 1e6
-            took_s = time.monotonic() - proposing.sent_s
             self._fed_prompt = proposing.fed_prompt(reply.propose)
             (draft.first_wait_budget if self._fed_prompt else draft.wait_budget).observe(took_s)
             note_proposal(self._model.metrics, reply.propose)

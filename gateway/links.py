@@ -186,7 +186,7 @@ class WorkerLink:
             except grpc.aio.AioRpcError as error:
                 self._note_failure(f"{error.code().name}: {error.details()}")
             except OutriderError as error:
-                log.error("the %s at %s is not used: %s", self.name, self.address, error.message)
+                log.warning("the %s at %s is not used: %s", self.name, self.address, error.message)
                 self._set(None, error.message)
             except Exception:  # whatever it was, the worker may come back
                 log.exception("the connection to the %s at %s failed", self.name, self.address)

@@ -15,6 +15,8 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import GatewayConfig
 
 SILENT_S = 1.0
+MAX_UNDELIVERED = 5
+"""A busy machine delays some in a row."""
 
 
 class State(Enum):
@@ -132,7 +134,7 @@ class DraftMember(Member):
         self.wait_budget = WaitBudget(*limits_s)
         self.first_wait_budget = WaitBudget(*limits_s)
         """For proposals that feed a prompt, a slot's first above all: they say nothing about the others."""
-        self.deliveries: defaultdict[str, Breaker] = defaultdict(Breaker)
+        self.deliveries: defaultdict[str, Breaker] = defaultdict(lambda: Breaker(MAX_UNDELIVERED))
         """By target: whether proposals that were made in time arrive there."""
 
     def serves(self, target: str) -> bool:

@@ -39,7 +39,7 @@ class MemberSeries(Collector):
             "outrider_breaker_open", "1 while the worker is left alone because it failed.", labels=["member"]
         )
         requests = GaugeMetricFamily(
-            "outrider_member_requests", "Requests that this gateway has placed there.", labels=["member"]
+            "outrider_member_requests", "Requests that this gateway has placed there.", labels=["member", "pool"]
         )
         linked = {member.name for member in members}
         counts = Counter((member.spec.pool, member.state.value) for member in members)
@@ -50,5 +50,5 @@ class MemberSeries(Collector):
         for member in members:
             connected.add_metric([member.spec.role, member.name, member.spec.pool], member.connection is not None)
             breakers.add_metric([member.name], member.breaker.is_open)
-            requests.add_metric([member.name], member.num_requests)
+            requests.add_metric([member.name, member.spec.pool], member.num_requests)
         return [connected, states, breakers, requests]

@@ -75,15 +75,16 @@ class Backoff:
     plain, at most 64.
     """
 
-    _num_late: int = 0
+    num_late: int = 0
+    """In a row."""
     _skip: int = field(default=0)
 
     def late(self) -> None:
-        self._num_late += 1
-        self._skip = min(2**self._num_late, MAX_SKIPPED_ROUNDS)
+        self.num_late += 1
+        self._skip = min(2**self.num_late, MAX_SKIPPED_ROUNDS)
 
     def in_time(self) -> None:
-        self._num_late = 0
+        self.num_late = 0
 
     def may_draft(self) -> bool:
         """Ask once a round."""
