@@ -37,7 +37,8 @@ class SlotKeeper:
     def open(self, job: OpenJob) -> Slot | None:
         """Answers the job. None when it was refused."""
         try:
-            check_token_ids("committed_ids", job.committed_ids, self._vocab_size)
+            if len(job.committed_ids) <= self.table.context_limit:  # more are refused for their number alone, below
+                check_token_ids("committed_ids", job.committed_ids, self._vocab_size)
             job.params.check(self._vocab_size)
             slot = self.table.open(
                 job.owner, job.slot_id, job.committed_ids, job.num_prompt, job.params, job.cache_salt
@@ -62,12 +63,12 @@ class SlotKeeper:
         if slot is None:
             return JobError(Fault.UNKNOWN_SLOT, f"slot {slot_id} is not open here; open it again")
         try:
-            check_token_ids("committed_ids", list(ids), self._vocab_size)
             if base_len + len(ids) >= slot.max_len:  # the slot may be full, but then there is nothing to ask of it
                 raise InvalidRequest(
                     f"base_len {base_len} and {len(ids)} committed ids make {base_len + len(ids)} tokens, "
                     f"prompt and max_tokens are {slot.max_len}: no token is left to make"
                 )
+            check_token_ids("committed_ids", list(ids), self._vocab_size)
             slot.commit_from(base_len, ids)
         except Behind as behind:
             return JobError(Fault.BEHIND, f"slot {slot_id} knows {behind.known_len} tokens", behind.known_len)

@@ -10,6 +10,8 @@ from outrider.wire.errors import InvalidRequest
 
 MAX_STOP_TOKEN_IDS = 64
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_IDS = 256
+"""Of each."""
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -83,6 +85,11 @@ class SamplingParams:
         for word in self.bad_words:
             if not word:
                 raise InvalidRequest("bad_words holds an empty sequence", param="bad_words")
+            if len(word) > MAX_BAD_WORD_IDS:
+                raise InvalidRequest(
+                    f"bad_words holds a sequence of {len(word)} tokens, at most {MAX_BAD_WORD_IDS} are allowed",
+                    param="bad_words",
+                )
             check_token_ids("bad_words", word, vocab_size)
         _in_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         _in_range("seed", self.seed, 0, MAX_SEED - 1)

@@ -442,6 +442,8 @@ async def test_invalid_requests_leave_the_slot_as_it_was(
         (open_slot(1, PROMPT, logit_bias={400: 1.0}), pb.WORKER_ERROR_CODE_INVALID, "400"),
         (open_slot(1, PROMPT, logit_bias={4: math.inf}), pb.WORKER_ERROR_CODE_INVALID, "inf"),
         (open_slot(1, PROMPT, bad_words=((),)), pb.WORKER_ERROR_CODE_INVALID, "bad_words"),
+        (open_slot(1, PROMPT, bad_words=((5,) * 257,)), pb.WORKER_ERROR_CODE_INVALID, "257 tokens, at most 256"),
+        (open_slot(1, [999] * 1_000_000), pb.WORKER_ERROR_CODE_INVALID, "prompt of 1000000 tokens"),
         (open_slot(1, PROMPT, max_tokens=252), pb.WORKER_ERROR_CODE_INVALID, "256"),
         (open_slot(1, PROMPT, max_tokens=2**31), pb.WORKER_ERROR_CODE_INVALID, str(2**31)),
         (pb.OpenSlot(), pb.WORKER_ERROR_CODE_INVALID, "max_tokens is 0"),
