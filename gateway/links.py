@@ -151,8 +151,8 @@ class WorkerLink:
         self._count_bytes = count_bytes
         self._on_change = on_change
         self._max_message_bytes = max_message_bytes
-        self._failure = ""
-        """Why the last call did not reach the worker."""
+        self._failures: set[str] = set()
+        """Why calls have not reached the worker since it was connected last."""
         self._dialer = Dialer(address, Role(name), max_message_bytes, certificates)
         self._stub_type, self._batch_type = _TYPES[name]
         self._stub = self._stub_type(self._dialer.channel())
@@ -193,10 +193,10 @@ class WorkerLink:
             await asyncio.sleep(RECONNECT_S)
 
     def _note_failure(self, why: str) -> None:
-        """Said once: a worker that is away is asked again for ever."""
-        if why != self._failure:
+        """Each reason is said once while a worker is away: it is asked again for ever, and they take turns."""
+        if why not in self._failures:
             log.warning("no answer from the %s at %s: %s", self.name, self.address, why)
-        self._failure = why
+        self._failures.add(why)
 
     async def _connect_once(self) -> None:
         """Until the stream ends."""
@@ -215,6 +215,7 @@ class WorkerLink:
             self._max_message_bytes,
         )
         log.info("connected to the %s %s at %s", self.name, info.model_id, self.address)
+        self._failures.clear()
         reading = asyncio.create_task(connection.run())
         watching = asyncio.create_task(self._watch(connection))
         try:
