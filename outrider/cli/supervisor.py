@@ -122,7 +122,7 @@ class Supervisor:
             check_free(wanted.host, wanted.port, "--port")
             check_free(wanted.host, wanted.grpc_port, "--grpc-port")
         registry, workers = self._start_ray() if self._config.ray else (None, self._start_plain())
-        where: dict[str, str | None] = self._named(workers)
+        where: dict[str, str | None] = self._named(workers) if registry is None else {"registry": registry}
         gateways = [self._start_gateway(index, where) for index in range(self._config.gateways)]
         return Endpoints(gateways, workers, registry)
 
