@@ -38,7 +38,7 @@ def workers() -> list[Panel]:
         lines(
             "Requests by member",
             "Answers placed on each worker, over all gateways.",
-            [Query("sum by (member) (outrider_member_requests)", "{{member}}")],
+            [Query("sum by (pool, member) (outrider_member_requests)", "{{pool}} {{member}}")],
             PLAIN,
             stacked=True,
             link=details,

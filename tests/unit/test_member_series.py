@@ -46,4 +46,4 @@ def test_members_are_counted_by_state_and_what_is_being_started_is_one() -> None
     assert value("outrider_worker_connected", worker="target", member="chat-1", pool="chat") == 0
     assert value("outrider_worker_connected", worker="draft", member="small-0", pool="small") is None
     assert value("outrider_breaker_open", member="chat-0") == 0
-    assert value("outrider_member_requests", member="chat-1") == 3
+    assert value("outrider_member_requests", member="chat-1", pool="chat") == 3
