@@ -21,7 +21,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
-from outrider.wire.log import get_logger
+from outrider.wire.log import get_logger, log_fields
 from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.roles import Role as Part
 from outrider.wire.tls import part_certificates
@@ -161,16 +161,17 @@ class Pools:
         def changed(before: Connection | None, after: Connection | None) -> None:
             self._link_changed(spec.name, link, before, after)
 
-        link = WorkerLink(
-            spec.role,
-            spec.address,
-            max_message_bytes=self.config.max_message_bytes,
-            silence_s=_silence_s(spec.role, self.config),
-            accept=accept,
-            count_bytes=count,
-            on_change=changed,
-            certificates=self.certificates,
-        )
+        with log_fields(member=spec.name):  # its task inherits them
+            link = WorkerLink(
+                spec.role,
+                spec.address,
+                max_message_bytes=self.config.max_message_bytes,
+                silence_s=_silence_s(spec.role, self.config),
+                accept=accept,
+                count_bytes=count,
+                on_change=changed,
+                certificates=self.certificates,
+            )
         return link
 
     async def _accept_draft(self, pool: str, info: pb.WorkerInfo, link: WorkerLink) -> None:

@@ -205,12 +205,18 @@ class RequestRecords:
     def _log(self, record: RequestRecord, seconds: float) -> None:
         facts = record.facts()
         log.info(
-            "request %s: %s in %.3f s, %d tokens in %d rounds",
+            "request %s: %s in %.3f s; key %s, model %s, %d prompt and %d output tokens, %d rounds, "
+            "%d of %d drafted tokens accepted",
             record.request_id,
             record.outcome,
             seconds,
+            record.key or "-",
+            record.model or "-",
+            record.num_prompt_tokens,
             facts["completion_tokens"],
             facts["rounds"],
+            facts["accepted"],
+            facts["drafted"],
             extra=about(operation=record.operation, outcome=record.outcome, seconds=round(seconds, 6), **facts),
         )
 

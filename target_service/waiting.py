@@ -17,7 +17,7 @@ from outrider.engine.slots import Slot
 from outrider.engine.turns import Wish
 from outrider.engine.wire_tensors import decode_laws
 from outrider.wire.codec import BadTensor
-from outrider.wire.log import get_logger
+from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
 from target_service.jobs import Fallback, VerifyJob
 from target_service.tickets import Proposal, TicketTable
@@ -152,7 +152,8 @@ class WaitingRoom:
         return Ready(waiting, [], None, Fallback.LATE)
 
     def _refused(self, waiting: Waiting, why: str) -> Ready:
-        log.warning("refused a proposal for slot %d: %s", waiting.job.slot_id, why)
+        slot_id = waiting.job.slot_id
+        log.warning("refused a proposal for slot %d: %s", slot_id, why, extra=about(slot=slot_id))
         self._metrics.proposals_refused.inc()
         return Ready(waiting, [], None, Fallback.REFUSED)
 

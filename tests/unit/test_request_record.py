@@ -89,7 +89,9 @@ def test_one_line_says_what_the_request_was_and_how_it_ended(lines: pytest.LogCa
     (line,) = lines.records
     fields = line.fields  # type: ignore[attr-defined]
     assert line.getMessage().startswith("request req-1: ok in 0.")
-    assert line.getMessage().endswith("20 tokens in 4 rounds")
+    assert line.getMessage().endswith(
+        "key alice, model m, 3 prompt and 20 output tokens, 4 rounds, 7 of 16 drafted tokens accepted"
+    )
     assert fields["seconds"] < 1
     del fields["seconds"]
     assert {name: value for name, value in fields.items() if value is not None} == {
