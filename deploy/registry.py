@@ -14,7 +14,7 @@ import grpc.aio
 from outrider.v1 import registry_pb2 as pb
 from outrider.v1 import registry_pb2_grpc
 from outrider.wire.address import join_host_port
-from outrider.wire.errors import ConfigError
+from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.log import get_logger
 from outrider.wire.serving import ServerThread
 from outrider.wire.tls import CertificateFolder
@@ -94,8 +94,10 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                     name = report.gateway[:_NAME_LENGTH]
                     log.info("gateway %s joined", name)
                 self._reports[join] = (time.monotonic(), report)
-        except grpc.aio.AioRpcError as error:  # also bytes that are no report
+        except grpc.aio.AioRpcError as error:
             log.info("the stream of gateway %s broke: %s", name, error.code().name)
+        except InvalidRequest as error:  # bytes that are no report; the call ends with it
+            log.info("the stream of gateway %s broke: %s", name, error.message)
         finally:
             self._reports.pop(join, None)
             log.info("gateway %s left", name or "without a name")

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError
 from outrider.wire.log import get_logger
+from outrider.wire.request_streams import guarded_stream
 
 log = get_logger(__name__)
 
@@ -105,7 +106,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Maps the error tree, and requests that are no message, to statuses. Request streams see to theirs."""
+    """Maps the error tree, and requests that are no message, to statuses."""
 
     async def intercept_service(
         self,
@@ -121,6 +122,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             return grpc.unary_stream_rpc_method_handler(
                 _guarded(handler, handler.unary_stream), response_serializer=handler.response_serializer
             )
+        if handler is not None and handler.request_streaming:
+            return guarded_stream(handler, parse_message, abort)
         return handler
 
 
