@@ -17,8 +17,8 @@ FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
 """The pause before a probe doubles with every probe that fails."""
 
-RETRY_SHARE = 0.2
-"""Retries that each new request pays for."""
+REQUESTS_PER_RETRY = 5
+"""New requests that pay for a retry: at most 20 %."""
 RESERVE_S = 10.0
 """An unused budget holds the floor of so many seconds."""
 
@@ -96,27 +96,29 @@ class Breaker:
 
 
 class RetryBudget:
-    """A token bucket. Every request puts RETRY_SHARE in, every retry takes one; `floor_per_s` flows in besides."""
+    """A token bucket. Every request puts one in, every retry takes REQUESTS_PER_RETRY; `floor_per_s` retries a second
+    are free besides.
+    """
 
     def __init__(self, floor_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.floor_per_s = floor_per_s
-        self._most = floor_per_s * RESERVE_S
+        self._most = REQUESTS_PER_RETRY * floor_per_s * RESERVE_S
         self._clock = clock
         self._balance = self._most
         self._seen_s = clock()
 
     def request(self) -> None:
-        self._refill(RETRY_SHARE)
+        self._refill(1.0)
 
     def take(self) -> bool:
         """True when a retry may go now."""
         self._refill(0.0)
-        if self._balance < 1.0:
+        if self._balance < REQUESTS_PER_RETRY:
             return False
-        self._balance -= 1.0
+        self._balance -= REQUESTS_PER_RETRY
         return True
 
     def _refill(self, extra: float) -> None:
         now = self._clock()
-        self._balance = min(self._most, self._balance + (now - self._seen_s) * self.floor_per_s + extra)
-        self._seen_s = now
+        flow = (now - self._seen_s) * self.floor_per_s * REQUESTS_PER_RETRY
+        self._balance, self._seen_s = min(self._most, self._balance + flow + extra), now

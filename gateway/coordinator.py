@@ -197,6 +197,7 @@ class Answers:
     async def _decode(self, index: int, request: GenerationRequest) -> None:
         metrics = self._model.metrics
         metrics.prompt_tokens.inc(len(request.prompt_ids))
+        self._model.retries.request()
         session = Session(request, self._model.tokenizer, next(self._model.slot_ids))
         last_s: float | None = None
         async with contextlib.aclosing(Decoder(self._model, session, self._deadline_s).run()) as outputs:

@@ -19,6 +19,8 @@ class DraftSeat:
         """It was placed where a breaker is open, to see."""
         self._failed = False
         """The draft did not do its part: another would be better."""
+        self._avoid: str | None = None
+        """The draft that it left for that."""
 
     def may_stay(self, target: TargetMember, unanswered: bool) -> bool:
         """`unanswered`: the draft owes it a proposal. True when there is no draft to leave."""
@@ -36,7 +38,7 @@ class DraftSeat:
     def take(self, target: TargetMember) -> bool:
         """Gives it a draft if it has none. False when none is to be had."""
         if self.member is None:
-            self.member = self._model.choose_draft(target)
+            self.member = self._model.choose_draft(target, self._avoid) or self._model.choose_draft(target)
             if self.member is None:
                 return False
             self.member.attach()
@@ -51,6 +53,7 @@ class DraftSeat:
 
     def leave(self) -> None:
         if self.member is not None:
+            self._avoid = self.member.name if self._failed else None
             self.member.detach()
             self.member = None
 

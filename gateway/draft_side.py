@@ -154,7 +154,8 @@ class DraftSide:
         if not self._seat.may_stay(target, unanswered=self._proposing is not None):
             self.close()
         if self._seat.member is None and self._seat.take(target):
-            self._backoff, self._worth = Backoff(), Worth()
+            # If all drafts are slow, the pauses grow all the same.
+            self._backoff, self._worth = Backoff(self._backoff.num_late), Worth()
             self.metrics = self._model.pair_metrics(self._seat.member)
         elif self._seat.member is not None:
             self._seat.take(target)

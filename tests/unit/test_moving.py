@@ -1,0 +1,245 @@
+"""When a request keeps its target and its draft, and when it is given others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from gateway.draft_seat import DraftSeat
+from gateway.generation import GenerationRequest
+from gateway.served import ServedModel
+from gateway.session import Session
+from gateway.target_side import GoElsewhere, TargetSide
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.config import GatewayConfig
+from outrider.wire.errors import Unavailable, WorkerFault
+from outrider.wire.params import SamplingParams
+from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
+
+PROMPT = tuple(range(40))
+VERDICT = tpb.TargetReply(verdict=tpb.Verdict(committed_len=len(PROMPT), token_ids=[1]))
+OPENED = tpb.TargetReply(open=pb.OpenReply(committed_len=len(PROMPT)))
+
+
+def error(code: pb.WorkerErrorCode) -> tpb.TargetReply:
+    return tpb.TargetReply(error=pb.WorkerError(code=code, message="scripted"))
+
+
+class ScriptedTarget:
+    """A connection that answers opens and verifies as the test says."""
+
+    def __init__(self, open_reply: tpb.TargetReply = OPENED, verify_reply: tpb.TargetReply = VERDICT) -> None:
+        self.alive, self.epoch, self.info, self.hung = True, 7, INFO, False
+        self.replies = {"open": open_reply, "verify": verify_reply}
+        self.sent: list[str] = []
+
+    def call(self, request: tpb.TargetRequest) -> asyncio.Future[tpb.TargetReply]:
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(self.replies[request.WhichOneof("item")])
+        return future
+
+    def send(self, request: tpb.TargetRequest) -> None:
+        self.sent.append(request.WhichOneof("item"))
+
+
+def side_of(model: ServedModel) -> TargetSide:
+    session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.tokenizer, 1)
+    return TargetSide(model, session, time.monotonic() + 60)
+
+
+async def placed(side: TargetSide) -> str:
+    await side.place()
+    return side.member.name
+
+
+@pytest.fixture
+async def two() -> tuple[ServedModel, TargetSide, str, str]:
+    """A model of two targets, a request with a slot on one, that one's name and the other's."""
+    model = served_model({name: link_of(ScriptedTarget()) for name in ("a", "b")}, {})
+    side = side_of(model)
+    target = await side.place()
+    await side.open(target)
+    name = side.member.name
+    return model, side, name, "b" if name == "a" else "a"
+
+
+Two = tuple[ServedModel, TargetSide, str, str]
+
+
+async def test_a_request_keeps_its_target_though_another_becomes_better(two: Two) -> None:
+    model, side, name, _ = two
+    model.targets[name].num_requests += 60
+    assert await placed(side) == name
+
+
+async def test_a_request_finishes_where_it_runs_while_that_drains(two: Two) -> None:
+    model, side, name, other = two
+    link: Any = model.targets[name].link
+    link.info = pb.WorkerInfo(draining=True)
+    assert await placed(side) == name
+    assert await placed(side_of(model)) == other, "new ones go elsewhere"
+
+
+async def test_a_lost_target_is_left_and_one_whose_breaker_opens_too(two: Two) -> None:
+    model, side, name, other = two
+    connection, link = model.targets[name].connection, model.targets[name].link
+    model.targets[name].breaker.trip()
+    assert await placed(side) == other
+    assert connection.sent == ["close"], "its slot there is freed"  # type: ignore[union-attr]
+    assert (model.targets[name].num_requests, model.targets[other].num_requests) == (0, 1)
+    model.targets[name].breaker.succeeded()
+    model.targets[other].link.connection = None  # type: ignore[misc]
+    assert link.connection is connection
+    assert await placed(side) == name
+    side.close()
+    assert [target.num_requests for target in model.targets.values()] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (pb.WORKER_ERROR_CODE_DRAINING, "draining"),
+        (pb.WORKER_ERROR_CODE_EXHAUSTED, "full"),
+        (pb.WORKER_ERROR_CODE_INTERNAL, "fault"),
+    ],
+)
+async def test_a_target_that_opens_no_slot_is_changed_for_one_that_does(code: pb.WorkerErrorCode, reason: str) -> None:
+    unwilling, willing = ScriptedTarget(open_reply=error(code)), ScriptedTarget()
+    model = served_model({"a": link_of(unwilling), "b": link_of(willing)}, {})
+    model.targets["b"].num_requests = 5  # so that it is placed at the first one
+    side = side_of(model)
+    target = await side.place()
+    assert target is unwilling
+    with pytest.raises(GoElsewhere, match=reason):
+        await side.open(target)
+    target = await side.place()
+    assert target is willing
+    await side.open(target)
+    assert (await side.verify(target, 1, 0, 0.0)) is not None
+
+
+async def test_a_full_target_is_waited_for_when_there_is_no_other() -> None:
+    target = ScriptedTarget(open_reply=error(pb.WORKER_ERROR_CODE_EXHAUSTED))
+    side = side_of(served_model({"a": link_of(target)}, {}))
+    opening = asyncio.create_task(side.open(await side.place()))
+    await asyncio.sleep(0.05)
+    assert not opening.done()
+    target.replies["open"] = OPENED
+    await opening
+
+
+async def test_a_request_that_no_target_can_answer_fails_instead_of_trying_for_ever() -> None:
+    faults = {name: ScriptedTarget(verify_reply=error(pb.WORKER_ERROR_CODE_INTERNAL)) for name in ("a", "b", "c")}
+    model = served_model({name: link_of(target) for name, target in faults.items()}, {})
+    side, tried = side_of(model), []
+    with pytest.raises(WorkerFault, match="scripted"):
+        for _ in range(5):
+            target = await side.place()
+            tried.append(side.member.name)
+            await side.open(target)
+            assert await side.verify(target, 1, 0, 0.0) is None
+            assert side.why_again == "fault"
+    assert len(tried) == len(set(tried)) == 2, "another target each time"
+
+
+async def test_without_a_usable_target_a_request_waits_for_one() -> None:
+    model = served_model({"a": link_of(None)}, {}, gateway=GatewayConfig(target="127.0.0.1:9", start_timeout_s=0.2))
+    assert model.reason() == "no target at a: not connected"
+    with pytest.raises(Unavailable, match="no target at a"):
+        await side_of(model).place()
+    placing = asyncio.create_task(placed(side_of(model)))
+    await asyncio.sleep(0)
+    model.targets["a"].link.connection = connection_of()  # type: ignore[misc]
+    model.note_change()
+    assert await placing == "a"
+
+
+async def test_places_follow_the_number_of_targets() -> None:
+    model = served_model({"a": link_of(connection_of()), "b": link_of(connection_of())}, {})
+    assert model.places.capacity == 2 * model.config.max_running
+    model.targets["a"].link.connection = None  # type: ignore[misc]
+    model.note_change()
+    assert model.places.capacity == model.config.max_running
+
+
+def drafting(num_drafts: int) -> tuple[ServedModel, DraftSeat]:
+    """A request that has the first of so many drafts."""
+    drafts = {f"draft-{index}": link_of(connection_of()) for index in range(num_drafts)}
+    model = served_model({"a": link_of(connection_of())}, drafts)
+    seat = DraftSeat(model)
+    assert seat.take(model.targets["a"])
+    assert seat.member is model.drafts["draft-0"]
+    return model, seat
+
+
+def moved(model: ServedModel, seat: DraftSeat, unanswered: bool = False) -> bool:
+    if seat.may_stay(model.targets["a"], unanswered):
+        return False
+    seat.leave()
+    return True
+
+
+async def test_a_draft_is_kept_while_it_does_its_part() -> None:
+    model, seat = drafting(2)
+    model.drafts["draft-0"].num_requests += 5
+    assert not moved(model, seat)
+    assert not moved(model, seat, unanswered=True), "it may only be slow"
+
+
+@pytest.mark.parametrize("what", ["lost", "draining", "silent", "refused", "slow"])
+async def test_a_draft_that_does_not_is_changed_for_another(what: str) -> None:
+    model, seat = drafting(2)
+    link: Any = model.drafts["draft-0"].link
+    if what == "lost":
+        link.connection = None
+    elif what == "draining":
+        link.info = pb.WorkerInfo(draining=True)
+    elif what == "silent":
+        link.silent_s = 2.0
+    elif what == "refused":
+        seat.refused()
+    else:
+        seat.is_slow()
+    assert moved(model, seat, unanswered=what == "silent")
+    assert seat.take(model.targets["a"])
+    assert seat.member is model.drafts["draft-1"]
+    assert model.drafts["draft-0"].num_requests == 0
+
+
+@pytest.mark.parametrize("what", ["draining", "silent", "slow"])
+async def test_without_another_it_is_kept_as_long_as_it_is_there(what: str) -> None:
+    model, seat = drafting(1)
+    link: Any = model.drafts["draft-0"].link
+    if what == "draining":
+        link.info = pb.WorkerInfo(draining=True)
+    elif what == "silent":
+        link.silent_s = 2.0
+    else:
+        seat.is_slow()
+    assert not moved(model, seat, unanswered=what == "silent")
+
+
+async def test_a_draft_that_lies_to_several_is_left_alone_by_all() -> None:
+    model, seat = drafting(1)
+    others = [DraftSeat(model) for _ in range(2)]
+    for other in others:
+        assert other.take(model.targets["a"])
+    for each in (seat, *others):
+        each.refused()
+    assert model.drafts["draft-0"].breaker.is_open
+    assert all(moved(model, each) for each in (seat, *others))
+    assert not DraftSeat(model).take(model.targets["a"]), "steps are plain"
+
+
+async def test_what_does_not_arrive_at_one_target_may_arrive_at_another() -> None:
+    model, seat = drafting(1)
+    model.targets["b"] = served_model({"b": link_of(connection_of())}, {}).targets["b"]
+    for _ in range(5):
+        seat.undelivered()
+    assert moved(model, seat)
+    assert not DraftSeat(model).take(model.targets["a"])
+    assert DraftSeat(model).take(model.targets["b"])

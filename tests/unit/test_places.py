@@ -1,0 +1,61 @@
+"""Who is decoded and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.places import Places
+
+
+async def waiting(places: Places, order: list[int], index: int) -> None:
+    await places.acquire()
+    order.append(index)
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_first_come_first_served_within_the_capacity() -> None:
+    places, order = Places(2), list[int]()
+    tasks = [asyncio.create_task(waiting(places, order, index)) for index in range(5)]
+    await settle()
+    assert order == [0, 1]
+    places.release()
+    await settle()
+    assert order == [0, 1, 2]
+    places.capacity = 4
+    await settle()
+    assert order == [0, 1, 2, 3, 4]
+    assert places.num_running == 4
+    await asyncio.gather(*tasks)
+
+
+async def test_when_the_capacity_falls_those_that_run_go_on() -> None:
+    places, order = Places(2), list[int]()
+    await places.acquire()
+    await places.acquire()
+    places.capacity = 1
+    task = asyncio.create_task(waiting(places, order, 0))
+    places.release()
+    await settle()
+    assert order == []
+    places.release()
+    await task
+
+
+async def test_who_gives_up_waiting_takes_no_place_with_them() -> None:
+    places, order = Places(1), list[int]()
+    await places.acquire()
+    tasks = [asyncio.create_task(waiting(places, order, index)) for index in range(3)]
+    await settle()
+    tasks[0].cancel()
+    await settle()
+    places.release()
+    tasks[1].cancel()  # in the moment in which it is given its place
+    await settle()
+    assert order == [2]
+    places.release()
+    assert places.num_running == 0
+    await asyncio.gather(*tasks, return_exceptions=True)
