@@ -78,8 +78,8 @@ async def until(within_s: float, done: Callable[[], bool]) -> float:
     return time.monotonic() - began_s
 
 
-async def answer(network: Network) -> Completion:
-    return await network.client.generate(PROMPT, max_tokens=60, temperature=0.0, ignore_eos=True)
+async def answer(network: Network, max_tokens: int = 60) -> Completion:
+    return await network.client.generate(PROMPT, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
 
 
 async def until_it_drafts(network: Network) -> Completion:
@@ -169,16 +169,17 @@ async def test_connections_that_are_reset_are_made_anew(network: Network, link: 
     await until_it_drafts(network)
 
 
-async def test_a_draft_that_is_far_away_for_a_while_makes_plain_steps(network: Network) -> None:
-    """Not hung: every proposal comes, too late to be of use."""
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.2, 0.4])
+async def test_a_draft_that_is_far_away_for_a_while_makes_plain_steps(network: Network, delay_s: float) -> None:
+    """Not hung: every proposal comes, in time once that is learnt, and a plain step would have been there before it."""
     before = await until_it_drafts(network)
-    network.to_draft.delay_s = 0.4
-    began_s = time.monotonic()
-    during = [await answer(network) for _ in range(2)]
-    assert time.monotonic() - began_s < 8.0
+    network.to_draft.delay_s = delay_s
+    during = [await answer(network, 200) for _ in range(2)]
     network.to_draft.delay_s = 0.0
     after = await until_it_drafts(network)
-    assert sum(each.usage.num_plain_steps for each in during) > 60
+    for each in during:
+        assert each.usage.num_plain_steps > each.usage.num_rounds
     await judged(before, *during, after)
 
 
