@@ -49,6 +49,7 @@ def draw(prometheus: Prometheus, start_s: float, end_s: float, path: Path) -> No
             place.set_xlabel("minutes")
         drawn = io.BytesIO()
         figure.savefig(drawn, dpi=90)
+    path.parent.mkdir(parents=True, exist_ok=True)
     Image.open(drawn).quantize(64).save(path, optimize=True)
 
 
