@@ -122,3 +122,9 @@ check-kubernetes: $(STAMP)
 	$(BIN)/python -m tests.kubernetes $(ARGS)
 
 .PHONY: env-example compose-test check-kubernetes
+
+# Three machines of a Ray cluster, played on this one: a draft added and drained, a machine killed, clients all the while.
+cluster-test: $(STAMP)
+	$(BIN)/python -m tests.cluster.run
+
+.PHONY: cluster-test

@@ -64,7 +64,7 @@ class Command:
 
     def ready(self) -> dict[str, Any]:
         """The launcher's JSON line."""
-        return dict(json.loads(self.wait_for('"event": "ready"')))
+        return dict(json.loads(self.wait_for('"event": "ready"', timeout_s=240.0)))
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -1,4 +1,4 @@
-"""The launcher with a real Ray: placement, restart under a stream, refusal, and what is left when it ends."""
+"""The launcher with a real Ray: pools, restarts and scaling under load, refusal, and what is left when it ends."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
 
-from outrider.client import AsyncClient, TokenKind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from tests.e2e.process_tree import Command, Tree, tree
-from tests.e2e.reference import assert_target_alone
-from tests.e2e.relay import Relay
-from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
-from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process
+from tests.e2e.registry_load import members, sizes, under_load, until_serving
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, KV_CACHE_TOKENS
 
 STUBS = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
-MAX_TOKENS = 1900
-PAUSE_S = 0.02
-"""Ray takes a few seconds; without it a fast machine's stream may be over by then."""
+SHARE = 0.4
+"""CPUs of each worker, so that Ray places five of them on two."""
+SMALL = {"num_cpus": SHARE, "kv_cache_tokens": int(KV_CACHE_TOKENS), "metrics_port": 0}
+POOLS = {
+    "targets": {"chat": {"model": DEMO_TARGET, "count": 2, "batch_invariant": True, "model_name": "demo", **SMALL}},
+    "drafts": {"small": {"model": DEMO_DRAFT, "count": 2, "serves": ["chat"], **SMALL}},
+}
 
 
 def settings(**parts: Any) -> str:
@@ -68,66 +69,77 @@ def processes() -> Iterator[Tree]:
 
 
 @pytest.fixture(scope="module")
-def pair(processes: Tree) -> Iterator[dict[str, Any]]:
-    """The launcher's ready line."""
-    with launched(settings()) as command:
+def system(processes: Tree) -> Iterator[dict[str, Any]]:
+    """The launcher's ready line: two targets and two drafts."""
+    with launched(json.dumps(POOLS) + "\n") as command:
         yield command.ready()
 
 
-def test_workers_are_processes_of_their_own_on_disjoint_cores(pair: dict[str, Any]) -> None:
-    target, draft = get_info("target", pair["target"]), get_info("draft", pair["draft"])
-    assert {"target": target.pid, "draft": draft.pid} == pair["pids"]
-    assert target.pid != draft.pid
-    for info in (target, draft):
+def of_role(system: dict[str, Any], role: str) -> list[dict[str, Any]]:
+    return [member for member in system["members"] if member["role"] == role]
+
+
+def test_workers_are_processes_of_their_own_that_share_the_cores_evenly(system: dict[str, Any]) -> None:
+    names = ["target-chat-0", "target-chat-1", "draft-small-0", "draft-small-1"]
+    assert [member["name"] for member in system["members"]] == names
+    infos = [get_info(member["role"], member["address"]) for member in system["members"]]
+    assert [info.pid for info in infos] == [member["pid"] for member in system["members"]]
+    assert len({info.pid for info in infos}) == 4
+    for info in infos:
         assert set(info.cpu_cores) == os.sched_getaffinity(info.pid)
-        assert info.visible_devices == ""
+        assert len(info.cpu_cores) == 1
         assert info.HasField("visible_devices")
-    if len(os.sched_getaffinity(0)) > 1:
-        assert not set(target.cpu_cores) & set(draft.cpu_cores)
-        assert set(target.cpu_cores) | set(draft.cpu_cores) == os.sched_getaffinity(0)
+        assert info.visible_devices == ""
+    used = [core for info in infos for core in info.cpu_cores]
+    assert len(set(used)) == min(4, len(os.sched_getaffinity(0)))
 
 
-def test_nothing_of_ray_listens_beyond_this_machine(pair: dict[str, Any], processes: Tree) -> None:
+def test_nothing_of_ray_listens_beyond_this_machine(system: dict[str, Any], processes: Tree) -> None:
     """Our own Ray takes no token, so it must not be reachable."""
     addresses = listening_addresses(set(processes.now()))
-    assert len(addresses) >= 4  # two workers, and Ray's own
+    assert len(addresses) >= 9  # four workers with their metrics, the registry, and Ray's own
     assert set(addresses) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
-@contextlib.asynccontextmanager
-async def paced_gateway(pair: dict[str, Any]) -> AsyncIterator[str]:
-    """Address of a gateway whose messages take PAUSE_S to the target, so that a stream outlives Ray's restart."""
-    async with Relay("target", pair["target"], hold=lambda item: PAUSE_S) as relay:
-        workers = ["--target", relay.address, "--target-for-draft", pair["target"], "--draft", pair["draft"]]
-        gateway = await asyncio.to_thread(Process, "gateway", [*workers, "--port", "0", "--grpc-port", "0"])
-        try:
-            yield str(gateway.ready["grpc"])
-        finally:
-            await asyncio.to_thread(gateway.stop)
+@pytest.mark.timeout(300)
+async def test_a_draft_is_added_and_drained_under_load_and_no_request_is_lost(system: dict[str, Any]) -> None:
+    registry = system["registry"]
+    async with under_load(registry) as load:
+        assert sizes(registry, "small", 3).num_wanted == 3
+        await until_serving(registry, "small", 3)
+        new = next(member for member in await members(registry) if member.name == "draft-small-2")
+        give_up = time.monotonic() + 60
+        while not (await asyncio.to_thread(get_info, "draft", new.address)).num_slots_in_use:
+            assert time.monotonic() < give_up and not load.errors, load.errors
+            await asyncio.sleep(0.05)
+        sizes(registry, "small", 2)
+        await until_serving(registry, "small", 2)
+    load.assert_whole()
+    assert len(await members(registry)) == 4
 
 
-@pytest.mark.timeout(240)
-async def test_a_killed_draft_comes_back_at_its_address_and_drafts_resume_in_the_same_stream(
-    pair: dict[str, Any],
+@pytest.mark.timeout(300)
+async def test_a_killed_draft_and_a_killed_target_come_back_elsewhere_and_gateways_follow(
+    system: dict[str, Any],
 ) -> None:
-    before, target = get_info("draft", pair["draft"]), get_info("target", pair["target"])
-    seen = Seen()
-    async with paced_gateway(pair) as address, AsyncClient(address) as client:
-        async with greedy(client, MAX_TOKENS) as stream:
-            await seen.read(stream, speculative(5))
-            os.kill(before.pid, signal.SIGKILL)
-            await seen.read(stream, plain(10))
-            await seen.read(stream, speculative(10))
-        after = await asyncio.to_thread(get_info, "draft", pair["draft"])
-    assert seen.phases.endswith("sps"), seen.phases
-    assert len(seen.ids) < MAX_TOKENS  # drafts came back before the end
-    assert after.epoch != before.epoch
-    assert after.pid != before.pid
-    assert list(after.cpu_cores) == list(before.cpu_cores)
-    assert after.visible_devices == ""
-    assert get_info("target", pair["target"]).epoch == target.epoch
-    assert all(token.kind is TokenKind.PLAIN for r in seen.rounds if not r.num_drafted for token in r.tokens)
-    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen.ids))
+    registry = system["registry"]
+    before = {member.name: member.address for member in await members(registry)}
+    killed = [(role, next(name for name in before if name.startswith(role))) for role in ("draft", "target")]
+    async with under_load(registry) as load:
+        for role, name in killed:
+            info = await asyncio.to_thread(get_info, role, before[name])
+            os.kill(info.pid, signal.SIGKILL)
+            give_up = time.monotonic() + 60
+            while {member.name: member.address for member in await members(registry)}[name] == before[name]:
+                assert time.monotonic() < give_up
+                await asyncio.sleep(0.1)
+            await until_serving(registry, "small" if role == "draft" else "chat", 2)
+            address = {member.name: member.address for member in await members(registry)}[name]
+            after = await asyncio.to_thread(get_info, role, address)
+            assert after.pid != info.pid
+            assert after.epoch != info.epoch
+            assert after.visible_devices == ""
+    load.assert_whole()
 
 
 @pytest.fixture
@@ -138,12 +150,14 @@ def joining_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("joining_ours")
-def test_a_second_system_is_refused_while_the_cores_are_taken(pair: dict[str, Any]) -> None:
-    with launched(settings(ray={"address": pair["ray"]})) as command:
+def test_a_second_system_is_refused_while_the_cores_are_taken(system: dict[str, Any]) -> None:
+    with launched(settings(ray={"address": system["ray"], "node_timeout_s": 1})) as command:
         assert command.wait() == 1
     assert "the workers cannot be placed" in command.err[-1]
-    assert "has free [0 GPU, 0 CPU]" in command.err[-1]
-    assert get_info("target", pair["target"]).pid == pair["pids"]["target"]
+    assert "has free [0 GPU, " in command.err[-1]
+    waiting = [line for line in command.out if '"waiting"' in line]
+    assert len(waiting) == 1  # for a machine that may be about to join
+    assert sizes(system["registry"], "chat").num_serving == 2
 
 
 @pytest.mark.slow
@@ -160,11 +174,13 @@ def test_two_systems_share_a_cluster_and_end_apart(processes: Tree) -> None:
         one = first.ready()
         with launched(on_core(cores[1], address=one["ray"])) as second:
             two = second.ready()
-            assert len({*one["pids"].values(), *two["pids"].values()}) == 4
+            pids = [{member["pid"] for member in each["members"]} for each in (one, two)]
+            assert len(pids[0] | pids[1]) == 4
             second.signal(signal.SIGTERM)
             assert second.wait() == 0
-        assert not set(two["pids"].values()) & set(processes.now())
-        assert get_info("draft", one["draft"]).pid == one["pids"]["draft"]
+        assert not pids[1] & set(processes.now())
+        (draft,) = of_role(one, "draft")
+        assert get_info("draft", draft["address"]).pid == draft["pid"]
 
 
 def test_a_gpu_that_is_not_there_is_an_error_with_a_reason(processes: Tree) -> None:

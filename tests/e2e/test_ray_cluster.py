@@ -1,4 +1,4 @@
-"""A cluster that is not ours: joined, left as it was even in a hurry, and refused when it has several machines."""
+"""A cluster that is not ours: joined, waited for, left as it was even in a hurry, and taken over after a crash."""
 
 from __future__ import annotations
 
@@ -58,12 +58,48 @@ def test_two_quick_ctrl_c_leave_no_actor_on_a_cluster_that_goes_on(cluster: Any,
         command.end()
 
 
-def test_a_cluster_of_two_machines_is_refused_by_number(cluster: Any) -> None:
-    second = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+@pytest.mark.timeout(240)
+def test_workers_wait_for_machines_with_their_labels_and_the_next_launcher_takes_them_over(
+    cluster: Any, processes: Tree
+) -> None:
+    """The next one of the same name, after this one was killed."""
+    labels = {"outrider/role": "draft"}
+    line = settings(draft={"labels": labels}, ray={"address": cluster.address, "name": "prod"})
+    added: list[Any] = []
     try:
-        with launched(settings(ray={"address": cluster.address})) as command:
-            assert command.wait() == 1
-        assert "the cluster has 2 machines" in command.err[-1]
-        assert "start the workers by hand" in command.err[-1]
+        with launched(line) as first:
+            waiting = first.wait_for('"waiting"')
+            assert "1 x draft: 0 GPU, 1 CPU with outrider/role=draft" in waiting
+            added.append(cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, labels=labels))
+            before = {member["name"]: member["pid"] for member in first.ready()["members"]}
+            first.signal(signal.SIGKILL)
+            first.wait()
+        with launched(line) as second:
+            after = {member["name"]: member["pid"] for member in second.ready()["members"]}
+            assert after == before  # no model was loaded again
+            second.signal(signal.SIGKILL)
+            second.wait()
+        # Other settings: what does not fit them is ended, what does goes on.
+        other = settings(draft={"labels": labels, "max_slots": 3}, ray={"address": cluster.address, "name": "prod"})
+        with launched(other) as third:
+            changed = {member["name"]: member["pid"] for member in third.ready()["members"]}
+            assert changed["target-0"] == before["target-0"]
+            assert changed["draft-0"] != before["draft-0"]
+            third.signal(signal.SIGTERM)
+            assert third.wait() == 0
+        assert processes.pids_of(ACTOR) == []
     finally:
-        cluster.remove_node(second)
+        for node in added:
+            cluster.remove_node(node)
+
+
+def test_without_a_name_workers_end_with_a_launcher_that_is_killed(cluster: Any, processes: Tree) -> None:
+    with launched(settings(ray={"address": cluster.address})) as command:
+        command.ready()
+        assert len(processes.pids_of(ACTOR)) == 2
+        command.signal(signal.SIGKILL)
+        command.wait()
+    give_up = time.monotonic() + 30
+    while processes.pids_of(ACTOR):
+        assert time.monotonic() < give_up
+        time.sleep(0.1)
