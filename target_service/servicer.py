@@ -14,9 +14,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.codec import BadTensor, rows_from_proto
-from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import MAX_DRAFT_TOKENS, MAX_WAIT_BUDGET_MS
-from outrider.wire.rpc import abort
 from outrider.wire.streams import check_batch
 from target_service.jobs import Verdict, VerifyJob
 from target_service.tickets import Arrival, Part, TicketTable
@@ -61,10 +59,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     ) -> tpb.DeliverSummary:
         summary = tpb.DeliverSummary()
         async for batch in batches:
-            try:
-                check_batch(len(batch.items))
-            except InvalidRequest as error:
-                await abort(context, error)
+            check_batch(len(batch.items))
             for item in batch.items:
                 summary.num_deliveries += 1
                 if self._deliver(item) not in _ACCEPTABLE:

@@ -10,9 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from outrider.wire.errors import InvalidRequest
 from outrider.wire.log import get_logger
-from outrider.wire.rpc import abort
 from outrider.wire.streams import MAX_BATCH_ITEMS, Outbox, check_batch
 
 log = get_logger(__name__)
@@ -64,8 +62,6 @@ class ControlStreams:
             elif reading.cancelled():
                 await context.abort(grpc.StatusCode.INTERNAL, "an answer could not be written; connect again")
             reading.result()
-        except InvalidRequest as error:
-            await abort(context, error)
         except grpc.aio.AioRpcError as error:
             log.info("control stream %d ended: %s", owner, error.code().name)
         finally:

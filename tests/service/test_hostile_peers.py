@@ -122,14 +122,19 @@ async def test_proposals_under_guessed_tickets_change_nothing_but_counters(
     async with ControlClient(target_worker.address, "target") as stranger, DeliverClient(stranger) as spray:
         tickets: list[int] = []
 
+        async def spray_some(count: int) -> None:
+            near = [(ticket + by) % 2**64 for ticket in tickets[-2:] for by in (-1, 1)]
+            guesses = [*near, *(secrets.randbits(64) for _ in range(count))]
+            wrong = [(committed[-1] + 7) % 320] * K
+            await spray.send(*(delivery(stranger, guess, len(committed), wrong) for guess in guesses))
+
         async def spray_for_ever() -> None:
             while True:
-                near = [(ticket + by) % 2**64 for ticket in tickets[-2:] for by in (-1, 1)]
-                guesses = [*near, *(secrets.randbits(64) for _ in range(500))]
-                wrong = [(committed[-1] + 7) % 320] * K
-                await spray.send(*(delivery(stranger, guess, len(committed), wrong) for guess in guesses))
-                await asyncio.sleep(0.005)
+                await spray_some(50)
+                await asyncio.sleep(0.02)
 
+        for _ in range(2):  # more than the target parks
+            await spray_some(1000)
         spraying = asyncio.create_task(spray_for_ever())
         for _ in range(6):
             tickets.append(secrets.randbits(64))
