@@ -46,6 +46,9 @@ class TcpRelay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:  # of tasks that had not begun
+            _abort(writer)
+        await asyncio.sleep(0)  # their sockets are closed by then
 
     def cut(self) -> None:
         """From now on nothing passes, and nobody is told."""
@@ -74,17 +77,20 @@ class TcpRelay:
         finally:
             self.heal()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
-        task = asyncio.current_task()
-        assert task is not None
+        self._writers.add(writer)
+        task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._pass_on(reader, writer)
-        except (OSError, asyncio.CancelledError):  # of the relay's end: nothing is left to tell anybody
-            pass
+        except OSError:
+            pass  # one end broke: nothing is left to tell anybody
         finally:
-            self._tasks.discard(task)
+            self._writers.discard(writer)
             _abort(writer)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,7 +100,7 @@ class TcpRelay:
             return
         host, _, port = self.upstream.rpartition(":")
         up_reader, up_writer = await asyncio.open_connection(host, int(port))
-        self._writers |= {writer, up_writer}
+        self._writers.add(up_writer)
         pumps = [asyncio.create_task(self._pump(*ends)) for ends in ((reader, up_writer), (up_reader, writer))]
         try:
             await asyncio.gather(*pumps)
@@ -102,7 +108,7 @@ class TcpRelay:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            self._writers -= {writer, up_writer}
+            self._writers.discard(up_writer)
             _abort(up_writer)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
