@@ -120,6 +120,8 @@ class DraftSide:
 
         A draft that was late or refused, or that costs more time than it saves, is left alone a while.
         """
+        self._model.num_rounds += 1
+        self._model.num_late += verdict.fallback == tpb.FALLBACK_REASON_LATE
         if verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED:
             if not self._fed_prompt:
                 self._worth.observe(verdict.wait_us / 1e6, total_s, verdict.num_accepted + 1)

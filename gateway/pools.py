@@ -112,6 +112,8 @@ class Pools:
                 num_running=model.places.num_running,
                 num_queued=model.places.num_queued,
                 num_refused=model.places.num_refused,
+                num_rounds=model.num_rounds,
+                num_late=model.num_late,
             )
             for name, model in self.models.items()
         ]

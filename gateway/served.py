@@ -67,6 +67,8 @@ class ServedModel:
         self.reference: Reference | None = None
         self.referenced = asyncio.Event()
         """Set once `reference` is known."""
+        self.num_rounds = self.num_late = 0
+        """That waited for a proposal, and of these those whose proposal came too late."""
         self.removed = False
         self._template = shared.chat_template
         self._facts: TargetFacts | None = None
