@@ -159,6 +159,18 @@ class Chaos:
             await self.system.replace(old)
             self.gateways[index].note(down=False)
 
+    async def hang_gateway(self, strike: Strike, dice: random.Random) -> None:
+        """Its clients may see an error; what they have not given up goes on afterwards."""
+        async with self._one_of(dice, self._names("gateway")) as part:
+            index = int(part.split()[1])
+            process = self._member(part).popen
+            strike.begins(part, gateway=index)
+            self.gateways[index].note(down=True)
+            process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(strike.planned.seconds)
+            process.send_signal(signal.SIGCONT)
+            self.gateways[index].note(down=False)
+
     async def _watch_slots(self, strike: Strike) -> None:
         """How long the targets hold more slots than the gateways that live have answers running."""
         began_s = time.monotonic()
@@ -217,6 +229,7 @@ class Chaos:
             yield self.system.links[ends]
 
 
+OF_SEVERAL_GATEWAYS = ("gateway killed", "gateway hung")
 Blow = Callable[[Chaos, Strike, random.Random], Awaitable[None]]
 
 FAULTS: dict[str, Blow] = {
@@ -229,6 +242,7 @@ FAULTS: dict[str, Blow] = {
     "target hung": lambda chaos, *how: chaos.hang(*how, "target"),
     "target drained": lambda chaos, *how: chaos.drain(*how, "target"),
     "gateway killed": Chaos.kill_gateway,
+    "gateway hung": Chaos.hang_gateway,
     "gateway and target cut": lambda chaos, *how: chaos.cut(*how, "gateway", "target"),
     "gateway and draft cut": lambda chaos, *how: chaos.cut(*how, "gateway", "draft"),
     "draft and target cut": lambda chaos, *how: chaos.cut(*how, "drafts", "target"),
@@ -243,4 +257,4 @@ def possible(num_drafts: int, num_gateways: int) -> list[str]:
     kinds = list(FAULTS)
     if not num_drafts:
         kinds = [kind for kind in kinds if "draft" not in kind]
-    return kinds if num_gateways > 1 else [kind for kind in kinds if kind != "gateway killed"]
+    return kinds if num_gateways > 1 else [kind for kind in kinds if kind not in OF_SEVERAL_GATEWAYS]
