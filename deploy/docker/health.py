@@ -12,6 +12,7 @@ import socket
 import ssl
 import sys
 from pathlib import Path
+from typing import Any
 
 TIMEOUT_S = 4.0
 TLS_DIR = Path("/etc/outrider/secrets")
@@ -56,7 +57,7 @@ def check_grpc(host: str, port: int) -> str | None:
     return None if serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
-def _channel(address: str) -> object:
+def _channel(address: str) -> Any:
     import grpc
 
     if not (TLS_DIR / "cert.pem").exists():
@@ -67,13 +68,12 @@ def _channel(address: str) -> object:
 
 
 def _own_name(certificate: bytes) -> str:
-    """A host that our certificate is for: we ask ourselves, under whatever address."""
+    """A name that our certificate is for, such as draft.outrider.internal: we ask ourselves, under whatever address."""
     from cryptography import x509
 
-    names = x509.load_pem_x509_certificate(certificate).extensions
-    names = names.get_extension_for_class(x509.SubjectAlternativeName).value
-    dns = names.get_values_for_type(x509.DNSName)
-    return str([*dns, *names.get_values_for_type(x509.IPAddress)][0])
+    extensions = x509.load_pem_x509_certificate(certificate).extensions
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return names.get_values_for_type(x509.DNSName)[0]
 
 
 def check_tcp(host: str, port: int) -> str | None:

@@ -1,0 +1,81 @@
+"""The health check of the containers, against real servers: what it believes and what it says."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from deploy.docker import health
+from outrider.cli.authority import write_certificates
+from outrider.wire.roles import Role
+from outrider.wire.serving import ServerThread
+from outrider.wire.tls import CertificateFolder
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/readyz" else 404)
+            self.end_headers()
+            self.wfile.write(b"no target")
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_gateway_is_healthy_when_it_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(200) as address:
+        assert health.main(["http", address]) == 0
+    with answering(503) as address:
+        assert health.main(["http", address]) == 1
+    assert "503: no target" in capsys.readouterr().err
+
+
+def test_nobody_there_is_not_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(200) as address:
+        pass
+    for kind in ("http", "tcp", "grpc"):
+        assert health.main([kind, address]) == 1
+    assert health.main(["tcp", "name.invalid:1"]) == 1
+    assert "refused" in capsys.readouterr().err
+
+
+def test_a_worker_is_healthy_until_it_drains(capsys: pytest.CaptureFixture[str]) -> None:
+    server = ServerThread()
+    address = server.start(lambda _: [], "127.0.0.1", 0, 1 << 20)
+    try:
+        assert health.main(["grpc", address, "tcp", address]) == 0
+        begun = threading.Event()
+        server.stop_serving(begun.set)
+        assert begun.wait(5)
+        assert health.main(["tcp", address, "grpc", address]) == 1
+        assert "NOT_SERVING" in capsys.readouterr().err
+    finally:
+        server.stop(0.1)
+
+
+def test_over_tls_it_shows_the_parts_own_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_certificates(tmp_path, ["llm.example.com"], datetime.now(UTC))
+    server = ServerThread()
+    folder = CertificateFolder(str(tmp_path / "draft"), "tls_dir", Role.DRAFT)
+    address = server.start(lambda _: [], "127.0.0.1", 0, 1 << 20, folder)
+    try:
+        assert health.main(["grpc", address]) == 1, "without a certificate nobody is answered"
+        monkeypatch.setattr(health, "TLS_DIR", tmp_path / "draft")
+        assert health.main(["grpc", address]) == 0
+    finally:
+        server.stop(0.1)
