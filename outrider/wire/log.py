@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import faulthandler
+import fcntl
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Literal, TextIO
@@ -25,6 +26,8 @@ Fields = Mapping[str, str | int | float | None]
 
 GATEWAY = "gateway"
 """The process that sees text."""
+PIPE_BYTES = 1 << 20
+"""The most that a process without privileges may ask for."""
 LINE_START = '{"time": "'
 """Of JSON."""
 _OF_THE_MACHINE = (OSError, MemoryError, ImportError)
@@ -146,6 +149,8 @@ def _take_over_stderr() -> TextIO:
     """
     told = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
     read_end, write_end = os.pipe()
+    with suppress(OSError):  # C code that holds the interpreter's lock writes while nobody can read
+        fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.dup2(write_end, 2)
     os.close(write_end)
     faulthandler.enable(file=told)
