@@ -204,19 +204,19 @@ class GatewayConfig(_Settings):
     draft_topk: Positive = 128
     """N of topk."""
     max_running: Positive = 64
-    """Answers decoded at once; keep at or under the workers' max_slots."""
+    """Answers decoded at once on each target; keep at or under the workers' max_slots."""
     max_queue: Annotated[int, Field(ge=0)] = 256
-    """Answers that may wait for a place; beyond it requests are refused with 429."""
+    """Answers of a model that may wait for a place; beyond it requests are refused with 429."""
     max_queue_wait_s: Seconds | None = None
     """Refuse a request with 429 at the door when it is not expected to begin within this; absent = only a full queue
     refuses."""
     request_timeout_s: Seconds = 600.0
     """Longest life of a request, its time in the queue included."""
     start_timeout_s: Seconds = 120.0
-    """How long to wait for the workers at start."""
+    """How long to wait for the workers at start, and a request for a target when all are gone."""
     round_timeout_s: Seconds = 30.0
-    """A worker with work to do that makes no step within this is treated as lost, and its requests go on elsewhere or
-    when it is back."""
+    """A worker with work to do that makes no step within 8 times its longest recent one, in 4 s at least and in this at
+    most, is treated as lost; its requests go on elsewhere or when it is back."""
     wait_budget_min_ms: Annotated[float, Field(gt=0)] = 5.0
     """Shortest time that the target waits for a proposal before it takes a plain step."""
     wait_budget_max_ms: Annotated[float, Field(gt=0, le=MAX_WAIT_BUDGET_MS)] = 1000.0
