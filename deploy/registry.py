@@ -17,7 +17,7 @@ from outrider.wire.address import join_host_port
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.log import get_logger
 from outrider.wire.serving import ServerThread
-from outrider.wire.tls import CertificateFolder
+from outrider.wire.tls import CertificateFolder, warn_of_open_port
 
 log = get_logger(__name__)
 
@@ -125,6 +125,8 @@ class Registry:
             return [pb.DESCRIPTOR.services_by_name["RegistryService"].full_name]
 
         host, port = split_host_port(address)
+        if certificates is None:
+            warn_of_open_port(host)
         try:
             self.address = self._server.start(add_services, host, port, MAX_MESSAGE_BYTES, certificates)
         except ConfigError as error:

@@ -177,13 +177,19 @@ def part_certificates(tls_dir: str | None, role: Role, listens_on: str | None = 
     """
     if tls_dir is not None:
         return CertificateFolder(tls_dir, "tls_dir", role)
-    if listens_on is not None and not _is_loopback(listens_on):
+    if listens_on is not None:
+        warn_of_open_port(listens_on)
+    return None
+
+
+def warn_of_open_port(host: str) -> None:
+    """For a part that listens there without certificates."""
+    if not _is_loopback(host):
         log.warning(
             "listening on %s without tls_dir: nothing is encrypted, and whoever reaches the port may do what a "
             "gateway or a draft may",
-            listens_on,
+            host,
         )
-    return None
 
 
 def public_certificates(public_tls_dir: str | None, listens_on: str) -> CertificateFolder | None:
