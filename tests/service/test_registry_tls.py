@@ -15,6 +15,7 @@ from deploy.registry import Registry
 from outrider.v1 import registry_pb2 as pb
 from outrider.v1 import registry_pb2_grpc
 from outrider.wire.roles import Role
+from outrider.wire.serving import ServerThread
 from outrider.wire.tls import CertificateFolder, channel_credentials
 from tests.certificates import all_folders
 
@@ -70,9 +71,10 @@ def test_each_role_may_do_what_is_its_own(registry: Registry, folders: Path, rol
             assert refused.value.details().endswith(f"is for {allowed.value}")
 
 
-def test_without_certificates_it_warns_of_an_open_port(caplog: pytest.LogCaptureFixture) -> None:
-    registry = Registry(scale)
+def test_without_certificates_it_warns_of_an_open_port(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServerThread, "start", lambda _, add_services, host, port, *rest: f"{host}:{port}")
     with caplog.at_level(logging.WARNING):
-        registry.start("0.0.0.0:0", None)
-    registry.stop()
+        assert Registry(scale).start("0.0.0.0:7000", None) == "0.0.0.0:7000"
     assert "listening on 0.0.0.0 without tls_dir" in caplog.text
