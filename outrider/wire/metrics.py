@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from outrider.wire.acceptance_window import AcceptanceRates
+from outrider.wire.kinds import TokenKind
 
 _PAIR = ("target", "draft")
 """Labels of what rounds do: the ids of the two models. The draft's is empty where there is none."""
@@ -128,8 +129,10 @@ class PairMetrics:
         self.accepted_length: Histogram = metrics.accepted_length.labels(**pair)
         self.emitted_tokens = _Bound(metrics.emitted_tokens, pair)
         self.plain_steps = _Bound(metrics.plain_steps, pair)
-        for reason in PLAIN_REASONS:
-            self.plain_steps.labels(reason=reason)  # there from the start, at 0
+        for reason in PLAIN_REASONS:  # there from the start, at 0: a rate misses what a series is born with
+            self.plain_steps.labels(reason=reason)
+        for kind in TokenKind:
+            self.emitted_tokens.labels(kind=kind.name.lower())
         self.drafted_per_position = _Bound(metrics.drafted_per_position, pair)
         self.accepted_per_position = _Bound(metrics.accepted_per_position, pair)
         self.round_seconds = _Bound(metrics.round_seconds, pair)
