@@ -63,9 +63,8 @@ class Pools:
                 member.spec = spec_now
         for name, model in list(self.models.items()):
             if name not in targets:
-                model.removed = True
                 del self.models[name]
-                model.note_change()
+                model.remove()
         for name, spec_now in wanted.items():
             if name not in self.members:
                 self._add(spec_now)

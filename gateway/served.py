@@ -23,7 +23,7 @@ from gateway.places import Places
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import GatewayConfig
-from outrider.wire.errors import Unavailable
+from outrider.wire.errors import IncompatiblePair, Unavailable
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 
 POLL_S = 0.1
@@ -51,6 +51,8 @@ class Shared:
         self.slot_ids = itertools.count(1)
         self.retries = RetryBudget(max(10.0, config.max_running / 5))
         """The loss of a target is paid for at once: the reserve holds two retries for each of its answers."""
+        self.pools_by_id: dict[str, str] = {}
+        """Target pools by the ids of the models they serve."""
 
 
 class ServedModel:
@@ -70,7 +72,7 @@ class ServedModel:
         self.num_rounds = self.num_late = 0
         """That waited for a proposal, and of these those whose proposal came too late."""
         self.removed = False
-        self._template = shared.chat_template
+        self._shared = shared
         self._facts: TargetFacts | None = None
         self._tokenizer: Tokenizer | None = None
         self._draft_id = ""
@@ -109,19 +111,32 @@ class ServedModel:
         """The first one says what the model is. Raises IncompatiblePair for one that differs from it."""
         if self.reference is None:
             files = await link.get_tokenizer()
-            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files, self._template)
+            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files, self._shared.chat_template)
             if self.reference is None:
                 self.refer(Reference(info, files), tokenizer)
         assert self.reference is not None
         self.reference.check_target(info)
 
     def refer(self, reference: Reference, tokenizer: Tokenizer) -> None:
-        """From now on the model is known."""
+        """From now on the model is known. Raises IncompatiblePair when another pool serves one of its id."""
         info = reference.info
         name = self.spec.model_name or info.model_id
+        pool = self._shared.pools_by_id.setdefault(name, self.spec.name)
+        if pool != self.spec.name:
+            raise IncompatiblePair(
+                f"the model id {name!r} of the pool {self.spec.name} is that of the pool {pool} already; give one of "
+                "them a model_name"
+            )
         self._facts = TargetFacts(name, info.vocab_size, info.context_limit, int(time.time()))
         self._tokenizer, self.reference = tokenizer, reference
         self.referenced.set()
+
+    def remove(self) -> None:
+        """Its pool is gone; its requests fail."""
+        self.removed = True
+        if self._facts is not None:
+            self._shared.pools_by_id.pop(self._facts.id, None)
+        self.note_change()
 
     def note_change(self) -> None:
         """A member came, went, or changed."""

@@ -1,0 +1,140 @@
+"""Who the workers are: command lines, registry messages, and what a change of members changes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from gateway.handshake import Reference
+from gateway.membership import Membership, MemberSpec, PoolSpec, from_config, from_proto
+from gateway.pools import Pools
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import registry_pb2 as rpb
+from outrider.wire.config import GatewayConfig
+from outrider.wire.errors import ConfigError, IncompatiblePair
+from outrider.wire.metrics import GatewayMetrics
+from tests.unit.scripted_pool import INFO
+from tests.unit.test_detokenizer import byte_level
+
+CHAT, CODE = PoolSpec("chat", "target"), PoolSpec("code", "target", "coder")
+SMALL, TINY = PoolSpec("small", "draft", serves=("chat", "code")), PoolSpec("tiny", "draft", serves=("code",))
+
+
+def test_a_command_line_is_a_pool_of_targets_and_one_of_drafts() -> None:
+    config = GatewayConfig(target="a:1, b:2", draft="c:3", target_for_draft="x:1,y:2", model_name="demo")
+    found = from_config(config)
+    assert found.pools == (PoolSpec("target", "target", "demo"), PoolSpec("draft", "draft", serves=("target",)))
+    assert [(m.name, m.address, m.deliver_address) for m in found.members] == [
+        ("target-0", "a:1", "x:1"),
+        ("target-1", "b:2", "y:2"),
+        ("draft-0", "c:3", ""),
+    ]
+    assert len(from_config(GatewayConfig(target="a:1")).pools) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target": "a:1,"}, "target is 'a:1,', which has an empty address"),
+        ({"target": "a:1,a:1"}, "target is 'a:1,a:1', which names a worker twice"),
+        ({"target": "a:1,b:1", "target_for_draft": "x:1"}, "target_for_draft has 1 addresses and target has 2"),
+    ],
+)
+def test_lists_that_cannot_be_meant_are_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_config(GatewayConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_a_registrys_message() -> None:
+    message = rpb.Membership(
+        pools=[
+            rpb.Pool(name="chat", role=rpb.ROLE_TARGET),
+            rpb.Pool(name="small", role=rpb.ROLE_DRAFT, serves=["chat"]),
+            rpb.Pool(name="new", role=9),
+        ],
+        members=[
+            rpb.Member(name="a", pool="chat", role=rpb.ROLE_TARGET, state=rpb.MEMBER_STATE_SERVING, address="a:1"),
+            rpb.Member(name="b", pool="chat", role=rpb.ROLE_TARGET, state=rpb.MEMBER_STATE_DRAINING, address="b:1"),
+            rpb.Member(name="c", pool="small", role=rpb.ROLE_DRAFT, state=rpb.MEMBER_STATE_STARTING),
+            rpb.Member(name="d", pool="new", role=9, state=rpb.MEMBER_STATE_SERVING, address="d:1"),
+        ],
+    )
+    found = from_proto(message)
+    assert found.pools == (PoolSpec("chat", "target"), PoolSpec("small", "draft", serves=("chat",)))
+    assert [(m.name, m.starting, m.draining) for m in found.members] == [
+        ("a", False, False),
+        ("b", False, True),
+        ("c", True, False),
+    ]
+    assert found.members[0].deliver_address == "a:1"
+
+
+@pytest.fixture
+async def pools() -> AsyncIterator[Pools]:
+    made = Pools(GatewayConfig(registry="127.0.0.1:9"), GatewayMetrics())
+    yield made
+    await made.close()
+
+
+def members(*names: str, **changes: object) -> tuple[MemberSpec, ...]:
+    """By "pool/name"; nobody listens at their addresses."""
+    role = {"chat": "target", "code": "target", "small": "draft", "tiny": "draft"}
+    return tuple(
+        replace(MemberSpec(name, pool, role[pool], "127.0.0.1:9", "127.0.0.1:9"), **changes)  # type: ignore[arg-type]
+        for pool, name in (each.split("/") for each in names)
+    )
+
+
+async def test_members_come_and_go_with_the_membership(pools: Pools) -> None:
+    pools.update(Membership((CHAT, CODE, SMALL, TINY), members("chat/a", "code/b", "small/c", "tiny/d")))
+    chat, code = pools.models["chat"], pools.models["code"]
+    assert (set(chat.targets), set(code.targets)) == ({"a"}, {"b"})
+    assert (set(chat.drafts), set(code.drafts)) == ({"c"}, {"c", "d"})
+    kept, shared = chat.targets["a"], chat.drafts["c"]
+    assert shared is code.drafts["c"]
+    pools.update(Membership((CHAT, CODE, SMALL), members("chat/a", "code/b", "code/e", "small/c", draining=True)))
+    assert chat.targets["a"] is kept, "its link goes on"
+    assert kept.draining
+    assert set(code.targets) == {"b", "e"}
+    assert set(code.drafts) == {"c"}
+    pools.update(
+        Membership((CHAT, SMALL), (*members("chat/a", address="127.0.0.1:10"), *members("small/c", starting=True)))
+    )
+    assert set(pools.models) == {"chat"}
+    assert code.removed
+    assert code.reason() == "the pool code is no longer served"
+    assert chat.targets["a"] is not kept, "another address is another worker"
+    assert not chat.drafts
+    assert set(pools.members) == {"a"}
+
+
+async def test_two_pools_of_one_model_id_are_refused(pools: Pools) -> None:
+    pools.update(Membership((CHAT, replace(CODE, model_name=None)), ()))
+    reference = Reference(INFO, pb.TokenizerFiles())
+    pools.models["chat"].refer(reference, byte_level())
+    with pytest.raises(IncompatiblePair, match="of the pool code is that of the pool chat already; give one of them"):
+        pools.models["code"].refer(reference, byte_level())
+    pools.update(Membership((replace(CODE, model_name=None),), ()))
+    pools.models["code"].refer(reference, byte_level())
+
+
+def test_what_a_later_target_must_be() -> None:
+    reference = Reference(INFO, pb.TokenizerFiles())
+    same = pb.WorkerInfo()
+    same.CopyFrom(INFO)
+    reference.check_target(same)
+    for change, message in (
+        ({"vocab_size": 127}, "has vocabulary 127"),
+        ({"tokenizer_fingerprint": "other"}, "has vocabulary 128 other"),
+        ({"model_id": "another"}, "came back as another in"),
+        ({"dtype": "bfloat16"}, "in bfloat16 ending at"),
+        ({"eos_token_ids": [3]}, r"ending at \[3\]"),
+        ({"context_limit": 100}, "context limit is 100, the pool was started with 512"),
+    ):
+        other = pb.WorkerInfo()
+        other.CopyFrom(INFO)
+        other.MergeFrom(pb.WorkerInfo(**change))
+        with pytest.raises(IncompatiblePair, match=message):
+            reference.check_target(other)
