@@ -47,7 +47,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
                 self.spans += [_span(service, each) for scope in of_resource.scope_spans for each in scope.spans]
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    def wait(self, enough: Callable[[list[Span]], bool], timeout_s: float = 10.0) -> list[Span]:
+    def wait(self, enough: Callable[[list[Span]], bool], timeout_s: float = 30.0) -> list[Span]:
         """The spans, once there are enough."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:

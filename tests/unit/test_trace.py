@@ -96,7 +96,7 @@ def test_without_a_collector_spans_are_dropped_and_the_end_takes_a_second_at_mos
     spans.add("round", place.trace_id, place.span_id, None, 1, 2, {"k": 5})
     started = time.monotonic()
     spans.close()
-    assert time.monotonic() - started < trace.CLOSE_S + 0.5
+    assert time.monotonic() - started < trace.CLOSE_S + 1.0
     assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 1
 
 
