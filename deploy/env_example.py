@@ -53,7 +53,21 @@ _HEAD = """\
 """
 
 _PARTS: dict[str, tuple[str, type[GatewayConfig] | type[DraftConfig] | type[TargetConfig], tuple[str, ...]]] = {
-    "gateway": ("", GatewayConfig, ("registry", "host", "port", "grpc_port", "target", "draft", "target_for_draft")),
+    "gateway": (
+        "",
+        GatewayConfig,
+        (
+            "registry",
+            "host",
+            "port",
+            "grpc_port",
+            "target",
+            "draft",
+            "target_for_draft",
+            "model_name",
+            "start_timeout_s",
+        ),
+    ),
     "target": ("Of every target pool; what cluster.yaml says wins.", TargetConfig, ("model", "host", "port")),
     "draft": ("Of every draft pool; what cluster.yaml says wins.", DraftConfig, ("model", "host", "port")),
 }

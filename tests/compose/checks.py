@@ -87,14 +87,21 @@ def rights(project: Project, report: Report) -> None:
     report.check("Ray refuses who has not its token", said is not None and "InvalidAuthToken" in said)
 
 
-def judge(outcome: Outcome, report: Report, texts: dict[int, str]) -> None:
-    answers, name = outcome.answers, outcome.fault
-    errors = [one.error for one in answers if one.error is not None]
-    wrong = [one.prompt for one in answers if one.error is None and one.text != texts[one.prompt]]
-    report.check(
-        f"{name}: streams were under way", len(outcome.hit()) > 0, f"{len(outcome.hit())} of {len(answers)} answers"
-    )
-    report.check(f"{name}: no user error", not errors, "; ".join(map(str, errors[:2])))
+def judge(outcome: Outcome, report: Report, texts: dict[int, str], served_meanwhile: bool) -> None:
+    """served_meanwhile: new requests are, too; else they may be refused at the door, with 503, until it is over."""
+    hit, name = outcome.hit(), outcome.fault
+    refused = [one for one in outcome.answers if one.refused_with == 503]
+    errors = [one.error for one in outcome.answers if one.error is not None]
+    broken = [one.error for one in hit if one.error is not None]
+    wrong = [one.prompt for one in outcome.answers if one.error is None and one.text != texts[one.prompt]]
+    report.check(f"{name}: streams were under way", len(hit) > 0, f"{len(hit)} of {len(outcome.answers)} answers")
+    report.check(f"{name}: they went on to their end", not broken, "; ".join(broken[:2]))
+    if served_meanwhile:
+        report.check(f"{name}: no user error", not errors, "; ".join(errors[:2]))
+    else:
+        others = len(errors) - len(refused)
+        detail = f"{len(refused)} refused with 503" + ("; " + "; ".join(errors[:2]) if others else "")
+        report.check(f"{name}: nothing worse for new requests than 503 meanwhile", not others, detail)
     report.check(f"{name}: every text as without it", not wrong, f"{len(wrong)} differ" if wrong else "")
     report.check(f"{name}: healthy and drafting again", outcome.settled)
 

@@ -127,7 +127,7 @@ def under_load(
         outcome.draft_stalls = watch.stalls(outcome.at)
     assert process.stdin is not None
     process.stdin.close()
-    process.wait(200)
+    process.wait(400)
     reader.join(10)
     outcome.answers = answers_of("".join(printed))
     return outcome

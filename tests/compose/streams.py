@@ -17,7 +17,7 @@ import httpx
 from benchmarks.common import dev_prompts
 
 MAX_TOKENS = 1500
-TIMEOUT_S = 180.0
+TIMEOUT_S = 330.0
 
 
 @dataclass
@@ -33,6 +33,8 @@ class Answer:
     times: list[float] = field(default_factory=list)
     """When each piece of text came."""
     error: str | None = None
+    refused_with: int | None = None
+    """HTTP status of a request that was not let in."""
 
 
 async def ask(client: httpx.AsyncClient, prompt: int, text: str) -> Answer:
@@ -41,6 +43,7 @@ async def ask(client: httpx.AsyncClient, prompt: int, text: str) -> Answer:
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
+                answer.refused_with = response.status_code
                 answer.error = f"{response.status_code}: {(await response.aread()).decode()[:300]}"
             async for line in response.aiter_lines():
                 _take(answer, line.removeprefix("data: "))
