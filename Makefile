@@ -8,7 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
 .PHONY: setup demo up check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
 	bench-interference bench-memory bench-peers bench-sampling bench-gpu peers chaos bench-overload soak \
-	dashboards check-alerts dashboards-check
+	dashboards check-alerts dashboards-check fuzz
 
 setup: $(STAMP)
 
@@ -104,6 +104,10 @@ soak: $(STAMP)
 # Needs a GPU; says so and exits 3 without one.
 bench-gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.bench_gpu $(ARGS)
+
+# Every proto handler of every part under messages that nobody should send: make fuzz ARGS='--inputs 100000 --seed 1'
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 # The table in docs/architectures.md, written by the code that the tests run.
 architectures: $(STAMP)

@@ -1,0 +1,44 @@
+"""Raw gRPC calls: bytes in, bytes out, and the status that each call ended with."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import grpc
+
+from outrider.wire.rpc import client_options
+
+DEADLINE_S = 60.0
+"""A call that ends by it has hung."""
+
+
+def dial(address: str) -> grpc.Channel:
+    return grpc.insecure_channel(address, options=client_options(64 << 20))
+
+
+def talk(
+    channel: grpc.Channel, method: str, messages: Iterable[bytes], until: Callable[[bytes], bool] | None = None
+) -> tuple[grpc.StatusCode, str, list[bytes]]:
+    """Sends all, and ends its own side at once, or when a message arrives of which `until` is true.
+
+    -> (status, details, what arrived)
+    """
+    outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    for message in messages:
+        outgoing.put(message)
+    if until is None:
+        outgoing.put(None)
+    call: Any = channel.stream_stream(method)(iter(outgoing.get, None), timeout=DEADLINE_S)
+    arrived: list[bytes] = []
+    try:
+        for message in call:
+            arrived.append(message)
+            if until is not None and until(message):
+                outgoing.put(None)
+    except grpc.RpcError:
+        pass
+    finally:
+        outgoing.put(None)
+    return call.code(), call.details() or "", arrived

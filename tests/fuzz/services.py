@@ -1,0 +1,164 @@
+"""What is fuzzed: real servers. Workers of a tiny model as processes; gateway's door and registry on a thread each."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from deploy.registry import Registry
+from gateway.door import Door
+from gateway.grpc_api import GenerationServicer
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2 as dpb
+from outrider.v1 import registry_pb2 as rpb
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.serving import ServerThread
+from tests.fuzz.calls import dial, talk
+from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+from tests.stack import Process
+from tests.tiny_models import tiny_llama
+
+SETTLE_S = 30.0
+SENTINEL = 77_777
+"""Slot of the valid request at the end of each stream."""
+WORKER = ("--max-slots", "16", "--kv-cache-tokens", "8192")
+
+
+class Worker:
+    """A target or draft, and the valid request that it must always answer."""
+
+    def __init__(self, role: str, process: Process, target: Worker | None = None) -> None:
+        self.role = role
+        self.process = process
+        self.channel = dial(process.address)
+        self._service = f"/outrider.v1.{role.title()}Service"
+        self._target = target
+        self.epoch = self.info().epoch
+
+    @property
+    def address(self) -> str:
+        return self.process.address
+
+    def method(self, name: str) -> str:
+        return f"{self._service}/{name}"
+
+    def info(self) -> pb.WorkerInfo:
+        raw = self.channel.unary_unary(self.method("GetInfo"))(b"", timeout=SETTLE_S)
+        return pb.WorkerInfo.FromString(raw)
+
+    def memory_mib(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    def valid(self) -> bytes:
+        """A batch that opens a slot and asks it for a token (target) or a proposal (draft)."""
+        params = pb.SamplingParams(max_tokens=9, ignore_eos=True)
+        slot = pb.OpenSlot(slot=SENTINEL, committed_ids=[5, 6, 7], num_prompt_tokens=3, params=params)
+        if self.role == "target":
+            ask = tpb.Verify(slot=SENTINEL, base_len=3)
+            items = [tpb.TargetRequest(id=SENTINEL - 1, open=slot), tpb.TargetRequest(id=SENTINEL, verify=ask)]
+        else:
+            assert self._target is not None
+            slot.deliver_to, slot.target_epoch = self._target.address, self._target.epoch
+            ask = dpb.Propose(slot=SENTINEL, base_len=3, num_draft_tokens=2, ticket=2**60)
+            items = [dpb.DraftRequest(id=SENTINEL - 1, open=slot), dpb.DraftRequest(id=SENTINEL, propose=ask)]
+        for item in items:
+            item.epoch = self.epoch
+        kind = tpb.TargetRequestBatch if self.role == "target" else dpb.DraftRequestBatch
+        return kind(items=items).SerializeToString()
+
+    def replies(self, raw: bytes) -> list[Any]:
+        kind = tpb.TargetReplyBatch if self.role == "target" else dpb.DraftReplyBatch
+        return list(kind.FromString(raw).items)
+
+    def answered(self, raw: bytes) -> bool:
+        """Whether this message has the answer to the valid request."""
+        return any(reply.id == SENTINEL for reply in self.replies(raw))
+
+    def check_alive(self) -> None:
+        """A stream of its own is served."""
+        status, details, arrived = talk(self.channel, self.method("Control"), [self.valid()], self.answered)
+        good = {reply.WhichOneof("item") for raw in arrived for reply in self.replies(raw)}
+        assert status is grpc.StatusCode.OK and good <= {"open", "verdict", "propose"} and len(good) == 2, (
+            status,
+            details,
+            good,
+        )
+
+    def check_empty(self) -> None:
+        """No slot, block or ticket is held once the streams have ended; parked proposals have their time."""
+        give_up = time.monotonic() + SETTLE_S
+        while (info := self.info()).num_slots_in_use or info.num_kv_blocks_in_use or info.num_tickets:
+            assert time.monotonic() < give_up, f"left: {info}"
+            time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def workers(folder: Path) -> Iterator[tuple[Worker, Worker]]:
+    """(target, draft)"""
+    target = tiny_llama(folder / "target", sharpness=3.0)
+    draft = tiny_llama(folder / "draft", seed=1, sharpness=3.0)
+    with contextlib.ExitStack() as stack:
+        found: list[Worker] = []
+        for role, model, args in (("target", target, ("--parked-ttl-s", "0.2")), ("draft", draft, ())):
+            log = folder / f"{role}.log"
+            process = Process(f"{role}_service", ["--model", model, *WORKER, *args], stderr_path=log)
+            stack.callback(process.stop)
+            found.append(Worker(role, process, found[0] if found else None))
+            stack.callback(found[-1].channel.close)
+        yield found[0], found[1]
+
+
+class FrontDoor:
+    """The gateway's gRPC server before a generator that plays a text back."""
+
+    def __init__(self, server: ServerThread) -> None:
+        self.generator = ScriptedGenerator(demo_tokenizer(), "the quick brown fox")
+        self.door = Door(self.generator, config(), CollectorRegistry())
+        address = server.start(GenerationServicer(self.door).add_to, "127.0.0.1", 0, 1 << 22)
+        self.channel = dial(address)
+
+    def check_empty(self) -> None:
+        """The server lets go a moment after its client has been told."""
+        give_up = time.monotonic() + SETTLE_S
+        while self.generator.num_open or self.door.bodies.num_bytes:
+            assert time.monotonic() < give_up, (self.generator.num_open, self.door.bodies.num_bytes)
+            time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def front_door() -> Iterator[FrontDoor]:
+    server = ServerThread()
+    front = FrontDoor(server)
+    try:
+        yield front
+    finally:
+        front.channel.close()
+        server.stop(0.5)
+
+
+@contextlib.contextmanager
+def registry() -> Iterator[tuple[Registry, grpc.Channel]]:
+    """With one member to tell of."""
+
+    def scale(pool: str, count: int | None) -> Future[rpb.ScaleReply]:
+        found: Future[rpb.ScaleReply] = Future()
+        found.set_result(rpb.ScaleReply())
+        return found
+
+    served = Registry(scale)
+    address = served.start("127.0.0.1:0", None)
+    served.publish(rpb.Membership(epoch=1, version=1, members=[rpb.Member(name="a", pool="p", address="127.0.0.1:1")]))
+    channel = dial(address)
+    try:
+        yield served, channel
+    finally:
+        channel.close()
+        served.stop()
