@@ -15,6 +15,8 @@ export RAY_health_check_timeout_ms="${RAY_health_check_timeout_ms:-2000}"
 export RAY_health_check_failure_threshold="${RAY_health_check_failure_threshold:-3}"
 # Ray would start an idle process for each core.
 export RAY_prestart_worker_first_driver=0
+# Ray's 15 is for batch jobs: whoever else runs on the machine would come before answers.
+export RAY_worker_niceness="${RAY_worker_niceness:-0}"
 
 have_token() { [ -n "$RAY_AUTH_TOKEN" ] || [ -s "$RAY_AUTH_TOKEN_PATH" ]; }
 
