@@ -32,7 +32,7 @@ async def members(registry: str) -> list[registry_pb2.Member]:
         return list(found.members)
 
 
-async def until_serving(registry: str, pool: str, count: int, timeout_s: float = 90.0) -> None:
+async def until_serving(registry: str, pool: str, count: int, timeout_s: float = 240.0) -> None:
     """All that are wanted, and no others."""
     give_up = time.monotonic() + timeout_s
     while True:
@@ -62,7 +62,7 @@ class Load:
             self.texts.append(answer.choices[0].text)
             self.num_drafted += answer.usage.num_draft_tokens
 
-    async def drafted_again(self, timeout_s: float = 60.0) -> None:
+    async def drafted_again(self, timeout_s: float = 120.0) -> None:
         """Answers that begin from now on have drafts."""
         before, give_up = self.num_drafted, time.monotonic() + timeout_s
         while self.num_drafted < before + 200:
