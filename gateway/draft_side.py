@@ -23,7 +23,7 @@ from gateway.worker_slot import WorkerSlot
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.log import get_logger
+from outrider.wire.log import about, get_logger
 
 log = get_logger(__name__)
 
@@ -235,7 +235,13 @@ class DraftSide:
         elif reply.error.code == pb.WORKER_ERROR_CODE_BEHIND:
             self.slot.agreed_len = min(reply.error.known_len, proposing.committed_len)
         else:
-            log.info("the draft refused slot %d: %s", self._session.slot_id, reply.error.message)
+            slot = self._session.slot_id
+            log.info(
+                "the draft refused slot %d: %s",
+                slot,
+                reply.error.message,
+                extra=about(slot=slot, member=proposing.draft.name),
+            )
             self.slot.open_again()
             self._seat.answered_with(reply.error.code)
 
