@@ -61,7 +61,12 @@ launcher)
     shift
     wait_for_head
     start_ray --address="$OUTRIDER_HEAD" --num-cpus=0 --num-gpus=0 --include-log-monitor=false
-    exec python -m deploy.launcher "$@"
+    # Asked to end it would end the workers as well. Here it is about to be replaced: with `ray.name` in its settings
+    # they outlive it, and the next one takes them over.
+    python -m deploy.launcher "$@" &
+    launcher=$!
+    trap 'kill -KILL "$launcher"' TERM INT
+    wait "$launcher"
     ;;
 worker)
     wait_for_head
