@@ -76,5 +76,7 @@ def test_without_certificates_it_warns_of_an_open_port(
 ) -> None:
     monkeypatch.setattr(ServerThread, "start", lambda _, add_services, host, port, *rest: f"{host}:{port}")
     with caplog.at_level(logging.WARNING):
-        assert Registry(scale).start("0.0.0.0:7000", None) == "0.0.0.0:7000"
+        registry = Registry(scale)
+        assert registry.start("0.0.0.0:7000", None) == "0.0.0.0:7000"
+        registry.loop.close()
     assert "listening on 0.0.0.0 without tls_dir" in caplog.text
