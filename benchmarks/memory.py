@@ -66,10 +66,10 @@ async def targets_first_tokens(address: str, repetitions: int) -> list[list[tupl
 
 async def drafts_first_tokens(endpoints: Endpoints, repetitions: int) -> list[list[tuple[float, int]]]:
     """The same of the draft, asked as a gateway asks it: from the proposal's own clock, since nobody else waits."""
-    assert endpoints.draft is not None
-    async with ControlClient(endpoints.target, "target") as target:
-        route = {"deliver_to": endpoints.target, "target_epoch": target.epoch}
-    async with ControlClient(endpoints.draft, "draft") as draft:
+    at = {role: endpoints.first(role).address for role in ROLES}
+    async with ControlClient(at["target"], "target") as target:
+        route = {"deliver_to": at["target"], "target_epoch": target.epoch}
+    async with ControlClient(at["draft"], "draft") as draft:
 
         async def ask(slot: int, prompt: list[int]) -> tuple[float, int]:
             await draft.opened(slot, prompt, **route)
@@ -117,7 +117,8 @@ def add_first_tokens(report: Report, repetitions: int) -> None:
 
 def preemptions(endpoints: Endpoints) -> dict[str, float]:
     name = 'outrider_worker_preemptions_total{worker="%s"}'
-    return {role: read_metrics(f"http://{endpoints.metrics[role]}/metrics")[name % role] for role in ROLES}
+    metrics = {role: endpoints.first(role).metrics for role in ROLES}
+    return {role: read_metrics(f"http://{metrics[role]}/metrics")[name % role] for role in ROLES}
 
 
 async def ask_all(address: str, repetition: int, count: int) -> Sample:

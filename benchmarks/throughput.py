@@ -126,7 +126,7 @@ def add_longest(report: Report, options: argparse.Namespace) -> None:
     model, num_answer = random_94m(4 * options.longest), 16
     target = {"model": str(model), "kv_cache_tokens": options.longest, "dtype": "float32"}
     with running(target, None, {"max_running": 4}) as endpoints:
-        info = worker_info(endpoints.target, target_pb2_grpc.TargetServiceStub)
+        info = worker_info(endpoints.first("target").address, target_pb2_grpc.TargetServiceStub)
         pool = info.num_kv_blocks * info.kv_block_size
         rows = []
         for total in (pool // 4, pool, pool + 1):

@@ -29,7 +29,7 @@ class Outrider:
         self._processes = contextlib.ExitStack()
         endpoints = self._processes.enter_context(running(**system(setup)))
         self._address = endpoints.grpc
-        self.pids = {"target": _pid(endpoints.workers[0].address)}
+        self.pids = {"target": _pid(endpoints.first("target").address)}
 
     def run(self, job: Job) -> Answer:
         return asyncio.run(self._run(job))

@@ -29,10 +29,10 @@ from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError, Unavailable
 
 _POLL_S = 0.1
-_GATEWAY_GRACE_S = 10.0
-"""It lets running answers end for 5 s, and then tells their clients that they end."""
+_GRACE_S = 5.0
+"""A gateway lets running answers end for its drain_timeout_s, and then tells their clients that they end."""
 _WORKERS_GRACE_S = 30.0
-"""The launcher stops two actors and Ray, which takes seconds."""
+"""The launcher stops its actors and Ray, which takes seconds, after what still runs there."""
 _SHOWN_LINES = 20
 
 
@@ -57,10 +57,12 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Where a gateway listens, as "host:port"; its metrics are at /metrics of `http`."""
+    """Where a gateway listens, as "host:port"."""
 
     http: str
     grpc: str
+    url: str
+    """Of its HTTP; its metrics are at /metrics there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,13 @@ class Endpoints:
     @property
     def grpc(self) -> str:
         return self.gateways[0].grpc
+
+    def first(self, role: str) -> Worker:
+        """The only one, in a pair. Raises LookupError when there is none."""
+        for worker in self.workers:
+            if worker.role == role:
+                return worker
+        raise LookupError(f"no {role} was started")
 
 
 class PartFailed(Unavailable):
@@ -148,7 +157,7 @@ class Supervisor:
             if is_gateway[name]:
                 child.ask_to_stop()
         for name in sorted(self._children, key=lambda name: not is_gateway[name]):
-            grace_s = _GATEWAY_GRACE_S if is_gateway[name] else _WORKERS_GRACE_S
+            grace_s = self.drain_timeout_s + _GRACE_S if is_gateway[name] else self._workers_grace_s()
             # Actors on a cluster that is not ours end only when the launcher kills them.
             joined = name == "launcher" and self._config.ray is not None and self._config.ray.address is not None
             self._children[name].stop(0.0 if self._stop_flag.hurry and not joined else grace_s)
@@ -158,6 +167,14 @@ class Supervisor:
         self._children.clear()
         if self._ray_folder is not None:  # a launcher that was killed could not remove it
             shutil.rmtree(self._ray_folder, ignore_errors=True)
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """How long running answers may take to end."""
+        return gateway_config(self._config.gateway, target="127.0.0.1:0").drain_timeout_s
+
+    def _workers_grace_s(self) -> float:
+        return _WORKERS_GRACE_S + max(pool.worker.drain_timeout_s for pool in self._config.pools)
 
     def _can_do_without(self, name: str) -> bool:
         """A worker whose pool has others; a draft in any case."""
@@ -216,8 +233,9 @@ class Supervisor:
         self._progress(name, "starting", f"for {workers.get('registry') or workers['target']}")
         child = self._spawn(name, ["-m", "gateway", *flags(config)], without=FROM_POOLS)
         ready = self._await_ready(child, config.start_timeout_s)
-        gateway = Gateway(str(ready["http"]), str(ready["grpc"]))
-        self._await_served(gateway.http, config)
+        scheme = "http" if config.public_tls_dir is None else "https"
+        gateway = Gateway(str(ready["http"]), str(ready["grpc"]), f"{scheme}://{ready['http']}")
+        self._await_served(gateway.url, config)
         self._progress(name, "ready", gateway.http)
         return gateway
 
@@ -249,7 +267,7 @@ class Supervisor:
                 self._progress(event["part"], event["state"], event["detail"])
         raise PartFailed(f"{child.name} is not ready after {timeout_s:g} s", child.last_lines(_SHOWN_LINES))
 
-    def _await_served(self, http: str, config: GatewayConfig) -> None:
+    def _await_served(self, url: str, config: GatewayConfig) -> None:
         """`/readyz` says 200 only when a request would be served."""
         give_up = time.monotonic() + config.start_timeout_s
         reason = "it does not answer"
@@ -257,7 +275,8 @@ class Supervisor:
             self._stop_flag.check()
             self._check_running()
             try:
-                reply = httpx.get(f"http://{http}/readyz", timeout=5.0, trust_env=False)
+                # It is our own child: its certificate need not be of this machine's name.
+                reply = httpx.get(f"{url}/readyz", timeout=5.0, trust_env=False, verify=False)
                 if reply.status_code == httpx.codes.OK:
                     return
                 reason = reply.text.strip()

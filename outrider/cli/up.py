@@ -90,7 +90,7 @@ def up(
                 endpoints = system.start(progress)
             _show_ready(console, endpoints)
             system.watch()
-            console.print("stopping; running answers have 5 s to end (Ctrl-C again: at once)")
+            console.print(f"stopping; running answers have {system.drain_timeout_s:g} s to end (Ctrl-C again: at once)")
 
 
 def log_to(console: Console, verbose: bool) -> Any:
@@ -123,7 +123,7 @@ def _show_ready(console: Console, endpoints: Endpoints) -> None:
         f"\n[bold green]ready[/]  {', '.join(f'{one.name} {one.address}' for one in endpoints.workers)}{drafts}"
     )
     for gateway in endpoints.gateways:
-        console.print(f"  HTTP  http://{gateway.http}/v1   metrics http://{gateway.http}/metrics")
+        console.print(f"  HTTP  {gateway.url}/v1   metrics {gateway.url}/metrics")
         console.print(f"  gRPC  {gateway.grpc}")
     for one in endpoints.workers:
         if one.metrics is not None:
@@ -132,7 +132,8 @@ def _show_ready(console: Console, endpoints: Endpoints) -> None:
         console.print(f"  registry  {endpoints.registry}   (outrider scale --registry {endpoints.registry})")
     body = '{"prompt": "import os\\n\\ndef ", "max_tokens": 64, "temperature": 0}'
     console.print(
-        f"\n  curl http://{endpoints.http}/v1/completions -H 'Content-Type: application/json' -d '{body}'", markup=False
+        f"\n  curl {endpoints.gateways[0].url}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
+        markup=False,
     )
     console.print(f"  outrider generate 'import os' --address {endpoints.grpc}\n", markup=False)
     console.print("Ctrl-C stops everything.")
