@@ -1,0 +1,56 @@
+"""How `make compose-test` judges the streams it saw; the containers themselves need an engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.compose.checks import Report, judge
+from tests.compose.load import Outcome
+from tests.compose.streams import Answer
+
+
+def answer(*times: float, error: str | None = None, text: str = "abc", refused_with: int | None = None) -> Answer:
+    ended = times[-1] if times else 0.0
+    return Answer(0, 0.0, ended, text, "length", list(times), error, refused_with)
+
+
+def outcome(*answers: Answer) -> Outcome:
+    return Outcome("target killed", 10.0, list(answers), [(10.5, 14.0)], settled=True)
+
+
+def num_failed(found: Outcome, served_meanwhile: bool = False) -> int:
+    report = Report()
+    judge(found, report, {0: "abc"}, served_meanwhile)
+    return report.num_failed
+
+
+def test_a_pause_is_counted_from_the_fault_to_its_end() -> None:
+    before, across, late = answer(1.0, 9.0), answer(9.0, 10.2, 17.5, 17.6), answer(9.9, 10.1, 10.4)
+    found = outcome(before, across, late)
+    assert found.hit() == [across, late]
+    assert found.pauses() == pytest.approx([0.3, 7.5])  # one that did not stop counts with its longest gap
+    assert found.without_drafts() == 4.0
+
+
+def test_streams_that_go_on_pass() -> None:
+    assert num_failed(outcome(answer(9.0, 17.0)), served_meanwhile=True) == 0
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [answer(9.0, 17.0, error="lost"), answer(9.0, 17.0, text="abx")],
+    ids=["it ended in an error", "another text"],
+)
+def test_a_stream_that_was_hit_and_hurt_fails(broken: Answer) -> None:
+    assert num_failed(outcome(answer(9.0, 17.0), broken)) == 1 + (broken.error is not None)
+
+
+def test_only_refusals_at_the_door_are_excused_and_only_where_nobody_can_serve() -> None:
+    refused = answer(error="503: no target", refused_with=503)
+    assert num_failed(outcome(answer(9.0, 17.0), refused)) == 0
+    assert num_failed(outcome(answer(9.0, 17.0), refused), served_meanwhile=True) == 1
+    assert num_failed(outcome(answer(9.0, 17.0), answer(error="500: x", refused_with=500))) == 1
+
+
+def test_a_fault_that_hit_no_stream_proves_nothing() -> None:
+    assert num_failed(outcome(answer(1.0, 9.0))) == 1
