@@ -84,6 +84,8 @@ class Member:
     started: Started | None = None
     """Of its present life, once it has said where it is."""
     info: common_pb2.WorkerInfo | None = None
+    was_there: bool = False
+    """A launcher before this one started it."""
     has_served: bool = False
     num_failures: int = 0
     failing_since_s: float | None = None
@@ -141,7 +143,7 @@ class Fleet:
     def start(self) -> None:
         """Ask for every worker; those that run already are taken over, also beyond the count where they may be."""
         for name, (pool, worker) in self._workers.adopt(self._pools.values()).items():
-            self._members[name] = Member(name, pool, worker)
+            self._members[name] = Member(name, pool, worker, was_there=True)
         for pool in self._pools.values():
             found = sum(member.pool is pool for member in self._members.values())
             self._wanted[pool.name] = max(pool.count, min(found, pool.max))
@@ -156,7 +158,7 @@ class Fleet:
         return [member.name for member in self._members.values() if member.state == STARTING]
 
     def tick(self, reports: Iterable[registry_pb2.GatewayReport]) -> registry_pb2.Membership | None:
-        """The membership, when it has changed and may be told. Raises OutriderError when a worker cannot start at first."""
+        """The membership, when it has changed and may be told. Raises OutriderError when the system cannot start."""
         now_s = self._clock()
         for member in self.members:
             self._hear(member, now_s)
@@ -192,10 +194,14 @@ class Fleet:
             self._see(seen)
         return not any(member.info is not None and member.info.num_slots_in_use for member in self._members.values())
 
-    def end_all(self) -> None:
-        """Orderly, side by side and within seconds; then for good."""
+    def end_all(self, but_what_was_there: bool = False) -> None:
+        """Orderly, side by side and within seconds; then for good.
+
+        but_what_was_there: workers that run since before this launcher go on; its own start has failed.
+        """
         for member in self.members:
-            self._begin_end(member)
+            if not (but_what_was_there and member.was_there):
+                self._begin_end(member)
         while self._ending:
             self._end_stopped(self._clock())
             time.sleep(0.02)
@@ -370,7 +376,13 @@ class Fleet:
         taken = {*self._members, *(member.name for member in self._ending)}
         name = next(name for index in range(2 * MAX_COUNT) if (name := pool.member(index)) not in taken)
         self._report(name, "loading", pool.worker.model)
-        self._members[name] = Member(name, pool, self._workers.create(pool, name))
+        try:
+            self._members[name] = Member(name, pool, self._workers.create(pool, name))
+        except Unavailable as error:
+            if not self._has_started:
+                raise
+            log.warning("%s; tried again in %g s", error.message, _RETRY_S)
+            self._not_before_s[pool.name] = self._clock() + _RETRY_S
 
     def _may_tell(self, now_s: float) -> bool:
         """Not before the workers were found: gateways that a launcher before this one told of them go on with that."""

@@ -95,8 +95,13 @@ class Launcher:
             self._start(fleet, cluster, address)
             while not self._stop_flag.wait(_POLL_S):
                 self._tick(fleet)
-        finally:
+        except OutriderError:  # what gateways are served by meanwhile is not to end for it
+            fleet.end_all(but_what_was_there=True)
+            raise
+        except BaseException:
             self._end(fleet)
+            raise
+        self._end(fleet)
 
     def _place(self, cluster: Cluster) -> dict[str, Placement]:
         """Waits for machines of a cluster that others make: they may be about to join."""

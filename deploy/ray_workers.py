@@ -15,6 +15,7 @@ from deploy.actors import Refused, Spec, Started, WorkerActor
 from deploy.placement import Placement
 from deploy.ranks import Ranks
 from outrider.cli.pools import Pool
+from outrider.wire.errors import Unavailable
 from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
@@ -43,24 +44,30 @@ class Worker:
         self._actor = actor
         self._ranks = ranks
         self._pending: Any = None
+        self._failed: Lost | None = None
         self.ask()
 
     def ask(self) -> None:
         """For its outcome, of this life or the next. `answer` has it later."""
-        self._pending = self._actor.outcome.remote()
+        try:
+            self._pending = self._actor.outcome.remote()
+        except Exception as error:
+            self._pending, self._failed = None, _lost(error)
 
     def answer(self) -> Answer | None:
         """To the last `ask`, once; None while there is none."""
         ray = _ray()
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            return failed
         if self._pending is None or not ray.wait([self._pending], timeout=0)[0]:
             return None
         pending, self._pending = self._pending, None
         try:
             outcome: Started | Refused = ray.get(pending)
             return outcome
-        except ray.exceptions.RayError as error:
-            is_final = isinstance(error, ray.exceptions.ActorDiedError)
-            return Lost(str(error).strip().splitlines()[0], is_final)
+        except Exception as error:
+            return _lost(error)
 
     def restart(self) -> None:
         """End its process, so that Ray starts another: also one that hangs."""
@@ -84,6 +91,11 @@ class Worker:
             self._ranks.stop()
 
 
+def _lost(error: Exception) -> Lost:
+    is_final = isinstance(error, _ray().exceptions.ActorDiedError)
+    return Lost((str(error).strip() or repr(error)).splitlines()[0], is_final)
+
+
 class RayWorkers:
     """Makes the actors of one system."""
 
@@ -102,7 +114,13 @@ class RayWorkers:
         self._folder = folder
 
     def create(self, pool: Pool, member: str) -> Worker:
-        """It may wait for a machine; `answer` comes when it has loaded."""
+        """It may wait for a machine; `answer` comes when it has loaded. Raises Unavailable when Ray takes no actor."""
+        try:
+            return self._create(pool, member)
+        except Exception as error:
+            raise Unavailable(f"Ray cannot start {member}: {error}") from error
+
+    def _create(self, pool: Pool, member: str) -> Worker:
         placement = self._placements[pool.name]
         spec = self._spec(pool, member)
         ranks = None

@@ -49,7 +49,7 @@ class Command:
             kept.append(line.rstrip("\n"))
             self._lines.put(kept[-1])
 
-    def wait_for(self, text: str, timeout_s: float = 90.0) -> str:
+    def wait_for(self, text: str, timeout_s: float = 240.0) -> str:
         """The first line, of either stream, that holds `text`."""
         give_up = time.monotonic() + timeout_s
         while time.monotonic() < give_up:
@@ -64,7 +64,7 @@ class Command:
 
     def ready(self) -> dict[str, Any]:
         """The launcher's JSON line."""
-        return dict(json.loads(self.wait_for('"event": "ready"', timeout_s=240.0)))
+        return dict(json.loads(self.wait_for('"event": "ready"')))
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -142,6 +142,26 @@ async def test_a_killed_draft_and_a_killed_target_come_back_elsewhere_and_gatewa
     load.assert_whole()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_pools_grow_under_load_and_shrink_without_it(processes: Tree) -> None:
+    """Targets by the queue that gateways report, drafts by how busy they are."""
+    pools = json.loads(json.dumps(POOLS))
+    for kind, name in (("targets", "chat"), ("drafts", "small")):
+        pools[kind][name].update(count=1, min=1, max=2)
+    pools["scaling"] = {"up_after_s": 1, "down_after_s": 4, "busy_high": 0.3, "busy_low": 0.1}
+    with launched(json.dumps(pools) + "\n") as command:
+        registry = (await asyncio.to_thread(command.ready))["registry"]
+        async with under_load(registry, num_clients=8, gateway_args=("--max-running", "2")) as load:
+            await until_serving(registry, "chat", 2)
+            await until_serving(registry, "small", 2)
+        load.assert_whole()
+        await until_serving(registry, "chat", 1)
+        await until_serving(registry, "small", 1)
+    grown = [line for line in command.out if '"scaling"' in line]
+    assert any("answers wait for 1 targets" in line or "busy for" in line for line in grown), grown
+
+
 @pytest.fixture
 def joining_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """How a driver reaches a Ray that has no token and listens on loopback alone."""

@@ -55,7 +55,15 @@ class PlayedWorker:
 class Stage:
     """A fleet, its workers by name, and a clock."""
 
-    def __init__(self, *pools: Pool, left_behind: Mapping[str, str] | None = None, room: str | None = None) -> None:
+    def __init__(
+        self,
+        *pools: Pool,
+        left_behind: Mapping[str, str] | None = None,
+        room: str | None = None,
+        is_refusing: bool = False,
+        starts: bool = True,
+    ) -> None:
+        self.is_refusing = is_refusing
         self.now_s = 1000.0
         self.workers: dict[str, PlayedWorker] = {}
         self.watched: dict[str, str] = {}
@@ -75,9 +83,12 @@ class Stage:
             lambda: self.now_s,
         )
         self.membership = registry_pb2.Membership()
-        self.fleet.start()
+        if starts:
+            self.fleet.start()
 
     def create(self, pool: Pool, member: str) -> PlayedWorker:
+        if self.is_refusing:
+            raise Unavailable("no actor")
         self.workers[member] = PlayedWorker()
         return self.workers[member]
 
@@ -418,6 +429,33 @@ def test_at_the_end_all_are_drained_and_ended() -> None:
     assert stage.fleet.is_idle()
     stage.fleet.end_all()
     assert all(worker.is_killed for worker in stage.workers.values())
+
+
+def test_a_start_that_fails_ends_only_what_it_started() -> None:
+    stage = Stage(chat(2), left_behind={"target-chat-0": "chat"})
+    stage.workers["target-chat-1"].next = Refused("no such model")
+    with pytest.raises(ConfigError):
+        stage.tick()
+    stage.fleet.end_all(but_what_was_there=True)
+    assert {name: worker.is_killed for name, worker in stage.workers.items()} == {
+        "target-chat-0": False,
+        "target-chat-1": True,
+    }
+
+
+def test_a_ray_that_takes_no_actor_is_asked_again_later() -> None:
+    stage = Stage(chat(1))
+    stage.serve()
+    stage.is_refusing = True
+    stage.scale("chat", 2)
+    stage.tick(10)
+    assert list(stage.workers) == ["target-chat-0"]
+    stage.is_refusing = False
+    stage.tick(30)
+    assert list(stage.workers) == ["target-chat-0", "target-chat-1"]
+    stage = Stage(chat(1), is_refusing=True, starts=False)
+    with pytest.raises(Unavailable, match="no actor"):
+        stage.fleet.start()
 
 
 def test_a_reply_tells_all_pools_by_state() -> None:
