@@ -44,8 +44,8 @@ def part_folder(
     folder: Path, ca: Authority, role: Role, *, trusts: Authority | None = None, expired: bool = False
 ) -> Path:
     """trusts: whose certificates it believes, if not those of its own CA."""
-    issued = now() - timedelta(days=2 if expired else 0)
-    certificate, key = ca.issue(f"a {role.value}", role_names(role), issued, timedelta(days=1))
+    issued = now() - timedelta(days=60 if expired else 0)
+    certificate, key = ca.issue(f"a {role.value}", role_names(role), issued, timedelta(days=30))
     return write_folder(folder, certificate, key, trusts or ca)
 
 

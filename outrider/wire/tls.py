@@ -24,6 +24,8 @@ from outrider.wire.roles import Role
 log = get_logger(__name__)
 
 CA, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
+SOON_DAYS = 14
+"""A certificate that has less to live is warned of when it is read."""
 _MAX_FLIGHTS = 8
 _SETTLE_S = 0.05
 
@@ -152,16 +154,20 @@ class CertificateFolder:
             client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             self._trust(client, certificate, CERTIFICATE)
         try:
-            names = _handshake(server, client)
+            shown = _handshake(server, client)
         except ssl.SSLCertVerificationError as error:
             raise self._wrong(f"{self._path / CERTIFICATE}: {error.verify_message}; renew it{self._or_ca}") from None
         except ssl.SSLError as error:
             raise self._wrong(f"{self._path / CERTIFICATE} cannot be used: {_reason(error)}") from None
+        names = set(shown.get("subjectAltName", ()))
         if self.role is not None and not {("URI", self.role.uri), ("DNS", self.role.host_name)} <= names:
             raise self._wrong(
                 f"{self._path / CERTIFICATE} is not a {self.role.value}'s: it lacks the names {self.role.uri} and "
                 f"{self.role.host_name}; give the folder that `outrider certs` made for this part"
             )
+        num_days = (ssl.cert_time_to_seconds(shown["notAfter"]) - time.time()) / 86400
+        if num_days < SOON_DAYS:
+            log.warning("%s: %s expires in %.1f days; renew it", self._setting, self._path / CERTIFICATE, num_days)
 
     @property
     def _or_ca(self) -> str:
@@ -239,8 +245,8 @@ def http_context(folder: CertificateFolder) -> ssl.SSLContext:
     return context
 
 
-def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> set[tuple[str, str]]:
-    """In memory. Returns the names of the server's certificate; raises ssl.SSLError."""
+def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
+    """In memory. Returns the server's certificate as `getpeercert` does; raises ssl.SSLError."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     calling = client.wrap_bio(to_client, to_server)
     answering = server.wrap_bio(to_server, to_client, server_side=True)
@@ -248,8 +254,7 @@ def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> set[tuple[str,
         for side in (calling, answering):
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
-    found: Any = calling.getpeercert() or {}
-    return set(found.get("subjectAltName", ()))
+    return dict(calling.getpeercert() or {})
 
 
 def _stamp_of(path: Path) -> tuple[int, int, int] | None:

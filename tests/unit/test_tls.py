@@ -97,6 +97,17 @@ def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
         CertificateFolder(str(write_folder(tmp_path / "public", certificate, key, None)), "public_tls_dir", None)
 
 
+@pytest.mark.parametrize(("num_days", "warned"), [(3, True), (20, False)])
+def test_one_that_expires_soon_is_warned_of(
+    tmp_path: Path, num_days: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = authority().issue("users", [], now(), timedelta(days=num_days))
+    folder = write_folder(tmp_path / "public", certificate, key, None)
+    with caplog.at_level(logging.WARNING):
+        CertificateFolder(str(folder), "public_tls_dir", None)
+    assert (f"public_tls_dir: {folder / CERTIFICATE} expires in 3.0 days; renew it" in caplog.text) is warned
+
+
 def test_another_roles_certificate_is_refused(tmp_path: Path) -> None:
     folder = part_folder(tmp_path / "draft", authority(), Role.DRAFT)
     with pytest.raises(ConfigError, match=r"cert.pem is not a target's: it lacks the names outrider://target and"):
