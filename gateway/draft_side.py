@@ -98,7 +98,7 @@ class DraftSide:
         is_first = not self.slot.is_open_on(connection, target.epoch)
         if is_first:
             opening = connection.call(dpb.DraftRequest(open=self._open_message(target, member, connection)))
-            opening.add_done_callback(ignore_outcome)  # a refused open shows as UNKNOWN_SLOT in the propose's answer
+            opening.add_done_callback(functools.partial(self._on_opened, draft))
             self.slot.opened(connection, self._session.committed_len, target.epoch)
         future = connection.call(dpb.DraftRequest(propose=self._propose_message(ticket, num_draft_tokens)))
         committed_len = self._session.committed_len
@@ -212,6 +212,13 @@ class DraftSide:
             draft_topk=min(topk, self._model.facts.vocab_size),
         )
 
+    def _on_opened(self, draft: DraftMember, future: asyncio.Future[dpb.DraftReply]) -> None:
+        """A refused open shows in the propose's answer, too, but only here is why."""
+        if future.cancelled() or future.exception() is not None or draft is not self._seat.member:
+            return
+        if future.result().WhichOneof("item") == "error":
+            self._seat.answered_with(future.result().error.code)
+
     def _on_reply(self, proposing: Proposing, future: asyncio.Future[dpb.DraftReply]) -> None:
         """The draft answered, in time or not, or was lost."""
         if proposing is not self._proposing:
@@ -244,9 +251,3 @@ class DraftSide:
             )
             self.slot.open_again()
             self._seat.answered_with(reply.error.code)
-
-
-def ignore_outcome(future: asyncio.Future[Any]) -> None:
-    """Retrieve the exception of a future that may have no other reader."""
-    if not future.cancelled():
-        future.exception()

@@ -171,9 +171,11 @@ class TargetSide:
         self.why_again = "slot"
         if error.code == pb.WORKER_ERROR_CODE_STALE_EPOCH:
             target.drop()  # we talk to a life that is over
-        elif error.code not in _REOPEN:
+        elif error.code == pb.WORKER_ERROR_CODE_INTERNAL:
             self._fault(error)
             self.why_again = "fault"
+        elif error.code not in _REOPEN:
+            raise WorkerFault(f"the target failed: {error.message}")
 
     def _fault(self, error: pb.WorkerError) -> None:
         """The target failed. Raises WorkerFault when it is the request's last chance."""

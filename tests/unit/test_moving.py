@@ -223,6 +223,16 @@ async def test_without_another_it_is_kept_as_long_as_it_is_there(what: str) -> N
     assert not moved(model, seat, unanswered=what == "silent")
 
 
+async def test_a_draft_that_opens_no_slot_because_it_drains_is_asked_for_no_other() -> None:
+    """Though it has not said so in its info yet."""
+    model, seat = drafting(2)
+    seat.answered_with(pb.WORKER_ERROR_CODE_DRAINING)
+    assert model.drafts["draft-0"].draining
+    assert moved(model, seat)
+    assert seat.take(model.targets["a"])
+    assert seat.member is model.drafts["draft-1"]
+
+
 async def test_a_draft_that_lies_to_several_is_left_alone_by_all() -> None:
     model, seat = drafting(1)
     others = [DraftSeat(model) for _ in range(2)]
