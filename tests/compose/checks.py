@@ -107,7 +107,7 @@ def judge(outcome: Outcome, report: Report, texts: dict[int, str], served_meanwh
 
 
 def show(outcomes: list[Outcome]) -> None:
-    rows = [("fault", "streams hit", "their next token after s, median", "longest", "drafts back after s")]
+    rows = [("fault", "streams hit", "longest pause of each, median s", "of all, s", "drafts back after s")]
     for one in outcomes:
         pauses = one.pauses() or [0.0]
         seconds = (statistics.median(pauses), pauses[-1], one.without_drafts())

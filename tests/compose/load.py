@@ -95,13 +95,12 @@ class Outcome:
         return [one for one in self.answers if one.times and one.times[0] < self.at < one.ended]
 
     def pauses(self) -> list[float]:
-        """Of each stream that was hit: seconds from the fault to the end of the longest pause after it."""
+        """Of each stream that was hit: the longest time without a token, from the fault on; seconds, in order."""
         found = []
         for answer in self.hit():
             pairs = itertools.pairwise(answer.times)
-            gaps = [(after - before, after - self.at) for before, after in pairs if after > self.at]
-            found.append(max(gaps, default=(0.0, 0.0)))
-        return sorted(end if gap > STALL_S else gap for gap, end in found)
+            found.append(max((after - max(before, self.at) for before, after in pairs if after > self.at), default=0.0))
+        return sorted(found)
 
     def without_drafts(self) -> float:
         """Seconds from the fault to the last return of drafted tokens."""
