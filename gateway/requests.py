@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from gateway.cache_salt import salt_of
 from gateway.chat import Message
@@ -99,18 +99,29 @@ async def build_requests(
 
     `demand` has passed `check_demand`; key_name: of the API key that asks.
     """
-    words = bad_word_ids(demand.bad_words, tokenizer)
+    num_chars = 2 * sum(map(len, demand.bad_words))
+    words = await _tokenised(num_chars, bad_word_ids, demand.bad_words, tokenizer)
     base = dataclasses.replace(demand.params, bad_words=(*demand.params.bad_words, *words))
+    # Once, before prompts cost anything; of each prompt only what its length decides is checked again.
+    dataclasses.replace(base, max_tokens=demand.max_tokens or facts.context_limit).check(facts.vocab_size)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
-    texts = sum(_num_chars(prompt) for prompt in demand.prompts)
+    num_chars = sum(_num_chars(prompt) for prompt in demand.prompts)
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
-        if texts > INLINE_CHARS:
-            ids = await asyncio.to_thread(_encode, prompt, tokenizer, demand.names.prompt)
-        else:
-            ids = _encode(prompt, tokenizer, demand.names.prompt)
+        ids = await _tokenised(num_chars, _encode, prompt, tokenizer, demand.names.prompt)
         requests += _answers(demand, facts, base, ids, salt, key_name)
     return tuple(requests)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def _tokenised(num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Long texts on a thread, so that nobody else waits for them."""
+    if num_chars > INLINE_CHARS:
+        return await asyncio.to_thread(work, *args, **kwargs)
+    return work(*args, **kwargs)
 
 
 def find_model(served: Sequence[ModelFacts], name: str) -> ModelFacts:
@@ -226,7 +237,8 @@ def _answers(
     # 53 bits: the seed is reported, and JSON numbers lose more in many clients.
     seed = secrets.randbits(53) if demand.seed is None else demand.seed
     params = dataclasses.replace(base, max_tokens=max_tokens, seed=seed)
-    params.check(facts.vocab_size)
+    if params.min_tokens > max_tokens:
+        params.check(facts.vocab_size)
     return [
         GenerationRequest(
             request_id=demand.request_id,
