@@ -48,6 +48,8 @@ class RegistryClient:
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._first = asyncio.Event()
         self._version = (0, 0)
+        self._failure = ""
+        """Why the last attempt did not reach it."""
         self._task = asyncio.create_task(self._keep_joined())
 
     async def wait_first(self, timeout_s: float) -> None:
@@ -56,8 +58,9 @@ class RegistryClient:
             async with asyncio.timeout(timeout_s):
                 await self._first.wait()
         except TimeoutError:
+            why = f" ({self._failure})" if self._failure else ""
             raise Unavailable(
-                f"no registry at {self._address} within {timeout_s:g} s: is the launcher running there?",
+                f"no registry at {self._address} within {timeout_s:g} s: is the launcher running there?{why}",
                 retry_after_s=1.0,
             ) from None
 
@@ -71,7 +74,10 @@ class RegistryClient:
             try:
                 await self._join()
             except grpc.aio.AioRpcError as error:
-                log.debug("registry at %s: %s %s", self._address, error.code().name, error.details())
+                failure = f"{error.code().name}: {error.details()}"
+                if failure != self._failure:
+                    log.warning("no answer from the registry at %s: %s", self._address, failure)
+                self._failure = failure
             except Exception:  # whatever it was, the launcher may come back
                 log.exception("the connection to the registry at %s failed", self._address)
             await asyncio.sleep(REJOIN_S)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import grpc
 import httpx
 import pytest
 
+from deploy.registry import Registry
 from outrider.client import Client, Unavailable
 from outrider.v1 import common_pb2 as pb
+from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.roles import Role
 from outrider.wire.tls import CertificateFolder, channel_credentials
 from tests.certificates import all_folders
-from tests.stack import Stack, running
+from tests.forked import run
+from tests.stack import Process, Stack, running
 
 PROMPT = "def fibonacci(n):"
 
@@ -103,9 +105,43 @@ def test_renewed_while_it_serves(secure: Stack, folders: Path) -> None:
     assert target_info(secure, folders / "gateway").pid == secure.target.pid
 
 
+def membership_of(stack: Stack) -> rpb.Membership:
+    assert stack.draft is not None
+    serving = {"state": rpb.MEMBER_STATE_SERVING}
+    return rpb.Membership(
+        epoch=1,
+        version=1,
+        pools=[
+            rpb.Pool(name="targets", role=rpb.ROLE_TARGET, model_name="by-registry"),
+            rpb.Pool(name="drafts", role=rpb.ROLE_DRAFT, serves=["targets"]),
+        ],
+        members=[
+            rpb.Member(name="t", pool="targets", role=rpb.ROLE_TARGET, address=stack.target.address, **serving),
+            rpb.Member(name="d", pool="drafts", role=rpb.ROLE_DRAFT, address=stack.draft.address, **serving),
+        ],
+    )
+
+
+def test_a_gateway_joins_a_registry_with_certificates(secure: Stack, folders: Path) -> None:
+    registry = Registry(lambda pool, count: Future())
+    certificates = CertificateFolder(str(folders / "launcher"), "ray.tls_dir", Role.LAUNCHER)
+    address = registry.start("127.0.0.1:0", certificates)
+    try:
+        registry.publish(membership_of(secure))
+        ports = ["--port", "0", "--grpc-port", "0"]
+        gateway = Process("gateway", ["--registry", address, "--tls-dir", str(folders / "gateway"), *ports])
+        try:
+            with Client(str(gateway.ready["grpc"])) as client:
+                completion = client.generate(PROMPT, max_tokens=24, temperature=0.0, model="by-registry")
+            assert completion.usage.num_accepted_tokens > 0
+        finally:
+            gateway.stop()
+    finally:
+        registry.stop()
+
+
 def test_a_folder_that_cannot_be_used_ends_the_start(folders: Path, tmp_path: Path) -> None:
     """Before the model is loaded, in one line."""
-    command = [sys.executable, "-m", "draft_service", "--model", "absent", "--tls-dir", str(folders / "target")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = run("draft_service", "--model", "absent", "--tls-dir", str(folders / "target"))
     assert ended.returncode == 1
     assert ended.stderr.strip().splitlines()[-1].startswith(f"draft: tls_dir: {folders / 'target' / 'cert.pem'} is not")
