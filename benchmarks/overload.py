@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of baseline and overload each")
     parser.add_argument("--closed-s", type=float, default=30.0, help="of the closed loop that finds the rate")
     parser.add_argument("--max-running", type=int, default=16)
-    parser.add_argument("--max-queue", type=int, default=4)
+    parser.add_argument("--max-queue", type=int, default=1)
     parser.add_argument("--max-queue-wait-s", type=float)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")

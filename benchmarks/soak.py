@@ -169,12 +169,12 @@ def left_in(endpoints: Endpoints) -> list[str]:
     give_up_s, left = time.monotonic() + 20.0, ["not asked"]
     while left and time.monotonic() < give_up_s:
         left = []
-        for role, stub in stubs.items():
-            with grpc.insecure_channel(getattr(endpoints, role)) as channel:
-                info = stub(channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10)
+        for worker in endpoints.workers:
+            with grpc.insecure_channel(worker.address) as channel:
+                info = stubs[worker.role](channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10)
             counts = (info.num_slots_in_use, info.num_kv_blocks_in_use, info.num_tickets)
             if any(counts):
-                left.append("{} still holds {} slots, {} blocks, {} tickets".format(role, *counts))
+                left.append("{} still holds {} slots, {} blocks, {} tickets".format(worker.name, *counts))
         time.sleep(0.2)
     return left
 

@@ -91,7 +91,7 @@ def add_memory(report: Report, endpoints: Endpoints, mean_tokens: float, before:
     """KV by what the worker says a token takes; resident memory before the first request and now."""
     rows = []
     for role, stub in (("target", target_pb2_grpc.TargetServiceStub), ("draft", draft_pb2_grpc.DraftServiceStub)):
-        info = worker_info(getattr(endpoints, role), stub)
+        info = worker_info(endpoints.first(role).address, stub)
         tokens = info.num_kv_blocks * info.kv_block_size
         rows.append(
             [
@@ -171,7 +171,7 @@ def main() -> None:
     target, draft = {"model": str(widened(options.size)), **common}, {"model": str(DEMO_DRAFT), **common}
     with running(target, draft, {"max_running": count}) as endpoints:
         stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
-        pids = {role: worker_info(getattr(endpoints, role), stub).pid for role, stub in stubs.items()}
+        pids = {role: worker_info(endpoints.first(role).address, stub).pid for role, stub in stubs.items()}
         before = {role: resident_bytes(pid) for role, pid in pids.items()}
         add_rates(report, asyncio.run(rates(endpoints.grpc, options, prompts)))
         mean_tokens = statistics.mean(len(prompt) for prompt in prompts) + options.max_tokens
