@@ -45,7 +45,7 @@ class Breaker:
         self._state = _State.CLOSED
         self._num_failures = 0
         self._pause_s = FIRST_PAUSE_S
-        self._probe_from_s = 0.0
+        self._paused_s = self._probe_from_s = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -56,11 +56,14 @@ class Breaker:
         """A request may go there now."""
         return self._state is _State.CLOSED or self._clock() >= self._probe_from_s
 
+    def allows_after(self, most_s: float) -> bool:
+        """As `allows`, when there is nobody else: no pause is longer than `most_s` then."""
+        return self.allows or self._clock() >= self._paused_s + most_s
+
     def begin(self) -> None:
         """A request goes there. While open it is the probe: the next one waits, whether this one is ever heard of."""
         if self.is_open:
-            self._state = _State.PROBING
-            self._probe_from_s = self._clock() + self._jittered()
+            self._pause(_State.PROBING)
 
     def succeeded(self) -> None:
         if self._num_failures or self.is_open:
@@ -74,12 +77,12 @@ class Breaker:
                 self.trip()
         elif self._state is _State.PROBING:
             self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
-            self._open()
+            self._pause(_State.OPEN)
 
     def trip(self) -> None:
         """Open at once, or fail the probe: this failure needs no second."""
         if self._state is _State.CLOSED:
-            self._open()
+            self._pause(_State.OPEN)
         else:
             self.failed()
 
@@ -87,12 +90,9 @@ class Breaker:
         """The worker began a new life: it may be probed now."""
         self._probe_from_s = self._clock()
 
-    def _open(self) -> None:
-        self._state = _State.OPEN
-        self._probe_from_s = self._clock() + self._jittered()
-
-    def _jittered(self) -> float:
-        return self._pause_s * (0.5 + 0.5 * self._jitter())
+    def _pause(self, state: _State) -> None:
+        self._state, self._paused_s = state, self._clock()
+        self._probe_from_s = self._paused_s + self._pause_s * (0.5 + 0.5 * self._jitter())
 
 
 class RetryBudget:

@@ -15,6 +15,8 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import GatewayConfig
 
 SILENT_S = 1.0
+ALONE_S = 1.0
+"""The longest pause of a breaker while nobody else could take the requests."""
 MAX_UNDELIVERED = 5
 """A busy machine delays some in a row."""
 
@@ -64,9 +66,9 @@ class Member:
         return self.connection is not None and not self.draining and self.breaker.allows
 
     @property
-    def goes_on(self) -> bool:
-        """A request that has its slot here may keep it."""
-        return self.connection is not None and not self.breaker.is_open
+    def usable_alone(self) -> bool:
+        """A request may be placed here when it can be placed nowhere else."""
+        return self.connection is not None and not self.draining and self.breaker.allows_after(ALONE_S)
 
     @property
     def state(self) -> State:

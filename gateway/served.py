@@ -164,9 +164,11 @@ class ServedModel:
 
     def choose_target(self, key: bytes, avoid: str | None = None) -> TargetMember | None:
         """`avoid`: only when there is no other."""
-        usable = [member.load for member in self.targets.values() if member.usable]
+        members = list(self.targets.values())
+        usable = [member.load for member in members if member.usable]
         others = [load for load in usable if load.name != avoid]
-        placed = choose_target(key, others or usable)
+        alone = [] if usable else [member.load for member in members if member.usable_alone]
+        placed = choose_target(key, others or usable or alone)
         return None if placed is None else self.targets[placed.name]
 
     async def place_target(self, key: bytes, avoid: str | None = None) -> TargetMember:

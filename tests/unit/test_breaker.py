@@ -96,6 +96,22 @@ def test_a_trip_needs_no_second_failure_and_a_new_life_is_probed_at_once(breaker
     assert not breaker.allows, "by one request"
 
 
+def test_where_there_is_nobody_else_pauses_are_short(breaker: Breaker, clock: Clock) -> None:
+    breaker.trip()
+    for _ in range(8):
+        clock.now += 2 * MAX_PAUSE_S
+        breaker.begin()
+        breaker.failed()
+    assert not breaker.allows_after(1.0)
+    clock.now += 1.0
+    assert breaker.allows_after(1.0)
+    assert not breaker.allows
+    breaker.begin()
+    assert not breaker.allows_after(1.0), "one request at a time all the same"
+    breaker.succeeded()
+    assert breaker.allows_after(1.0)
+
+
 def test_jitter_is_within_the_upper_half(clock: Clock) -> None:
     for value in (0.0, 0.5, 0.999):
         breaker = Breaker(clock=clock, jitter=lambda value=value: value)

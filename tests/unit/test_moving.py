@@ -158,6 +158,17 @@ async def test_without_a_usable_target_a_request_waits_for_one() -> None:
     assert await placing == "a"
 
 
+async def test_a_lone_target_that_failed_is_tried_again_soon_and_no_other_is_while_one_is_sound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.member.ALONE_S", 0.0)
+    model = served_model({"a": link_of(connection_of()), "b": link_of(connection_of())}, {})
+    model.targets["a"].breaker.trip()
+    assert [model.choose_target(bytes([n])).name for n in range(8)] == ["b"] * 8  # type: ignore[union-attr]
+    model.targets["b"].link.connection = None  # type: ignore[misc]
+    assert await placed(side_of(model)) == "a"
+
+
 async def test_places_follow_the_number_of_targets() -> None:
     model = served_model({"a": link_of(connection_of()), "b": link_of(connection_of())}, {})
     assert model.places.capacity == 2 * model.config.max_running
