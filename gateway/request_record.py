@@ -18,7 +18,7 @@ from gateway.generation import GenerationRequest, Usage
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import about, get_logger, log_fields
-from outrider.wire.trace import Spans, TraceParent
+from outrider.wire.trace import OpenSpan, Spans, TraceParent
 
 log = get_logger("gateway.access")
 
@@ -170,9 +170,8 @@ class RequestRecord:
         ended_ns = time.time_ns()
         took_ns = int(1e9 * (time.monotonic() - told.started_s))
         error = None if told.verdict is not None else "no verdict"
-        trace_id, request_id = self.place.trace_id, self.place.span_id
         began_ns = ended_ns - took_ns
-        self.spans.add("round", trace_id, told.ticket, request_id, began_ns, ended_ns, told.facts(), error=error)
+        self.spans.add("round", self.place, began_ns, ended_ns, told.facts(), error=error, span_id=told.ticket)
 
 
 class RequestRecords:
@@ -185,9 +184,10 @@ class RequestRecords:
     def record(self, request_id: str, operation: str, header: str | None) -> Iterator[RequestRecord]:
         """The record of what is done in this block, told at its end. header: the caller's `traceparent`."""
         caller = TraceParent.parse(header)
-        place = None if self._spans is None else self._spans.begin(caller)
-        record = RequestRecord(request_id, operation, place, spans=self._spans)
         started_s, started_ns = time.monotonic(), time.time_ns()
+        span = None if self._spans is None else self._spans.begin("request", caller, started_ns, server=True)
+        place = None if span is None else span.place
+        record = RequestRecord(request_id, operation, place, spans=self._spans)
         in_trace = place or caller
         token = _record.set(record)
         try:
@@ -199,8 +199,8 @@ class RequestRecords:
                     self._log(record, seconds)
         finally:
             _record.reset(token)
-            if place is not None:
-                self._add_span(record, place, caller, started_ns, started_ns + int(1e9 * seconds))
+            if span is not None:
+                self._end_span(span, record, started_ns + int(1e9 * seconds))
 
     def _log(self, record: RequestRecord, seconds: float) -> None:
         facts = record.facts()
@@ -220,10 +220,7 @@ class RequestRecords:
             extra=about(operation=record.operation, outcome=record.outcome, seconds=round(seconds, 6), **facts),
         )
 
-    def _add_span(
-        self, record: RequestRecord, place: TraceParent, caller: TraceParent | None, start_ns: int, end_ns: int
-    ) -> None:
-        assert self._spans is not None
+    def _end_span(self, span: OpenSpan, record: RequestRecord, end_ns: int) -> None:
         facts = record.facts()
         named = {
             "gen_ai.operation.name": record.operation,
@@ -235,8 +232,4 @@ class RequestRecords:
             **{f"outrider.{name}": value for name, value in facts.items()},
         }
         known = {name: value for name, value in named.items() if value is not None}
-        error = None if record.outcome in ("ok", "cancelled") else record.outcome
-        parent_id = None if caller is None else caller.span_id
-        self._spans.add(
-            "request", place.trace_id, place.span_id, parent_id, start_ns, end_ns, known, error=error, server=True
-        )
+        span.end(end_ns, known, None if record.outcome in ("ok", "cancelled") else record.outcome)

@@ -37,10 +37,17 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self.spans: list[Span] = []
         self.raw: list[bytes] = []
         """The messages as they came."""
+        self.metadata: list[dict[str, str | bytes]] = []
+        """That came with them."""
+        self.num_asked = 0
+        self.held = threading.Lock()
+        """Whoever holds it keeps the collector from answering."""
         self._lock = threading.Lock()
 
     def Export(self, request: Any, context: Any) -> Any:
-        with self._lock:
+        self.num_asked += 1
+        with self.held, self._lock:
+            self.metadata.append(dict(context.invocation_metadata()))
             self.raw.append(request.SerializeToString())
             for of_resource in request.resource_spans:
                 service = str(_values(of_resource.resource.attributes)["service.name"])

@@ -8,12 +8,12 @@ does without traces.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from outrider.engine.scheduler import SlotKey
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.trace import Spans, TraceParent, new_id
+from outrider.wire.trace import Spans, TraceParent
 
 _PHASES = {
     "propose": (("queue", "queue_us"), ("compute", "compute_us")),
@@ -62,33 +62,30 @@ class SlotSpans:
             self._traced.pop(key, None)
 
     def _asked(self, name: str, message: Any, request: TraceParent, arrived_ns: int) -> Told:
-        round_id = message.ticket or request.span_id
-        trace_id, own_id = request.trace_id, new_id(64)
+        above = TraceParent(request.trace_id, message.ticket or request.span_id, True)
         facts: dict[str, Any] = {"outrider.slot": message.slot, "outrider.num_draft_tokens": message.num_draft_tokens}
 
         def told(reply: Any) -> None:
             kind = reply.WhichOneof("item")
             if kind not in _PHASES:
                 code = pb.WorkerErrorCode.Name(reply.error.code).removeprefix("WORKER_ERROR_CODE_")
-                now_ns = time.time_ns()
-                self._spans.add(name, trace_id, own_id, round_id, arrived_ns, now_ns, facts, error=code, server=True)
+                self._spans.add(name, above, arrived_ns, time.time_ns(), facts, error=code, server=True)
                 return
             answer = getattr(reply, kind)
-            end_ns = self._add_phases(trace_id, own_id, arrived_ns, answer, _PHASES[kind])
             for field in _FACTS[kind]:
                 facts[f"outrider.{field}"] = getattr(answer, field)
-            self._spans.add(name, trace_id, own_id, round_id, arrived_ns, end_ns, facts, server=True)
+            took_us = {phase: getattr(answer, field) for phase, field in _PHASES[kind]}
+            end_ns = arrived_ns + 1000 * sum(took_us.values())
+            own = self._spans.add(name, above, arrived_ns, end_ns, facts, server=True)
+            if own is not None:
+                self._add_phases(own, arrived_ns, took_us)
 
         return told
 
-    def _add_phases(
-        self, trace_id: int, own_id: int, start_ns: int, answer: Any, phases: Sequence[tuple[str, str]]
-    ) -> int:
-        """One after the other; returns the end of the last one."""
-        for name, field in phases:
-            took_us = getattr(answer, field)
-            end_ns = start_ns + 1000 * took_us
-            if took_us:
-                self._spans.add(name, trace_id, new_id(64), own_id, start_ns, end_ns, {})
+    def _add_phases(self, whole: TraceParent, start_ns: int, took_us: dict[str, int]) -> None:
+        """One after the other."""
+        for name, us in took_us.items():
+            end_ns = start_ns + 1000 * us
+            if us:
+                self._spans.add(name, whole, start_ns, end_ns, {})
             start_ns = end_ns
-        return start_ns

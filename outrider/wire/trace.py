@@ -1,36 +1,33 @@
-"""Spans for OpenTelemetry, where `trace_endpoint` asks for them: W3C context, sampling, and a queue to a collector.
+"""Spans by OpenTelemetry's SDK, where `trace_endpoint` asks for them. The only file that imports it, and late.
 
-A span is made when its end is known, from times that were noted on the way: a round pays for nothing else. Sending is
-a thread's business, which drops and counts what a collector does not take.
+A span is made when its end is known, from times that were noted on the way; a request's own is begun before, since
+what is done for it is below it. Encoding and sending are a thread's business of the SDK's.
 """
 
 from __future__ import annotations
 
-import random
+import logging
+import os
 import re
+import socket
 import threading
 import time
-from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
 
-import grpc
 from prometheus_client import CollectorRegistry, Counter
 
-from outrider.wire.log import get_logger
-from outrider.wire.otlp import Attributes, Exporter, Span
+from outrider.wire.errors import ConfigError
 
-log = get_logger(__name__)
-
-MAX_QUEUED = 8192
-"""Spans that wait to be sent; what is over is dropped."""
-MAX_BATCH = 512
-DELAY_S = 1.0
-"""Longest time that a span waits for others."""
-SEND_TIMEOUT_S = 5.0
+MAX_QUEUED = 2048
+"""Spans that wait to be sent, unless OTEL_BSP_MAX_QUEUE_SIZE says otherwise; what is over is dropped."""
 CLOSE_S = 1.0
 """How long the last spans may take at the end of a process."""
 COMPLAIN_S = 60.0
 """Between two lines in the log about a collector that is away."""
+Attributes = Mapping[str, str | int]
 
 _HEADER = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
@@ -61,84 +58,139 @@ class TraceParent:
 
 
 class Spans:
-    """Takes finished spans and sends them in batches. `add` never blocks; any thread may call it."""
+    """Makes spans and has them sent in batches. Nothing blocks but `close`; any thread may call."""
 
     def __init__(
         self, endpoint: str, service: str, registry: CollectorRegistry | None = None, sample_ratio: float = 1.0
     ) -> None:
-        """endpoint: as of `Exporter`; service: "gateway", "draft" or "target". Raises ConfigError."""
-        self._endpoint = endpoint
-        self._exporter = Exporter(endpoint, f"outrider-{service}")
-        self._sample_ratio = sample_ratio
-        self._queue: deque[Span] = deque()
-        self._wake = threading.Event()
-        self._closing = False
-        self._complained_s = -COMPLAIN_S
-        counter = Counter("outrider_trace_spans", "Spans, by what became of them.", ["outcome"], registry=registry)
-        self._sent, self._dropped = counter.labels(outcome="sent"), counter.labels(outcome="dropped")
-        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
-        self._thread.start()
+        """endpoint: of OTLP over gRPC, such as http://collector:4317; service: "gateway", "draft" or "target".
 
-    def begin(self, caller: TraceParent | None) -> TraceParent | None:
-        """A new span's place in a trace: below the caller's, or at the root of a new one. None = not to be traced."""
-        if caller is not None:
-            return TraceParent(caller.trace_id, new_id(64), True) if caller.sampled else None
-        return TraceParent(new_id(128), new_id(64), True) if random.random() < self._sample_ratio else None
+        OpenTelemetry's environment variables (OTEL_*) say the rest. Raises ConfigError.
+        """
+        _check(endpoint)
+        try:
+            from opentelemetry import context, trace
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk import resources
+            from opentelemetry.sdk import trace as sdk
+            from opentelemetry.sdk.trace import export, id_generator, sampling
+        except ImportError:
+            raise ConfigError(
+                f"trace_endpoint is {endpoint!r} and OpenTelemetry is not installed; pip install 'outrider[trace]', "
+                "or leave trace_endpoint out",
+                param="trace_endpoint",
+            ) from None
+        self._api: Any = trace
+        self._nowhere = context.Context()
+        self._ids = _Ids(id_generator.RandomIdGenerator())
+        counter = Counter("outrider_trace_spans", "Spans, by what became of them.", ["outcome"], registry=registry)
+        sent, self._dropped = counter.labels(outcome="sent"), counter.labels(outcome="dropped")
+        self._lock = threading.Lock()
+        self._num_ended = 0
+        about = {"service.name": f"outrider-{service}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
+        try:
+            self._max_queued = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", MAX_QUEUED))
+            self._exporter = _Counted(OTLPSpanExporter(endpoint=endpoint), sent, self._dropped)
+            processor = export.BatchSpanProcessor(self._exporter, self._max_queued)  # type: ignore[arg-type]
+            self._provider: Any = sdk.TracerProvider(
+                sampling.ParentBased(sampling.TraceIdRatioBased(sample_ratio)),
+                resources.Resource.create(about).merge(resources.OTELResourceDetector().detect()),
+                shutdown_on_exit=False,
+                id_generator=self._ids,  # type: ignore[arg-type]
+            )
+        except Exception as error:  # of many types
+            raise ConfigError(f"OpenTelemetry refuses what the environment (OTEL_*) says: {error}") from None
+        self._provider.add_span_processor(processor)
+        self._tracer: Any = self._provider.get_tracer("outrider")
+        logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").addFilter(_seldom)
+
+    def begin(
+        self,
+        name: str,
+        parent: TraceParent | None,
+        start_ns: int,
+        *,
+        span_id: int | None = None,
+        server: bool = False,
+    ) -> OpenSpan | None:
+        """None = not to be traced: below a parent as that is, at the root of a new trace by the ratio.
+
+        span_id: where others know it already; start_ns: of the wall clock; server: the parent is another process's.
+        """
+        api = self._api
+        above = self._nowhere
+        if parent is not None:
+            flags = api.TraceFlags(int(parent.sampled))
+            place = api.SpanContext(parent.trace_id, parent.span_id, server, flags)
+            above = api.set_span_in_context(api.NonRecordingSpan(place), above)
+        self._ids.known = span_id
+        kind = api.SpanKind.SERVER if server else api.SpanKind.INTERNAL
+        span = self._tracer.start_span(name, above, kind, start_time=start_ns)
+        return OpenSpan(self, span, start_ns) if span.is_recording() else None
 
     def add(
         self,
         name: str,
-        trace_id: int,
-        span_id: int,
-        parent_id: int | None,
+        parent: TraceParent,
         start_ns: int,
         end_ns: int,
         attributes: Attributes,
         *,
         error: str | None = None,
+        span_id: int | None = None,
         server: bool = False,
-    ) -> None:
-        """A span that has ended. Times are of the wall clock; `error`: what went wrong, a class or code and no more."""
-        if len(self._queue) >= MAX_QUEUED:
-            self._dropped.inc()
-            return
-        self._queue.append(Span(name, trace_id, span_id, parent_id, start_ns, end_ns, attributes, error, server))
-        if len(self._queue) >= MAX_BATCH and not self._wake.is_set():
-            self._wake.set()
+    ) -> TraceParent | None:
+        """A span that has ended: `begin` and `OpenSpan.end`. Returns its place; None when it was not made."""
+        if self._is_full():
+            return None
+        span = self.begin(name, parent, start_ns, span_id=span_id, server=server)
+        if span is None:
+            return None
+        span.end(end_ns, attributes, error)
+        return span.place
 
     def close(self) -> None:
         """Send what is left, for at most a second. Idempotent."""
-        self._closing = True
-        self._wake.set()
-        self._thread.join(0.8 * CLOSE_S)
-        if self._thread.is_alive():
-            self._exporter.close()  # ends a call that is under way
-            self._thread.join(0.2 * CLOSE_S)
+        give_up = threading.Timer(0.8 * CLOSE_S, self._exporter.shutdown)  # ends a call that is under way
+        give_up.daemon = True
+        give_up.start()
+        self._provider.shutdown()
+        give_up.cancel()
 
-    def _run(self) -> None:
-        while not self._closing:
-            self._wake.wait(DELAY_S)
-            self._wake.clear()
-            while self._queue:
-                self._send([self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))])
-        self._exporter.close()
+    def _is_full(self) -> bool:
+        """Whether another span must be dropped, which is counted then: the SDK drops older ones and counts none."""
+        if self._num_ended - self._exporter.num_taken < self._max_queued:
+            return False
+        self._dropped.inc()
+        return True
 
-    def _send(self, batch: list[Span]) -> None:
-        try:
-            num_rejected = min(self._exporter.send(batch, SEND_TIMEOUT_S), len(batch))
-        except (grpc.RpcError, ValueError) as error:
-            self._lost(len(batch), error.code().name if isinstance(error, grpc.Call) else "closed")
+    def _end(self, span: Any, end_ns: int, attributes: Attributes, error: str | None) -> None:
+        if self._is_full():
             return
-        self._sent.inc(len(batch) - num_rejected)
-        if num_rejected:
-            self._lost(num_rejected, "rejected")
+        with self._lock:
+            self._num_ended += 1
+        span.set_attributes(attributes)
+        if error is not None:
+            span.set_status(self._api.StatusCode.ERROR, error)
+        span.end(end_ns)
 
-    def _lost(self, num_spans: int, why: str) -> None:
-        self._dropped.inc(num_spans)
-        now = time.monotonic()
-        if now >= self._complained_s + COMPLAIN_S:
-            self._complained_s = now
-            log.warning("%d spans are lost: the collector at %s does not take them: %s", num_spans, self._endpoint, why)
+
+class OpenSpan:
+    """One that has begun."""
+
+    __slots__ = ("_span", "_spans", "_start_ns", "place")
+
+    def __init__(self, spans: Spans, span: Any, start_ns: int) -> None:
+        self._spans = spans
+        self._span = span
+        self._start_ns = start_ns
+        own = span.get_span_context()
+        self.place = TraceParent(own.trace_id, own.span_id, True)
+        """What is done for it is below this."""
+
+    def end(self, end_ns: int, attributes: Attributes, error: str | None = None) -> None:
+        """Once. end_ns: of the wall clock; error: what went wrong, a class or code and no more."""
+        self._spans._end(self._span, max(self._start_ns, end_ns), attributes, error)
 
 
 def open_spans(
@@ -148,6 +200,79 @@ def open_spans(
     return None if endpoint is None else Spans(endpoint, service, registry, sample_ratio)
 
 
-def new_id(bits: int) -> int:
-    """Random, never 0."""
-    return random.getrandbits(bits) or 1
+def _check(endpoint: str) -> None:
+    parts = urlsplit(endpoint)
+    try:
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number
+        is_one = False
+    if not is_one:
+        raise ConfigError(
+            f"trace_endpoint is {endpoint!r}, must look like http://collector:4317", param="trace_endpoint"
+        )
+
+
+class _Ids(threading.local):
+    """OpenTelemetry's IdGenerator: random, but for a span whose id is known before it is made."""
+
+    def __init__(self, random_ids: Any) -> None:
+        self._random = random_ids
+        self.known: int | None = None
+        """Of the next span of this thread."""
+
+    def generate_span_id(self) -> int:
+        known, self.known = self.known, None
+        return int(self._random.generate_span_id()) if known is None else known
+
+    def generate_trace_id(self) -> int:
+        return int(self._random.generate_trace_id())
+
+    def is_trace_id_random(self) -> bool:
+        return True
+
+
+class _Counted:
+    """OpenTelemetry's SpanExporter, with what became of spans counted."""
+
+    def __init__(self, exporter: Any, sent: Counter, dropped: Counter) -> None:
+        self._exporter = exporter
+        self._sent = sent
+        self._dropped = dropped
+        self.num_taken = 0
+        """Spans that wait no longer."""
+
+    def export(self, spans: Sequence[Any]) -> Any:
+        self.num_taken += len(spans)
+        outcome = self._dropped
+        try:
+            result = self._exporter.export(spans)
+            if result.name == "SUCCESS":
+                outcome = self._sent
+        finally:
+            outcome.inc(len(spans))
+        return result
+
+    def shutdown(self) -> None:
+        """From any thread; a call that is under way ends, and those that come fail at once."""
+        self._exporter.shutdown()
+
+
+class _Seldom(logging.Filter):
+    """Lets a warning or error through once in `COMPLAIN_S`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_s = -COMPLAIN_S
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        now = time.monotonic()
+        if now < self._last_s + COMPLAIN_S:
+            return False
+        self._last_s = now
+        return True
+
+
+_seldom = _Seldom()
+"""Of the exporter's logger, which would have a line for every attempt."""

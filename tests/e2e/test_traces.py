@@ -71,7 +71,8 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    with collecting() as (collector, endpoint, server):
+    with collecting() as (collector, endpoint, server), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")  # ms; 5 s otherwise
         args = ("--trace-endpoint", endpoint, "--log-format", "json", "--log-level", "debug")
         folder = tmp_path_factory.mktemp("watched")
         write_keys(folder / "keys.yaml", (ApiKey(name="alice", sha256=digest_of(KEY)),))
@@ -250,5 +251,7 @@ def test_a_collector_that_is_away_harms_no_request_and_no_end(watched: Watched) 
     assert watched.stack.gateway.stop() == 0
     assert time.monotonic() - started < 10
     lines = watched.lines(watched.stack.gateway)
-    assert any("does not take them" in line["message"] for line in lines if line["level"] == "warning")
+    complaints = [line for line in lines if line["logger"].startswith("opentelemetry.exporter")]
+    assert any("UNAVAILABLE" in line["message"] for line in complaints)
+    assert sum(line["level"] in ("warning", "error") for line in complaints) == 1
     assert SECRET not in watched.stack.gateway.log()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -38,13 +39,23 @@ class Recorded:
     def __init__(self) -> None:
         self.added: list[dict[str, Any]] = []
 
-    def begin(self, caller: TraceParent | None) -> TraceParent | None:
-        return TraceParent(caller.trace_id if caller else 1, 2, True)
+    def begin(self, name: str, parent: TraceParent | None, start: int, **more: Any) -> Begun:
+        return Begun(self, TraceParent(parent.trace_id if parent else 1, 2, True), name, parent, start)
 
-    def add(self, name: str, trace: int, own: int, parent: int, start: int, end: int, facts: Any, **more: Any) -> None:
-        place = TraceParent(trace, own, True)
-        told = {"name": name, "place": place, "parent": parent, "ns": end - start, "facts": dict(facts)}
-        self.added.append(told | more)
+    def add(self, name: str, parent: TraceParent | None, start: int, end: int, facts: Any, **more: Any) -> None:
+        self.added.append({"name": name, "parent": parent, "ns": end - start, "facts": dict(facts)} | more)
+
+
+@dataclass
+class Begun:
+    recorded: Recorded
+    place: TraceParent
+    name: str
+    parent: TraceParent | None
+    start: int
+
+    def end(self, end: int, facts: Any, error: str | None) -> None:
+        self.recorded.add(self.name, self.parent, self.start, end, facts, error=error)
 
 
 def requests(num_choices: int = 2) -> tuple[GenerationRequest, ...]:
@@ -145,7 +156,8 @@ def test_a_traced_request_is_a_span_below_its_callers_with_its_rounds_below_it()
         tell_round(Round(TICKET + 1, time.monotonic(), "target-1"))
         note_failure(WorkerFault("about token 31337"))
     first, second, whole = collected.added
-    assert (first["name"], first["place"].span_id, first["parent"], first["error"]) == ("round", TICKET, 2, None)
+    above = TraceParent(CALLER.trace_id, 2, True)
+    assert (first["name"], first["span_id"], first["parent"], first["error"]) == ("round", TICKET, above, None)
     assert 0.5e9 <= first["ns"] < 0.6e9
     assert first["facts"] == {
         "outrider.num_draft_tokens": 4,
@@ -157,8 +169,7 @@ def test_a_traced_request_is_a_span_below_its_callers_with_its_rounds_below_it()
     }
     assert second["error"] == "no verdict"
     assert "outrider.draft" not in second["facts"]  # a plain round
-    assert (whole["name"], whole["parent"], whole["error"]) == ("request", CALLER.span_id, "WorkerFault")
+    assert (whole["name"], whole["parent"], whole["error"]) == ("request", CALLER, "WorkerFault")
     assert whole["facts"]["gen_ai.usage.input_tokens"] == 3
     assert whole["facts"]["outrider.targets"] == "target-1"
-    assert {span["place"].trace_id for span in collected.added} == {CALLER.trace_id}
     assert "31337" not in str(collected.added)

@@ -21,10 +21,11 @@ class Recorded:
 
     added: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, name: str, trace: int, own: int, parent: int, start: int, end: int, facts: Any, **more: Any) -> None:
-        place = TraceParent(trace, own, True)
+    def add(self, name: str, parent: TraceParent, start: int, end: int, facts: Any, **more: Any) -> TraceParent:
+        place = TraceParent(parent.trace_id, 1000 + len(self.added), True)
         told = {"name": name, "place": place, "parent": parent, "start": start, "end": end, "facts": dict(facts)}
         self.added.append(told | more)
+        return place
 
 
 def opened(recorded: Recorded, traceparent: str, owner: int = 1) -> SlotSpans:
@@ -46,8 +47,9 @@ def test_a_verify_is_a_child_of_its_round_with_its_phases_one_after_the_other() 
         token_ids=[31337, 4], num_drafted=4, num_accepted=1, wait_us=300, forward_us=1000, accept_us=50, batch_size=3
     )
     told(tpb.TargetReply(verdict=verdict))
-    *phases, whole = recorded.added
-    assert (whole["name"], whole["parent"], whole["server"]) == ("verify", TICKET, True)
+    whole, *phases = recorded.added
+    above = TraceParent(REQUEST.trace_id, TICKET, True)
+    assert (whole["name"], whole["parent"], whole["server"]) == ("verify", above, True)
     assert whole["facts"] == {
         "outrider.slot": 5,
         "outrider.num_draft_tokens": 4,
@@ -57,8 +59,7 @@ def test_a_verify_is_a_child_of_its_round_with_its_phases_one_after_the_other() 
         "outrider.num_cached_tokens": 0,
     }
     assert [phase["name"] for phase in phases] == ["wait", "forward", "accept"]  # it did not queue
-    assert {phase["parent"] for phase in phases} == {whole["place"].span_id}
-    assert {span["place"].trace_id for span in recorded.added} == {REQUEST.trace_id}
+    assert {phase["parent"] for phase in phases} == {whole["place"]}
     assert [phase["end"] - phase["start"] for phase in phases] == [300_000, 1_000_000, 50_000]
     assert [whole["start"], *(phase["end"] for phase in phases)] == [
         *(phase["start"] for phase in phases),
@@ -74,11 +75,11 @@ def test_a_propose_too() -> None:
     assert told is not None
     told(dpb.DraftReply(propose=dpb.ProposeReply(draft_ids=[31337], queue_us=10, compute_us=20, encoding="ids")))
     assert [(span["name"], span["end"] - span["start"]) for span in recorded.added] == [
+        ("propose", 30_000),
         ("queue", 10_000),
         ("compute", 20_000),
-        ("propose", 30_000),
     ]
-    assert recorded.added[-1]["facts"]["outrider.encoding"] == "ids"
+    assert recorded.added[0]["facts"]["outrider.encoding"] == "ids"
     assert "31337" not in str(recorded.added)
 
 

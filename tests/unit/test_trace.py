@@ -1,19 +1,20 @@
-"""Spans: W3C context, sampling, and a collector that is away. What is sent is looked at end to end."""
+"""Spans: W3C context, sampling, what a collector gets, and one that is away."""
 
 from __future__ import annotations
 
 import builtins
+import logging
+import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from outrider.wire import trace
 from outrider.wire.errors import ConfigError
-from outrider.wire.otlp import Exporter, Span
 from outrider.wire.trace import Spans, TraceParent, open_spans
+from tests.otlp_collector import collecting
 
 HEADER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NOWHERE = "http://127.0.0.1:1"
@@ -65,39 +66,101 @@ def test_what_is_no_header_is_as_none(text: str | None) -> None:
 def test_sampling_follows_the_caller_and_else_the_ratio(spans: Spans) -> None:
     caller = TraceParent.parse(HEADER)
     assert caller is not None
-    place = spans.begin(caller)
-    assert place is not None
-    assert place.trace_id == caller.trace_id
-    assert place.span_id != caller.span_id
-    assert spans.begin(TraceParent(1, 2, False)) is None
-    assert spans.begin(None) is not None
+    begun = spans.begin("request", caller, 1)
+    assert begun is not None
+    assert begun.place.trace_id == caller.trace_id
+    assert begun.place.span_id != caller.span_id
+    assert spans.begin("request", TraceParent(1, 2, False), 1) is None
+    assert spans.begin("request", None, 1) is not None
     never = Spans(NOWHERE, "gateway", sample_ratio=0.0)
-    assert never.begin(None) is None
-    assert never.begin(caller) is not None
+    assert never.begin("request", None, 1) is None
+    assert never.begin("request", caller, 1) is not None
     never.close()
 
 
+def test_a_span_arrives_as_it_was_told(registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=a%20b,service.name=mine")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=secret")
+    parent = TraceParent.parse(HEADER)
+    assert parent is not None
+    with collecting() as (collector, endpoint, _):
+        spans = Spans(endpoint, "target", registry)
+        request = spans.begin("request", parent, 5, server=True)
+        assert request is not None
+        facts = {"k": 5, "encoding": "ids"}
+        place = spans.add("verify", request.place, 20, 10, facts, error="BEHIND", span_id=77)
+        assert place == TraceParent(parent.trace_id, 77, True)
+        request.end(30, {})
+        spans.close()
+        spans.close()
+        spans.add("late", parent, 1, 2, {})
+        first, second = collector.spans
+    assert (first.name, first.trace_id, first.span_id) == ("verify", parent.trace_hex, "0" * 14 + "4d")
+    assert first.parent_id == second.span_id
+    assert (first.start_ns, first.end_ns) == (20, 20)  # a clock that was set back
+    assert (first.attributes, first.is_error) == (facts, True)
+    assert (second.name, second.parent_id, second.is_error) == ("request", "b7ad6b7169203331", False)
+    assert (second.start_ns, second.end_ns) == (5, 30)
+    assert second.service == "mine"
+    assert collector.metadata[0]["api-key"] == "secret"
+    (message,) = collector.raw
+    assert all(told in message for told in (b"deployment.environment", b"a b", b"service.instance.id", b"BEHIND"))
+    assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "sent"}) == 2
+
+
 def test_more_spans_than_the_queue_holds_are_dropped_and_counted(
-    spans: Spans, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "MAX_QUEUED", 3)
-    place = spans.begin(None)
-    assert place is not None
-    for _ in range(5):
-        spans.add("round", place.trace_id, place.span_id, None, 1, 2, {})
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "3")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "3")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+    with collecting() as (collector, endpoint, _):
+        collector.held.acquire()
+        spans = Spans(endpoint, "gateway", registry)
+        for name in "abc":  # are taken, and wait for the collector
+            spans.add(name, TraceParent(1, 2, True), 1, 2, {})
+        until = time.monotonic() + 10
+        while not collector.num_asked:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        for name in "defgh":
+            spans.add(name, TraceParent(1, 2, True), 1, 2, {})
+        assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 2
+        collector.held.release()
+        spans.close()
+        assert sorted(span.name for span in collector.spans) == list("abcdef")
+    assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "sent"}) == 6
     assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 2
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["nobody", "one-that-is-mute"])
 def test_without_a_collector_spans_are_dropped_and_the_end_takes_a_second_at_most(
-    spans: Spans, registry: CollectorRegistry
+    registry: CollectorRegistry, is_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = spans.begin(None)
-    assert place is not None
-    spans.add("round", place.trace_id, place.span_id, None, 1, 2, {"k": 5})
-    started = time.monotonic()
-    spans.close()
-    assert time.monotonic() - started < trace.CLOSE_S + 1.0
-    assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 1
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        spans = Spans(f"http://127.0.0.1:{mute.getsockname()[1]}" if is_there else NOWHERE, "gateway", registry)
+        for _ in range(9):
+            spans.add("round", TraceParent(1, 2, True), 1, 2, {"k": 5})
+        time.sleep(0.1)  # it is at it
+        started = time.monotonic()
+        spans.close()
+        assert time.monotonic() - started < trace.CLOSE_S + 1.0
+    assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 9
+
+
+def test_what_the_exporter_complains_of_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    seldom = trace._Seldom()
+    warning, debug = (logging.makeLogRecord({"levelno": level}) for level in (logging.WARNING, logging.DEBUG))
+    assert seldom.filter(debug)
+    assert seldom.filter(warning)
+    assert not seldom.filter(warning)
+    assert seldom.filter(debug)
+    now_s += 61
+    assert seldom.filter(warning)
 
 
 @pytest.mark.parametrize(
@@ -108,32 +171,21 @@ def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
         Spans(endpoint, "gateway")
 
 
-def test_headers_and_resource_are_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=a%20b, service.name = mine,broken")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Api-Key=secret,x=1")
-    exporter = Exporter(NOWHERE, "outrider-gateway")
-    span = Span("verify", 1, 2, 3, 20, 10, {"k": 5, "encoding": "ids"}, "BEHIND", True)
-    (resource,) = exporter.message([span]).resource_spans
-    attributes = {each.key: each.value.string_value for each in resource.resource.attributes}
-    assert attributes["deployment.environment"] == "a b"
-    assert attributes["service.name"] == "mine"
-    assert attributes["service.instance.id"]
-    (sent,) = resource.scope_spans[0].spans
-    assert (sent.name, sent.trace_id.hex(), sent.span_id.hex()) == ("verify", "0" * 31 + "1", "0" * 15 + "2")
-    assert sent.parent_span_id.hex() == "0" * 15 + "3"
-    assert (sent.start_time_unix_nano, sent.end_time_unix_nano) == (20, 20)  # a clock that was set back
-    assert {each.key: each.value.int_value or each.value.string_value for each in sent.attributes} == span.attributes
-    assert (sent.status.code, sent.status.message) == (2, "BEHIND")
-    assert exporter._headers == (("api-key", "secret"), ("x", "1"))
-    exporter.close()
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_BSP_MAX_QUEUE_SIZE"])
+def test_an_environment_that_is_wrong_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "soon")
+    with pytest.raises(ConfigError, match=r"OTEL_\*.*'soon'"):
+        Spans(NOWHERE, "gateway")
 
 
-def test_an_encrypted_collector_needs_a_certificate_that_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_switched_off_by_the_environment_it_makes_none(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(tmp_path / "none.pem"))
-    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_CERTIFICATE: cannot read"):
-        Exporter("https://collector", "outrider-gateway")
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    spans = Spans(NOWHERE, "gateway", registry)
+    assert spans.begin("request", None, 1) is None
+    assert spans.add("verify", TraceParent(1, 2, True), 1, 2, {}) is None
+    spans.close()
 
 
 def test_without_the_libraries_the_error_says_what_to_install(
