@@ -40,6 +40,8 @@ def settings(project: Project, report: Report, scratch: Path) -> None:
     """.env of the clone, and the stand-ins for images that cannot be had."""
     values: dict[str, object] = {
         **PORTS,
+        "OUTRIDER_IMAGE_GATEWAY": "outrider-test/gateway",
+        "OUTRIDER_IMAGE_WORKER": "outrider-test/worker",
         # The same tokens in every batch: texts are compared.
         "OUTRIDER_TARGET_BATCH_INVARIANT": "true",
         "OUTRIDER_GATEWAY_LOG_FORMAT": "json",
