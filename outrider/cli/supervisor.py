@@ -326,7 +326,8 @@ def _where(cores: str | None) -> str:
 def _ended(child: Child) -> PartFailed:
     """A part that cannot start says why in its last line, "part: reason"; of one that crashed the log is shown."""
     lines = child.last_lines(_SHOWN_LINES)
-    if child.returncode == 1 and lines and lines[-1].startswith(f"{child.name}: "):
+    part = child.name.partition("-")[0]
+    if child.returncode == 1 and lines and lines[-1].startswith(f"{part}: "):
         return PartFailed(lines[-1], [])
     code = child.returncode or 0
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
