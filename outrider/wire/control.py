@@ -40,6 +40,8 @@ class ControlStreams:
         A cancelled, closed or broken stream all end the iteration alike, so the owner is freed in `finally`.
         """
         owner = next(self._owners)
+        # Before there is a writer: an abort beside the first write would send it twice, and the call would never end.
+        await context.send_initial_metadata(())
 
         async def write(items: list[Any]) -> None:
             await context.write(make_batch(items))
