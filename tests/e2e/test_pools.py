@@ -81,7 +81,7 @@ async def test_a_stream_goes_on_at_the_other_target(
     await until(lambda: connected(pools.http(), name))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 async def test_drafts_go_on_with_the_other_draft(
     pools: Pools, client: AsyncClient, expected: list[int], number: signal.Signals
 ) -> None:
@@ -103,6 +103,7 @@ async def test_drafts_go_on_with_the_other_draft(
     await until(lambda: connected(pools.http(), name))
 
 
+@pytest.mark.slow
 async def test_a_target_told_to_stop_finishes_what_runs_there(
     pools: Pools, client: AsyncClient, expected: list[int]
 ) -> None:
