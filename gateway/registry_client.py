@@ -93,6 +93,9 @@ class RegistryClient:
                     log.info("joined the registry at %s", self._address)
                 joined = True
                 self._take(message)
+        except asyncio.CancelledError:  # we leave it, not it us
+            joined = False
+            raise
         finally:
             if joined:
                 log.warning("lost the registry at %s; its last membership stays in force", self._address)
