@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--targets", type=int, default=2)
     parser.add_argument("--drafts", type=int, default=2)
     parser.add_argument("--gateways", type=int, default=2)
-    parser.add_argument("--kv-cache-tokens", type=int, default=8192, help="of each worker; small ones preempt")
+    parser.add_argument("--kv-cache-tokens", type=int, default=16384, help="of each worker; fewer preempt more")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     parser.add_argument("--logs", type=Path, help="folder for the parts' logs; a temporary one otherwise")
     options = parser.parse_args()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from outrider.client import AsyncClient, Completion
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT, Seen, greedy, speculative
-from tests.stack import DEMO_TARGET, Process, Stack, running_pools
+from tests.stack import DEMO_TARGET, Process, Stack
 from tests.tcp_relay import TcpRelay
 
 NOTICED_WITHIN_S = 6.0
@@ -41,21 +41,14 @@ class Network:
         )
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Stack]:
-    """Its own gateway is not used."""
-    with running_pools(1, 1) as pools:
-        yield pools.stack()
-
-
 @pytest.fixture
-async def network(pair: Stack) -> AsyncIterator[Network]:
-    """A gateway over the pair that reaches either worker through a relay, as the draft does the target."""
-    assert pair.draft is not None
+async def network(stack: Stack) -> AsyncIterator[Network]:
+    """A gateway of its own that reaches either worker through a relay, as the draft does the target."""
+    assert stack.draft is not None
     async with (
-        TcpRelay(pair.target.address) as to_target,
-        TcpRelay(pair.draft.address) as to_draft,
-        TcpRelay(pair.target.address) as deliveries,
+        TcpRelay(stack.target.address) as to_target,
+        TcpRelay(stack.draft.address) as to_draft,
+        TcpRelay(stack.target.address) as deliveries,
     ):
         workers = ["--target", to_target.address, "--draft", to_draft.address]
         arguments = [*workers, "--target-for-draft", deliveries.address, "--port", "0", "--grpc-port", "0"]
@@ -63,8 +56,8 @@ async def network(pair: Stack) -> AsyncIterator[Network]:
         try:
             address = str((await asyncio.to_thread(lambda: gateway.ready))["grpc"])
             async with AsyncClient(address) as client:
-                stack = Stack(pair.target, pair.draft, gateway)
-                yield Network(stack, client, to_target, to_draft, deliveries)
+                own = Stack(stack.target, stack.draft, gateway)
+                yield Network(own, client, to_target, to_draft, deliveries)
         finally:
             await asyncio.to_thread(gateway.stop)
 
