@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
+import yaml
 
 from outrider.cli.merging import DEMO_NAME, merged
 from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
-from outrider.cli.system import SystemConfig
+from outrider.cli.system import RayConfig, ScalingConfig, SystemConfig, read_yaml
 from outrider.wire.errors import ConfigError
+from tests.forked import REPO
 
 NO_FLAGS: dict[str, dict[str, Any]] = {
     "target": {"model": None},
@@ -142,6 +145,23 @@ def test_workers_have_metrics_and_the_demo_pair_its_name() -> None:
 def test_workers_on_machines_of_their_own_may_have_the_same_port() -> None:
     pool = {"model": "t", "count": 2, "port": 7000, "labels": {"outrider/role": "target"}}
     assert read({"targets": {"chat": pool}}).pools[0].worker.port == 7000
+
+
+def test_what_the_docs_and_the_examples_show_can_be_read() -> None:
+    shown = re.findall(r"```yaml\n(.*?)```", (REPO / "docs/cluster.md").read_text(), re.DOTALL)
+    files = [*(REPO / "deploy/examples").glob("*.yaml"), *(REPO / "deploy").glob("*/cluster.yaml")]
+    whole, scaling = (yaml.safe_load(text) for text in shown)
+    assert [pool.setting for pool in read(whole).pools] == ["targets.chat", "drafts.small"]
+    assert read({**whole, **scaling}).scaling == ScalingConfig()  # "the defaults"
+    assert len(files) >= 2
+    for file in files:
+        assert read(read_yaml(file)).targets
+
+
+def test_every_setting_of_ray_and_of_pools_is_in_the_docs() -> None:
+    text = (REPO / "docs/cluster.md").read_text()
+    for name in {*RayConfig.model_fields, *ScalingConfig.model_fields} - {"target_gpus", "draft_gpus"}:
+        assert f"`{name}`" in text, name
 
 
 def test_gateways_have_ports_of_their_own() -> None:
