@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+
+import grpc
+import pytest
 
 from tests.fuzz import campaigns, services
+from tests.fuzz.calls import talk
 from tests.fuzz.campaigns import Tally
 
 
-def test_workers_answer_rubbish_with_a_clear_status_and_keep_nothing(tmp_path: Path) -> None:
-    with services.workers(tmp_path) as (target, draft):
-        for worker in (target, draft):
-            tally = Tally()
-            campaigns.run(campaigns.control(worker, [target.address, "", "\0"], tally), tally, 120, seed=3)
-            assert {"reply open", "reply error INVALID"} <= tally.ends.keys()
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[services.Worker, services.Worker]]:
+    """(target, draft) of a tiny model each."""
+    with services.workers(tmp_path_factory.mktemp("fuzz")) as workers:
+        yield workers
+
+
+def test_workers_answer_rubbish_with_a_clear_status_and_keep_nothing(
+    pair: tuple[services.Worker, services.Worker],
+) -> None:
+    target, draft = pair
+    for worker in pair:
         tally = Tally()
-        campaigns.run(campaigns.deliver(target, tally), tally, 120, seed=3)
-        assert tally.ends["part taken"] and tally.ends["part refused"]
-        for worker in (target, draft):
-            worker.check_alive()
-            worker.check_empty()
+        campaigns.run(campaigns.control(worker, [target.address, "", "\0"], tally), tally, 100, seed=3)
+        assert {"reply open", "reply error INVALID"} <= tally.ends.keys()
+    tally = Tally()
+    campaigns.run(campaigns.deliver(target, tally), tally, 100, seed=3)
+    assert tally.ends["part taken"] and tally.ends["part refused"]
+    for worker in (target, draft):
+        worker.check_alive()
+        worker.check_empty()
+
+
+def test_a_stream_that_is_refused_beside_its_first_answers_ends(
+    pair: tuple[services.Worker, services.Worker],
+) -> None:
+    """What is no message comes while the answers to what was before it are being written."""
+    target, _ = pair
+    for _ in range(200):
+        status, details, _ = talk(target.channel, target.method("Control"), [target.valid(), b"\xc2*"])
+        assert status is grpc.StatusCode.INVALID_ARGUMENT, (status, details)
+    target.check_empty()
 
 
 def test_the_gateways_door_answers_rubbish_with_a_clear_status_and_keeps_nothing() -> None:
