@@ -115,18 +115,17 @@ def test_more_spans_than_the_queue_holds_are_dropped_and_counted(
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "3")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
     with collecting() as (collector, endpoint, _):
-        collector.held.acquire()
         spans = Spans(endpoint, "gateway", registry)
-        for name in "abc":  # are taken, and wait for the collector
-            spans.add(name, TraceParent(1, 2, True), 1, 2, {})
-        until = time.monotonic() + 10
-        while not collector.num_asked:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        for name in "defgh":
-            spans.add(name, TraceParent(1, 2, True), 1, 2, {})
-        assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 2
-        collector.held.release()
+        with collector.held:
+            for name in "abc":  # are taken, and wait for the collector
+                spans.add(name, TraceParent(1, 2, True), 1, 2, {})
+            until = time.monotonic() + 10
+            while not collector.num_asked:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            for name in "defgh":
+                spans.add(name, TraceParent(1, 2, True), 1, 2, {})
+            assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 2
         spans.close()
         assert sorted(span.name for span in collector.spans) == list("abcdef")
     assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "sent"}) == 6
