@@ -143,7 +143,8 @@ class Supervisor:
                     raise _ended(child)
                 if child.returncode is not None:
                     del self._children[name]
-                    left = "" if self._drafts() else "; plain decoding from now on"
+                    is_last_draft = self._roles[name] == "draft" and not self._drafts()
+                    left = "; plain decoding from now on" if is_last_draft else ""
                     if self._on_log is not None:
                         self._on_log(name, f" WARNING {_ended(child).message}{left}")
                     child.close()
@@ -220,7 +221,8 @@ class Supervisor:
         """Each has ports of its own: counted up from the first one's, but for 0."""
         config = gateway_config(self._config.gateway, **workers)
         ports = {"port": config.port, "grpc_port": config.grpc_port}
-        step = self._config.gateways if abs(config.port - config.grpc_port) < self._config.gateways else 1
+        between = abs(config.port - config.grpc_port)
+        step = between + 1 if between < self._config.gateways else 1  # neither meets the other
         own = {name: port and port + index * step for name, port in ports.items()}
         for name, port in own.items():
             if port > 65535:

@@ -171,7 +171,8 @@ def test_gateways_have_ports_of_their_own() -> None:
         return [(one.port, one.grpc_port) for one in made]
 
     assert ports(1) == [(8000, 8001)]
-    assert ports(3) == [(8000, 8001), (8003, 8004), (8006, 8007)]
+    assert ports(3) == [(8000, 8001), (8002, 8003), (8004, 8005)]
+    assert ports(3, port=8002, grpc_port=8000) == [(8002, 8000), (8005, 8003), (8008, 8006)]
     assert ports(2, port=8000, grpc_port=9000) == [(8000, 9000), (8001, 9001)]
     assert ports(2, port=0, grpc_port=0) == [(0, 0), (0, 0)]
     with pytest.raises(ConfigError, match="gateway 1 would have 65536"):
