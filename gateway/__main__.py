@@ -38,7 +38,20 @@ END_S = 1.0
 """How long it may take to tell clients that their answers end."""
 
 
+class Signals:
+    """SIGTERM and SIGINT: the first asks to stop, the second to be quick."""
+
+    def __init__(self) -> None:
+        self.stop, self.hurry = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        (self.hurry if self.stop.is_set() else self.stop).set()
+
+
 async def serve(config: GatewayConfig) -> None:
+    signals = Signals()  # now, as the first process of a container has no default
     certificates = public_certificates(config.public_tls_dir, config.host)
     listener = bind(config.host, config.port)
     pools = Pools(config, GatewayMetrics())
@@ -46,11 +59,15 @@ async def serve(config: GatewayConfig) -> None:
     try:
         if config.registry is not None:
             registry = RegistryClient(config.registry, pools.certificates, pools.loads, pools.update)
-            await registry.wait_first(config.start_timeout_s)
+        starting = asyncio.create_task(_start(pools, registry))
+        stopping = asyncio.create_task(signals.stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if starting.done():
+            starting.result()
+            await _serve(pools, Coordinator(pools), listener, certificates, signals)
         else:
-            pools.update(from_config(config))
-        await pools.wait_ready()
-        await _serve(pools, Coordinator(pools), listener, certificates)
+            starting.cancel()
     finally:
         listener.close()
         if registry is not None:
@@ -58,21 +75,23 @@ async def serve(config: GatewayConfig) -> None:
         await pools.close()
 
 
+async def _start(pools: Pools, registry: RegistryClient | None) -> None:
+    """Until the workers are there."""
+    if registry is None:
+        pools.update(from_config(pools.config))
+    else:
+        await registry.wait_first(pools.config.start_timeout_s)
+    await pools.wait_ready()
+
+
 async def _serve(
     pools: Pools,
     coordinator: Coordinator,
     listener: socket.socket,
     certificates: CertificateFolder | None,
+    signals: Signals,
 ) -> None:
-    config, stop, hurry = pools.config, asyncio.Event(), asyncio.Event()
-
-    def signalled() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
-
+    config = pools.config
     spans = open_spans(config.trace_endpoint, "gateway", pools.metrics.registry, config.trace_sample_ratio)
     door = Door(coordinator, config, pools.metrics.registry, spans)
     server, grpc_address, health = await start_server(
@@ -83,12 +102,12 @@ async def _serve(
     listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     announce(http=join_host_port(config.host, listener.getsockname()[1]), grpc=grpc_address, pid=os.getpid())
-    await asyncio.wait({serving, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({serving, asyncio.create_task(signals.stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping; %d answers are under way", coordinator.num_admitted)
     coordinator.draining = True
     await health.enter_graceful_shutdown()
     idle = asyncio.create_task(coordinator.wait_idle(config.drain_timeout_s))
-    hurried = asyncio.create_task(hurry.wait())  # a second signal
+    hurried = asyncio.create_task(signals.hurry.wait())  # a second signal
     await asyncio.wait({idle, hurried}, return_when=asyncio.FIRST_COMPLETED)
     for waiting in (idle, hurried):
         waiting.cancel()

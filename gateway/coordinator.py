@@ -49,8 +49,9 @@ class Coordinator:
             return "the gateway is stopping"
         if not self._pools.models:
             return "no pool of targets"
-        reasons = [model.reason() for model in self._pools.models.values()]
-        return "; ".join(reason for reason in reasons if reason is not None) or None
+        if self._pools.can_serve:
+            return None  # what is asked of the other models is refused by itself
+        return "; ".join(model.reason() or "" for model in self._pools.models.values())
 
     @property
     def num_admitted(self) -> int:

@@ -60,4 +60,6 @@ class Reference:
 
 def _identity(info: pb.WorkerInfo) -> str:
     """What must not change under a request that goes on elsewhere or after a restart."""
-    return f"{info.model_id} in {info.dtype} ending at {list(info.eos_token_ids)}"
+    exact = ", batch-invariant" if info.batch_invariant else ""
+    quantization = info.quantization or "none"
+    return f"{info.model_id} in {info.dtype} (quantization {quantization}{exact}) ending at {list(info.eos_token_ids)}"

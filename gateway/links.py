@@ -50,7 +50,8 @@ class Connection:
         count_bytes: Callable[[int], None],
         max_message_bytes: int | None = None,
     ) -> None:
-        self._last_heard_s = time.monotonic()
+        self.heard_s = time.monotonic()
+        """When the last answer came."""
         self.info = info
         self.epoch: int = info.epoch
         self.alive = True
@@ -94,7 +95,7 @@ class Connection:
 
         async def batches() -> AsyncIterator[list[Any]]:
             async for batch in self._stream:
-                self._last_heard_s = time.monotonic()
+                self.heard_s = time.monotonic()
                 self._count_bytes(batch.ByteSize())
                 yield list(batch.items)
 
@@ -104,11 +105,6 @@ class Connection:
             self.alive = False
             self._stream.cancel()
             await self._outbox.close()
-
-    @property
-    def heard_s(self) -> float:
-        """When the last answer came."""
-        return self._last_heard_s
 
     @property
     def has_work(self) -> bool:
@@ -133,7 +129,7 @@ class WorkerLink:
     ) -> None:
         """`silence_s`: the least and the most that a worker with work may be silent, see `HangWatch`.
         `accept` raises an OutriderError for a worker that must not be used, or waits until it can tell.
-        `on_change(before, after)`: a connection came, or went.
+        `on_change(before, after)`: a connection came or went, or the worker began to drain.
         """
         self.name = name
         self.address = address
@@ -188,6 +184,10 @@ class WorkerLink:
             except OutriderError as error:
                 log.warning("the %s at %s is not used: %s", self.name, self.address, error.message)
                 self._set(None, error.message)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise  # else it is grpc's: the call was cancelled, or its channel closed for new certificates
             except Exception:  # whatever it was, the worker may come back
                 log.exception("the connection to the %s at %s failed", self.name, self.address)
             await asyncio.sleep(RECONNECT_S)
@@ -220,7 +220,9 @@ class WorkerLink:
         watching = asyncio.create_task(self._watch(connection))
         try:
             self._set(connection, None)
-            await reading
+            await asyncio.wait({reading})  # which ends cancelled when the stream was dropped
+            if not reading.cancelled():
+                reading.result()
         finally:
             connection.alive = False
             for task in (reading, watching):
@@ -257,12 +259,18 @@ class WorkerLink:
                 return
 
     def _note(self, info: pb.WorkerInfo, took_s: float) -> None:
-        self.info = info
+        before, self.info = self.info, info
+        if before is None or before.draining != info.draining:
+            self._on_change(self.connection, self.connection)
         self.rtt_s += (took_s - self.rtt_s) * (RTT_GAIN if self.rtt_s else 1.0)
 
     def _set(self, connection: Connection | None, refused: str | None) -> None:
         before, self._connection, self.refused = self._connection, connection, refused
         self._on_change(before, connection)
+
+    def ask_again(self) -> None:
+        """What the worker must fit has changed: one that was refused may fit now."""
+        self._refused_epoch = 0
 
     async def close(self) -> None:
         self._task.cancel()

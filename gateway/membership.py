@@ -85,7 +85,8 @@ def from_proto(message: rpb.Membership) -> Membership:
                 _ROLES[member.role],
                 member.address,
                 member.address,
-                starting=member.state not in (rpb.MEMBER_STATE_SERVING, rpb.MEMBER_STATE_DRAINING),
+                starting=not member.address
+                or member.state not in (rpb.MEMBER_STATE_SERVING, rpb.MEMBER_STATE_DRAINING),
                 draining=member.state == rpb.MEMBER_STATE_DRAINING,
                 metrics_address=member.metrics_address,
                 node=member.node,

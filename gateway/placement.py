@@ -8,16 +8,16 @@ share passes the request on to the least loaded. Drafts: the one with the fewest
 from __future__ import annotations
 
 import hashlib
-import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 PREFIX_TOKENS = 256
 """A prompt's beginning, as far as it decides where the prompt goes."""
-BALANCE = 1.5
-"""A target may hold this many times its fair share before affinity yields."""
+BALANCE = 1.25
+"""A target may be in use this many times as far as all are on average before affinity yields,"""
+SLACK_SLOTS = 2
+"""and so many slots more."""
 FULL_KV_SHARE = 0.95
 """A target whose KV cache is in use up to here would make a new request wait for memory."""
 
@@ -37,21 +37,13 @@ class Load:
     """It has work and shows no sign of life: it may be about to be given up."""
 
     @property
+    def share(self) -> float:
+        """Of its slots or of its KV blocks, whichever is scarcer."""
+        return max(self.num_requests / self.num_slots if self.num_slots else 1.0, self.kv_share)
+
+    @property
     def full(self) -> bool:
         return self.num_requests >= self.num_slots or self.kv_share >= FULL_KV_SHARE
-
-
-class Why(Enum):
-    AFFINITY = "affinity"
-    """Its prefix is likely there."""
-    LOAD = "load"
-    """Another has more room."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    name: str
-    why: Why
 
 
 def prefix_key(prompt_ids: Sequence[int], cache_salt: bytes) -> bytes:
@@ -60,18 +52,17 @@ def prefix_key(prompt_ids: Sequence[int], cache_salt: bytes) -> bytes:
     return hashlib.blake2b(first, digest_size=16, key=hashlib.blake2b(cache_salt, digest_size=32).digest()).digest()
 
 
-def choose_target(key: bytes, targets: Sequence[Load]) -> Placed | None:
-    """None when there is none."""
+def choose_target(key: bytes, targets: Sequence[Load]) -> str | None:
+    """The name, or None when there is none."""
     if not targets:
         return None
     best = min((load.silent, load.full) for load in targets)
     candidates = [load for load in targets if (load.silent, load.full) == best]
     preferred = max(candidates, key=lambda load: _weight(key, load.name))
-    share = (sum(load.num_requests for load in candidates) + 1) / len(candidates)
-    if preferred.num_requests < math.ceil(BALANCE * share):
-        return Placed(preferred.name, Why.AFFINITY)
-    least = min(candidates, key=lambda load: (load.num_requests, _weight(key, load.name)))
-    return Placed(least.name, Why.LOAD)
+    mean = sum(load.share for load in candidates) / len(candidates)
+    if preferred.share < BALANCE * mean + SLACK_SLOTS / max(1, preferred.num_slots):
+        return preferred.name
+    return min(candidates, key=lambda load: (load.share, _weight(key, load.name))).name
 
 
 def choose_draft(drafts: Sequence[Load]) -> str | None:

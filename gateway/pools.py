@@ -54,13 +54,16 @@ class Pools:
         for name, spec in targets.items():
             if name not in self.models:
                 self.models[name] = ServedModel(spec, self._shared)
-        wanted = {spec.name: spec for spec in membership.members if not spec.starting and spec.address}
+            else:
+                self.models[name].change(spec)
+        wanted = {spec.name: spec for spec in map(self._as_seen, membership.members) if not spec.starting}
         for name, member in list(self.members.items()):
             spec_now = wanted.get(name)
             if spec_now is None or spec_now.address != member.spec.address or spec_now.pool != member.spec.pool:
                 self._remove(member)
             else:
                 member.spec = spec_now
+                member.link.ask_again()
         for name, model in list(self.models.items()):
             if name not in targets:
                 del self.models[name]
@@ -73,8 +76,16 @@ class Pools:
             model.note_change()
         self._note_change()
 
+    def _as_seen(self, spec: MemberSpec) -> MemberSpec:
+        """A launcher that sees nothing of a worker takes it to be starting: whose stream is up, lives."""
+        member = self.members.get(spec.name)
+        if member is None or member.connection is None or not spec.starting or member.spec.pool != spec.pool:
+            return spec
+        return member.spec if spec.address in ("", member.spec.address) else spec
+
     async def wait_ready(self) -> None:
-        """At start: a target of every pool, and every draft that is a member then, fit and are connected.
+        """At start: a target of every pool, and every draft that is a member then, fit and are connected. With a
+        registry, where members come and go, one pool that can be served is enough when the time is up.
 
         Raises Unavailable when one does not come in time, IncompatiblePair naming the first difference.
         """
@@ -82,11 +93,19 @@ class Pools:
         give_up_s = time.monotonic() + timeout_s
         while (missing := self._missing()) is not None:
             left_s = give_up_s - time.monotonic()
+            if left_s <= 0 and self.config.registry is not None and self.can_serve:
+                log.warning("no %s within %g s; starting without", missing, timeout_s)
+                return
             if left_s <= 0:
                 raise Unavailable(f"no {missing} within {timeout_s:g} s: is it running there?", retry_after_s=1.0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
+
+    @property
+    def can_serve(self) -> bool:
+        """One of the models, at least."""
+        return any(model.reason() is None for model in self.models.values())
 
     def _missing(self) -> str | None:
         """What the start waits for. Raises IncompatiblePair for a worker that was refused."""

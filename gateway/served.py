@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import secrets
 import time
@@ -24,7 +25,10 @@ from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
+
+log = get_logger(__name__)
 
 POLL_S = 0.1
 """A request without a target also looks again by itself: a breaker's pause ends without a word."""
@@ -131,6 +135,22 @@ class ServedModel:
         self._tokenizer, self.reference = tokenizer, reference
         self.referenced.set()
 
+    def change(self, spec: PoolSpec) -> None:
+        """The pool is described anew; its model may be served under another id from now on."""
+        self.spec = spec
+        if self._facts is None or self.reference is None:
+            return
+        name, old = spec.model_name or self.reference.info.model_id, self._facts.id
+        pools_by_id = self._shared.pools_by_id
+        if pools_by_id.get(name, spec.name) != spec.name:
+            log.error(
+                "the pool %s keeps the model id %s: %s is of the pool %s", spec.name, old, name, pools_by_id[name]
+            )
+        elif name != old:
+            del pools_by_id[old]
+            pools_by_id[name] = spec.name
+            self._facts = dataclasses.replace(self._facts, id=name)
+
     def remove(self) -> None:
         """Its pool is gone; its requests fail."""
         self.removed = True
@@ -168,8 +188,8 @@ class ServedModel:
         usable = [member.load for member in members if member.usable]
         others = [load for load in usable if load.name != avoid]
         alone = [] if usable else [member.load for member in members if member.usable_alone]
-        placed = choose_target(key, others or usable or alone)
-        return None if placed is None else self.targets[placed.name]
+        name = choose_target(key, others or usable or alone)
+        return None if name is None else self.targets[name]
 
     async def place_target(self, key: bytes, avoid: str | None = None) -> TargetMember:
         """Attaches the request to a target; waits while none is usable.

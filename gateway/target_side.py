@@ -148,6 +148,7 @@ class TargetSide:
             return False
         if reply.error.code == pb.WORKER_ERROR_CODE_DRAINING:
             self.member.told_draining()
+            self._model.note_change()
             raise self._elsewhere("draining")
         if reply.error.code == pb.WORKER_ERROR_CODE_INVALID:
             raise InvalidRequest(f"the target cannot take the request: {reply.error.message}")

@@ -33,6 +33,10 @@ class Handle(Protocol):
     def stop(self, grace_s: float = 2.0) -> None: ...
 
 
+class _Stopped(BaseException):
+    """A signal came before the worker had started."""
+
+
 def announce(**fields: object) -> None:
     """One JSON line on stdout, for whoever started this process."""
     sys.stdout.write(json.dumps({"event": "ready", **fields}) + "\n")
@@ -41,6 +45,13 @@ def announce(**fields: object) -> None:
 
 def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], Handle], argv: list[str]) -> int:
     """Returns the exit code: 0 after a signal, 1 when it could not start or the engine ended by itself."""
+    stopping: list[int] = []
+
+    def stop_start(number: int, _frame: object) -> None:
+        raise _Stopped
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop_start)  # as the first process of a container it has no default
     try:
         config: DraftConfig | TargetConfig = load(config_type, argv)
         configure_logging(config.log_level, name, config.log_format)
@@ -48,7 +59,8 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
     except OutriderError as error:
         tell_end(name, error.message)
         return 1
-    stopping: list[int] = []
+    except _Stopped:
+        return 0
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _frame: stopping.append(got))
     info = handle.info()
@@ -58,6 +70,7 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
             handle.wait_failed(0.1)
         if stopping:
             handle.drain(config.drain_timeout_s, lambda: len(stopping) > 1)  # a second signal ends it at once
+        handle.wait_failed(0.0)
     except Exception as error:
         tell_end(name, f"the engine ended: {error}")
         return 1

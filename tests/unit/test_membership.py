@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
+from gateway.coordinator import Coordinator
 from gateway.handshake import Reference
 from gateway.membership import Membership, MemberSpec, PoolSpec, from_config, from_proto
 from gateway.pools import Pools
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.config import GatewayConfig
-from outrider.wire.errors import ConfigError, IncompatiblePair
+from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
 from outrider.wire.metrics import GatewayMetrics
-from tests.unit.scripted_pool import INFO
+from tests.unit.scripted_pool import INFO, connection_of
 from tests.unit.test_detokenizer import byte_level
 
 CHAT, CODE = PoolSpec("chat", "target"), PoolSpec("code", "target", "coder")
@@ -110,6 +112,55 @@ async def test_members_come_and_go_with_the_membership(pools: Pools) -> None:
     assert set(pools.members) == {"a"}
 
 
+async def test_a_member_whose_stream_is_up_stays_though_the_launcher_sees_nothing_of_it(pools: Pools) -> None:
+    pools.update(Membership((CHAT,), members("chat/a")))
+    member = pools.members["a"]
+    lost = Membership((CHAT,), members("chat/a", starting=True, address=""))
+    member.link._connection = cast(Any, connection_of())
+    pools.update(lost)
+    assert pools.members["a"] is member
+    assert pools.models["chat"].reason() is None
+    member.link._connection = None
+    pools.update(lost)
+    assert not pools.members
+
+
+async def test_one_pool_that_can_be_served_makes_a_gateway_ready(pools: Pools) -> None:
+    coordinator = Coordinator(pools)
+    assert coordinator.ready() == "no pool of targets"
+    pools.update(Membership((CHAT, CODE), members("chat/a", "code/b")))
+    assert coordinator.ready() == "no target at 127.0.0.1:9: not connected; no target at 127.0.0.1:9: not connected"
+    pools.members["a"].link._connection = cast(Any, connection_of())
+    assert coordinator.ready() is None
+    pools.members["a"].spec = replace(pools.members["a"].spec, draining=True)
+    assert coordinator.ready() is not None
+
+
+async def test_a_start_goes_on_without_a_pool_when_its_time_is_up_and_another_can_be_served() -> None:
+    config = GatewayConfig(registry="127.0.0.1:9", start_timeout_s=0.1)
+    pools = Pools(config, GatewayMetrics())
+    try:
+        pools.update(Membership((CHAT, CODE), members("chat/a", "code/b")))
+        with pytest.raises(Unavailable, match=r"no target at .* within 0.1 s"):
+            await pools.wait_ready()
+        pools.members["a"].link._connection = cast(Any, connection_of())
+        await pools.wait_ready()
+    finally:
+        await pools.close()
+
+
+async def test_a_pool_may_be_renamed(pools: Pools) -> None:
+    pools.update(Membership((CHAT, CODE), ()))
+    chat, code = pools.models["chat"], pools.models["code"]
+    for model in (chat, code):
+        model.refer(Reference(INFO, pb.TokenizerFiles()), byte_level())
+    assert (chat.facts.id, code.facts.id) == ("model", "coder")
+    pools.update(Membership((replace(CHAT, model_name="talker"), CODE), ()))
+    assert chat.facts.id == "talker"
+    pools.update(Membership((replace(CHAT, model_name="coder"), CODE), ()))
+    assert chat.facts.id == "talker", "that one is taken"
+
+
 async def test_two_pools_of_one_model_id_are_refused(pools: Pools) -> None:
     pools.update(Membership((CHAT, replace(CODE, model_name=None)), ()))
     reference = Reference(INFO, pb.TokenizerFiles())
@@ -129,7 +180,9 @@ def test_what_a_later_target_must_be() -> None:
         ({"vocab_size": 127}, "has vocabulary 127"),
         ({"tokenizer_fingerprint": "other"}, "has vocabulary 128 other"),
         ({"model_id": "another"}, "came back as another in"),
-        ({"dtype": "bfloat16"}, "in bfloat16 ending at"),
+        ({"dtype": "bfloat16"}, "in bfloat16 "),
+        ({"quantization": "int8"}, "quantization int8"),
+        ({"batch_invariant": True}, "batch-invariant"),
         ({"eos_token_ids": [3]}, r"ending at \[3\]"),
         ({"context_limit": 100}, "context limit is 100, the pool was started with 512"),
     ):
