@@ -222,3 +222,20 @@ async def test_a_slow_reader_that_leaves_frees_its_place(generator: ScriptedGene
         call.cancel()
         await asyncio.wait_for(generator.all_left.wait(), 10)
     assert generator.num_open == 0
+
+
+async def test_a_client_that_reads_nothing_is_left_with_a_clear_status(
+    generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.grpc_api.WRITE_TIMEOUT_S", 0.3)
+    generator.text = "the quick brown fox jumps over the lazy dog " * 40
+    request = asking(num_choices=16, params={"max_tokens": 2000, "num_logprobs": 20})
+    async with stub_of(generator) as stub:
+        call = stub.Generate(request)
+        await call.read()
+        await asyncio.wait_for(generator.all_left.wait(), 20)
+        with pytest.raises(grpc.aio.AioRpcError) as left:
+            while await call.read():
+                pass
+    assert left.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "read nothing" in (left.value.details() or "")
