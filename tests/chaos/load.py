@@ -150,13 +150,12 @@ class Load:
 
     async def _live(self, stream: Stream, dice: random.Random) -> None:
         try:
-            async with asyncio.timeout(STREAM_TIMEOUT_S):
-                while not await self._attempt(stream, dice):
-                    await asyncio.sleep(RETRY_S)
-                    up = self._gateways.up
-                    stream.gateway = dice.choice(up) if up else stream.gateway
+            while not await asyncio.wait_for(self._attempt(stream, dice), STREAM_TIMEOUT_S):
+                await asyncio.sleep(RETRY_S)
+                up = self._gateways.up
+                stream.gateway = dice.choice(up) if up else stream.gateway
         except TimeoutError:
-            stream.violation = stream.violation or f"did not end within {STREAM_TIMEOUT_S:g} s"
+            stream.violation = stream.violation or f"did not end within {STREAM_TIMEOUT_S:g} s of its last asking"
         except Exception as error:  # a broken harness must not look like a stream that ended
             stream.violation = f"{type(error).__name__}: {error}"
         stream.ended_s = time.monotonic()
