@@ -83,14 +83,14 @@ def read_keys(path: str | Path) -> tuple[ApiKey, ...]:
 def _parse(data: bytes, path: str | Path) -> tuple[ApiKey, ...]:
     try:
         found = _KeyFile.model_validate(yaml.load(data, Loader=_LOADER))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        place = getattr(error, "problem_mark", None)  # its own message quotes the file
-        where = "" if place is None else f", line {place.line + 1}"
-        raise ConfigError(f"api_keys: {path} is neither YAML nor JSON{where}") from None
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"api_keys: {path}: {where or 'the file'}: {reason(first)}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or no such date
+        place = getattr(error, "problem_mark", None)  # its own message quotes the file
+        where = "" if place is None else f", line {place.line + 1}"
+        raise ConfigError(f"api_keys: {path} is neither YAML nor JSON{where}") from None
     for field in ("name", "sha256"):
         seen: set[str] = set()
         for key in found.keys:

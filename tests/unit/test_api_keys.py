@@ -102,6 +102,7 @@ HASH = "ab" * 32
         (f"keys: [{{name: me, sha256: {HASH}, limit: 1}}]", "keys.0.limit"),
         (f"keys: [{{name: me, sha256: {HASH}, max_concurrent: 0}}]", "keys.0.max_concurrent"),
         (f"keys: [{{name: me, sha256: {HASH}, expires: never}}]", "keys.0.expires"),
+        (f"keys: [{{name: me, sha256: {HASH}, expires: 2027-02-30}}]", "neither YAML nor JSON"),
         ("keys: [{name: me, sha256: or-secret}]", "keys.0.sha256"),
         (f"keys: [{{name: me, sha256: {HASH}}}, {{name: me, sha256: {HASH[::-1]}}}]", "two keys of the name"),
         (f"keys: [{{name: me, sha256: {HASH}}}, {{name: you, sha256: {HASH}}}]", "two keys of the sha256"),
