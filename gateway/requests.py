@@ -214,8 +214,11 @@ def _check_speculation(wishes: SpeculationOptions, vocab_size: int) -> None:
 
 
 def _num_chars(prompt: Prompt) -> int:
+    """At least those of the text that will be tokenised."""
     if isinstance(prompt, Chat):
-        return sum(len(message["content"]) + MESSAGE_CHARS for message in prompt.messages)
+        if prompt.template_kwargs:
+            return INLINE_CHARS + 1  # a template may print them, however deep they hold text
+        return sum(sum(map(len, message.values())) + MESSAGE_CHARS for message in prompt.messages)
     return len(prompt) if isinstance(prompt, str) else 0
 
 

@@ -1,0 +1,55 @@
+"""Texts that take long to render and to tokenise leave the event loop alone, wherever in a request they are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.chat import ChatTemplate
+from gateway.requests import INLINE_CHARS, build_requests
+from gateway.schemas import ChatBody, CompletionBody, parse_body
+from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+
+TOKENIZER = demo_tokenizer()
+FACTS = ScriptedGenerator(TOKENIZER).models()[0]
+HELLO = {"role": "user", "content": "hello"}
+LONG = "ab " * INLINE_CHARS
+TEMPLATE = "{{ note }}{{ notes }}{% for message in messages %}{{ message.name }}{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
+    """Of which `TOKENIZER` was asked."""
+    seen: set[int] = set()
+    encode = TOKENIZER.encode
+
+    def told(text: str, add_special_tokens: bool = True) -> list[int]:
+        seen.add(threading.get_ident())
+        return encode(text[:100], add_special_tokens)
+
+    monkeypatch.setattr(TOKENIZER, "encode", told)
+    monkeypatch.setattr(TOKENIZER, "template", ChatTemplate(TEMPLATE, {}))
+    yield seen
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "inline"),
+    [
+        ({"prompt": "hello"}, CompletionBody, True),
+        ({"prompt": LONG}, CompletionBody, False),
+        ({"messages": [HELLO]}, ChatBody, True),
+        ({"messages": [HELLO | {"content": LONG}]}, ChatBody, False),
+        ({"messages": [HELLO | {"name": LONG}]}, ChatBody, False),
+        ({"messages": [HELLO], "chat_template_kwargs": {"note": LONG}}, ChatBody, False),
+        ({"messages": [HELLO], "chat_template_kwargs": {"notes": [[[{"a": LONG}]]]}}, ChatBody, False),
+    ],
+    ids=["short", "prompt", "short chat", "content", "name", "kwargs", "kwargs, deep"],
+)
+async def test_long_texts_are_tokenised_on_a_thread(
+    threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody], inline: bool
+) -> None:
+    demand = parse_body(kind, body).demand("id")
+    await build_requests(demand, FACTS, TOKENIZER, config())
+    assert (threads == {threading.get_ident()}) is inline
