@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import orjson
 from pydantic.json_schema import models_json_schema
 
 import outrider
@@ -69,6 +71,12 @@ _ID = {"x-request-id": {"schema": {"type": "string"}, "description": "Of the req
 _RETRY = {"retry-after": {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds."}}
 _CHALLENGE = {"www-authenticate": {"schema": {"type": "string"}}}
 _HEADERS: dict[int, Json] = {401: _CHALLENGE, 429: _RETRY}
+
+
+@functools.cache
+def openapi_json(asks_for_keys: bool) -> bytes:
+    """The document, made once: it takes long enough to be felt by running streams."""
+    return orjson.dumps(openapi_document(asks_for_keys))
 
 
 def openapi_document(asks_for_keys: bool) -> Json:

@@ -16,7 +16,7 @@ from gateway.generation import GenerationRequest, ModelFacts, Usage
 from gateway.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
 from gateway.member import Member
 from gateway.openai_responses import Answer, ChatForm, CompletionForm, Form, Json, usage_of
-from gateway.openapi import openapi_document
+from gateway.openapi import openapi_json
 from gateway.requests import Demand, find_model
 from gateway.schemas import ChatBody, CompletionBody, parse_body
 
@@ -133,7 +133,7 @@ class Routes:
         return JsonResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)
 
     async def openapi(self) -> Response:
-        return JsonResponse(openapi_document(self.door.access.asks_for_keys))
+        return Response(openapi_json(self.door.access.asks_for_keys), media_type="application/json")
 
 
 def _visit(request: Request) -> Visit:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from gateway.app import create_app
 from gateway.door import Door
-from gateway.openapi import openapi_document
+from gateway.openapi import openapi_document, openapi_json
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
@@ -117,3 +117,11 @@ def test_a_fault_would_be_found() -> None:
         operation.Case(body={"prompt": "x"}, media_type="application/json").call_and_validate(
             checks=[not_a_server_error]
         )
+
+
+async def test_the_document_is_made_once() -> None:
+    """Anybody may ask for it, as often as they like, and making it takes as long as many rounds of a stream."""
+    assert openapi_json(False) is openapi_json(False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=APP), base_url="http://gateway") as http:
+        answer = await http.get("/openapi.json")
+    assert answer.content == openapi_json(False) and answer.headers["content-type"] == "application/json"
