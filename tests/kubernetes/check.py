@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ VERSION = "1.33"
 """Of Kubernetes."""
 
 
+@functools.cache
 def custom_schemas() -> dict[tuple[str, str], dict[str, Any]]:
     """By (apiVersion, kind)."""
     found = [json.loads(path.read_text()) for path in sorted((FOLDER / "schemas").glob("*.json"))]
@@ -24,7 +26,13 @@ def custom_schemas() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def problem(manifest: Manifest) -> str | None:
-    """What is wrong with it first, with its place, or None."""
+    """What is wrong with it first, with its place, or None. Overlays leave most manifests as they are: asked once."""
+    return _problem(json.dumps(manifest, sort_keys=True))
+
+
+@functools.cache
+def _problem(text: str) -> str | None:
+    manifest = json.loads(text)
     schema = custom_schemas().get((manifest["apiVersion"], manifest["kind"]))
     try:
         if schema is None:

