@@ -153,10 +153,16 @@ class Answers:
         self._outputs.put_nowait((0, error))
 
     async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
-        """Raises the first error of any answer; the others are cancelled by leaving the block."""
+        """Raises the first error of any answer; the others are cancelled by leaving the block.
+
+        Who reads so slowly that the request's life ends meanwhile gets no more: what is not read lies in memory, though
+        its place is free.
+        """
         num_running = len(self._tasks)
         while num_running:
             index, output = await self._outputs.get()
+            if time.monotonic() > self._deadline_s:
+                raise timed_out(self._model.config.request_timeout_s)
             if isinstance(output, Exception):
                 raise output
             if output is None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from gateway.coordinator import Answers
-from gateway.generation import GenerationRequest
+from gateway.generation import GenerationRequest, RoundOutput, RoundTimings
+from outrider.wire.config import GatewayConfig
+from outrider.wire.errors import DeadlineExceeded
 from outrider.wire.params import SamplingParams
-from tests.unit.scripted_pool import served_model
+from tests.unit.scripted_pool import connection_of, link_of, served_model
 
 
 async def test_a_handler_that_is_cancelled_while_it_leaves_gives_its_place_back() -> None:
@@ -33,3 +37,32 @@ async def test_a_handler_that_is_cancelled_while_it_leaves_gives_its_place_back(
         await task
     await asyncio.sleep(0)
     assert sum(changes) == -2
+
+
+class QuickDecoder:
+    """All its rounds at once."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    async def run(self) -> AsyncIterator[RoundOutput]:
+        for _ in range(100):
+            yield RoundOutput((), "text", 0, 0, RoundTimings())
+
+
+async def test_who_reads_slowly_gets_no_more_after_the_requests_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place is free long before, so nothing else bounds what lies in memory for such readers."""
+    monkeypatch.setattr("gateway.coordinator.Decoder", QuickDecoder)
+    model = served_model(
+        {"target": link_of(connection_of())}, {}, gateway=GatewayConfig(target="127.0.0.1:9", request_timeout_s=0.3)
+    )
+    changes: list[int] = []
+    num_read = 0
+    async with Answers(
+        model, (GenerationRequest("request", "target", (1,), SamplingParams()),), changes.append
+    ) as answers:
+        with pytest.raises(DeadlineExceeded, match="request_timeout_s"):
+            async for _ in answers.stream():
+                num_read += 1
+                await asyncio.sleep(0.1)
+    assert changes == [-1] and 1 <= num_read <= 3
