@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import time
+from pathlib import Path
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import common_pb2 as pb
@@ -58,6 +61,21 @@ async def test_a_second_signal_ends_it_at_once(target_folder: str) -> None:
         async with asked_to_stop(process):
             process.popen.send_signal(signal.SIGTERM)
             assert await exit_code(process) == 0
+
+
+@pytest.mark.parametrize("module", ["gateway", "target_service"])
+def test_what_is_still_starting_ends_at_a_signal(module: str, target_folder: str, tmp_path: Path) -> None:
+    """As the first process of a container it would otherwise not hear it at all."""
+    args = ["--target", "127.0.0.1:9"] if module == "gateway" else ["--model", target_folder]
+    process = Process(module, [*args, "--port", "0"], stderr_path=tmp_path / "log", wait=False)
+    status = Path(f"/proc/{process.pid}/status")
+    give_up = time.monotonic() + 60
+    while not int(re.findall(r"SigCgt:\s*(\w+)", status.read_text())[0], 16) & 1 << (signal.SIGTERM - 1):
+        assert time.monotonic() < give_up, "it never cares for SIGTERM"
+        time.sleep(0.005)
+    process.popen.terminate()
+    assert process.popen.wait(20) == 0, process.log()
+    process.stop()
 
 
 async def test_busy_time_and_the_longest_step_are_told(target_folder: str) -> None:
