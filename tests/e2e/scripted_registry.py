@@ -58,7 +58,7 @@ class ScriptedRegistry(registry_pb2_grpc.RegistryServiceServicer):
                 pool="chat" if is_target else "small",
                 role=rpb.ROLE_TARGET if is_target else rpb.ROLE_DRAFT,
                 state=STATES[state],
-                address=process.address,
+                address="" if state == "starting" else process.address,
             )
         self._membership = membership
         self._changed.set()

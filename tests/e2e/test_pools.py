@@ -161,6 +161,9 @@ async def test_a_registry_adds_drains_and_removes_members(pools: Pools, expected
                 registry.publish(target_1=(target_1, serving), draft_1=(draft_1, serving))
                 await seen.read(stream, lambda rounds: requests("target_1") == 1)
                 await seen.read(stream, speculative(3))
+                registry.publish(target_1=(target_1, "starting"), draft_1=(draft_1, "starting"))  # it sees neither
+                await seen.read(stream, speculative(3))
+                assert (requests("target_1"), requests("draft_1")) == (1, 1), "their streams are up"
                 await registry.stop()
                 await seen.read(stream, lambda rounds: False)
                 assert seen.ids == expected
