@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from outrider.wire.address import join_host_port
 from outrider.wire.errors import ConfigError
@@ -21,6 +21,8 @@ HEAD_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 64 * 1024
 """Of a head, and of anything else between two pieces of a body."""
 MAX_HEADERS = 256
+MAX_PIPELINED = 8
+"""Requests that wait behind the one that is answered. Hardly a client sends any; a connection with more is closed."""
 MAX_CONNECTIONS = 4096
 UNREAD_TIMEOUT_MS = 60_000
 """The kernel drops a connection whose peer takes nothing of what was sent for this long."""
@@ -31,6 +33,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection. uvicorn itself waits for ever for a head, and for one of any size."""
 
     _timer: asyncio.TimerHandle | None = None
+    _answered: RequestResponseCycle | None = None
+    """The others wait in `pipeline`."""
     _num_loose_bytes = 0
     """Since the last head, piece of a body or end of a message."""
 
@@ -62,7 +66,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._stop_timer()
-        super().on_headers_complete()
+        if len(self.pipeline) < MAX_PIPELINED:
+            super().on_headers_complete()
+        else:
+            self.transport.close()
 
     def on_body(self, body: bytes) -> None:
         self._num_loose_bytes = 0
@@ -83,6 +90,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        self.pipeline.clear()
+        if self._answered is not None and not self._answered.response_complete:  # uvicorn tells the latest alone
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)

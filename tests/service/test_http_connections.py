@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -155,6 +156,26 @@ async def test_a_request_right_after_another_and_one_after_a_pause_are_served(
     async with served(generator) as (port, _):
         answer = await talk(port, one + one, one, last, pause_s=2 * short)
     assert answer.count(b"HTTP/1.1 200 OK") == 4
+
+
+async def test_requests_behind_one_that_is_slow_are_bounded(generator: ScriptedGenerator) -> None:
+    """One read may bring thousands of them."""
+    generator.pause_at = 0
+    body = b'{"prompt": "x"}'
+    slow = POST + b"content-length: 15\r\n\r\n" + body
+    async with served(generator) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(slow)
+        await asyncio.wait_for(generator.paused.wait(), SOON_S)
+        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n" * 7 + slow + b"GET /healthz HTTP/1.1\r\n\r\n")
+        writer.write(slow * 5000)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), SOON_S) == b""
+        writer.close()
+        await asyncio.wait_for(generator.all_left.wait(), SOON_S)
+        generator.pause_at = None
+        assert await serves(port)
+    assert len(generator.requests) == 2
 
 
 async def test_more_connections_than_there_may_be_are_503(
