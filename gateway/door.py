@@ -55,7 +55,7 @@ class Door:
         """Raises Unauthenticated. Whoever calls it releases what the visit holds in the end."""
         caller = self.access.caller(authorization)
         note_key(caller.name)
-        return Visit(caller, self.bodies.hold())
+        return Visit(caller, self.bodies.hold(caller.name))
 
     @asynccontextmanager
     async def answers(self, demand: Demand, visit: Visit) -> AsyncIterator[Answering]:

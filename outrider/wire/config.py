@@ -225,7 +225,8 @@ class GatewayConfig(_Settings):
     """Who shares the workers' cached prefixes: all requests of the same cache_salt, or those of the same user alone, so
     that tenants cannot tell each other's prompts by their timing."""
     max_body_bytes: Positive = 4 * MIB
-    """Largest HTTP body, and largest gRPC message of a user. Sixteen of these are held at once."""
+    """Largest HTTP body, and largest gRPC message of a user. Sixteen of these are held at once, of each API
+    key four."""
     max_message_bytes: Positive = 64 * MIB
     """Largest gRPC message accepted from a worker."""
     chat_template: str | None = None

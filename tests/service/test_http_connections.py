@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ import gateway.http_server as http_server
 from gateway.app import create_app
 from gateway.door import Door
 from gateway.http_server import BACKLOG, HttpServer, bind
+from outrider.wire.api_keys import ApiKey, digest_of, write_keys
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
@@ -213,6 +215,33 @@ async def test_bodies_at_once_are_bounded_by_their_bytes(
             writer.close()
         assert await serves(port)
         assert door.bodies.num_bytes == 0
+
+
+async def test_bodies_of_one_key_leave_room_for_the_others(generator: ScriptedGenerator, tmp_path: Path) -> None:
+    """Within its limits, as answers are counted when they have been read."""
+    slow, quick = (ApiKey(name=name, sha256=digest_of(name), max_concurrent=1) for name in ("slow", "quick"))
+    write_keys(tmp_path / "keys.yaml", (slow, quick))
+    size = 100_000
+    head = POST + f"authorization: Bearer slow\r\ncontent-length: {size}\r\n\r\n".encode()
+    async with served(generator, max_body_bytes=size, api_keys=str(tmp_path / "keys.yaml")) as (port, door):
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(16)]
+        for _, writer in held:
+            writer.write(head + b" " * (size - 1))
+        refused = [asyncio.create_task(asyncio.wait_for(reader.readline(), SOON_S)) for reader, _ in held]
+        while sum(task.done() for task in refused) < 12:  # noqa: ASYNC110  (nothing tells)
+            await asyncio.sleep(0.01)
+        assert all(b" 429 " in task.result() for task in refused if task.done())
+        assert door.bodies.num_bytes == door.bodies.num_bytes_of["slow"] == 4 * (size - 1)
+        async with httpx.AsyncClient(headers={"authorization": "Bearer quick"}) as http:
+            for prompt, status in (("x", 200), ("x" * (size - 100), 400)):  # 400: read, and too long for the context
+                answer = await http.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": prompt})
+                assert answer.status_code == status
+        for _, writer in held:
+            writer.close()
+        await asyncio.gather(*refused, return_exceptions=True)
+        while door.bodies.num_bytes:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not door.bodies.num_bytes_of
 
 
 async def test_a_client_that_reads_nothing_is_left(generator: ScriptedGenerator, short: float) -> None:
