@@ -228,14 +228,14 @@ async def test_a_client_that_reads_nothing_is_left_with_a_clear_status(
     generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.grpc_api.WRITE_TIMEOUT_S", 0.3)
-    generator.text = "the quick brown fox jumps over the lazy dog " * 40
+    generator.text = "the quick brown fox jumps over the lazy dog " * 200
     request = asking(num_choices=16, params={"max_tokens": 2000, "num_logprobs": 20})
     async with stub_of(generator) as stub:
         call = stub.Generate(request)
         await call.read()
         await asyncio.wait_for(generator.all_left.wait(), 20)
         with pytest.raises(grpc.aio.AioRpcError) as left:
-            while await call.read():
+            while await call.read() is not grpc.aio.EOF:  # what was under way
                 pass
     assert left.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "read nothing" in (left.value.details() or "")
