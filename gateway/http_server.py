@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from outrider.wire.address import join_host_port
 from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
 
 HEAD_TIMEOUT_S = 10.0
 """From a connection's beginning, or a request's first byte, to the end of its head."""
@@ -27,6 +28,10 @@ MAX_CONNECTIONS = 4096
 UNREAD_TIMEOUT_MS = 60_000
 """The kernel drops a connection whose peer takes nothing of what was sent for this long."""
 BACKLOG = 2048
+ACCEPT_PAUSE_S = 0.5
+"""Before the next try to accept, when the process has no descriptors left."""
+
+log = get_logger(__name__)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -146,10 +151,55 @@ class HttpServer(uvicorn.Server):
             server_header=False,
             timeout_graceful_shutdown=1,
         )
-        if tls is not None:
-            config.load()  # else uvicorn does so at its start, and takes no certificates to mean no TLS
-            config.ssl = tls
         super().__init__(config)
+        self._tls = tls
+        self._accepting: list[asyncio.Task[None]] = []
+        self._secured: set[asyncio.Task[None]] = set()
+        """Connections whose handshake goes on."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn gives a handshake a minute, and knows nothing of the connection before its end."""
+        if self._tls is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self._accepting = [asyncio.create_task(self._accept(listener, self._tls)) for listener in sockets or []]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        for task in list(self._secured):
+            task.cancel()
+        await super().shutdown(sockets)
+
+    async def _accept(self, listener: socket.socket, tls: ssl.SSLContext) -> None:
+        listener.setblocking(False)
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except ConnectionError:
+                continue  # it left before it was accepted
+            except OSError as error:
+                log.error("a connection cannot be accepted: %s", error.strerror)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            if len(self._secured) + len(self.server_state.connections) >= MAX_CONNECTIONS:
+                connection.close()
+                continue
+            task = asyncio.create_task(self._secure(connection, tls))
+            self._secured.add(task)
+            task.add_done_callback(self._secured.discard)
+
+    async def _secure(self, connection: socket.socket, tls: ssl.SSLContext) -> None:
+        """Whoever does not end the handshake in time, or cannot, is left."""
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: BoundedProtocol(self.config, self.server_state, self.lifespan.state),
+                connection,
+                ssl=tls,
+                ssl_handshake_timeout=HEAD_TIMEOUT_S,
+            )
 
     def install_signal_handlers(self) -> None:
         return

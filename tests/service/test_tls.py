@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-import uvicorn
 from cryptography.hazmat.primitives.serialization import Encoding
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.http_server import BACKLOG, HttpServer, bind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
@@ -319,16 +320,12 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
 @asynccontextmanager
 async def https(folder: CertificateFolder) -> AsyncIterator[int]:
     """Port of a web server."""
-    config = uvicorn.Config(_app, port=0, log_config=None, lifespan="off")
-    config.load()
-    config.ssl = http_context(folder)
-    server = uvicorn.Server(config)
-    server.capture_signals = nullcontext  # type: ignore[method-assign]
-    running = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110  uvicorn tells nobody
-        await asyncio.sleep(0.01)
+    listener = bind("127.0.0.1", 0)
+    listener.listen(BACKLOG)
+    server = HttpServer(_app, http_context(folder))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield server.servers[0].sockets[0].getsockname()[1]
+        yield listener.getsockname()[1]
     finally:
         server.should_exit = True
         await running
@@ -387,6 +384,27 @@ async def test_replaced_certificates_are_shown_to_the_next_user(tmp_path: Path, 
         assert await get(port, other, folder=later) == "reached"
         with pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError)):
             await get(port, other, folder=user)
+
+
+async def test_who_comes_by_https_and_says_nothing_is_left(
+    tmp_path: Path, ca: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do the silent pass the limit on connections."""
+    monkeypatch.setattr("gateway.http_server.HEAD_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("gateway.http_server.MAX_CONNECTIONS", 3)
+    folder = CertificateFolder(str(public_folder(tmp_path, ca, "localhost")), "public_tls_dir", None)
+    async with https(folder) as port:
+        opened_s = time.monotonic()
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        extra, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await asyncio.wait_for(extra.read(), TIMEOUT_S) == b""
+        assert time.monotonic() - opened_s < 0.9  # at once
+        writer.close()
+        for reader, writer in silent:
+            with suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 5.0) == b""
+            writer.close()
+        assert await get(port, ca) == "reached"
 
 
 async def test_a_users_grpc_needs_no_certificate_and_no_role(tmp_path: Path, ca: Authority) -> None:
