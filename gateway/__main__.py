@@ -17,7 +17,7 @@ from gateway.app import create_app
 from gateway.coordinator import Coordinator
 from gateway.door import Door
 from gateway.grpc_api import GenerationServicer
-from gateway.http_server import BACKLOG, HttpServer, bind
+from gateway.http_server import BACKLOG, HttpServer, bind, raise_descriptor_limit
 from gateway.membership import from_config
 from gateway.pools import Pools
 from gateway.registry_client import RegistryClient
@@ -125,6 +125,7 @@ def main(argv: list[str]) -> int:
         config = load(GatewayConfig, argv)
         configure_logging(config.log_level, "gateway", config.log_format)
         tune_malloc()
+        raise_descriptor_limit()
         uvloop.run(serve(config))
     except OutriderError as error:
         tell_end("gateway", error.message)
