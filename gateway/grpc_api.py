@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from gateway.body_budget import Held
+from gateway.body_budget import NUM_LARGEST
 from gateway.chat import Message
 from gateway.door import Door, Visit
 from gateway.generation import (
@@ -24,6 +24,7 @@ from gateway.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, unexpected
 from gateway.request_record import note_failure, request_id_of
 from gateway.requests import Chat, Demand, FieldNames, Prompt
 from outrider.v1 import common_pb2, gateway_pb2
+from outrider.wire.call_room import Places, Turns, host_of
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
 from outrider.wire.params import SamplingParams
 from outrider.wire.rpc import abort, parse_message
@@ -32,6 +33,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 DEFAULT_MAX_TOKENS = 16
+MAX_UNREAD_CALLS = 2048
+"""Calls whose message has not come, of each caller half."""
 ROLES = ("system", "developer", "user", "assistant")
 FINISH_REASONS = {
     None: common_pb2.FINISH_REASON_UNSPECIFIED,
@@ -40,11 +43,17 @@ FINISH_REASONS = {
 }
 
 
+Request = TypeVar("Request", gateway_pb2.GenerateRequest, gateway_pb2.GetModelsRequest)
+
+
 class GenerationServicer:
     """Reads each call's one message itself: who asks is known before it is received, and it must come in time."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
+        unread = Places("calls await their message", MAX_UNREAD_CALLS, MAX_UNREAD_CALLS // 2)
+        self._turns = Turns(NUM_LARGEST, NUM_LARGEST // 4, unread)
+        """To be read: how large a message is, is known only when it is there."""
 
     def add_to(self, server: grpc.aio.Server) -> list[str]:
         """Returns the service's full name."""
@@ -78,7 +87,7 @@ class GenerationServicer:
         visit = self._visit(context)
         try:
             visit.caller.take_request()
-            request = await _read(context, gateway_pb2.GenerateRequest, visit.held)
+            request = await self._read(context, gateway_pb2.GenerateRequest, visit)
             demand = demand_of(request, answer_id)
             async with self._door.answers(demand, visit) as answering:
                 async for index, output in answering.outputs.stream():
@@ -90,7 +99,7 @@ class GenerationServicer:
         try:
             visit = self._visit(context)
             try:
-                await _read(context, gateway_pb2.GetModelsRequest, visit.held)
+                await self._read(context, gateway_pb2.GetModelsRequest, visit)
             finally:
                 visit.held.release()
         except OutriderError as error:
@@ -110,28 +119,25 @@ class GenerationServicer:
     def _visit(self, context: Context) -> Visit:
         return self._door.visit(_metadata(context, "authorization"))
 
-
-Request = TypeVar("Request", gateway_pb2.GenerateRequest, gateway_pb2.GetModelsRequest)
+    async def _read(self, context: Context, kind: type[Request], visit: Visit) -> Request:
+        """The call's one message. Raises RequestTooSlow, Overloaded, or InvalidRequest for what is none."""
+        caller = visit.caller.name or host_of(context)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S), self._turns.one(caller):
+                data: Any = await context.read()
+        except TimeoutError:
+            raise RequestTooSlow(f"the message did not arrive within {BODY_TIMEOUT_S:g} s; send it faster") from None
+        if not isinstance(data, bytes):  # grpc.aio.EOF
+            raise InvalidRequest(f"the call ended without its {kind.DESCRIPTOR.full_name}")
+        visit.held.add(len(data))
+        request: Request = parse_message(kind.FromString, data)
+        return request
 
 
 def _metadata(context: Context, name: str) -> str | None:
     metadata: Any = context.invocation_metadata() or ()
     values = [value for key, value in metadata if key == name and isinstance(value, str)]
     return values[0] if values else None
-
-
-async def _read(context: Context, kind: type[Request], held: Held) -> Request:
-    """The call's one message. Raises RequestTooSlow, Overloaded, or InvalidRequest for what is none."""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            data: Any = await context.read()
-    except TimeoutError:
-        raise RequestTooSlow(f"the message did not arrive within {BODY_TIMEOUT_S:g} s; send it faster") from None
-    if not isinstance(data, bytes):  # grpc.aio.EOF
-        raise InvalidRequest(f"the call ended without its {kind.DESCRIPTOR.full_name}")
-    held.add(len(data))
-    request: Request = parse_message(kind.FromString, data)
-    return request
 
 
 async def _write(context: Context, response: gateway_pb2.GenerateResponse) -> None:

@@ -26,6 +26,8 @@ Options = list[tuple[str, int]]
 
 MAX_CONNECTIONS = 4096
 """To one server; a further one is closed at once."""
+MAX_CALLS_OF_CONNECTION = 1024
+"""Open at once on one connection. Clients wait with a further one."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 """Who connects and says nothing is left after this."""
 MAX_METADATA_BYTES = 16 * 1024
@@ -53,6 +55,8 @@ def server_options(max_message_bytes: int) -> Options:
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 1000),
         ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        ("grpc.http2.bdp_probe", 0),  # it would let megabytes in of messages that nobody reads yet, instead of 64 KiB
+        ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),

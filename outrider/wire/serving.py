@@ -13,6 +13,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from outrider.wire.address import join_host_port
+from outrider.wire.call_room import RoomInterceptor
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.roles import RoleInterceptor
@@ -22,7 +23,8 @@ from outrider.wire.tls import CertificateFolder, server_credentials
 log = get_logger(__name__)
 
 MAX_CONCURRENT_CALLS = 4096
-"""On a server, streams included; a further one is refused with RESOURCE_EXHAUSTED. Who serves users refuses earlier."""
+"""On a server, streams included; a further one is refused with RESOURCE_EXHAUSTED. `call_room` and who serves users
+refuse earlier."""
 
 AddServices = Callable[[grpc.aio.Server], Sequence[str]]
 """Adds servicers to the server and returns their full names."""
@@ -50,7 +52,7 @@ async def start_server(
     guards = [RoleInterceptor()] if certificates is not None and certificates.role is not None else []
     server = grpc.aio.server(
         options=server_options(max_message_bytes),
-        interceptors=[*guards, ErrorInterceptor()],
+        interceptors=[*guards, RoomInterceptor(), ErrorInterceptor()],
         maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
     )
     names = [*add_services(server), health.SERVICE_NAME, reflection.SERVICE_NAME]

@@ -1,0 +1,174 @@
+"""Room for calls: what one caller leaves open or unfinished takes neither the server's memory nor the others' room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from gateway.door import Door
+from gateway.grpc_api import GenerationServicer
+from outrider.v1 import gateway_pb2, gateway_pb2_grpc, target_pb2_grpc
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.api_keys import ApiKey, digest_of, write_keys
+from outrider.wire.call_room import MAX_DELIVERING, MAX_LOOKING, Places, Turns
+from outrider.wire.errors import Overloaded
+from outrider.wire.serving import start_server
+from tests.partial_messages import unfinished_calls
+from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+from tests.service.test_tls import Reached, info, refusal
+
+MIB = 1 << 20
+CHECK = "/grpc.health.v1.Health/Check"
+GENERATE = "/outrider.v1.GenerationService/Generate"
+DELIVER = "/outrider.v1.TargetService/Deliver"
+TIMEOUT_S = 20.0
+
+
+@asynccontextmanager
+async def front_door(**settings: Any) -> AsyncIterator[str]:
+    door = Door(ScriptedGenerator(demo_tokenizer(), "the fox"), config(**settings), CollectorRegistry())
+    server, address, _ = await start_server(GenerationServicer(door).add_to, "127.0.0.1", 0, MIB)
+    yield address
+    await server.stop(None)
+
+
+@asynccontextmanager
+async def target() -> AsyncIterator[str]:
+    def add(server: Any) -> list[str]:
+        target_pb2_grpc.add_TargetServiceServicer_to_server(Reached(), server)
+        return ["outrider.v1.TargetService"]
+
+    server, address, _ = await start_server(add, "127.0.0.1", 0, MIB)
+    yield address
+    await server.stop(None)
+
+
+def check(channel: grpc.aio.Channel) -> Any:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    return stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+
+
+async def generate(channel: grpc.aio.Channel) -> str:
+    stub: Any = gateway_pb2_grpc.GenerationServiceStub(channel)
+    call = stub.Generate(gateway_pb2.GenerateRequest(prompt="Once"), timeout=TIMEOUT_S)
+    return "".join([message.text_delta async for message in call])
+
+
+@pytest.mark.parametrize("method", [CHECK, GENERATE])
+async def test_messages_that_never_end_take_little_memory_and_nobodys_place(method: str) -> None:
+    async with (
+        front_door() as address,
+        unfinished_calls(address, 40, method, MIB) as num_bytes,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        assert 4 * (MIB - 10) <= num_bytes < 8 * MIB, "four are read, of the others a window each is there"
+        assert (await check(channel)).status == health_pb2.HealthCheckResponse.SERVING
+        assert await generate(channel) == "the fox"
+
+
+async def test_without_a_key_nothing_is_read(tmp_path: Path) -> None:
+    file = str(tmp_path / "keys.yaml")
+    write_keys(file, (ApiKey(name="me", sha256=digest_of("or-me")),))
+    async with front_door(api_keys=file) as address, unfinished_calls(address, 40, GENERATE, MIB) as num_bytes:
+        assert num_bytes < 4 * MIB
+
+
+async def test_a_message_that_does_not_come_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.wire.call_room.MESSAGE_TIMEOUT_S", 0.3)
+    async with front_door() as address, grpc.aio.insecure_channel(address) as channel:
+        error = await refusal(channel.stream_unary(CHECK)(_nothing(), timeout=TIMEOUT_S))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert error.details() == "the message did not arrive within 0.3 s; send it faster"
+        error = await refusal(channel.stream_unary(CHECK)(iter(()), timeout=TIMEOUT_S))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    await asyncio.sleep(TIMEOUT_S)
+    yield b""
+
+
+async def test_who_watches_health_takes_no_room_from_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.wire.serving.MAX_CONCURRENT_CALLS", 20)
+    async with front_door() as address, grpc.aio.insecure_channel(address) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
+        for watch in watches:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        looking = reflection.ServerReflectionInfo()
+        await looking.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        await looking.read()
+        for _ in range(20):
+            error = await refusal(health.Watch(health_pb2.HealthCheckRequest()).read())
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert str(error.details()).startswith(
+                f"{MAX_LOOKING // 4} calls watch health or ask for services, {MAX_LOOKING // 4} of this caller"
+            )
+        assert await generate(channel) == "the fox"
+        for call in (*watches, looking):
+            call.cancel()
+        for _ in range(100):  # a place that is free again is given
+            try:
+                assert await health.Watch(health_pb2.HealthCheckRequest()).read()
+                break
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.02)
+        else:
+            raise AssertionError("no place is given back")
+
+
+async def test_who_holds_streams_of_proposals_takes_no_room_from_gateways_and_little_memory() -> None:
+    async with (
+        target() as address,
+        unfinished_calls(address, 40, DELIVER, MIB) as num_bytes,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        share = MAX_DELIVERING // 4
+        assert share * (MIB - 10) <= num_bytes < (share + 6) * MIB
+        stub: Any = target_pb2_grpc.TargetServiceStub(channel)
+        assert await info(stub) == "reached"
+        call = stub.Deliver(timeout=TIMEOUT_S)
+        await call.write(tpb.DeliveryBatch(items=[tpb.Delivery()]))
+        await call.done_writing()
+        assert (await call).num_deliveries == 1, "a draft on another machine has its place"
+
+
+# the rules
+
+
+async def test_a_caller_waits_behind_its_own_share_alone() -> None:
+    turns = Turns(4, 2, Places("wait", 100, 5))
+    async with AsyncExitStack() as held:
+        for _ in range(2):
+            await held.enter_async_context(turns.one("a"))
+        waiting = [asyncio.create_task(held.enter_async_context(turns.one("a"))) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="5 wait, 5 of this caller; at most 100 and 5 are allowed"):
+            await held.enter_async_context(turns.one("a"))
+        async with asyncio.timeout(1), turns.one("b"):
+            assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    async with asyncio.timeout(1), turns.one("a"), turns.one("a"):
+        pass
+
+
+def test_places_are_few_in_all_and_are_given_back() -> None:
+    places = Places("are open", 2, 2)
+    refused = pytest.raises(Overloaded, match="2 are open, 0 of this caller")
+    with places.one("a"), places.one("b"), refused, places.one("c"):
+        pass
+    with places.one("a"), places.one("a"):
+        pass
