@@ -25,7 +25,10 @@ log = get_logger(__name__)
 
 CA, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
 SOON_DAYS = 14
-"""A certificate that has less to live is warned of when it is read."""
+"""A certificate that has less to live is warned of, when it is read and then once a day."""
+WARN_EVERY_S = 86400.0
+RETRY_S = 10.0
+"""Files that could not be used are tried again after this, though unchanged: they may be valid from a later time on."""
 _MAX_FLIGHTS = 8
 _SETTLE_S = 0.05
 
@@ -41,6 +44,8 @@ class Certificates:
     key: bytes = field(repr=False)
     context: ssl.SSLContext
     """A server's, with these in it."""
+    expires: float
+    """Of the certificate: seconds since 1970."""
 
 
 class CertificateFolder:
@@ -59,6 +64,11 @@ class CertificateFolder:
         self.asks_for_certificates = role is not None or (self._path / CA).exists()
         """Decided at the start: to begin or to end it takes another one."""
         self._stamp, self._certificates = self._read()
+        self._failure: str | None = None
+        """Why the files of `_stamp` are not those in use."""
+        self._retry_at_s = self._warn_at_s = 0.0
+        """Of time.monotonic()."""
+        self._warn_if_soon()
 
     @property
     def current(self) -> Certificates:
@@ -67,15 +77,30 @@ class CertificateFolder:
         """
         with self._lock:
             stamp = self._stamp_now()
-            if stamp != self._stamp:
-                try:
-                    self._stamp, self._certificates = self._read()
-                except ConfigError as error:
-                    self._stamp = stamp
-                    log.warning("the certificates before stay in use: %s", error.message)
-                else:
-                    log.info("%s: the certificates in %s were replaced", self._setting, self._path)
+            changed = stamp != self._stamp
+            if changed or (self._failure is not None and time.monotonic() >= self._retry_at_s):
+                self._read_again(stamp, changed)
+            self._warn_if_soon()
             return self._certificates
+
+    def _read_again(self, stamp: Stamp, changed: bool) -> None:
+        try:
+            self._stamp, self._certificates = self._read()
+        except ConfigError as error:
+            if changed or error.message != self._failure:
+                log.warning("the certificates before stay in use: %s", error.message)
+            self._stamp, self._failure = stamp, error.message
+            self._retry_at_s = time.monotonic() + RETRY_S
+        else:
+            self._failure, self._warn_at_s = None, 0.0
+            log.info("%s: the certificates in %s were replaced", self._setting, self._path)
+
+    def _warn_if_soon(self) -> None:
+        num_days = (self._certificates.expires - time.time()) / 86400
+        if num_days < SOON_DAYS and time.monotonic() >= self._warn_at_s:
+            self._warn_at_s = time.monotonic() + WARN_EVERY_S
+            certificate = self._path / CERTIFICATE
+            log.warning("%s: %s expires in %.1f days; renew it", self._setting, certificate, num_days)
 
     def _stamp_now(self) -> Stamp:
         return tuple(_stamp_of(self._path / name) for name in (CA, CERTIFICATE, KEY))
@@ -103,8 +128,7 @@ class CertificateFolder:
             raise self._wrong(f"{self._path / CA} is new: restart to ask users for certificates, or take it away")
         certificate, key = self._bytes(CERTIFICATE), self._bytes(KEY)
         context = self._context(ca)
-        self._try_out(context, ca, certificate)
-        return Certificates(ca, certificate, key, context)
+        return Certificates(ca, certificate, key, context, self._try_out(context, ca, certificate))
 
     def _bytes(self, name: str) -> bytes:
         try:
@@ -141,8 +165,10 @@ class CertificateFolder:
         except (ssl.SSLError, ValueError) as error:
             raise self._wrong(f"{self._path / name} holds no certificates in PEM form: {_reason(error)}") from None
 
-    def _try_out(self, context: ssl.SSLContext, ca: bytes | None, certificate: bytes) -> None:
-        """A handshake with itself finds what the other side would: that it has expired, or is of another CA."""
+    def _try_out(self, context: ssl.SSLContext, ca: bytes | None, certificate: bytes) -> float:
+        """A handshake with itself finds what the other side would: that it has expired, or is of another CA. Returns
+        when it will have expired, in seconds since 1970.
+        """
         server, client = context, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.check_hostname = False
         if ca is not None and self.role is not None:
@@ -165,9 +191,7 @@ class CertificateFolder:
                 f"{self._path / CERTIFICATE} is not a {self.role.value}'s: it lacks the names {self.role.uri} and "
                 f"{self.role.host_name}; give the folder that `outrider certs` made for this part"
             )
-        num_days = (ssl.cert_time_to_seconds(shown["notAfter"]) - time.time()) / 86400
-        if num_days < SOON_DAYS:
-            log.warning("%s: %s expires in %.1f days; renew it", self._setting, self._path / CERTIFICATE, num_days)
+        return float(ssl.cert_time_to_seconds(shown["notAfter"]))
 
     @property
     def _or_ca(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ from outrider.v1 import draft_pb2, registry_pb2, target_pb2
 from outrider.wire.errors import ConfigError, Forbidden
 from outrider.wire.roles import Role, check_may_call
 from outrider.wire.tls import CA, CERTIFICATE, KEY, CertificateFolder, part_certificates, public_certificates
-from tests.certificates import authority, now, part_folder, public_folder, write_folder
+from tests.certificates import authority, now, part_folder, public_folder, role_names, write_folder
 
 
 def target_of(folder: Path) -> CertificateFolder:
@@ -108,6 +109,23 @@ def test_one_that_expires_soon_is_warned_of(
     assert (f"public_tls_dir: {folder / CERTIFICATE} expires in 3.0 days; renew it" in caplog.text) is warned
 
 
+def test_one_that_grows_old_while_it_serves_is_warned_of_once_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = authority().issue("users", [], now(), timedelta(days=20))
+    folder = CertificateFolder(str(write_folder(tmp_path / "public", certificate, key, None)), "public_tls_dir", None)
+    start, monotonic = time.time(), time.monotonic()
+    counts = []
+    with caplog.at_level(logging.WARNING):
+        for num_days in (0.0, 5.0, 7.0, 7.5, 8.1, 8.2):
+            monkeypatch.setattr("outrider.wire.tls.time.time", lambda days=num_days: start + days * 86400)
+            monkeypatch.setattr("outrider.wire.tls.time.monotonic", lambda days=num_days: monotonic + days * 86400)
+            assert folder.current.certificate == certificate
+            counts.append(len(caplog.records))
+    assert counts == [0, 0, 1, 1, 2, 2]
+    assert "cert.pem expires in 13.0 days; renew it" in caplog.text
+
+
 def test_another_roles_certificate_is_refused(tmp_path: Path) -> None:
     folder = part_folder(tmp_path / "draft", authority(), Role.DRAFT)
     with pytest.raises(ConfigError, match=r"cert.pem is not a target's: it lacks the names outrider://target and"):
@@ -145,6 +163,29 @@ def test_a_folder_half_written_is_left_until_it_is_whole(tmp_path: Path, caplog:
     assert [record.message.split(": ")[0] for record in caplog.records] == ["the certificates before stay in use"] * 2
     (path / CA).write_bytes((other / CA).read_bytes())
     assert folder.current.ca == (other / CA).read_bytes()
+
+
+def test_one_that_is_not_yet_valid_is_taken_up_when_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a PKI whose clock is ahead of this machine's."""
+    path, ca = part_folder(tmp_path / "target", authority(), Role.TARGET), authority()
+    folder = target_of(path)
+    first = folder.current
+    begins = now() + timedelta(minutes=5, seconds=3)  # an authority's own are valid from five minutes before
+    write_folder(path, *ca.issue("early", role_names(Role.TARGET), begins), ca)
+    with caplog.at_level(logging.WARNING):
+        assert folder.current is first
+        monkeypatch.setattr("outrider.wire.tls.RETRY_S", 0.1)
+        folder._retry_at_s = 0.0
+        assert folder.current is first
+        assert [record.message.rpartition(": ")[2] for record in caplog.records] == [
+            "certificate is not yet valid; renew it, or give the ca.pem of who signed it"
+        ]
+        until = time.monotonic() + 20
+        while folder.current is first and time.monotonic() < until:
+            time.sleep(0.2)
+    assert folder.current.certificate == (path / CERTIFICATE).read_bytes() != first.certificate
 
 
 def test_a_link_that_is_turned_is_a_change(tmp_path: Path) -> None:
