@@ -5,8 +5,6 @@ Imports cryptography (the extra `certs`), so `certs` imports it when it is asked
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from outrider.wire.errors import ConfigError
+from outrider.wire.files import write_whole
 from outrider.wire.roles import Role
 from outrider.wire.tls import CA, CERTIFICATE, KEY
 
@@ -183,14 +182,9 @@ def _key_pem(key: PrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, *, private: bool = False) -> None:
-    """In one step, so that nobody reads half a file. Raises ConfigError."""
+    """Makes its folder. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # readable by this user alone
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        if not private:
-            os.chmod(name, 0o644)
-        os.replace(name, path)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    write_whole(path, content, private=private)

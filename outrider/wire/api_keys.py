@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import secrets
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from outrider.wire.config import Positive, reason
 from outrider.wire.errors import ConfigError
+from outrider.wire.files import write_whole
 
 PREFIX = "or-"
 KEY_BYTES = 32
@@ -102,18 +100,6 @@ def _parse(data: bytes, path: str | Path) -> tuple[ApiKey, ...]:
 
 def write_keys(path: str | Path, keys: tuple[ApiKey, ...]) -> None:
     """At once or not at all; the file is for its owner alone. Raises ConfigError."""
-    real = Path(os.path.realpath(path))
     entries: list[dict[str, Any]] = [key.model_dump(mode="json", exclude_none=True) for key in keys]
     text = HEADING + yaml.safe_dump({"keys": entries}, sort_keys=False)
-    try:
-        handle, temporary = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, real)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    write_whole(path, text.encode(), private=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import stat
 from datetime import timedelta
 from pathlib import Path
@@ -46,6 +47,16 @@ def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert len(keys) == 6
     assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
     assert not list(tmp_path.rglob(".*")), "nothing half written is left"
+
+
+def test_a_write_that_fails_leaves_no_piece_of_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("outrider.wire.files.os.replace", full)
+    with pytest.raises(ConfigError, match=r"cannot write .*ca-key.pem: No space left on device"):
+        write_certificates(tmp_path, [], now())
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_second_call_renews_with_the_same_ca_and_hosts(tmp_path: Path) -> None:
