@@ -226,7 +226,7 @@ class GatewayConfig(_Settings):
     that tenants cannot tell each other's prompts by their timing."""
     max_body_bytes: Positive = 4 * MIB
     """Largest HTTP body, and largest gRPC message of a user. Sixteen of these are held at once, of each API
-    key four."""
+    key four, and as many gRPC messages more are on their way in."""
     max_message_bytes: Positive = 64 * MIB
     """Largest gRPC message accepted from a worker."""
     chat_template: str | None = None
