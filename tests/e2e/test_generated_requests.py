@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import given
+from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from tests.e2e.test_overload import gateway_beside
 from tests.service.test_openapi import generated
 from tests.stack import Stack
 
@@ -17,15 +19,23 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def test_the_system_answers_as_the_schema_says(stack: Stack) -> None:
-    schema = schemathesis.openapi.from_url(f"{stack.http}/openapi.json")
+    """Many a request asks for more than there is time for: 504 then."""
+    with gateway_beside(stack, "--request-timeout-s", "5") as gateway:
+        check_all(f"http://{gateway.ready['http']}")
+
+
+def check_all(url: str) -> None:
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
-    assert len(operations) >= 8
+    assert len(operations) >= 8, operations
     for operation in operations:
 
-        @generated(300)
+        @generated(150)
         @given(case=operation.as_strategy())
         def check(case: Any) -> None:
-            case.call_and_validate(excluded_checks=[positive_data_acceptance], timeout=60)
+            response = case.call(timeout=60)
+            assert response.status_code in (*range(200, 500), 504), response.text
+            case.validate_response(response, excluded_checks=[positive_data_acceptance, not_a_server_error])
 
         check()
 
