@@ -305,6 +305,8 @@ class Fleet:
     def _answer_scale_requests(self) -> None:
         while not self._asked.empty():
             name, count, done = self._asked.get()
+            if not done.set_running_or_notify_cancel():
+                continue  # who asked has left
             try:
                 if count is not None:
                     self._set_wanted(self._pool(name), count)

@@ -153,6 +153,7 @@ def _take_over_stderr() -> TextIO:
         fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.dup2(write_end, 2)
     os.close(write_end)
+    logging.raiseExceptions = False  # a line that cannot be written would be told to stderr, and so to the log again
     faulthandler.enable(file=told)
     log = get_logger("stderr")
 
@@ -160,7 +161,8 @@ def _take_over_stderr() -> TextIO:
         with os.fdopen(read_end, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if line.startswith(LINE_START):  # by a child process that logs as we do
-                    told.write(line)
+                    with suppress(OSError):
+                        told.write(line)
                 elif line.strip():
                     log.warning("%s", line.rstrip())
 

@@ -48,14 +48,18 @@ def _common(max_message_bytes: int) -> Options:
     ]
 
 
-def server_options(max_message_bytes: int) -> Options:
-    """A second server on the same port must fail, not share the traffic: hence so_reuseport 0."""
+def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Options:
+    """A second server on the same port must fail, not share the traffic: hence so_reuseport 0.
+
+    window_bytes: what comes in of a message before anybody reads it. One that is longer costs a round trip more.
+    """
     return [
         *_common(max_message_bytes),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 1000),
         ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-        ("grpc.http2.bdp_probe", 0),  # it would let megabytes in of messages that nobody reads yet, instead of 64 KiB
+        ("grpc.http2.bdp_probe", 0),  # it would let in more of messages that nobody reads yet
+        ("grpc.http2.lookahead_bytes", window_bytes),
         ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),

@@ -26,6 +26,9 @@ MAX_CONCURRENT_CALLS = 4096
 """On a server, streams included; a further one is refused with RESOURCE_EXHAUSTED. `call_room` and who serves users
 refuse earlier."""
 
+WORKER_WINDOW_BYTES = 1 << 20
+"""Of a worker's server: a row of whole log-probs is half a megabyte, and must not wait for a round trip."""
+
 AddServices = Callable[[grpc.aio.Server], Sequence[str]]
 """Adds servicers to the server and returns their full names."""
 
@@ -44,6 +47,7 @@ async def start_server(
     port: int,
     max_message_bytes: int,
     certificates: CertificateFolder | None = None,
+    window_bytes: int = 64 << 10,
 ) -> tuple[grpc.aio.Server, str, HealthServicer]:
     """Returns (server, "host:port", health). Raises ConfigError when the port is taken.
 
@@ -51,7 +55,7 @@ async def start_server(
     """
     guards = [RoleInterceptor()] if certificates is not None and certificates.role is not None else []
     server = grpc.aio.server(
-        options=server_options(max_message_bytes),
+        options=server_options(max_message_bytes, window_bytes),
         interceptors=[*guards, RoomInterceptor(), ErrorInterceptor()],
         maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
     )
@@ -98,7 +102,7 @@ class ServerThread:
     ) -> str:
         """Blocks until the server listens; returns its address. `add_services` runs on the loop's thread."""
         self._thread.start()
-        start = start_server(add_services, host, port, max_message_bytes, certificates)
+        start = start_server(add_services, host, port, max_message_bytes, certificates, WORKER_WINDOW_BYTES)
         try:
             self._server, self.address, self._health = asyncio.run_coroutine_threadsafe(start, self.loop).result(30)
         except BaseException:

@@ -37,15 +37,29 @@ def _problem(text: str) -> str | None:
     try:
         if schema is None:
             kubernetes_validate.validate(manifest, VERSION, strict=True)
-            return None
-        jsonschema.Draft202012Validator(schema).validate(manifest)
-        for template in pod_templates(manifest):
-            whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pods"}, "template": template}
-            kubernetes_validate.validate(whole, VERSION, strict=True)
+        else:
+            jsonschema.Draft202012Validator(schema).validate(manifest)
+            for template in pod_templates(manifest):
+                whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pods"}, "template": template}
+                kubernetes_validate.validate(whole, VERSION, strict=True)
     except kubernetes_validate.SchemaNotFoundError as error:
         return str(error.message)
     except jsonschema.ValidationError as error:  # kubernetes_validate's are of this class
         return f"{'.'.join(str(part) for part in error.path)}: {error.message[:300]}"
+    return next((said for template in pod_templates(manifest) if (said := _named_twice(template["spec"]))), None)
+
+
+def _named_twice(pod: dict[str, Any]) -> str | None:
+    """Lists that an API server keeps by name, which schemas do not say: it refuses a name that comes twice."""
+    keys = {"env": "name", "ports": "name", "volumeMounts": "mountPath"}
+    places = [("volumes", "name", pod)]
+    for container in (*pod["containers"], *pod.get("initContainers", ())):
+        places += [(field, key, container) for field, key in keys.items()]
+    for field, key, owner in places:
+        names = [one[key] for one in owner.get(field, ()) if key in one]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            return f"{owner.get('name', 'pod')}: {field} has {twice[0]} twice"
     return None
 
 

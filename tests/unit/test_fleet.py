@@ -371,6 +371,14 @@ def test_what_cannot_be_is_refused(pool: str, count: int, message: str) -> None:
         stage.scale(pool, count)
 
 
+def test_who_asks_for_a_size_and_leaves_changes_nothing() -> None:
+    stage = Stage(chat(1, min=1, max=4))
+    stage.serve()
+    assert stage.fleet.scale("chat", 2).cancel()
+    stage.tick()
+    assert list(stage.workers) == ["target-chat-0"]
+
+
 def test_where_there_is_no_room_no_worker_is_asked_for() -> None:
     stage = Stage(chat(1), room="the workers cannot be placed")
     stage.serve()

@@ -46,6 +46,13 @@ def test_a_misspelt_field_of_rays_pods_is_refused() -> None:
     assert "imagee" in str(problem(broken))
 
 
+def test_a_variable_that_is_set_twice_is_refused() -> None:
+    broken = copy.deepcopy(of_kind("RayCluster")[0])
+    env = broken["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
+    env.append(env[0])
+    assert f"env has {env[0]['name']} twice" in str(problem(broken))
+
+
 def test_every_selector_finds_pods() -> None:
     labels = [found for found, _ in pods(BASE)]
     selectors = [one["spec"]["selector"] for one in BASE if one["kind"] in ("PodDisruptionBudget", "PodMonitor")]
