@@ -83,13 +83,15 @@ class Member:
     state: registry_pb2.MemberState = STARTING
     started: Started | None = None
     """Of its present life, once it has said where it is."""
+    epoch: int = 0
+    """Of its last life that did."""
     info: common_pb2.WorkerInfo | None = None
     was_there: bool = False
     """A launcher before this one started it."""
     has_served: bool = False
     num_failures: int = 0
     failing_since_s: float | None = None
-    is_silent: bool = False
+    """When it was last asked for its facts in vain for the first time; None once Ray says that its process ended."""
     num_lost: int = 0
     ask_at_s: float | None = None
     draining_since_s: float = 0.0
@@ -209,8 +211,10 @@ class Fleet:
     def _hear(self, member: Member, now_s: float) -> None:
         """What its actor says of its present life."""
         answer = member.worker.answer()
+        if isinstance(answer, Started | Lost):
+            self._forget_failures(member, answer)
         if isinstance(answer, Started):
-            member.started = answer
+            member.started, member.epoch = answer, answer.epoch
             self._eyes.watch(member.name, member.pool.role, answer.address)
         elif isinstance(answer, Refused):
             self._not_started(member, ConfigError(answer.message), now_s)
@@ -222,6 +226,11 @@ class Fleet:
             member.ask_at_s = now_s + _ASK_AGAIN_S
             if member.num_lost >= _MOST_LOST and not self._has_started and not member.has_served:
                 raise Unavailable(f"the process of {member.name} ended while it started: {answer.message}")
+
+    def _forget_failures(self, member: Member, answer: Started | Lost) -> None:
+        """Those of a life that is over. An actor that goes on and whose server does not answer hangs."""
+        if isinstance(answer, Lost) or answer.epoch != member.epoch:
+            member.failing_since_s = None
 
     def _not_started(self, member: Member, error: OutriderError, now_s: float) -> None:
         """At first the system does not start; later the pool tries another, after a pause."""
@@ -238,7 +247,6 @@ class Fleet:
             return  # of another life, or given up
         if seen.info is None:
             member.num_failures += 1
-            member.is_silent = seen.is_silent
             member.failing_since_s = member.failing_since_s or seen.at_s
             since_s = seen.at_s - member.failing_since_s
             if since_s >= _LOST_AFTER_S or (not seen.is_silent and member.num_failures > 1):
@@ -275,8 +283,8 @@ class Fleet:
             if since_s >= self._drain_limit_s or (idle and since_s >= _NOTICE_S):
                 self._report(member.name, "ended", "it has drained" if idle else "its answers took too long")
                 self._begin_end(member)
-        elif member.is_silent and member.failing_since_s and now_s - member.failing_since_s >= _HUNG_AFTER_S:
-            log.warning("%s answers nothing for %.0f s: its process is ended", member.name, _HUNG_AFTER_S)
+        elif member.failing_since_s is not None and now_s - member.failing_since_s >= _HUNG_AFTER_S:
+            log.warning("%s has not answered for %.0f s: its process is ended", member.name, _HUNG_AFTER_S)
             member.failing_since_s = None
             member.worker.restart()
 

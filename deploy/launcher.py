@@ -95,11 +95,11 @@ class Launcher:
             self._start(fleet, cluster, address)
             while not self._stop_flag.wait(_POLL_S):
                 self._tick(fleet)
-        except OutriderError:  # what gateways are served by meanwhile is not to end for it
-            fleet.end_all(but_what_was_there=True)
-            raise
-        except BaseException:
+        except StopRequested:
             self._end(fleet)
+            raise
+        except BaseException:  # what gateways are served by meanwhile is not to end for it
+            fleet.end_all(but_what_was_there=True)
             raise
         self._end(fleet)
 

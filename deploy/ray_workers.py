@@ -137,7 +137,10 @@ class RayWorkers:
         by_name = {pool.name: pool for pool in pools}
         found: dict[str, tuple[Pool, Worker]] = {}
         for name in self._left_behind():
-            actor = _ray().get_actor(name, namespace=NAMESPACE)
+            try:
+                actor = _ray().get_actor(name, namespace=NAMESPACE)
+            except ValueError:  # it ended since it was listed
+                continue
             spec = _spec_of(actor)
             pool = None if spec is None else by_name.get(spec.pool)
             if spec is not None and pool is not None and self._spec(pool, spec.member) == spec:

@@ -216,11 +216,13 @@ def test_one_answer_that_did_not_come_is_nothing() -> None:
 
 
 def test_a_worker_that_hangs_is_lost_and_then_ended_so_that_ray_starts_another() -> None:
+    """Of a stopped process the first question runs out of time; by the second the connection is given up as dead."""
     stage = Stage(chat(1))
     stage.serve()
-    for _ in range(4):
-        stage.silent("target-chat-0")
-        stage.tick(2.0)
+    stage.silent("target-chat-0")
+    stage.tick(2.0)
+    stage.answers("target-chat-0", epoch=0)
+    stage.tick(2.0)
     assert stage.states() == {"target-chat-0": STARTING}
     for _ in range(20):
         stage.tick(2.0)
@@ -229,6 +231,19 @@ def test_a_worker_that_hangs_is_lost_and_then_ended_so_that_ray_starts_another()
     stage.answers("target-chat-0", epoch=2)
     stage.tick()
     assert stage.states() == {"target-chat-0": SERVING}
+
+
+def test_one_whose_process_ended_may_load_as_long_as_it_takes() -> None:
+    stage = Stage(chat(1))
+    stage.serve()
+    for _ in range(2):
+        stage.answers("target-chat-0", epoch=0)
+    stage.tick()
+    assert stage.states() == {"target-chat-0": STARTING}
+    stage.workers["target-chat-0"].next = Lost("it is being restarted", is_final=False)
+    for _ in range(40):
+        stage.tick(2.0)
+    assert stage.workers["target-chat-0"].num_restarts == 0
 
 
 def test_one_that_came_back_to_life_in_time_is_not_ended() -> None:
