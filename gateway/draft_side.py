@@ -118,14 +118,15 @@ class DraftSide:
     def note_verdict(self, verdict: tpb.Verdict, ticket: int, total_s: float) -> None:
         """Of a round that was given a proposal to wait for and took `total_s`.
 
-        A draft that was late or refused, or that costs more time than it saves, is left alone a while.
+        A draft that was late or refused is left alone a while; so is one that costs more time than it saves, unless the
+        request says how many tokens to draft.
         """
         self._model.num_rounds += 1
         self._model.num_late += verdict.fallback == tpb.FALLBACK_REASON_LATE
         if verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED:
             if not self._fed_prompt:
                 self._worth.observe(verdict.wait_us / 1e6, total_s, verdict.num_accepted + 1)
-            (self._backoff.late if self._worth.is_lost else self._backoff.in_time)()
+            (self._backoff.late if self._worth.is_lost and not self._fixed else self._backoff.in_time)()
             self._seat.did_well()
             self._leave_if_slow()
             return
@@ -181,6 +182,11 @@ class DraftSide:
         if not options.enabled:
             return 0
         return self._model.config.num_draft_tokens if options.num_draft_tokens is None else options.num_draft_tokens
+
+    @property
+    def _fixed(self) -> bool:
+        """The request names its K: under `rejection` that is what its seed gives the same text again for."""
+        return self._session.request.speculation.num_draft_tokens is not None
 
     def _why_never(self, connected: bool) -> str:
         """Of a round that could have no drafts."""

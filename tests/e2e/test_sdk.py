@@ -104,9 +104,10 @@ def test_answers_differ_under_one_seed_and_come_back_with_it(patient: str, draft
 
 
 def test_a_drawn_seed_can_be_used_again(patient: str) -> None:
+    options: Any = {"max_tokens": 32, "temperature": 1.0, "speculation": Speculation(num_draft_tokens=4)}
     with Client(patient) as client:
-        drawn = client.generate(PROMPT, max_tokens=32, temperature=1.0)
-        assert client.generate(PROMPT, max_tokens=32, temperature=1.0, seed=drawn.usage.seed).text == drawn.text
+        drawn = client.generate(PROMPT, **options)
+        assert client.generate(PROMPT, **options, seed=drawn.usage.seed).text == drawn.text
 
 
 def test_stops_by_string_by_id_and_by_end_of_sequence(patient: str, expected: Answer) -> None:

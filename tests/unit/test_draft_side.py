@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gateway.draft_side import DraftSide
-from gateway.generation import GenerationRequest
+from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.session import Session
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
+from outrider.v1 import target_pb2 as tpb
 from outrider.wire.config import GatewayConfig
 from outrider.wire.params import SamplingParams
 from tests.unit.scripted_pool import connection_of, link_of, served_model
@@ -57,3 +60,24 @@ async def test_only_proposals_that_fed_no_prompt_teach_how_long_one_takes() -> N
     assert await taught(65, 66) == ["other"], "what plain rounds have made is for the next proposal to feed"
     assert await taught(3, len(PROMPT) + 77) == ["first"]
     assert await taught(3, 4) == ["other"]
+
+
+@pytest.mark.parametrize("fixed", [None, 5])
+async def test_a_request_that_says_how_much_is_drafted_gets_it_though_waiting_costs_more(fixed: int | None) -> None:
+    """Under one seed its rounds, and so its draws, are the same each time."""
+    draft, target = ScriptedDraft(), connection_of()
+    model = served_model({"target-0": link_of(target)}, {"draft-0": link_of(draft)})
+    request = GenerationRequest(
+        "r", "m", PROMPT, SamplingParams(max_tokens=200), speculation=SpeculationOptions(num_draft_tokens=fixed)
+    )
+    side = DraftSide(model, Session(request, model.tokenizer, 1))
+    num_plain = 0
+    for ticket in range(1, 31):
+        num_drafted = side.propose(ticket, target, model.targets["target-0"])
+        num_plain += not num_drafted
+        if num_drafted:
+            draft.calls[-1][1].set_result(dpb.DraftReply(propose=dpb.ProposeReply(draft_ids=range(5))))
+            await side.let_reply_arrive()
+            verdict = tpb.Verdict(num_drafted=5, num_accepted=0, wait_us=100_000)
+            side.note_verdict(verdict, ticket, total_s=0.11)
+    assert (num_plain == 0) is (fixed is not None)
