@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,11 @@ class OnFullDisk(Process):
 
 def writes_to(pid: int, path: Path) -> bool:
     """With JSON its log is not on descriptor 2: that is where the log takes what others write."""
-    return str(path) in [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(entry))
+    return str(path) in found
 
 
 @pytest.fixture(params=["text", "json"])

@@ -78,7 +78,7 @@ class Pair:
         pair = self
 
         def start(name: str, config: Any, num_threads: int, make: Callable[[Any], Any]) -> Worker:
-            base = worker_handle._base(StoppedEngine(), config, WorkerMetrics(name))
+            base = worker_handle._base(StoppedEngine(), config, WorkerMetrics(name), None, None)
             return Worker(base, make(base))
 
         class Deliverer:
