@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
-from grafana_foundation_sdk.models.dashboard import DashboardCursorSync
+from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.grafana import fleet, speculation, variables
+from deploy.grafana.frame import framed
 from deploy.grafana.panels import PER_S, PLAIN, SECONDS, SHARE, Panel, Query, lines, number
 from deploy.grafana.promql import PAIR, quantiles, rate
 
@@ -13,34 +13,24 @@ UID = "outrider-overview"
 
 
 def dashboard() -> Dashboard:
-    built = (
-        Dashboard("Outrider")
-        .uid(UID)
-        .description("Disaggregated speculative decoding: the whole system. A worker by itself: Outrider worker.")
-        .tags(["outrider"])
-        .readonly()
-        .tooltip(DashboardCursorSync.CROSSHAIR)
-        .refresh("10s")
-        .time("now-30m", "now")
-        .with_variable(variables.source())
-        .with_variable(variables.choice("target", "Target", "label_values(spec_acceptance_rate, target)"))
-        .with_variable(variables.choice("draft", "Draft", "label_values(spec_acceptance_rate, draft)"))
-        .annotation(variables.firing())
-        .link(variables.other_dashboards())
+    return framed(
+        "Outrider",
+        UID,
+        "Disaggregated speculative decoding: the whole system. A worker by itself: Outrider worker.",
+        (
+            variables.choice("target", "Target", "label_values(spec_acceptance_rate, target)"),
+            variables.choice("draft", "Draft", "label_values(spec_acceptance_rate, draft)"),
+        ),
+        (
+            ("At a glance", glance()),
+            ("What users feel", service()),
+            ("Speculation", speculation.drafts()),
+            ("The round", speculation.rounds()),
+            ("Workers", fleet.workers()),
+            ("API keys", keys()),
+            ("Processes", fleet.processes()),
+        ),
     )
-    for title, panels in (
-        ("At a glance", glance()),
-        ("What users feel", service()),
-        ("Speculation", speculation.drafts()),
-        ("The round", speculation.rounds()),
-        ("Workers", fleet.workers()),
-        ("API keys", keys()),
-        ("Processes", fleet.processes()),
-    ):
-        built = built.with_row(Row(title))
-        for panel in panels:
-            built = built.with_panel(panel)
-    return built
 
 
 def glance() -> list[Panel]:

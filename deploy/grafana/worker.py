@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
-from grafana_foundation_sdk.models.dashboard import DashboardCursorSync
+from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.grafana import variables
+from deploy.grafana.frame import framed
 from deploy.grafana.panels import (
     BYTES,
     BYTES_PER_S,
@@ -30,34 +30,22 @@ LEGEND = "{{worker}} {{member}}"
 
 
 def dashboard() -> Dashboard:
-    built = (
-        Dashboard("Outrider worker")
-        .uid(UID)
-        .description("One worker, draft or target: what it does, and what it holds.")
-        .tags(["outrider"])
-        .readonly()
-        .tooltip(DashboardCursorSync.CROSSHAIR)
-        .refresh("10s")
-        .time("now-30m", "now")
-        .with_variable(variables.source())
-        .with_variable(variables.choice("role", "Role", "label_values(outrider_worker_info, worker)"))
-        .with_variable(
-            variables.choice("member", "Member", 'label_values(outrider_worker_info{worker=~"$role"}, member)')
-        )
-        .annotation(variables.firing())
-        .link(variables.other_dashboards())
+    return framed(
+        "Outrider worker",
+        UID,
+        "One worker, draft or target: what it does, and what it holds.",
+        (
+            variables.choice("role", "Role", "label_values(outrider_worker_info, worker)"),
+            variables.choice("member", "Member", 'label_values(outrider_worker_info{worker=~"$role"}, member)'),
+        ),
+        (
+            ("What it is", what()),
+            ("Work", work()),
+            ("Memory", memory()),
+            ("Proposals", proposals()),
+            ("Process", process()),
+        ),
     )
-    for title, panels in (
-        ("What it is", what()),
-        ("Work", work()),
-        ("Memory", memory()),
-        ("Proposals", proposals()),
-        ("Process", process()),
-    ):
-        built = built.with_row(Row(title))
-        for panel in panels:
-            built = built.with_panel(panel)
-    return built
 
 
 def counted(series: str, labels: str = WORKER, by: str = BY_MEMBER) -> str:
