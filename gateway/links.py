@@ -13,13 +13,13 @@ from typing import Any
 
 import grpc.aio
 
-from gateway.hang_watch import HangWatch
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.channels import Dialer
 from outrider.wire.errors import OutriderError, WorkerLost
+from outrider.wire.hang_watch import HangWatch
 from outrider.wire.log import get_logger
 from outrider.wire.roles import Role
 from outrider.wire.streams import Outbox, PendingReplies

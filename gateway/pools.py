@@ -11,7 +11,6 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from gateway.hang_watch import MIN_SILENCE_S
 from gateway.links import Connection, WorkerLink
 from gateway.member import DraftMember, TargetMember
 from gateway.member_series import MemberSeries
@@ -21,6 +20,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
+from outrider.wire.hang_watch import MIN_SILENCE_S
 from outrider.wire.log import get_logger, log_fields
 from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.roles import Role as Part

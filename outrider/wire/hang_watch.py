@@ -1,4 +1,4 @@
-"""When a worker that has work and says nothing counts as hung. Pure.
+"""When a worker that has work and makes no step counts as hung: for gateways and for the launcher. Pure.
 
 A stopped process or a cut network is noticed by keepalive; this is for an engine that hangs while its server answers.
 A long prompt keeps a worker silent while its steps go on, and a step may be long: what is too long is a multiple of the
@@ -11,6 +11,11 @@ MIN_SILENCE_S = 4.0
 """Where nothing else asks for more."""
 STEPS = 8
 """Times the longest recent step."""
+
+
+def allowed_s(longest_step_s: float, least_s: float, most_s: float) -> float:
+    """How long a step may take. The most where none is known (0)."""
+    return min(most_s, max(least_s, STEPS * longest_step_s)) if longest_step_s else most_s
 
 
 class HangWatch:
@@ -39,9 +44,7 @@ class HangWatch:
 
     @property
     def limit_s(self) -> float:
-        if not self._longest_step_s:
-            return self._max_silence_s
-        return min(self._max_silence_s, max(self._min_silence_s, STEPS * self._longest_step_s))
+        return allowed_s(self._longest_step_s, self._min_silence_s, self._max_silence_s)
 
     def silent_s(self, heard_s: float, now: float) -> float:
         """How long it has made no step. heard_s: when its last answer came."""
