@@ -18,6 +18,12 @@ from transformers import PreTrainedConfig
 from outrider.wire.errors import ConfigError
 
 _CGROUP = Path("/sys/fs/cgroup")
+_LIMITS = (
+    (".", "memory.max", "memory.current", ("active_file", "inactive_file")),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+)
+"""(folder, limit, use, those of memory.stat that are page cache) of cgroup v2, and of v1, whose limit is a huge number
+where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +125,20 @@ def free_memory_bytes(device: torch.device) -> int:
 
 def _allowed_bytes() -> int | None:
     """What the container's limit leaves, its page cache counted as free; None without a limit."""
-    limit, used = _read_int(_CGROUP / "memory.max"), _read_int(_CGROUP / "memory.current")
-    if limit is None or used is None:
-        return None
+    for folder, limit_file, used_file, page_cache in _LIMITS:
+        limit, used = _read_int(_CGROUP / folder / limit_file), _read_int(_CGROUP / folder / used_file)
+        if limit is not None and used is not None:
+            counts = _counts(_CGROUP / folder / "memory.stat")
+            return max(limit - used + sum(counts.get(name, 0) for name in page_cache), 0)
+    return None
+
+
+def _counts(path: Path) -> dict[str, int]:
     try:
-        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        lines = path.read_text().splitlines()
     except OSError:
-        lines = []
-    counts = dict(line.split() for line in lines)
-    page_cache = sum(int(counts.get(name, 0)) for name in ("active_file", "inactive_file"))
-    return max(limit - used + page_cache, 0)
+        return {}
+    return {name: int(value) for name, value in map(str.split, lines)}
 
 
 def _available_bytes() -> int:

@@ -35,6 +35,20 @@ def test_files_that_were_read_are_not_memory_in_use(cgroup: Path) -> None:
     assert memory.free_memory_bytes(CPU) == 4 * GIB - 3 * GIB + GIB + GIB // 2
 
 
+def test_a_limit_of_cgroup_v1_counts_as_well(cgroup: Path) -> None:
+    """There it is in a folder of its own, and `memory.stat` has what the groups below use under other names."""
+    (cgroup / "memory").mkdir()
+    stat = f"cache 7\ninactive_file 7\nactive_file 7\ntotal_inactive_file {GIB}\ntotal_active_file {GIB // 2}"
+    write(cgroup / "memory", limit_in_bytes=str(4 * GIB), usage_in_bytes=str(3 * GIB), stat=stat)
+    assert memory.free_memory_bytes(CPU) == 4 * GIB - 3 * GIB + GIB + GIB // 2
+
+
+def test_no_limit_of_cgroup_v1_is_a_huge_one(cgroup: Path) -> None:
+    (cgroup / "memory").mkdir()
+    write(cgroup / "memory", limit_in_bytes="9223372036854771712", usage_in_bytes=str(3 * GIB))
+    assert memory.free_memory_bytes(CPU) == 8 * GIB
+
+
 def test_workers_size_their_caches_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     order: list[str] = []
