@@ -44,7 +44,8 @@ class Pools:
         self._background: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._membership = Membership((), ())
-        metrics.registry.register(MemberSeries(lambda: list(self.members.values()), lambda: self._membership))
+        self._series = MemberSeries(lambda: list(self.members.values()), lambda: self._membership)
+        metrics.registry.register(self._series)
 
     def update(self, membership: Membership) -> None:
         """From now on these are the pools and members."""
@@ -219,6 +220,7 @@ class Pools:
         self._note_change()
 
     def _note_change(self) -> None:
+        self._series.note_change()
         self._changed.set()  # wakes those who wait on this one; the next wait for another
         self._changed = asyncio.Event()
 
