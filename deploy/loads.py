@@ -22,6 +22,7 @@ class Loads:
         self._busy: dict[str, _Samples] = {}
         self._rounds: dict[tuple[str, str], _Samples] = {}
         self._queued: dict[str, int] = {}
+        self._running: dict[str, int] = {}
 
     def add_info(self, member: str, info: common_pb2.WorkerInfo, at_s: float) -> None:
         samples = self._busy.setdefault(member, deque())
@@ -37,10 +38,12 @@ class Loads:
         """Those of all gateways that live."""
         found = list(reports)
         self._queued.clear()
+        self._running.clear()
         seen: set[tuple[str, str]] = set()
         for report in found:
             for load in report.pools:
                 self._queued[load.pool] = self._queued.get(load.pool, 0) + load.num_queued
+                self._running[load.pool] = self._running.get(load.pool, 0) + load.num_running
                 key = (report.gateway, load.pool)
                 seen.add(key)
                 _add(self._rounds.setdefault(key, deque()), at_s, load.num_rounds, load.num_late)
@@ -56,6 +59,7 @@ class Loads:
             num_starting=num_starting,
             num_draining=num_draining,
             num_queued=self._queued.get(pool.name, 0) if pool.role == "target" else 0,
+            num_asked=sum(self._queued.get(name, 0) + self._running.get(name, 0) for name in pool.serves),
             busy_share=sum(shares) / len(shares) if members and len(shares) == len(members) else None,
             late_share=self._late(pool.serves) if pool.role == "draft" else None,
         )

@@ -1,7 +1,9 @@
 """How many workers a pool should have, by what is seen of it. Arithmetic only: no Ray, no clock of its own.
 
 Grows by one after a few seconds of too much, shrinks by one after a minute of too little, and never while a worker is
-starting or draining: what that one changes is not seen yet.
+starting: what that one changes is not seen yet. A worker that drains bars shrinking alone: load that rises meanwhile
+takes it back. The last draft goes when nothing at all runs that it could draft for, and one comes back when something
+has run for as long as growing asks.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ class Sight:
     num_draining: int = 0
     num_queued: int = 0
     """Answers that wait for a place, at all gateways. Of a draft pool: not looked at."""
+    num_asked: int = 0
+    """Of a draft pool: answers that run or wait in its target pools, at all gateways."""
     busy_share: float | None = None
     """Mean over the serving workers, of the last seconds, in [0, 1]; None = not known."""
     late_share: float | None = None
@@ -62,9 +66,9 @@ class Scaler:
 
     def decide(self, sight: Sight, now_s: float) -> Decision:
         """`now_s`: of any clock that never goes back."""
-        if sight.num_starting or sight.num_draining or not sight.num_serving:
+        if sight.num_starting:
             self.reset()
-            return Decision(Change.STAY, "a worker is starting or draining")
+            return Decision(Change.STAY, "a worker is starting")
         over, under = self._too_much(sight), self._too_little(sight)
         self._over_since_s = _since(self._over_since_s, over is not None, now_s)
         self._under_since_s = _since(self._under_since_s, under is not None, now_s)
@@ -82,6 +86,8 @@ class Scaler:
 
     def _too_much(self, sight: Sight) -> str | None:
         config = self._config
+        if not sight.num_serving:
+            return f"no draft for {sight.num_asked} answers" if sight.num_asked else None
         if self._role == "target" and sight.num_queued > config.queue_high * sight.num_serving:
             return f"{sight.num_queued} answers wait for {sight.num_serving} targets"
         if sight.busy_share is not None and sight.busy_share > config.busy_high:
@@ -91,11 +97,11 @@ class Scaler:
         return None
 
     def _too_little(self, sight: Sight) -> str | None:
-        """Not while it is unknown, and not when the others would have too much then."""
-        if sight.busy_share is None or sight.num_queued or self._too_much(sight) is not None:
+        """Not while it is unknown or one goes already, and not when the others would have too much then."""
+        if sight.busy_share is None or sight.num_draining or sight.num_queued or self._too_much(sight) is not None:
             return None
         if sight.num_serving == 1:  # the last one of a pool that may have none
-            is_idle = sight.busy_share == 0
+            is_idle = sight.busy_share == 0 and not sight.num_asked
             return "idle" if is_idle else None
         others = sight.busy_share * sight.num_serving / (sight.num_serving - 1)
         return f"busy for {sight.busy_share:.0%} of the time" if others < self._config.busy_low else None

@@ -72,9 +72,26 @@ def test_the_last_draft_goes_only_when_nothing_comes_at_all() -> None:
     ]
 
 
-@pytest.mark.parametrize("more", [{"num_starting": 1}, {"num_draining": 1}])
-def test_nothing_changes_while_a_worker_comes_or_goes(more: dict[str, int]) -> None:
-    assert changes(scaler(), lambda now: Sight(num_serving=2, num_queued=99, busy_share=1.0, **more), 99) == []
+def test_nothing_changes_while_a_worker_comes() -> None:
+    for busy_share in (0.0, 1.0):
+        sight = Sight(num_serving=2, num_starting=1, busy_share=busy_share)
+        assert changes(scaler(), lambda now, sight=sight: sight, 99) == []
+
+
+def test_a_drain_bars_shrinking_and_not_growing() -> None:
+    assert changes(scaler(), lambda now: Sight(num_serving=2, num_draining=1, busy_share=0.0), 300) == []
+    over = Sight(num_serving=2, num_draining=1, num_queued=99, busy_share=1.0)
+    assert changes(scaler(), lambda now: over, 5) == [(5, Change.GROW)]
+
+
+def test_a_draft_comes_back_when_something_runs_for_a_while_and_stays_as_long_as_it_does() -> None:
+    none = scaler("draft", least=0)
+    assert changes(none, lambda now: Sight(num_serving=0), 99) == []
+    assert changes(none, lambda now: Sight(num_serving=0, num_asked=int(now % 5 != 4)), 99) == []
+    assert changes(none, lambda now: Sight(num_serving=0, num_asked=1), 5) == [(5, Change.GROW)]
+    unused = Sight(num_serving=1, num_asked=1, busy_share=0.0)  # nobody wants to be drafted for
+    assert changes(none, lambda now: unused, 300) == []
+    assert changes(none, lambda now: Sight(num_serving=1, busy_share=0.0), 60) == [(60, Change.SHRINK)]
 
 
 def test_what_is_not_known_is_no_reason_to_shrink() -> None:
@@ -110,8 +127,12 @@ def test_a_busy_share_is_the_slope_of_the_workers_own_sum() -> None:
 
 def test_queues_of_all_gateways_are_added_and_late_rounds_are_those_of_the_last_seconds() -> None:
     loads = Loads()
-    loads.set_reports([report("g", num_queued=3, num_rounds=1000, num_late=1000), report("h", num_queued=4)], 0)
-    assert loads.sight(CHAT, ["a"], num_starting=0, num_draining=0).num_queued == 7
+    loads.set_reports(
+        [report("g", num_queued=3, num_running=2, num_rounds=1000, num_late=1000), report("h", num_queued=4)], 0
+    )
+    target = loads.sight(CHAT, ["a"], num_starting=0, num_draining=0)
+    assert (target.num_queued, target.num_asked) == (7, 0)
+    assert loads.sight(SMALL, [], num_starting=0, num_draining=0).num_asked == 9
     assert loads.sight(SMALL, ["b"], num_starting=0, num_draining=0).late_share is None
     loads.set_reports([report("g", num_rounds=1100, num_late=1010), report("h", num_rounds=100, num_late=50)], 1)
     draft = loads.sight(SMALL, ["b"], num_starting=0, num_draining=0)
