@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TextIO
 
 from deploy.cluster import Cluster
-from deploy.fleet import SERVING, Fleet
+from deploy.fleet import NOTICE_S, SERVING, Fleet
 from deploy.placement import Placement, check_fits, place
 from deploy.ray_workers import RayWorkers
 from deploy.registry import Registry, reachable
@@ -40,6 +40,8 @@ _POLL_S = 0.1
 _NODES_POLL_S = 1.0
 _HERE = "127.0.0.1:0"
 _ALONE = "0.0.0.0:7000"
+_TLS_DIR = "OUTRIDER_LAUNCHER_TLS_DIR"
+"""Variable for `ray.tls_dir`, where the file does not say it."""
 
 
 class Launcher:
@@ -156,7 +158,7 @@ class Launcher:
 
     def _end(self, fleet: Fleet) -> None:
         """What runs may go on for as long as the workers' own settings say."""
-        changed = fleet.drain_all()
+        changed = fleet.drain_all(NOTICE_S if self._registry.reports() else 0.0)
         if changed is not None:
             self._registry.publish(changed)
         limit_s = max(pool.worker.drain_timeout_s for pool in self._config.pools)
@@ -212,6 +214,7 @@ def read_config(argv: Sequence[str], stop: StopFlag) -> SystemConfig:
         if isinstance(ray, dict):
             values["ray"] = {
                 "registry": _ALONE,
+                "tls_dir": os.environ.get(_TLS_DIR) or None,
                 **ray,
                 **({"registry": arguments.registry} if arguments.registry else {}),
             }

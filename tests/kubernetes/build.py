@@ -57,13 +57,22 @@ def _patch(manifests: list[Manifest], target: dict[str, str], operations: list[d
     if len(found) != 1:
         raise ValueError(f"patch of {target}: {len(found)} manifests are meant")
     for operation in operations:
-        if operation["op"] != "add":
+        if operation["op"] not in ("add", "replace"):
             raise ValueError(f"patch of {target}: {operation['op']!r} is not understood by the check; teach it")
         *way, last = (part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:])
         place: Any = found[0]
         for part in way:
             place = place[int(part)] if isinstance(place, list) else place[part]
-        if isinstance(place, list):
+        if operation["op"] == "replace":
+            _replace(place, last, operation)
+        elif isinstance(place, list):
             place.insert(len(place) if last == "-" else int(last), operation["value"])
         else:
             place[last] = operation["value"]
+
+
+def _replace(place: Any, last: str, operation: dict[str, Any]) -> None:
+    key = int(last) if isinstance(place, list) else last
+    if isinstance(place, dict) and key not in place:
+        raise ValueError(f"patch of {operation['path']}: nothing is there to be replaced")
+    place[key] = operation["value"]

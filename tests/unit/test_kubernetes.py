@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from deploy.launcher import read_config
+from outrider.cli.stopping import StopFlag
 from outrider.cli.system import SystemConfig
 from outrider.wire.config import GatewayConfig, load
 from tests.kubernetes.__main__ import manifests_by_source
@@ -17,6 +21,7 @@ from tests.kubernetes.build import Manifest, built
 from tests.kubernetes.check import FOLDER, pods, problem, selects
 
 BASE = built(FOLDER / "base")
+SECURED = built(FOLDER / "overlays/secured")
 
 
 def of_kind(kind: str) -> list[Manifest]:
@@ -55,7 +60,7 @@ def test_a_variable_that_is_set_twice_is_refused() -> None:
 
 def test_every_selector_finds_pods() -> None:
     labels = [found for found, _ in pods(BASE)]
-    selectors = [one["spec"]["selector"] for one in BASE if one["kind"] in ("PodDisruptionBudget", "PodMonitor")]
+    selectors = [one["spec"]["selector"] for one in BASE if one["kind"] == "PodDisruptionBudget"]
     selectors += [{"matchLabels": one["spec"]["selector"]} for one in of_kind("Service")]
     for policy in of_kind("NetworkPolicy"):
         selectors.append(policy["spec"]["podSelector"])
@@ -72,8 +77,21 @@ def test_every_port_that_is_named_exists() -> None:
     wanted = {port["targetPort"] for one in of_kind("Service") for port in one["spec"]["ports"]}
     for policy in of_kind("NetworkPolicy"):
         wanted |= {port["port"] for rule in policy["spec"].get("ingress", ()) for port in rule.get("ports", ())}
-    wanted |= {endpoint["port"] for endpoint in of_kind("PodMonitor")[0]["spec"]["podMetricsEndpoints"]}
     assert wanted <= names
+    service = {port["name"]: port["port"] for one in of_kind("Service") for port in one["spec"]["ports"]}
+    assert {one["port"] for one in of_kind("ServiceMonitor")[0]["spec"]["endpoints"]} <= set(service)
+    (discovery,) = of_kind("ScrapeConfig")[0]["spec"]["httpSDConfigs"]
+    assert discovery["url"] == f"http://gateway.outrider.svc:{service['http']}/sd"
+
+
+def test_scraped_as_alerts_and_dashboards_ask() -> None:
+    """Jobs by name; workers by the list that a gateway gives, so that a member is called the same in all series."""
+    ours = yaml.safe_load((FOLDER.parent / "prometheus/prometheus.yml").read_text())["scrape_configs"]
+    (gateways,) = of_kind("ServiceMonitor")[0]["spec"]["endpoints"]
+    jobs = {one["replacement"] for one in gateways["relabelings"] if one["targetLabel"] == "job"}
+    workers = of_kind("ScrapeConfig")[0]["spec"]
+    assert jobs | {workers["jobName"]} == {one["job_name"] for one in ours}
+    assert [one["url"].rpartition("/")[2] for one in workers["httpSDConfigs"]] == ["sd"]
 
 
 def test_the_pools_find_their_nodes() -> None:
@@ -109,19 +127,56 @@ def test_a_gpu_for_each_worker() -> None:
         assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
-def test_the_secured_overlay_says_where_the_secrets_are_mounted() -> None:
-    secured = built(FOLDER / "overlays/secured")
-    (gateway,) = [one for one in secured if (one["kind"], one["metadata"]["name"]) == ("Deployment", "gateway")]
-    container = gateway["spec"]["template"]["spec"]["containers"][0]
-    mounts = {one["mountPath"] for one in container["volumeMounts"]}
-    variables = {one["name"]: one["value"] for one in container["env"]}
-    settings = load(GatewayConfig, ["--registry", "launcher:7000"], variables)
-    assert {settings.tls_dir, settings.public_tls_dir} <= mounts
-    assert str(settings.api_keys).rpartition("/")[0] in mounts
-    (pools,) = [one["data"]["cluster.yaml"] for one in secured if one["kind"] == "ConfigMap"]
-    config = SystemConfig.read(yaml.safe_load(pools))
+def test_the_secured_overlay_says_where_the_secrets_are_mounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, launcher = (_container("Deployment", name) for name in ("gateway", "launcher"))
+    settings = load(GatewayConfig, ["--registry", "launcher:7000"], _variables(gateway))
+    assert {settings.tls_dir, settings.public_tls_dir} <= _mounts(gateway)
+    assert str(settings.api_keys).rpartition("/")[0] in _mounts(gateway)
+    pools = tmp_path / "cluster.yaml"
+    (text,) = [one["data"]["cluster.yaml"] for one in SECURED if one["kind"] == "ConfigMap"]
+    pools.write_text(text)
+    for name, value in _variables(launcher).items():
+        monkeypatch.setenv(name, value)
+    config = read_config(["--config", str(pools)], StopFlag())
     assert config.ray is not None
     assert {config.ray.tls_dir, *(pool.worker.tls_dir for pool in config.pools)} == {settings.tls_dir}
+    assert {settings.tls_dir} <= _mounts(launcher)
+
+
+def test_what_the_secured_overlay_serves_by_tls_is_named_so() -> None:
+    """To ingresses and meshes, and to Prometheus; workers' metrics are plain."""
+    of_gateway = [one["spec"] for one in SECURED if one["kind"] in ("Service", "ServiceMonitor")]
+    text = json.dumps([*of_gateway, *(one["spec"] for one in SECURED if one["kind"] == "ScrapeConfig")])
+    assert "h2c" not in text
+    assert "http://" not in text
+    (service,) = [one for one in SECURED if one["kind"] == "Service" and one["metadata"]["name"] == "gateway"]
+    assert {port["appProtocol"] for port in service["spec"]["ports"]} == {"https"}
+    (monitor,) = [one for one in SECURED if one["kind"] == "ServiceMonitor"]
+    assert {one["scheme"] for one in monitor["spec"]["endpoints"]} == {"https"}
+
+
+def _container(kind: str, name: str) -> dict[str, Any]:
+    (found,) = [one for one in SECURED if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+    container: dict[str, Any] = found["spec"]["template"]["spec"]["containers"][0]
+    return container
+
+
+def _variables(container: dict[str, Any]) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in container["env"] if "value" in one}
+
+
+def _mounts(container: dict[str, Any]) -> set[str]:
+    return {one["mountPath"] for one in container["volumeMounts"]}
+
+
+def test_what_pods_write_has_a_limit() -> None:
+    """A volume without one fills the machine's disk, and with it that of every other pod."""
+    for labels, spec in pods(BASE):
+        for volume in spec.get("volumes", ()):
+            if "emptyDir" in volume:
+                assert "sizeLimit" in volume["emptyDir"], (labels, volume["name"])
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")

@@ -1,7 +1,8 @@
-"""`python deploy/kubernetes/schemas/trim.py CRD.yaml ORIGIN > KIND.json`: what a custom resource may hold, of its CRD.
+"""`python deploy/kubernetes/schemas/trim.py CRD.yaml ORIGIN [FIELD...] > KIND.json`: what a resource of a CRD may hold.
 
 Kept: the storage version's openAPIV3Schema, without descriptions, unknown fields refused (as `kubectl apply` does with
-strict validation). A pod template inside becomes "any object": it is checked as Kubernetes' own PodTemplate.
+strict validation). A pod template inside becomes "any object": it is checked as Kubernetes' own PodTemplate. With
+fields named, those alone are kept of the spec's.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import Any
 import yaml
 
 
-def trimmed(crd: dict[str, Any], origin: str) -> dict[str, Any]:
-    """A JSON schema; origin is where the CRD is from, with its version."""
+def trimmed(crd: dict[str, Any], origin: str, fields: list[str]) -> dict[str, Any]:
+    """A JSON schema; origin is where the CRD is from, with its version. No fields: all of the spec's."""
     version = next(one for one in crd["spec"]["versions"] if one["storage"])
     schema = _closed(version["schema"]["openAPIV3Schema"])
+    if fields:
+        spec = schema["properties"]["spec"]
+        spec["properties"] = {name: spec["properties"][name] for name in fields}
     schema["properties"] |= {name: {} for name in ("apiVersion", "kind", "metadata", "status")}
     return {
         "$comment": f"From {origin}, Apache-2.0; trimmed by trim.py.",
@@ -47,5 +51,5 @@ def _closed(schema: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(trimmed(yaml.safe_load(Path(sys.argv[1]).read_text()), sys.argv[2]), sort_keys=True))
-    sys.stdout.write("\n")
+    crd = yaml.safe_load(Path(sys.argv[1]).read_text())
+    sys.stdout.write(json.dumps(trimmed(crd, sys.argv[2], sys.argv[3:]), sort_keys=True) + "\n")
