@@ -21,13 +21,19 @@ _HEAD = """\
 #OUTRIDER_GRPC_PORT=8001
 #PROMETHEUS_PORT=9090
 #GRAFANA_PORT=3000
-# Of Grafana's user admin, at its first start.
-#GRAFANA_PASSWORD=admin
+# File with the password of Grafana's user admin at its first start, such as /etc/outrider/secrets/admin-password, which
+# is grafana/admin-password below OUTRIDER_SECRETS_DIR. Without one the password is admin.
+#GRAFANA_PASSWORD_FILE=
+# What Prometheus keeps at most: time, and bytes on disk.
 #PROMETHEUS_RETENTION=15d
+#PROMETHEUS_RETENTION_SIZE=4GB
 # The pools: models, counts, placement.
 #OUTRIDER_CLUSTER_FILE=./deploy/docker/cluster.yaml
-# Folders as `outrider certs` makes them: gateway, launcher, draft, target, public. Each part sees its own alone.
+# Folders as `outrider certs` makes them: gateway, launcher, draft, target, public; and grafana. Each part sees its
+# own alone.
 #OUTRIDER_SECRETS_DIR=./deploy/docker/secrets
+# Of the launcher, as TLS_DIR of the parts below; ray.tls_dir of the file of pools wins.
+#OUTRIDER_LAUNCHER_TLS_DIR=
 # false lets workers fetch models from a hub.
 #OUTRIDER_CLUSTER_INTERNAL=true
 # Whole CPUs of a node, and the most memory; a pool's num_cpus must fit its node.

@@ -18,6 +18,9 @@ export RAY_prestart_worker_first_driver=0
 # Ray's 15 is for batch jobs: whoever else runs on the machine would come before answers.
 export RAY_worker_niceness="${RAY_worker_niceness:-0}"
 
+# Ray's logs are in /tmp, which is small: of each, two files of 8 MiB, not six of 512.
+export RAY_ROTATION_MAX_BYTES="${RAY_ROTATION_MAX_BYTES:-8388608}" RAY_ROTATION_BACKUP_COUNT="${RAY_ROTATION_BACKUP_COUNT:-1}"
+
 have_token() { [ -n "$RAY_AUTH_TOKEN" ] || [ -s "$RAY_AUTH_TOKEN_PATH" ]; }
 
 make_token() {

@@ -100,6 +100,13 @@ def test_what_is_mounted_is_there() -> None:
                 assert (REPO / source).exists(), source
 
 
+def test_secrets_are_files() -> None:
+    """What is in the environment of a container is in `docker inspect`, and in what it starts."""
+    for name, service in services().items():
+        variables = [one for one in service.get("environment", ()) if re.search("PASSWORD|SECRET|TOKEN|KEY", one)]
+        assert all(re.search("(__FILE|_PATH)$", one) for one in variables), (name, variables)
+
+
 def test_one_gpu_for_each_worker() -> None:
     found = compose("docker-compose.gpu.yml")["services"]
     devices = {name: service["deploy"]["resources"]["reservations"]["devices"] for name, service in found.items()}
