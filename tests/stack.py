@@ -186,7 +186,11 @@ class Pools:
 
 
 def read_metrics(url: str) -> dict[str, float]:
-    text = httpx.get(url).text
+    return parse_metrics(httpx.get(url).text)
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Samples by 'name{labels}'."""
     samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
     return {name: float(value) for name, value in samples}
 

@@ -7,21 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from tests.chaos.load import Gateways, Load
+from tests.chaos.excuses import Outages
+from tests.chaos.load import Load
 from tests.chaos.plan import LONGEST_AWAY_S, Planned
 from tests.chaos.system import System
-from tests.stack import Process, read_metrics
+from tests.chaos.watching import Watcher
+from tests.stack import Process
 from tests.tcp_relay import TcpRelay
 
 LIAR = "tests.e2e.faults.lying_draft"
 FREED_WITHIN_S = 10.0
 """A killed gateway's slots are free by then."""
+NOTICED_WITHIN_S = 6.0
+"""What is promised of a hang and of a cut."""
+JUDGED_AFTER_S = 8.0
+"""What is demanded, on a machine that does much else."""
 SLOWEST_S, FASTEST_S = 0.5, 0.05
 """Added to every byte of a slow draft, in each direction."""
 
@@ -32,13 +40,20 @@ class Strike:
 
     planned: Planned
     part: str = ""
+    waited_s: float = 0.0
+    """For a part that nothing else struck."""
     began_s: float | None = None
     over_s: float | None = None
     gateway: int | None = None
     """The one whose streams alone it can hit; None: any stream."""
+    noticed_s: float | None = None
+    """Of a hang or a cut: until every gateway that was connected had given the link up, or the workers the gateway's
+    slots; None when it was over before."""
     freed_s: float | None = None
-    """After a gateway was killed: until the workers had given up its slots."""
-    violation: str | None = None
+    """After a gateway was killed: until the workers had given up its slots; None when they could not be asked."""
+    drafting_s: float | None = None
+    """After a strike at a draft was over: until it was asked for proposals again."""
+    violations: list[str] = field(default_factory=list)
 
     def begins(self, part: str, gateway: int | None = None) -> None:
         self.part, self.gateway, self.began_s = part, gateway, time.monotonic()
@@ -49,10 +64,11 @@ class Chaos:
     """Strikes the system; `strikes` says what happened."""
 
     system: System
-    gateways: Gateways
+    outages: Outages
     load: Load
+    watcher: Watcher
     strikes: list[Strike] = field(default_factory=list)
-    _struck: set[str] = field(default_factory=set)
+    _taken: set[str] = field(default_factory=set)
 
     async def run(self, plan: Sequence[Planned]) -> None:
         """All of the plan, each at its time, those that take longer side by side."""
@@ -67,32 +83,56 @@ class Chaos:
 
     async def _strike(self, strike: Strike) -> None:
         planned = strike.planned
-        await FAULTS[planned.fault](self, strike, random.Random(planned.dice))
+        try:
+            await FAULTS[planned.fault](self, strike, random.Random(planned.dice))
+        except Exception as error:  # a part that does not come back, above all
+            strike.violations.append(f"{strike.part}: {planned.fault}: {type(error).__name__}: {error}")
         strike.over_s = time.monotonic()
         print(
             f"{strike.part}: {planned.fault}, over after {strike.over_s - (strike.began_s or 0):.1f} s; "
             f"{self.load.num_running} streams",
             flush=True,
         )
+        ends = strike.part.split(" to ")
+        if ends[-1].startswith("draft "):
+            gateways = range(len(self.system.pools.gateways)) if len(ends) == 1 else [int(ends[0].split()[1])]
+            strike.drafting_s = await self.watcher.until_drafting(int(ends[-1].split()[1]), gateways)
 
     @asynccontextmanager
-    async def _one_of(self, dice: random.Random, parts: Sequence[str]) -> AsyncIterator[str]:
-        """A part that nothing strikes now, for the time of the block."""
+    async def _one_of(
+        self, strike: Strike, dice: random.Random, parts: Sequence[str], *, unseen: bool = False
+    ) -> AsyncIterator[str]:
+        """A part that nothing strikes now, for the time of the block. `unseen`: users must see nothing of it."""
+        asked_s = time.monotonic()
         order = dice.sample(parts, len(parts))
-        while not (free := [part for part in order if part not in self._struck]):  # noqa: ASYNC110  # rare
+        while not (free := [part for part in order if part not in self._taken]):  # noqa: ASYNC110  # rare
             await asyncio.sleep(0.1)
-        self._struck.add(free[0])
-        self._note_targetless()
+        part = free[0]
+        strike.part, strike.waited_s = part, time.monotonic() - asked_s
+        self._taken.add(part)
+        if not unseen:
+            self.outages.begin(part, time.monotonic())
         try:
-            yield free[0]
+            yield part
         finally:
-            self._struck.discard(free[0])
-            self._note_targetless()
+            self._taken.discard(part)
+            if not unseen:
+                self.outages.end(part, time.monotonic())
 
-    def _note_targetless(self) -> None:
-        for index, gateway in enumerate(self.gateways):
-            paths = ({name, f"gateway {index} to {name}"} for name in self._names("target"))
-            gateway.note(targetless=all(path & self._struck for path in paths))
+    async def _last(self, strike: Strike, noticing: Coroutine[None, None, float | None]) -> None:
+        """The strike lasts as long as planned; whoever must notice it is watched meanwhile."""
+        over_s = time.monotonic() + strike.planned.seconds
+        watching = asyncio.create_task(noticing)
+        await asyncio.wait({watching}, timeout=strike.planned.seconds)
+        if watching.done():
+            try:
+                strike.noticed_s = watching.result()
+            except TimeoutError as error:
+                strike.violations.append(f"{strike.part}: {strike.planned.fault}: {error}")
+        else:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        await asyncio.sleep(max(0.0, over_s - time.monotonic()))
 
     def _members(self, role: str) -> list[Process]:
         pools = self.system.pools
@@ -109,7 +149,7 @@ class Chaos:
 
     async def kill(self, strike: Strike, dice: random.Random, role: str) -> None:
         """SIGKILL, and a new life with a new epoch at the same port some seconds later."""
-        async with self._one_of(dice, self._names(role)) as part:
+        async with self._one_of(strike, dice, self._names(role)) as part:
             old = self._member(part)
             strike.begins(part)
             await asyncio.to_thread(old.kill)
@@ -118,26 +158,27 @@ class Chaos:
 
     async def drain(self, strike: Strike, dice: random.Random, role: str) -> None:
         """SIGTERM: what runs may end there, then it is started anew."""
-        async with self._one_of(dice, self._names(role)) as part:
+        async with self._one_of(strike, dice, self._names(role)) as part:
             old = self._member(part)
             strike.begins(part)
             code = await asyncio.to_thread(old.stop)
             if code != 0:
-                strike.violation = f"{part} left with exit code {code} after SIGTERM"
+                strike.violations.append(f"{part} left with exit code {code} after SIGTERM")
             await self.system.replace(old)
 
     async def hang(self, strike: Strike, dice: random.Random, role: str) -> None:
         """SIGSTOP, and SIGCONT later."""
-        async with self._one_of(dice, self._names(role)) as part:
-            member = self._member(part)
+        async with self._one_of(strike, dice, self._names(role)) as part:
+            member, index = self._member(part), int(part.split()[1])
+            gateways = await self.watcher.connected_to(role, index, range(len(self._names("gateway"))))
             strike.begins(part)
             member.popen.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(strike.planned.seconds)
+            await self._last(strike, self.watcher.until_lost(role, index, gateways, JUDGED_AFTER_S))
             member.popen.send_signal(signal.SIGCONT)
 
     async def lie(self, strike: Strike, dice: random.Random) -> None:
         """Another process in the draft's place whose every proposal breaks a rule."""
-        async with self._one_of(dice, self._names("draft")) as part:
+        async with self._one_of(strike, dice, self._names("draft")) as part:
             draft = self._member(part)
             honest = draft.module
             await asyncio.to_thread(draft.kill)
@@ -149,55 +190,43 @@ class Chaos:
 
     async def kill_gateway(self, strike: Strike, dice: random.Random) -> None:
         """Its clients see an error and ask the other one; the workers free its slots."""
-        async with self._one_of(dice, self._names("gateway")) as part:
-            index = int(part.split()[1])
+        async with self._one_of(strike, dice, self._names("gateway")) as part:
             old = self._member(part)
-            strike.begins(part, gateway=index)
-            self.gateways[index].note(down=True)
+            strike.begins(part, gateway=int(part.split()[1]))
             await asyncio.to_thread(old.kill)
-            await self._watch_slots(strike)
+            try:
+                strike.freed_s = await self.watcher.until_freed(FREED_WITHIN_S)
+            except TimeoutError as error:
+                strike.violations.append(f"{part}: gateway killed: {error}")
             await self.system.replace(old)
-            self.gateways[index].note(down=False)
 
     async def hang_gateway(self, strike: Strike, dice: random.Random) -> None:
         """Its clients may see an error; what they have not given up goes on afterwards."""
-        async with self._one_of(dice, self._names("gateway")) as part:
-            index = int(part.split()[1])
+        async with self._one_of(strike, dice, self._names("gateway")) as part:
             process = self._member(part).popen
-            strike.begins(part, gateway=index)
-            self.gateways[index].note(down=True)
+            strike.begins(part, gateway=int(part.split()[1]))
             process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(strike.planned.seconds)
+            await self._last(strike, self.watcher.until_freed(JUDGED_AFTER_S))
             process.send_signal(signal.SIGCONT)
-            self.gateways[index].note(down=False)
 
-    async def _watch_slots(self, strike: Strike) -> None:
-        """How long the targets hold more slots than the gateways that live have answers running."""
-        began_s = time.monotonic()
-        strike.freed_s = 0.0
-        while (now_s := time.monotonic()) - began_s < FREED_WITHIN_S:
-            held, running = await asyncio.to_thread(self._slots_and_answers)
-            if held is not None and held > running:
-                strike.freed_s = time.monotonic() - began_s
-            elif held is not None and now_s - began_s > strike.freed_s + 3.0:
-                return
-            await asyncio.sleep(0.2)
-        if strike.freed_s > FREED_WITHIN_S - 3.0:
-            strike.violation = f"{held} slots are held {FREED_WITHIN_S:g} s later by {running} answers"
-
-    def _slots_and_answers(self) -> tuple[int | None, int]:
-        """None while a target cannot be asked: another strike has it."""
-        if any(part.startswith("target") for part in self._struck):
-            return None, 0
-        held = sum(self.system.info("target", index).num_slots_in_use for index in range(len(self._members("target"))))
-        urls = [self.gateways[index].http for index in self.gateways.up]
-        return held, int(sum(read_metrics(f"{url}/metrics")["outrider_running"] for url in urls))
+    async def fill_disk(self, strike: Strike, dice: random.Random) -> None:
+        """No file of a part takes another byte. Workers lose their connections, of which they would log."""
+        role = dice.choice([role for role in ("target", "draft", "gateway") if self._names(role)])
+        async with self._one_of(strike, dice, self._names(role), unseen=role == "gateway") as part:
+            member = self._member(part)
+            strike.begins(part, gateway=int(part.split()[1]) if role == "gateway" else None)
+            size = _full_files(member, True)
+            for link in self.system.into(part):
+                link.reset()
+            await asyncio.sleep(strike.planned.seconds)
+            if _full_files(member, False) != size:
+                strike.violations.append(f"{part}: its log grew on the full disk: there was none")
 
     # the network
 
     async def slow(self, strike: Strike, dice: random.Random) -> None:
         """A draft far away from everybody."""
-        async with self._one_of(dice, self._names("draft")) as part:
+        async with self._one_of(strike, dice, self._names("draft")) as part:
             strike.begins(part)
             links = self.system.into(part)
             for link in links:
@@ -207,10 +236,14 @@ class Chaos:
                 link.delay_s = 0.0
 
     async def cut(self, strike: Strike, dice: random.Random, one: str, other: str) -> None:
-        """Nothing passes between the two, and nobody is told."""
+        """Nothing passes between the two, and nobody is told. Drafts and targets alone say nothing of it."""
         async with self._link(strike, dice, one, other) as link:
+            index = int(strike.part.rpartition(" ")[2])
+            gateways = await self.watcher.connected_to(
+                other, index, [strike.gateway] if strike.gateway is not None else []
+            )
             link.cut()
-            await asyncio.sleep(strike.planned.seconds)
+            await self._last(strike, self.watcher.until_lost(other, index, gateways, JUDGED_AFTER_S))
             link.heal()
 
     async def reset(self, strike: Strike, dice: random.Random, one: str, other: str) -> None:
@@ -223,10 +256,17 @@ class Chaos:
     @asynccontextmanager
     async def _link(self, strike: Strike, dice: random.Random, one: str, other: str) -> AsyncIterator[TcpRelay]:
         names = {" to ".join(ends): ends for ends in self.system.between(one, other)}
-        async with self._one_of(dice, list(names)) as part:
+        async with self._one_of(strike, dice, list(names)) as part:
             ends = names[part]
             strike.begins(part, gateway=int(ends[0].split()[1]) if one == "gateway" else None)
             yield self.system.links[ends]
+
+
+def _full_files(member: Process, full: bool) -> int:
+    """Whether its files take another byte from now on. Returns the size of its log."""
+    _, most = resource.prlimit(member.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(member.pid, resource.RLIMIT_FSIZE, (0 if full else most, most))
+    return (member.stderr_path or Path("/dev/null")).stat().st_size
 
 
 OF_SEVERAL_GATEWAYS = ("gateway killed", "gateway hung")
@@ -243,6 +283,7 @@ FAULTS: dict[str, Blow] = {
     "target drained": lambda chaos, *how: chaos.drain(*how, "target"),
     "gateway killed": Chaos.kill_gateway,
     "gateway hung": Chaos.hang_gateway,
+    "log disk full": Chaos.fill_disk,
     "gateway and target cut": lambda chaos, *how: chaos.cut(*how, "gateway", "target"),
     "gateway and draft cut": lambda chaos, *how: chaos.cut(*how, "gateway", "draft"),
     "draft and target cut": lambda chaos, *how: chaos.cut(*how, "drafts", "target"),

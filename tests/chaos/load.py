@@ -1,7 +1,7 @@
 """The streams: who asks, how, and whether what came is the right answer. Each stream ends whole, whatever happens.
 
-A stream whose gateway was killed asks again, as a user would, and so does one that was refused while its gateway had no
-target at all. Every other error is a violation.
+A stream whose error is excused (`excuses.py`) asks again, as a user would; its answer is compared from its first token.
+Every other error is a violation.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from outrider.client import AsyncClient, FinishReason, OutriderError, RetryPolicy
+from outrider.client import AsyncClient, DeadlineExceeded, FinishReason, OutriderError, RetryPolicy, Unavailable
+from tests.chaos.excuses import Attempt, Failure, Outages
 from tests.chaos.questions import Asked
 
 KINDS = ("grpc", "grpc", "grpc", "grpc", "openai", "openai", "openai whole", "sampled", "slow reader", "leaves")
 """A stream's kind is drawn from these."""
-STREAM_TIMEOUT_S = 240.0
+REQUEST_TIMEOUT_S = 240.0
+"""After which the gateways end a request with a clear error."""
+STREAM_TIMEOUT_S = REQUEST_TIMEOUT_S + 30.0
+"""Who has heard nothing of an end by then never will."""
+PROGRESS_S = 30.0
+"""A stream that had a token so shortly before its request's time was up is slow, not stuck."""
 RETRY_S = 0.2
-RECOVERED_WITHIN_S = 8.0
-"""After a gateway, or all of its targets, were struck: a hang is noticed within 6 s, and a link made anew in 2."""
 SLOW_READS, SLOW_READ_S = 30, 0.3
 """A slow reader pauses this many times, so long."""
 
@@ -41,16 +45,17 @@ class Stream:
     arrivals_s: list[float] = field(default_factory=list)
     """Of messages with tokens."""
     ended_s: float | None = None
-    attempts: list[tuple[float, int]] = field(default_factory=list)
-    """When it asked which gateway."""
+    attempts: list[Attempt] = field(default_factory=list)
     violation: str | None = None
+    out_of_time: bool = False
+    """It ended with its gateway's timeout, its tokens coming to the last."""
 
     @property
     def num_retries(self) -> int:
         return max(0, len(self.attempts) - 1)
 
     def gateway_at(self, moment_s: float) -> int | None:
-        return next((gateway for asked_s, gateway in reversed(self.attempts) if asked_s <= moment_s), None)
+        return next((each.gateway for each in reversed(self.attempts) if each.asked_s <= moment_s), None)
 
     def running_at(self, moment_s: float) -> bool:
         return self.started_s <= moment_s and (self.ended_s is None or self.ended_s > moment_s)
@@ -60,44 +65,24 @@ class Stream:
         return next((arrival_s - moment_s for arrival_s in self.arrivals_s if arrival_s > moment_s), None)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Gateway:
-    """How to reach it, and since when it cannot serve. Monotonic times."""
+    """How to reach it."""
 
     grpc: str
     http: str
-    down: bool = False
-    targetless: bool = False
-    """Every target is being struck, or its link to this gateway."""
-    _until_s: float = float("-inf")
-
-    def note(self, *, down: bool | None = None, targetless: bool | None = None) -> None:
-        """What changed. An error is excused until RECOVERED_WITHIN_S after it is well again."""
-        if self.down or self.targetless or down or targetless:
-            self._until_s = time.monotonic() + RECOVERED_WITHIN_S
-        self.down = self.down if down is None else down
-        self.targetless = self.targetless if targetless is None else targetless
-
-    @property
-    def excused(self) -> bool:
-        """Whether an error that comes now is to be expected."""
-        return self.down or self.targetless or time.monotonic() < self._until_s
-
-
-class Gateways(list[Gateway]):
-    @property
-    def up(self) -> list[int]:
-        return [index for index, gateway in enumerate(self) if not gateway.down]
 
 
 class Load:
     """Keeps `level` streams running until it is told to stop."""
 
-    def __init__(self, gateways: Gateways, asked: Sequence[Asked], seed: int, level: int) -> None:
+    def __init__(
+        self, gateways: Sequence[Gateway], outages: Outages, asked: Sequence[Asked], seed: int, level: int
+    ) -> None:
         self.level = level
         self.streams: list[Stream] = []
         self.num_ended: Counter[str] = Counter()
-        self._gateways = gateways
+        self._outages = outages
         self._asked = asked
         self._seed = seed
         self._stopping = False
@@ -142,7 +127,9 @@ class Load:
     def _start(self) -> None:
         number = len(self.streams)
         dice = random.Random(f"{self._seed}/stream {number}")
-        stream = Stream(number, dice.choice(KINDS), dice.choice(self._asked), dice.choice(self._gateways.up or [0]))
+        stream = Stream(
+            number, dice.choice(KINDS), dice.choice(self._asked), dice.choice(self._outages.gateways_up or [0])
+        )
         self.streams.append(stream)
         task = asyncio.create_task(self._live(stream, dice))
         self._tasks.add(task)
@@ -150,12 +137,14 @@ class Load:
 
     async def _live(self, stream: Stream, dice: random.Random) -> None:
         try:
-            while not await asyncio.wait_for(self._attempt(stream, dice), STREAM_TIMEOUT_S):
+            while not await asyncio.wait_for(self._attempt(stream, dice), STREAM_TIMEOUT_S + 10.0):
                 await asyncio.sleep(RETRY_S)
-                up = self._gateways.up
+                up = self._outages.gateways_up
                 stream.gateway = dice.choice(up) if up else stream.gateway
         except TimeoutError:
-            stream.violation = stream.violation or f"did not end within {STREAM_TIMEOUT_S:g} s of its last asking"
+            stream.violation = (
+                stream.violation or f"heard of no end within {STREAM_TIMEOUT_S + 10.0:g} s of its last asking"
+            )
         except Exception as error:  # a broken harness must not look like a stream that ended
             stream.violation = f"{type(error).__name__}: {error}"
         stream.ended_s = time.monotonic()
@@ -167,15 +156,29 @@ class Load:
             "openai": self._openai,
             "openai whole": self._openai_whole,
         }.get(stream.kind, self._grpc)
-        gateway = stream.gateway
-        stream.attempts.append((time.monotonic(), gateway))
+        attempt = Attempt(time.monotonic(), stream.gateway)
+        stream.attempts.append(attempt)
         try:
             async for _ in ask(stream, dice):
                 stream.arrivals_s.append(time.monotonic())
-        except (OutriderError, httpx.TransportError, GatewayStopped) as error:
-            if self._gateways[gateway].excused:
-                return False
-            stream.violation = f"{type(error).__name__} from gateway {gateway}: {error}"
+                attempt.num_messages += 1
+        except (OutriderError, httpx.TransportError, ErrorReply) as error:
+            return self._judge(stream, attempt, error)
+        return True
+
+    def _judge(self, stream: Stream, attempt: Attempt, error: Exception) -> bool:
+        """False when it may ask again."""
+        now_s, failure = time.monotonic(), failure_of(error)
+        if self._outages.excuse(attempt, failure, now_s) is not None:
+            return False
+        lively = attempt.num_messages > 0 and now_s - stream.arrivals_s[-1] < PROGRESS_S
+        if failure is Failure.TIMED_OUT and now_s - attempt.asked_s < STREAM_TIMEOUT_S and lively:
+            stream.out_of_time = True
+        else:
+            stream.violation = (
+                f"{type(error).__name__} from gateway {attempt.gateway} after {now_s - attempt.asked_s:.1f} s and "
+                f"{attempt.num_messages} messages: {error}"
+            )
         return True
 
     async def _grpc(self, stream: Stream, dice: random.Random) -> AsyncIterator[None]:
@@ -199,9 +202,9 @@ class Load:
                     return
                 if each.tokens:
                     yield
-                if leave_after is not None and len(stream.arrivals_s) >= leave_after:
+                if leave_after is not None and stream.attempts[-1].num_messages >= leave_after:
                     return
-                if stream.kind == "slow reader" and len(stream.arrivals_s) <= SLOW_READS:
+                if stream.kind == "slow reader" and stream.attempts[-1].num_messages <= SLOW_READS:
                     await asyncio.sleep(SLOW_READ_S)
         if len(ids) != max_tokens or last is None or last.finish_reason is not FinishReason.LENGTH:
             stream.violation = f"ended after {len(ids)} of {max_tokens} tokens: {last and last.finish_reason}"
@@ -212,13 +215,13 @@ class Load:
             "POST", "/v1/completions", json=_body(stream) | {"stream": True}
         ) as reply:
             if reply.status_code != 200:
-                raise GatewayStopped(f"{reply.status_code}: {(await reply.aread()).decode()}")
+                raise ErrorReply(reply.status_code, (await reply.aread()).decode())
             async for line in reply.aiter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
                 data = json.loads(line.removeprefix("data: "))
                 if "error" in data:
-                    raise GatewayStopped(str(data["error"]))
+                    raise ErrorReply(_status(data["error"]), str(data["error"]))
                 choice = data["choices"][0]
                 text += choice["text"]
                 reason = choice["finish_reason"] or reason
@@ -231,7 +234,7 @@ class Load:
     async def _openai_whole(self, stream: Stream, dice: random.Random) -> AsyncIterator[None]:
         reply = await self._http[stream.gateway].post("/v1/completions", json=_body(stream))
         if reply.status_code != 200:
-            raise GatewayStopped(f"{reply.status_code}: {reply.text}")
+            raise ErrorReply(reply.status_code, reply.text)
         choice = reply.json()["choices"][0]
         self._check_text(stream, choice["text"], choice["finish_reason"])
         yield
@@ -242,8 +245,26 @@ class Load:
             stream.violation = f"ended with {reason} after {len(text)} of {right} characters, {same} of them right"
 
 
-class GatewayStopped(Exception):
-    """An answer that is no answer; expected of a gateway that was killed, a violation of any other."""
+class ErrorReply(Exception):
+    """Over HTTP, with its status; None for one that came in a stream that had begun and is not a timeout."""
+
+    def __init__(self, status: int | None, text: str) -> None:
+        super().__init__(f"{status}: {text}")
+        self.status = status
+
+
+def failure_of(error: Exception) -> Failure:
+    status = error.status if isinstance(error, ErrorReply) else None
+    if isinstance(error, DeadlineExceeded | httpx.TimeoutException) or status == 504:
+        return Failure.TIMED_OUT
+    if isinstance(error, Unavailable | httpx.TransportError) or status == 503:
+        return Failure.UNAVAILABLE
+    return Failure.OTHER
+
+
+def _status(error: dict[str, object]) -> int | None:
+    """Of an error inside a stream."""
+    return 504 if error["type"] == "timeout_error" else None
 
 
 def _body(stream: Stream) -> dict[str, object]:

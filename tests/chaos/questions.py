@@ -12,7 +12,6 @@ from pathlib import Path
 from outrider.client import AsyncClient
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
-NUM_QUESTIONS = 64
 CONCURRENCY = 16
 LONGEST_PROMPT, SHORTEST_PROMPT = 1200, 60
 """Characters."""
@@ -40,7 +39,7 @@ class Asked:
     answer: Answer
 
 
-def questions(seed: int) -> list[Question]:
+def questions(seed: int, count: int) -> list[Question]:
     """Of mixed lengths, each prompt a development prompt's end."""
     dice = random.Random(f"{seed}/questions")
     prompts = [str(json.loads(line)["prompt"]) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
@@ -49,7 +48,7 @@ def questions(seed: int) -> list[Question]:
             prompts[index % len(prompts)][-dice.randint(SHORTEST_PROMPT, LONGEST_PROMPT) :],
             dice.randint(SHORTEST_ANSWER, LONGEST_ANSWER),
         )
-        for index in range(NUM_QUESTIONS)
+        for index in range(count)
     ]
 
 

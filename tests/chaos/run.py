@@ -9,13 +9,15 @@ import time
 from pathlib import Path
 
 from benchmarks.common import RESULTS, Report
-from tests.chaos.checks import leaks, open_streams
+from tests.chaos.checks import leaks, not_recovered, open_streams
+from tests.chaos.excuses import Outages
 from tests.chaos.faults import Chaos, possible
-from tests.chaos.load import STREAM_TIMEOUT_S, Gateway, Gateways, Load
+from tests.chaos.load import REQUEST_TIMEOUT_S, STREAM_TIMEOUT_S, Gateway, Load
 from tests.chaos.plan import PAUSE_BEFORE_S, make_plan
 from tests.chaos.questions import answered, questions
-from tests.chaos.results import add_recovery, add_streams, add_verdict, quiet_waits
+from tests.chaos.results import add_recovery, add_streams, add_strikes, add_verdict, quiet_waits
 from tests.chaos.system import running_system
+from tests.chaos.watching import Watcher
 
 WARM_UP_S = 5.0
 """Of the quiet time, not measured."""
@@ -29,15 +31,16 @@ async def run(options: argparse.Namespace, report: Report, folder: Path) -> list
         faults, seed=options.seed, minutes=options.minutes, every_s=options.every, fewest=fewest, most=most
     )
     async with running_system(
-        options.targets, options.drafts, options.gateways, options.kv_cache_tokens, folder
+        options.targets, options.drafts, options.gateways, options.kv_cache_tokens, REQUEST_TIMEOUT_S, folder
     ) as system:
         pools = system.pools
         numbers = range(options.gateways)
-        gateways = Gateways(Gateway(pools.grpc(index), pools.http(index)) for index in numbers)
-        asked = await answered(gateways[0].grpc, questions(options.seed))
+        gateways = [Gateway(pools.grpc(index), pools.http(index)) for index in numbers]
+        asked = await answered(gateways[0].grpc, questions(options.seed, options.questions))
         print(f"{len(asked)} questions have their answers; {len(plan)} faults follow", flush=True)
-        load = Load(gateways, asked, options.seed, fewest)
-        chaos = Chaos(system, gateways, load)
+        outages = Outages(options.gateways, options.targets)
+        load, watcher = Load(gateways, outages, asked, options.seed, fewest), Watcher(system, outages)
+        chaos = Chaos(system, outages, load, watcher)
         began_s = time.monotonic()
         streaming = asyncio.create_task(load.run())
         try:
@@ -49,10 +52,13 @@ async def run(options: argparse.Namespace, report: Report, folder: Path) -> list
             streaming.cancel()
             await load.close()
         quiet = quiet_waits(load.streams, began_s + WARM_UP_S, began_s + PAUSE_BEFORE_S - 1.0)
-        violations = [*load.violations, *(strike.violation for strike in chaos.strikes if strike.violation)]
+        violations = [*load.violations, *(each for strike in chaos.strikes for each in strike.violations)]
+        violations += await not_recovered(system, watcher, asked)
+        await watcher.close()
         violations += await asyncio.to_thread(leaks, system)
         violations += await asyncio.to_thread(open_streams, system)
     add_recovery(report, load, chaos.strikes, quiet)
+    add_strikes(report, chaos.strikes)
     add_streams(report, load)
     add_verdict(report, violations, chaos.strikes)
     return violations
@@ -64,6 +70,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 64], help="fewest and most at once")
     parser.add_argument("--every", type=float, default=10.0, help="seconds between faults, about")
     parser.add_argument("--seed", type=int, default=1, help="the same seed: the same streams and faults")
+    parser.add_argument("--questions", type=int, default=64, help="different ones")
     parser.add_argument("--faults", nargs="+", choices=possible(1, 2), help="these alone", metavar="FAULT")
     parser.add_argument("--targets", type=int, default=2)
     parser.add_argument("--drafts", type=int, default=2)
@@ -77,8 +84,8 @@ def main() -> int:
         f"{options.targets} targets, {options.drafts} drafts and {options.gateways} gateways as processes of one "
         f"machine, the demo pair with --batch-invariant and a KV cache of {options.kv_cache_tokens} tokens a worker; "
         f"{options.streams[0]} to {options.streams[-1]} streams at once, a fault about every {options.every:g} s, "
-        f"seed {options.seed}. A killed process is started again up to 5 s later; a hang, a cut, a slow or lying "
-        "draft lasts 1 to 12 s. Right answers: those of the same system, plain, before the first fault."
+        f"seed {options.seed}. A killed process is started again up to 5 s later; a hang, a cut, a full disk, a slow "
+        "or lying draft lasts 1 to 12 s. Right answers: those of the same system, plain, before the first fault."
     )
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.logs or Path(temporary)

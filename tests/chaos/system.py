@@ -66,7 +66,7 @@ class System:
 
 @contextlib.asynccontextmanager
 async def running_system(
-    num_targets: int, num_drafts: int, num_gateways: int, kv_cache_tokens: int, folder: Path
+    num_targets: int, num_drafts: int, num_gateways: int, kv_cache_tokens: int, request_timeout_s: float, folder: Path
 ) -> AsyncIterator[System]:
     pools = Pools([], [], [])
     cores = sorted(os.sched_getaffinity(0))
@@ -98,6 +98,7 @@ async def running_system(
                 me = f"gateway {number}"
                 targets = [await link(me, f"target {i}", target) for i, target in enumerate(pools.targets)]
                 args = ["--target", ",".join(targets), "--port", "0", "--grpc-port", "0"]
+                args += ["--request-timeout-s", f"{request_timeout_s:g}"]
                 if pools.drafts:
                     drafts = [await link(me, f"draft {i}", draft) for i, draft in enumerate(pools.drafts)]
                     args += ["--draft", ",".join(drafts), "--target-for-draft", ",".join(to_targets)]
