@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.core_seats import is_limited, take_cores
+from deploy.placement import Placement
 from outrider.cli.cores import format_cores
 from outrider.wire.address import join_host_port
 from outrider.wire.config import DraftConfig, TargetConfig
@@ -32,10 +33,8 @@ class Spec:
     role: str
     settings: dict[str, Any]
     """Fields of TargetConfig or DraftConfig; without `host` it listens on its machine's own address."""
-    num_cores: int | None
-    """Cores to pin itself to; None = not, or to those in its settings."""
-    visible_devices: str | None
-    """CUDA_VISIBLE_DEVICES to set; None = as Ray sets it."""
+    placement: Placement
+    """Also what Ray reserved for it, and where: a worker that was placed otherwise is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,8 @@ class WorkerActor:
 
     def __init__(self, spec: Spec) -> None:
         """Nothing here may import torch before the worker pins."""
-        if spec.visible_devices is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = spec.visible_devices
+        if spec.placement.visible_devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = spec.placement.visible_devices
         self._spec = spec
         try:
             node = _node_address()
@@ -127,7 +126,7 @@ def _settings_here(spec: Spec, node: str) -> dict[str, Any]:
     """What depends on the machine it runs on, which another life may not."""
     settings = {"host": node, **spec.settings}
     if settings.get("cpu_cores") is None:
-        settings["cpu_cores"] = _cores_here(spec.num_cores)
+        settings["cpu_cores"] = _cores_here(spec.placement.num_cores)
     return settings
 
 

@@ -69,6 +69,19 @@ class Worker:
         except Exception as error:
             return _lost(error)
 
+    def num_restarts(self) -> int:
+        """Lives that Ray has started after the first. What `ask` asks waits for the one that loads, however many end.
+
+        0 where Ray cannot say: its public API does through the dashboard alone.
+        """
+        try:
+            from ray._private.state import actors
+
+            return int(actors(self._actor._actor_id.hex())["NumRestarts"])
+        except Exception:
+            log.debug("Ray does not say how often the actor was restarted", exc_info=True)
+            return 0
+
     def restart(self) -> None:
         """End its process, so that Ray starts another: also one that hangs."""
         with contextlib.suppress(Exception):
@@ -178,7 +191,7 @@ class RayWorkers:
         settings["device"] = placement.device
         if self._local:
             settings.setdefault("host", "127.0.0.1")
-        return Spec(member, pool.name, pool.role, settings, placement.num_cores, placement.visible_devices)
+        return Spec(member, pool.name, pool.role, settings, placement)
 
 
 def _spec_of(actor: Any) -> Spec | None:

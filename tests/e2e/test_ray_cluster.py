@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.process_tree import Tree, tree
+from tests.e2e.process_tree import Command, Tree, tree
 from tests.e2e.test_ray import launched, settings
 from tests.e2e.test_up import http_of, up
 
 ACTOR = "ray::WorkerActor"
 STORE_BYTES = 80 << 20
+HEAD_LABELS = {"outrider/node": "head"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,12 @@ def cluster(processes: Tree) -> Iterator[Any]:
         from ray.cluster_utils import Cluster
 
         num_cpus = len(os.sched_getaffinity(0))
-        head = {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        head = {
+            "num_cpus": num_cpus,
+            "include_dashboard": False,
+            "object_store_memory": STORE_BYTES,
+            "labels": HEAD_LABELS,
+        }
         made = Cluster(initialize_head=True, head_node_args=head)
         yield made
         made.shutdown()
@@ -58,40 +64,35 @@ def test_two_quick_ctrl_c_leave_no_actor_on_a_cluster_that_goes_on(cluster: Any,
         command.end()
 
 
-@pytest.mark.slow
+def pids(command: Command) -> dict[str, int]:
+    """By member, once all serve."""
+    return {member["name"]: member["pid"] for member in command.ready()["members"]}
+
+
+def killed(command: Command) -> None:
+    command.signal(signal.SIGKILL)
+    command.wait()
+
+
 @pytest.mark.timeout(240)
-def test_workers_wait_for_machines_with_their_labels_and_the_next_launcher_takes_them_over(
-    cluster: Any, processes: Tree
-) -> None:
-    """The next one of the same name, after this one was killed."""
-    labels = {"outrider/role": "draft"}
-    line = settings(draft={"labels": labels}, ray={"address": cluster.address, "name": "prod"})
-    added: list[Any] = []
-    try:
-        with launched(line) as first:
-            waiting = first.wait_for('"waiting"')
-            assert "1 x draft: 0 GPU, 1 CPU with outrider/role=draft" in waiting
-            added.append(cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, labels=labels))
-            before = {member["name"]: member["pid"] for member in first.ready()["members"]}
-            first.signal(signal.SIGKILL)
-            first.wait()
-        with launched(line) as second:
-            after = {member["name"]: member["pid"] for member in second.ready()["members"]}
-            assert after == before  # no model was loaded again
-            second.signal(signal.SIGKILL)
-            second.wait()
-        # Other settings: what does not fit them is ended, what does goes on.
-        other = settings(draft={"labels": labels, "max_slots": 3}, ray={"address": cluster.address, "name": "prod"})
-        with launched(other) as third:
-            changed = {member["name"]: member["pid"] for member in third.ready()["members"]}
-            assert changed["target-0"] == before["target-0"]
-            assert changed["draft-0"] != before["draft-0"]
-            third.signal(signal.SIGTERM)
-            assert third.wait() == 0
-        assert processes.pids_of(ACTOR) == []
-    finally:
-        for node in added:
-            cluster.remove_node(node)
+def test_the_next_launcher_of_a_name_takes_over_what_it_would_start_itself(cluster: Any, processes: Tree) -> None:
+    """The one before was killed each time."""
+    ray = {"address": cluster.address, "name": "prod"}
+    line = settings(draft={"labels": HEAD_LABELS}, ray=ray)
+    with launched(line) as first:
+        before = pids(first)
+        killed(first)
+    with launched(line) as second:
+        assert pids(second) == before  # no model was loaded again
+        killed(second)
+    elsewhere = {name: f"in({value},other)" for name, value in HEAD_LABELS.items()}
+    with launched(settings(draft={"labels": elsewhere}, ray=ray)) as third:
+        changed = pids(third)
+        assert changed["target-0"] == before["target-0"]
+        assert changed["draft-0"] != before["draft-0"]
+        third.signal(signal.SIGTERM)
+        assert third.wait() == 0
+    assert processes.pids_of(ACTOR) == []
 
 
 def test_without_a_name_workers_end_with_a_launcher_that_is_killed(cluster: Any, processes: Tree) -> None:
@@ -104,3 +105,25 @@ def test_without_a_name_workers_end_with_a_launcher_that_is_killed(cluster: Any,
     while processes.pids_of(ACTOR):
         assert time.monotonic() < give_up
         time.sleep(0.1)
+
+
+@pytest.mark.timeout(240)
+def test_workers_wait_for_a_machine_with_their_labels(cluster: Any, processes: Tree) -> None:
+    """Last of these: for a while the head takes a machine for alive that has gone.
+
+    Without labels the target could take the only room that the draft may have.
+    """
+    there = {"outrider/node": "added"}
+    line = settings(
+        target={"labels": HEAD_LABELS}, draft={"labels": there, "num_cpus": 1}, ray={"address": cluster.address}
+    )
+    with launched(line) as command:
+        assert "1 x draft: 0 GPU, 1 CPU with outrider/node=added" in command.wait_for('"waiting"')
+        added = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, labels=there)
+        try:
+            assert set(pids(command)) == {"target-0", "draft-0"}
+            command.signal(signal.SIGTERM)
+            assert command.wait() == 0
+        finally:
+            cluster.remove_node(added, allow_graceful=False)
+    assert processes.pids_of(ACTOR) == []
