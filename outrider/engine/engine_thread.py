@@ -116,6 +116,7 @@ class EngineThread:
     def _loop(self) -> None:
         faults, worked = 0, False
         while not self._stopping:
+            self.times.begin()
             self._drain(block=not worked)
             self._flush()  # what needed no step does not wait for one
             if self._failure is not None:
@@ -140,11 +141,15 @@ class EngineThread:
         """Handle every job that is there; with `block`, wait for the first one or for `next_wake`."""
         if block:
             wake = self.worker.next_wake()
+            self.times.rest()
             try:
                 timeout = None if wake is None else max(0.0, wake - time.monotonic())
-                self._handle(self._inbox.get(timeout=timeout))
+                job = self._inbox.get(timeout=timeout)
             except queue.Empty:
                 return
+            finally:
+                self.times.begin()
+            self._handle(job)
         while not self._inbox.empty():
             self._handle(self._inbox.get())
 

@@ -71,6 +71,7 @@ class Loaded:
             num_steps=self.times.num_steps,
             busy_us=int(self.times.busy_s * 1e6),
             longest_step_us=int(self.times.longest_s * 1e6),
+            current_step_us=int(self.times.current_s * 1e6),
             draining=self.draining(),
             version=__version__,
             num_parameters=facts.num_parameters,

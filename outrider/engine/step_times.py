@@ -21,6 +21,15 @@ class StepTimes:
         self._longest_s = 0.0
         self._longest_before_s = 0.0
         self._since_s = clock()
+        self._began_s: float | None = None
+
+    def begin(self) -> None:
+        """The engine turns to its next step, or to a job."""
+        self._began_s = self._clock()
+
+    def rest(self) -> None:
+        """It waits for work."""
+        self._began_s = None
 
     def add(self, seconds: float) -> None:
         """A step has ended."""
@@ -36,3 +45,9 @@ class StepTimes:
     def longest_s(self) -> float:
         """Of the last steps; 0 before the first."""
         return max(self._longest_s, self._longest_before_s)
+
+    @property
+    def current_s(self) -> float:
+        """How long it has been at what it does now; 0 while it waits for work."""
+        began_s = self._began_s
+        return 0.0 if began_s is None else self._clock() - began_s

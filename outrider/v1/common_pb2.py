@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/common.proto\x12\x0boutrider.v1\"\x8d\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12>\n\nlogit_bias\x18\x08 \x03(\x0b\x32*.outrider.v1.SamplingParams.LogitBiasEntry\x12-\n\tbad_words\x18\t \x03(\x0b\x32\x1a.outrider.v1.TokenSequence\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x0c\n\x04seed\x18\x0b \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x0c \x01(\r\x12\x12\n\nmax_tokens\x18\r \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12\x12\n\nignore_eos\x18\x0f \x01(\x08\x12\x19\n\x0cnum_logprobs\x18\x10 \x01(\rH\x02\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x0f\n\r_num_logprobs\"\x1c\n\rTokenSequence\x12\x0b\n\x03ids\x18\x01 \x03(\r\"N\n\x06Tensor\x12\'\n\x05\x64type\x18\x01 \x01(\x0e\x32\x18.outrider.v1.TensorDType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xb7\x01\n\x12TokenDistributions\x12\x12\n\nvocab_size\x18\x01 \x01(\r\x12\"\n\x05\x64\x65nse\x18\x02 \x01(\x0b\x32\x13.outrider.v1.Tensor\x12\'\n\nsparse_ids\x18\x03 \x01(\x0b\x32\x13.outrider.v1.Tensor\x12-\n\x10sparse_log_probs\x18\x04 \x01(\x0b\x32\x13.outrider.v1.Tensor\x12\x11\n\trow_sizes\x18\x05 \x03(\r\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x10\n\x0eGetInfoRequest\"\xb8\x05\n\nWorkerInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x15\n\rcontext_limit\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x06\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x11\n\tcpu_cores\x18\t \x03(\r\x12\x1c\n\x0fvisible_devices\x18\n \x01(\tH\x00\x88\x01\x01\x12\x11\n\tnum_slots\x18\x0b \x01(\r\x12\x18\n\x10num_slots_in_use\x18\x0c \x01(\r\x12\x15\n\rnum_kv_blocks\x18\r \x01(\r\x12\x1c\n\x14num_kv_blocks_in_use\x18\x0e \x01(\r\x12\x15\n\rkv_block_size\x18\x0f \x01(\r\x12\x16\n\x0e\x61ttention_path\x18\x10 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x11 \x01(\t\x12\x15\n\reos_token_ids\x18\x12 \x03(\r\x12\x13\n\x0bnum_tickets\x18\x13 \x01(\r\x12\x0f\n\x07version\x18\x14 \x01(\t\x12\x16\n\x0enum_parameters\x18\x15 \x01(\x04\x12\x11\n\tnum_steps\x18\x16 \x01(\x04\x12\x17\n\x0f\x62\x61tch_invariant\x18\x17 \x01(\x08\x12\x14\n\x0cquantization\x18\x18 \x01(\t\x12\x17\n\x0ftensor_parallel\x18\x19 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x1a \x01(\x04\x12\x1c\n\x14num_kv_blocks_cached\x18\x1b \x01(\r\x12\x0f\n\x07\x62usy_us\x18\x1c \x01(\x04\x12\x17\n\x0flongest_step_us\x18\x1d \x01(\x04\x12\x10\n\x08\x64raining\x18\x1e \x01(\x08\x42\x12\n\x10_visible_devices\"\x15\n\x13GetTokenizerRequest\"^\n\x0eTokenizerFiles\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x1d\n\x15tokenizer_config_json\x18\x02 \x01(\x0c\x12\x15\n\rchat_template\x18\x03 \x01(\x0c\"\xca\x01\n\x08OpenSlot\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x15\n\rcommitted_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12+\n\x06params\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x12\n\ndeliver_to\x18\x05 \x01(\t\x12\x14\n\x0ctarget_epoch\x18\x06 \x01(\x06\x12\x12\n\ncache_salt\x18\x07 \x01(\x0c\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"\"\n\tOpenReply\x12\x15\n\rcommitted_len\x18\x01 \x01(\r\"\\\n\x08Truncate\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12+\n\x06reason\x18\x03 \x01(\x0e\x32\x1b.outrider.v1.TruncateReason\"\x19\n\tCloseSlot\x12\x0c\n\x04slot\x18\x01 \x01(\x04\"]\n\x0bWorkerError\x12*\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1c.outrider.v1.WorkerErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tknown_len\x18\x03 \x01(\r*\x86\x01\n\tTokenKind\x12\x1a\n\x16TOKEN_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13TOKEN_KIND_ACCEPTED\x10\x01\x12\x18\n\x14TOKEN_KIND_RECOVERED\x10\x02\x12\x14\n\x10TOKEN_KIND_BONUS\x10\x03\x12\x14\n\x10TOKEN_KIND_PLAIN\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*z\n\rDraftLogprobs\x12\x1e\n\x1a\x44RAFT_LOGPROBS_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44RAFT_LOGPROBS_AUTO\x10\x01\x12\x17\n\x13\x44RAFT_LOGPROBS_FULL\x10\x02\x12\x17\n\x13\x44RAFT_LOGPROBS_TOPK\x10\x03*]\n\x0bTensorDType\x12\x1c\n\x18TENSOR_DTYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14TENSOR_DTYPE_FLOAT32\x10\x01\x12\x16\n\x12TENSOR_DTYPE_INT32\x10\x02*\x85\x01\n\x0eTruncateReason\x12\x1f\n\x1bTRUNCATE_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18TRUNCATE_REASON_REJECTED\x10\x01\x12\x18\n\x14TRUNCATE_REASON_STOP\x10\x02\x12\x1a\n\x16TRUNCATE_REASON_WASTED\x10\x03*\xba\x02\n\x0fWorkerErrorCode\x12!\n\x1dWORKER_ERROR_CODE_UNSPECIFIED\x10\x00\x12\"\n\x1eWORKER_ERROR_CODE_UNKNOWN_SLOT\x10\x01\x12\x1c\n\x18WORKER_ERROR_CODE_BEHIND\x10\x02\x12!\n\x1dWORKER_ERROR_CODE_STALE_EPOCH\x10\x03\x12\x1f\n\x1bWORKER_ERROR_CODE_EXHAUSTED\x10\x04\x12\x1d\n\x19WORKER_ERROR_CODE_INVALID\x10\x05\x12\x1e\n\x1aWORKER_ERROR_CODE_INTERNAL\x10\x06\x12\x1f\n\x1bWORKER_ERROR_CODE_CANCELLED\x10\x07\x12\x1e\n\x1aWORKER_ERROR_CODE_DRAINING\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/common.proto\x12\x0boutrider.v1\"\x8d\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12>\n\nlogit_bias\x18\x08 \x03(\x0b\x32*.outrider.v1.SamplingParams.LogitBiasEntry\x12-\n\tbad_words\x18\t \x03(\x0b\x32\x1a.outrider.v1.TokenSequence\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x0c\n\x04seed\x18\x0b \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x0c \x01(\r\x12\x12\n\nmax_tokens\x18\r \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12\x12\n\nignore_eos\x18\x0f \x01(\x08\x12\x19\n\x0cnum_logprobs\x18\x10 \x01(\rH\x02\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x0f\n\r_num_logprobs\"\x1c\n\rTokenSequence\x12\x0b\n\x03ids\x18\x01 \x03(\r\"N\n\x06Tensor\x12\'\n\x05\x64type\x18\x01 \x01(\x0e\x32\x18.outrider.v1.TensorDType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xb7\x01\n\x12TokenDistributions\x12\x12\n\nvocab_size\x18\x01 \x01(\r\x12\"\n\x05\x64\x65nse\x18\x02 \x01(\x0b\x32\x13.outrider.v1.Tensor\x12\'\n\nsparse_ids\x18\x03 \x01(\x0b\x32\x13.outrider.v1.Tensor\x12-\n\x10sparse_log_probs\x18\x04 \x01(\x0b\x32\x13.outrider.v1.Tensor\x12\x11\n\trow_sizes\x18\x05 \x03(\r\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x10\n\x0eGetInfoRequest\"\xd1\x05\n\nWorkerInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x15\n\rcontext_limit\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x06\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x11\n\tcpu_cores\x18\t \x03(\r\x12\x1c\n\x0fvisible_devices\x18\n \x01(\tH\x00\x88\x01\x01\x12\x11\n\tnum_slots\x18\x0b \x01(\r\x12\x18\n\x10num_slots_in_use\x18\x0c \x01(\r\x12\x15\n\rnum_kv_blocks\x18\r \x01(\r\x12\x1c\n\x14num_kv_blocks_in_use\x18\x0e \x01(\r\x12\x15\n\rkv_block_size\x18\x0f \x01(\r\x12\x16\n\x0e\x61ttention_path\x18\x10 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x11 \x01(\t\x12\x15\n\reos_token_ids\x18\x12 \x03(\r\x12\x13\n\x0bnum_tickets\x18\x13 \x01(\r\x12\x0f\n\x07version\x18\x14 \x01(\t\x12\x16\n\x0enum_parameters\x18\x15 \x01(\x04\x12\x11\n\tnum_steps\x18\x16 \x01(\x04\x12\x17\n\x0f\x62\x61tch_invariant\x18\x17 \x01(\x08\x12\x14\n\x0cquantization\x18\x18 \x01(\t\x12\x17\n\x0ftensor_parallel\x18\x19 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x1a \x01(\x04\x12\x1c\n\x14num_kv_blocks_cached\x18\x1b \x01(\r\x12\x0f\n\x07\x62usy_us\x18\x1c \x01(\x04\x12\x17\n\x0flongest_step_us\x18\x1d \x01(\x04\x12\x10\n\x08\x64raining\x18\x1e \x01(\x08\x12\x17\n\x0f\x63urrent_step_us\x18\x1f \x01(\x04\x42\x12\n\x10_visible_devices\"\x15\n\x13GetTokenizerRequest\"^\n\x0eTokenizerFiles\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x1d\n\x15tokenizer_config_json\x18\x02 \x01(\x0c\x12\x15\n\rchat_template\x18\x03 \x01(\x0c\"\xca\x01\n\x08OpenSlot\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x15\n\rcommitted_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12+\n\x06params\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x12\n\ndeliver_to\x18\x05 \x01(\t\x12\x14\n\x0ctarget_epoch\x18\x06 \x01(\x06\x12\x12\n\ncache_salt\x18\x07 \x01(\x0c\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"\"\n\tOpenReply\x12\x15\n\rcommitted_len\x18\x01 \x01(\r\"\\\n\x08Truncate\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12+\n\x06reason\x18\x03 \x01(\x0e\x32\x1b.outrider.v1.TruncateReason\"\x19\n\tCloseSlot\x12\x0c\n\x04slot\x18\x01 \x01(\x04\"]\n\x0bWorkerError\x12*\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1c.outrider.v1.WorkerErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tknown_len\x18\x03 \x01(\r*\x86\x01\n\tTokenKind\x12\x1a\n\x16TOKEN_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13TOKEN_KIND_ACCEPTED\x10\x01\x12\x18\n\x14TOKEN_KIND_RECOVERED\x10\x02\x12\x14\n\x10TOKEN_KIND_BONUS\x10\x03\x12\x14\n\x10TOKEN_KIND_PLAIN\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*z\n\rDraftLogprobs\x12\x1e\n\x1a\x44RAFT_LOGPROBS_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44RAFT_LOGPROBS_AUTO\x10\x01\x12\x17\n\x13\x44RAFT_LOGPROBS_FULL\x10\x02\x12\x17\n\x13\x44RAFT_LOGPROBS_TOPK\x10\x03*]\n\x0bTensorDType\x12\x1c\n\x18TENSOR_DTYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14TENSOR_DTYPE_FLOAT32\x10\x01\x12\x16\n\x12TENSOR_DTYPE_INT32\x10\x02*\x85\x01\n\x0eTruncateReason\x12\x1f\n\x1bTRUNCATE_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18TRUNCATE_REASON_REJECTED\x10\x01\x12\x18\n\x14TRUNCATE_REASON_STOP\x10\x02\x12\x1a\n\x16TRUNCATE_REASON_WASTED\x10\x03*\xba\x02\n\x0fWorkerErrorCode\x12!\n\x1dWORKER_ERROR_CODE_UNSPECIFIED\x10\x00\x12\"\n\x1eWORKER_ERROR_CODE_UNKNOWN_SLOT\x10\x01\x12\x1c\n\x18WORKER_ERROR_CODE_BEHIND\x10\x02\x12!\n\x1dWORKER_ERROR_CODE_STALE_EPOCH\x10\x03\x12\x1f\n\x1bWORKER_ERROR_CODE_EXHAUSTED\x10\x04\x12\x1d\n\x19WORKER_ERROR_CODE_INVALID\x10\x05\x12\x1e\n\x1aWORKER_ERROR_CODE_INTERNAL\x10\x06\x12\x1f\n\x1bWORKER_ERROR_CODE_CANCELLED\x10\x07\x12\x1e\n\x1aWORKER_ERROR_CODE_DRAINING\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_TOKENKIND']._serialized_start=2232
-  _globals['_TOKENKIND']._serialized_end=2366
-  _globals['_FINISHREASON']._serialized_start=2368
-  _globals['_FINISHREASON']._serialized_end=2463
-  _globals['_DRAFTLOGPROBS']._serialized_start=2465
-  _globals['_DRAFTLOGPROBS']._serialized_end=2587
-  _globals['_TENSORDTYPE']._serialized_start=2589
-  _globals['_TENSORDTYPE']._serialized_end=2682
-  _globals['_TRUNCATEREASON']._serialized_start=2685
-  _globals['_TRUNCATEREASON']._serialized_end=2818
-  _globals['_WORKERERRORCODE']._serialized_start=2821
-  _globals['_WORKERERRORCODE']._serialized_end=3135
+  _globals['_TOKENKIND']._serialized_start=2257
+  _globals['_TOKENKIND']._serialized_end=2391
+  _globals['_FINISHREASON']._serialized_start=2393
+  _globals['_FINISHREASON']._serialized_end=2488
+  _globals['_DRAFTLOGPROBS']._serialized_start=2490
+  _globals['_DRAFTLOGPROBS']._serialized_end=2612
+  _globals['_TENSORDTYPE']._serialized_start=2614
+  _globals['_TENSORDTYPE']._serialized_end=2707
+  _globals['_TRUNCATEREASON']._serialized_start=2710
+  _globals['_TRUNCATEREASON']._serialized_end=2843
+  _globals['_WORKERERRORCODE']._serialized_start=2846
+  _globals['_WORKERERRORCODE']._serialized_end=3160
   _globals['_SAMPLINGPARAMS']._serialized_start=42
   _globals['_SAMPLINGPARAMS']._serialized_end=567
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=469
@@ -60,19 +60,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETINFOREQUEST']._serialized_start=938
   _globals['_GETINFOREQUEST']._serialized_end=954
   _globals['_WORKERINFO']._serialized_start=957
-  _globals['_WORKERINFO']._serialized_end=1653
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1655
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1676
-  _globals['_TOKENIZERFILES']._serialized_start=1678
-  _globals['_TOKENIZERFILES']._serialized_end=1772
-  _globals['_OPENSLOT']._serialized_start=1775
-  _globals['_OPENSLOT']._serialized_end=1977
-  _globals['_OPENREPLY']._serialized_start=1979
-  _globals['_OPENREPLY']._serialized_end=2013
-  _globals['_TRUNCATE']._serialized_start=2015
-  _globals['_TRUNCATE']._serialized_end=2107
-  _globals['_CLOSESLOT']._serialized_start=2109
-  _globals['_CLOSESLOT']._serialized_end=2134
-  _globals['_WORKERERROR']._serialized_start=2136
-  _globals['_WORKERERROR']._serialized_end=2229
+  _globals['_WORKERINFO']._serialized_end=1678
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=1680
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=1701
+  _globals['_TOKENIZERFILES']._serialized_start=1703
+  _globals['_TOKENIZERFILES']._serialized_end=1797
+  _globals['_OPENSLOT']._serialized_start=1800
+  _globals['_OPENSLOT']._serialized_end=2002
+  _globals['_OPENREPLY']._serialized_start=2004
+  _globals['_OPENREPLY']._serialized_end=2038
+  _globals['_TRUNCATE']._serialized_start=2040
+  _globals['_TRUNCATE']._serialized_end=2132
+  _globals['_CLOSESLOT']._serialized_start=2134
+  _globals['_CLOSESLOT']._serialized_end=2159
+  _globals['_WORKERERROR']._serialized_start=2161
+  _globals['_WORKERERROR']._serialized_end=2254
 # @@protoc_insertion_point(module_scope)

@@ -22,3 +22,17 @@ def test_a_long_step_is_remembered_for_a_while() -> None:
     clock.now += 2 * MEMORY_S
     times.add(0.125)
     assert times.longest_s == 0.125, "nothing was heard for longer than is remembered"
+
+
+def test_what_the_engine_is_at_grows_older_until_it_waits_for_work_or_begins_anew() -> None:
+    clock = Clock()
+    times = StepTimes(clock)
+    assert times.current_s == 0.0
+    times.begin()
+    clock.now += 3.0
+    assert times.current_s == 3.0
+    times.begin()
+    assert times.current_s == 0.0
+    clock.now += 3.0
+    times.rest()
+    assert times.current_s == 0.0
