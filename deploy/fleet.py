@@ -23,6 +23,7 @@ from outrider.cli.pools import MAX_COUNT, Pool, Role
 from outrider.cli.system import ScalingConfig
 from outrider.v1 import common_pb2, registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
+from outrider.wire.hang_watch import MIN_SILENCE_S, allowed_s
 from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
@@ -34,15 +35,19 @@ DRAINING = registry_pb2.MEMBER_STATE_DRAINING
 
 _LOST_AFTER_S = 5.0
 """A worker that answers nothing for this long is not to be used; one that refuses the connection twice, at once."""
-_HUNG_AFTER_S = 30.0
+_MOST_STEP_S = 300.0
+"""An engine that is at one step for longer hangs, whatever its other steps took; one that has made none yet, too."""
+HUNG_AFTER_S = 30.0
+"""A worker that answers nothing, or whose engine hangs, for this long is ended, so that Ray starts another."""
 _ASK_AGAIN_S = 1.0
-_MOST_LOST = 3
+_MOST_ENDS = 3
 """Times that a process may end while it starts for the first time."""
+_COUNT_ENDS_S = 1.0
 _RETRY_S = 30.0
 """Before another worker is tried in a pool whose last one could not start."""
 _FIRST_TOLD_S = 10.0
 """Some of the workers are better than none."""
-_NOTICE_S = 1.5
+NOTICE_S = 1.5
 """Gateways may open slots on a draining worker until they have heard of it."""
 _STOP_TIMEOUT_S = 5.0
 
@@ -52,6 +57,7 @@ class Worker(Protocol):
 
     def ask(self) -> None: ...
     def answer(self) -> Answer | None: ...
+    def num_restarts(self) -> int: ...
     def restart(self) -> None: ...
     def begin_stop(self) -> None: ...
     def has_stopped(self) -> bool: ...
@@ -82,17 +88,23 @@ class Member:
     worker: Worker
     state: registry_pb2.MemberState = STARTING
     started: Started | None = None
-    """Of its present life, once it has said where it is."""
+    """Of its last life that said where it is, until that is known to be over."""
     epoch: int = 0
     """Of its last life that did."""
+    is_watched: bool = False
+    """It is asked for its facts where it says it is. Not while it is lost."""
     info: common_pb2.WorkerInfo | None = None
+    """Of that life, too."""
+    info_at_s: float = 0.0
+    """When it was asked for it."""
     was_there: bool = False
     """A launcher before this one started it."""
+    may_be_used: bool = False
+    """Gateways may have streams to it: this life has served, or may have for a launcher before this one."""
     has_served: bool = False
     num_failures: int = 0
     failing_since_s: float | None = None
     """When it was last asked for its facts in vain for the first time; None once Ray says that its process ended."""
-    num_lost: int = 0
     ask_at_s: float | None = None
     draining_since_s: float = 0.0
     stopping_since_s: float | None = None
@@ -111,8 +123,12 @@ class Fleet:
         report: Callable[[str, str, str], None],
         room: Callable[[Pool], str | None] = lambda pool: None,
         clock: Callable[[], float] = time.monotonic,
+        hung_after_s: float = HUNG_AFTER_S,
     ) -> None:
-        """report(part, state, detail): what users are told. room(pool): why another worker cannot be placed."""
+        """report(part, state, detail): what users are told. room(pool): why another worker cannot be placed.
+
+        hung_after_s: how long a worker may hang before it is ended.
+        """
         self._pools = {pool.name: pool for pool in pools}
         self._workers = workers
         self._eyes = eyes
@@ -120,6 +136,9 @@ class Fleet:
         self._room = room
         self._clock = clock
         self._drain_limit_s = drain_limit_s
+        self._hung_after_s = hung_after_s
+        self._notice_s = NOTICE_S
+        self._is_ending = False
         self._loads = Loads()
         self._scalers = {
             pool.name: Scaler(pool.role, pool.min, pool.max, scaling)
@@ -130,7 +149,7 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._ending: list[Member] = []
         self._not_before_s: dict[str, float] = {}
-        self._scaled_at_s = 0.0
+        self._scaled_at_s = self._counted_at_s = 0.0
         self._asked: queue.SimpleQueue[tuple[str, int | None, concurrent.futures.Future[registry_pb2.ScaleReply]]]
         self._asked = queue.SimpleQueue()
         self._published = registry_pb2.Membership(epoch=secrets.randbits(64) | 1)
@@ -145,7 +164,7 @@ class Fleet:
     def start(self) -> None:
         """Ask for every worker; those that run already are taken over, also beyond the count where they may be."""
         for name, (pool, worker) in self._workers.adopt(self._pools.values()).items():
-            self._members[name] = Member(name, pool, worker, was_there=True)
+            self._members[name] = Member(name, pool, worker, was_there=True, may_be_used=True)
         for pool in self._pools.values():
             found = sum(member.pool is pool for member in self._members.values())
             self._wanted[pool.name] = max(pool.count, min(found, pool.max))
@@ -162,10 +181,8 @@ class Fleet:
     def tick(self, reports: Iterable[registry_pb2.GatewayReport]) -> registry_pb2.Membership | None:
         """The membership, when it has changed and may be told. Raises OutriderError when the system cannot start."""
         now_s = self._clock()
-        for member in self.members:
-            self._hear(member, now_s)
-        for seen in self._eyes.take():
-            self._see(seen)
+        self._look(now_s)
+        self._count_ends(now_s)
         for member in self.members:
             self._follow(member, now_s)
         self._end_stopped(now_s)
@@ -182,8 +199,9 @@ class Fleet:
         self._asked.put((pool, count, done))
         return done
 
-    def drain_all(self) -> registry_pb2.Membership | None:
-        """Everything is to end: no gateway sends more here."""
+    def drain_all(self, notice_s: float = NOTICE_S) -> registry_pb2.Membership | None:
+        """Everything is to end: no gateway sends more here. `notice_s`: until all gateways have heard of it."""
+        self._is_ending, self._notice_s = True, notice_s
         for pool in self._all_pools():
             self._wanted[pool.name] = 0
         for member in self.members:
@@ -191,10 +209,10 @@ class Fleet:
         return self._changed()
 
     def is_idle(self) -> bool:
-        """No answer runs anywhere, as far as can be seen."""
-        for seen in self._eyes.take():
-            self._see(seen)
-        return not any(member.info is not None and member.info.num_slots_in_use for member in self._members.values())
+        """After `drain_all`: no answer runs anywhere, as far as can be seen."""
+        now_s = self._clock()
+        self._look(now_s)
+        return all(self._is_unused(member, now_s) for member in self.members)
 
     def end_all(self, but_what_was_there: bool = False) -> None:
         """Orderly, side by side and within seconds; then for good.
@@ -208,13 +226,19 @@ class Fleet:
             self._end_stopped(self._clock())
             time.sleep(0.02)
 
+    def _look(self, now_s: float) -> None:
+        for member in self.members:
+            self._hear(member, now_s)
+        for seen in self._eyes.take():
+            self._see(seen)
+
     def _hear(self, member: Member, now_s: float) -> None:
         """What its actor says of its present life."""
         answer = member.worker.answer()
-        if isinstance(answer, Started | Lost):
-            self._forget_failures(member, answer)
+        if isinstance(answer, Lost) or (isinstance(answer, Started) and answer.epoch != member.epoch and member.epoch):
+            _forget_life(member)
         if isinstance(answer, Started):
-            member.started, member.epoch = answer, answer.epoch
+            member.started, member.epoch, member.is_watched = answer, answer.epoch, True
             self._eyes.watch(member.name, member.pool.role, answer.address)
         elif isinstance(answer, Refused):
             self._not_started(member, ConfigError(answer.message), now_s)
@@ -222,19 +246,30 @@ class Fleet:
             error = Unavailable(f"the process of {member.name} ended for good: {answer.message}")
             self._not_started(member, error, now_s)
         elif isinstance(answer, Lost):
-            member.num_lost += 1
             member.ask_at_s = now_s + _ASK_AGAIN_S
-            if member.num_lost >= _MOST_LOST and not self._has_started and not member.has_served:
-                raise Unavailable(f"the process of {member.name} ended while it started: {answer.message}")
 
-    def _forget_failures(self, member: Member, answer: Started | Lost) -> None:
-        """Those of a life that is over. An actor that goes on and whose server does not answer hangs."""
-        if isinstance(answer, Lost) or answer.epoch != member.epoch:
-            member.failing_since_s = None
+    def _count_ends(self, now_s: float) -> None:
+        """Of processes that load for the first time. Raises Unavailable for one that ends again and again."""
+        if self._has_started or now_s - self._counted_at_s < _COUNT_ENDS_S:
+            return
+        self._counted_at_s = now_s
+        for member in self.members:
+            if member.was_there or not self._is_first(member):
+                continue
+            num_ends = member.worker.num_restarts()
+            if num_ends >= _MOST_ENDS:
+                raise Unavailable(
+                    f"the process of {member.name} ended {num_ends} times while it started; "
+                    "its last lines are in the log. Does its model fit into the memory of its machine?"
+                )
+
+    def _is_first(self, member: Member) -> bool:
+        """Whether its failure is that of the system's start."""
+        return not (self._has_started or self._is_ending or member.has_served)
 
     def _not_started(self, member: Member, error: OutriderError, now_s: float) -> None:
         """At first the system does not start; later the pool tries another, after a pause."""
-        if not self._has_started and not member.has_served:
+        if self._is_first(member):
             raise error
         log.warning("%s is given up: %s", member.name, error.message)
         if not member.has_served:
@@ -243,23 +278,32 @@ class Fleet:
 
     def _see(self, seen: Seen) -> None:
         member = self._members.get(seen.member)
-        if member is None or member.started is None or member.started.address != seen.address:
+        if member is None or not member.is_watched or member.started is None or member.started.address != seen.address:
             return  # of another life, or given up
-        if seen.info is None:
-            member.num_failures += 1
-            member.failing_since_s = member.failing_since_s or seen.at_s
-            since_s = seen.at_s - member.failing_since_s
-            if since_s >= _LOST_AFTER_S or (not seen.is_silent and member.num_failures > 1):
-                self._lose(member, "it does not answer" if seen.is_silent else "its process is gone")
-            return
-        if seen.info.epoch != member.started.epoch:
+        if seen.info is not None and seen.info.epoch != member.started.epoch:
             self._lose(member, "it has another life")
+            _forget_life(member)
             return
-        member.info, member.num_failures, member.failing_since_s = seen.info, 0, None
+        trouble = _trouble(seen)
+        if trouble is not None:
+            self._fail(member, seen, trouble)
+        if seen.info is None:
+            return
+        member.info, member.info_at_s = seen.info, seen.at_s
+        if trouble is not None:
+            return
+        member.num_failures, member.failing_since_s, member.may_be_used = 0, None, True
         self._loads.add_info(member.name, seen.info, seen.at_s)
         if member.state == STARTING:
             member.state, member.has_served = SERVING, True
             self._report(member.name, "ready", member.started.address)
+
+    def _fail(self, member: Member, seen: Seen, trouble: str) -> None:
+        member.num_failures += 1
+        member.failing_since_s = member.failing_since_s or seen.at_s
+        is_refused = seen.info is None and not seen.is_silent
+        if seen.at_s - member.failing_since_s >= _LOST_AFTER_S or (is_refused and member.num_failures > 1):
+            self._lose(member, trouble)
 
     def _lose(self, member: Member, why: str) -> None:
         """It is not to be used until it has said where it is, and answered there."""
@@ -269,8 +313,7 @@ class Fleet:
             member.state = STARTING
         self._eyes.forget(member.name)
         self._loads.forget(member.name)
-        member.started = member.info = None
-        member.num_failures = 0
+        member.is_watched, member.num_failures = False, 0
         member.worker.ask()
 
     def _follow(self, member: Member, now_s: float) -> None:
@@ -278,20 +321,29 @@ class Fleet:
             member.ask_at_s = None
             member.worker.ask()
         if member.state == DRAINING:
-            idle = member.info is None or not member.info.num_slots_in_use
-            since_s = now_s - member.draining_since_s
-            if since_s >= self._drain_limit_s or (idle and since_s >= _NOTICE_S):
-                self._report(member.name, "ended", "it has drained" if idle else "its answers took too long")
+            is_unused = self._is_unused(member, now_s)
+            if is_unused or now_s - member.draining_since_s >= self._drain_limit_s:
+                self._report(member.name, "ended", "it has drained" if is_unused else "its answers took too long")
                 self._begin_end(member)
-        elif member.failing_since_s is not None and now_s - member.failing_since_s >= _HUNG_AFTER_S:
-            log.warning("%s has not answered for %.0f s: its process is ended", member.name, _HUNG_AFTER_S)
+        elif self._hangs(member, now_s):
+            log.warning("%s has hung for %.0f s: its process is ended", member.name, self._hung_after_s)
             member.failing_since_s = None
             member.worker.restart()
 
+    def _hangs(self, member: Member, now_s: float) -> bool:
+        return member.failing_since_s is not None and now_s - member.failing_since_s >= self._hung_after_s
+
+    def _is_unused(self, member: Member, now_s: float) -> bool:
+        """Of one that drains, by what was seen once no gateway opens slots there. One that hangs serves nobody."""
+        if not member.may_be_used or self._hangs(member, now_s):
+            return True
+        told_s = member.draining_since_s + self._notice_s
+        return member.info is not None and member.info_at_s >= told_s and not member.info.num_slots_in_use
+
     def _drain(self, member: Member) -> None:
-        if member.state == STARTING:  # nobody uses it
+        if not member.may_be_used:
             self._begin_end(member)
-        elif member.state == SERVING:
+        elif member.state != DRAINING:
             member.state, member.draining_since_s = DRAINING, self._clock()
             self._report(member.name, "draining", member.started.address if member.started else "")
 
@@ -334,12 +386,16 @@ class Fleet:
         if not least <= count <= most:
             by = ", its min and max" if pool.sized_by_load else ""
             raise ConfigError(f"{pool.name} cannot have {count} workers: from {least} to {most}{by}", param="count")
-        if count > self._wanted[pool.name] and (reason := self._room(pool)):
+        if count > self._wanted[pool.name] and (reason := self._why_no_room(pool, count)):
             raise ConfigError(reason, param="count")
         self._wanted[pool.name] = count
         self._not_before_s.pop(pool.name, None)
         if pool.name in self._scalers:
             self._scalers[pool.name].reset()
+
+    def _why_no_room(self, pool: Pool, count: int) -> str | None:
+        """For so many workers. Those that drain are there: they can be taken back."""
+        return self._room(pool) if count > len(self._of(pool)) else None
 
     def _size(self, pool: Pool) -> registry_pb2.PoolSize:
         return registry_pb2.PoolSize(
@@ -362,11 +418,12 @@ class Fleet:
             starting = max(self._count(pool, STARTING), self._wanted[name] - len(serving))
             sight = self._loads.sight(pool, serving, num_starting=starting, num_draining=self._count(pool, DRAINING))
             decision = scaler.decide(sight, now_s)
-            if decision.change is Change.GROW and (reason := self._room(pool)):
+            wanted = self._wanted[name] + decision.change.value
+            if decision.change is Change.GROW and (reason := self._why_no_room(pool, wanted)):
                 log.warning("%s would get another worker: %s; but %s", name, decision.reason, reason)
             elif decision.change is not Change.STAY:
-                self._wanted[name] += decision.change.value
-                self._report(name, "scaling", f"to {self._wanted[name]}: {decision.reason}")
+                self._wanted[name] = wanted
+                self._report(name, "scaling", f"to {wanted}: {decision.reason}")
 
     def _reconcile(self) -> None:
         """Start what is missing, drain what is too much."""
@@ -374,13 +431,20 @@ class Fleet:
             active = [member for member in self._of(pool) if member.state != DRAINING]
             missing = self._wanted[pool.name] - len(active)
             for member in [one for one in self._of(pool) if one.state == DRAINING][: max(0, missing)]:
-                member.state = SERVING  # it takes requests again; its actor was told nothing
+                self._take_back(member)
                 missing -= 1
             if missing > 0 and self._clock() >= self._not_before_s.get(pool.name, -1.0):
                 for _ in range(missing):
                     self._create(pool)
             for member in sorted(active, key=_least_useful)[: max(0, -missing)]:
                 self._drain(member)
+
+    def _take_back(self, member: Member) -> None:
+        """It takes requests again, once it is seen: its actor was told nothing."""
+        is_seen = member.is_watched and member.info is not None and member.failing_since_s is None
+        member.state = SERVING if is_seen else STARTING
+        if is_seen and member.started is not None:
+            self._report(member.name, "ready", member.started.address)
 
     def _create(self, pool: Pool) -> None:
         taken = {*self._members, *(member.name for member in self._ending)}
@@ -422,6 +486,22 @@ class Fleet:
 
     def _count(self, pool: Pool, state: registry_pb2.MemberState) -> int:
         return sum(member.state == state for member in self._of(pool))
+
+
+def _forget_life(member: Member) -> None:
+    """It is over: nobody uses it, and how it failed does not count. An actor that goes on without answering hangs."""
+    member.started = member.info = member.failing_since_s = None
+    member.may_be_used = False
+
+
+def _trouble(seen: Seen) -> str | None:
+    """Why it is of no use as it was seen."""
+    if seen.info is None:
+        return "it does not answer" if seen.is_silent else "its process is gone"
+    step_s, longest_s = seen.info.current_step_us / 1e6, seen.info.longest_step_us / 1e6
+    if step_s < allowed_s(longest_s, MIN_SILENCE_S, _MOST_STEP_S):
+        return None
+    return f"its engine has been at one step for {step_s:.0f} s, the longest took {longest_s:.3g} s"
 
 
 def _least_useful(member: Member) -> tuple[bool, int, int]:

@@ -39,7 +39,7 @@ class Seen:
     address: str
     """At which it was asked."""
     at_s: float
-    """time.monotonic."""
+    """time.monotonic when it was asked: what it says is not older."""
     info: pb.WorkerInfo | None
     is_silent: bool = False
     """Nothing came back at all: it hangs, or its machine is gone. Otherwise the connection was refused or broken."""
@@ -86,18 +86,18 @@ class Sightings:
         try:
             while True:
                 began_s = time.monotonic()
-                self._seen.put(await self._ask(dialer, member, role, address))
+                self._seen.put(await self._ask(dialer, member, role, address, began_s))
                 await asyncio.sleep(max(0.1, PERIOD_S - (time.monotonic() - began_s)))
         finally:
             await dialer.close()
 
-    async def _ask(self, dialer: Dialer, member: str, role: Role, address: str) -> Seen:
+    async def _ask(self, dialer: Dialer, member: str, role: Role, address: str, at_s: float) -> Seen:
         try:
             stub = _STUBS[role](dialer.channel())
             info = await stub.GetInfo(pb.GetInfoRequest(), timeout=TIMEOUT_S)
-            return Seen(member, address, time.monotonic(), info)
+            return Seen(member, address, at_s, info)
         except grpc.aio.AioRpcError as error:
             is_silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 log.warning("%s at %s refuses to say what it is: %s", member, address, error.details())
-            return Seen(member, address, time.monotonic(), None, is_silent)
+            return Seen(member, address, at_s, None, is_silent)
