@@ -210,14 +210,17 @@ class Chaos:
             process.send_signal(signal.SIGCONT)
 
     async def fill_disk(self, strike: Strike, dice: random.Random) -> None:
-        """No file of a part takes another byte. Workers lose their connections, of which they would log."""
-        role = dice.choice([role for role in ("target", "draft", "gateway") if self._names(role)])
-        async with self._one_of(strike, dice, self._names(role), unseen=role == "gateway") as part:
+        """No file of a part takes another byte, and it has something to say: a gateway of each request, a draft of its
+        streams to the targets, which end. A target says nothing while it serves.
+        """
+        role = dice.choice([role for role in ("draft", "gateway") if self._names(role)])
+        async with self._one_of(strike, dice, self._names(role), unseen=True) as part:
             member = self._member(part)
             strike.begins(part, gateway=int(part.split()[1]) if role == "gateway" else None)
             size = _full_files(member, True)
-            for link in self.system.into(part):
-                link.reset()
+            if role == "draft":
+                for ends in self.system.between("drafts", "target"):
+                    self.system.links[ends].reset()
             await asyncio.sleep(strike.planned.seconds)
             if _full_files(member, False) != size:
                 strike.violations.append(f"{part}: its log grew on the full disk: there was none")

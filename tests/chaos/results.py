@@ -51,7 +51,7 @@ def gaps(streams: Sequence[Stream], from_s: float, to_s: float, gateway: int | N
 
 def add_recovery(report: Report, load: Load, strikes: Sequence[Strike], quiet: Sequence[float]) -> None:
     """A stream counts as paused when it waited longer than 99 of 100 do when nothing happens."""
-    usual_s = quantile(quiet, 0.99)
+    usual_s = quantile(quiet, 0.99) if quiet else 0.0
     began_s = min((stream.started_s for stream in load.streams), default=0.0)
     usual_gaps = gaps(load.streams, began_s, began_s + PAUSE_BEFORE_S - 1.0)
     rows = [[QUIET, "", str(len(quiet)), *_row(quiet, (0.5, 1.0)), "", "", *_row(usual_gaps, (0.95,))]]

@@ -46,13 +46,15 @@ async def run(options: argparse.Namespace, report: Report, folder: Path) -> list
         try:
             await chaos.run(plan)
             load.stop()
-            async with asyncio.timeout(STREAM_TIMEOUT_S + 30.0):
-                await streaming
+            await asyncio.wait({streaming}, timeout=STREAM_TIMEOUT_S + 30.0)
+            unended = [] if streaming.done() else [f"{load.num_running} streams never ended"]
+            if streaming.done():
+                streaming.result()
         finally:
             streaming.cancel()
             await load.close()
         quiet = quiet_waits(load.streams, began_s + WARM_UP_S, began_s + PAUSE_BEFORE_S - 1.0)
-        violations = [*load.violations, *(each for strike in chaos.strikes for each in strike.violations)]
+        violations = [*load.violations, *unended, *(each for strike in chaos.strikes for each in strike.violations)]
         violations += await not_recovered(system, watcher, asked)
         await watcher.close()
         violations += await asyncio.to_thread(leaks, system)
