@@ -22,6 +22,7 @@ from gateway.membership import from_config
 from gateway.pools import Pools
 from gateway.registry_client import RegistryClient
 from outrider.wire.address import join_host_port
+from outrider.wire.api_keys import read_keys
 from outrider.wire.config import GatewayConfig, load
 from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger, tell_end
@@ -52,6 +53,8 @@ class Signals:
 
 async def serve(config: GatewayConfig) -> None:
     signals = Signals()  # now, as the first process of a container has no default
+    if config.api_keys is not None:
+        read_keys(config.api_keys)  # what is wrong with it is said now, not when the workers are there
     certificates = public_certificates(config.public_tls_dir, config.host)
     listener = bind(config.host, config.port)
     pools = Pools(config, GatewayMetrics())

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from gateway.key_limits import KeyLimits
 from gateway.key_ring import KeyRing
@@ -37,6 +37,12 @@ class AccessMetrics:
             "outrider_unauthenticated", "Requests without an API key that is valid.", ["reason"], registry=registry
         )
         """sum by (reason) (rate(outrider_unauthenticated_total[5m])): missing, unknown or expired."""
+        self.keys_outdated = Gauge(
+            "outrider_api_keys_outdated",
+            "1 while the file of API keys cannot be used, and those that it had are in force.",
+            registry=registry,
+        )
+        """outrider_api_keys_outdated == 1: a key that was revoked since still gets in."""
 
 
 @dataclass(slots=True)
@@ -111,6 +117,8 @@ class Access:
     def __init__(self, ring: KeyRing | None, registry: CollectorRegistry) -> None:
         self._ring = ring
         self._metrics = AccessMetrics(registry)
+        if ring is not None:
+            self._metrics.keys_outdated.set_function(ring.is_outdated)
         self._limits: dict[str, KeyLimits] = {}
         self._anonymous = Caller(None, None, self._metrics)
 

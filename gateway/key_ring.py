@@ -14,7 +14,7 @@ from outrider.wire.log import get_logger
 log = get_logger(__name__)
 
 LOOK_S = 1.0
-"""How often the file is looked at, while requests come."""
+"""How often the file is looked at, while requests come or metrics are read."""
 
 Mark = tuple[int, int, int]
 """A file's modification time (ns), inode and size."""
@@ -28,7 +28,13 @@ class KeyRing:
         self._clock = clock
         self._mark = _mark_of(path)
         self._looked_s = clock()
+        self._is_outdated = False
         self.keys = read_keys(path)
+
+    def is_outdated(self) -> bool:
+        """Whether the file cannot be used now, so that older keys are in force."""
+        self._look()
+        return self._is_outdated
 
     def find(self, secret: str) -> ApiKey | None:
         """The key of this secret. It is compared with all of them, each in constant time."""
@@ -51,7 +57,9 @@ class KeyRing:
         self._mark = mark
         try:
             self.keys = read_keys(self._path)
+            self._is_outdated = False
         except ConfigError as error:
+            self._is_outdated = True
             log.error("the API keys stay as they were: %s", error.message)
         else:
             log.info("%d API keys from %s", len(self.keys), self._path)

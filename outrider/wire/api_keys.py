@@ -67,7 +67,7 @@ def digest_of(key: str) -> str:
 
 
 def read_keys(path: str | Path) -> tuple[ApiKey, ...]:
-    """From YAML or JSON, {"keys": [...]}. Raises ConfigError naming the file, the entry and what is wrong."""
+    """From YAML or JSON, {"keys": [...]}. Raises ConfigError naming the file, the line, the entry and what is wrong."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -84,10 +84,11 @@ def _parse(data: bytes, path: str | Path) -> tuple[ApiKey, ...]:
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"api_keys: {path}: {where or 'the file'}: {reason(first)}") from None
+        line = _line_of(first["loc"], data)
+        raise ConfigError(f"api_keys: {path}, line {line}: {where or 'the file'}: {reason(first)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or no such date
         place = getattr(error, "problem_mark", None)  # its own message quotes the file
-        where = "" if place is None else f", line {place.line + 1}"
+        where = "" if place is None else f", line {min(place.line + 1, len(data.splitlines()))}"
         raise ConfigError(f"api_keys: {path} is neither YAML nor JSON{where}") from None
     for field in ("name", "sha256"):
         seen: set[str] = set()
@@ -96,6 +97,17 @@ def _parse(data: bytes, path: str | Path) -> tuple[ApiKey, ...]:
                 raise ConfigError(f"api_keys: {path} has two keys of the {field} of {key.name!r}; keep one")
             seen.add(getattr(key, field))
     return found.keys
+
+
+def _line_of(place: tuple[int | str, ...], data: bytes) -> int:
+    """Of what is there, or of what it is missing in. From 1."""
+    node = yaml.compose(data, Loader=_LOADER)
+    for part in place:
+        if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+        elif isinstance(node, yaml.MappingNode):
+            node = next((value for key, value in node.value if key.value == part), node)
+    return 1 if node is None else int(node.start_mark.line) + 1
 
 
 def write_keys(path: str | Path, keys: tuple[ApiKey, ...]) -> None:

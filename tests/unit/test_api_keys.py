@@ -117,6 +117,25 @@ def test_a_file_that_cannot_be_used_says_where(tmp_path: Path, text: str, told: 
     assert "or-secret" not in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", 1),
+        ("# nobody\nkees: []\n", 2),
+        (f"keys:\n- name: me\n  sha256: {HASH}\n- name: you\n  sha256: short\n", 5),
+        (f"keys:\n- name: me\n  sha256: {HASH}\n- name: you\n", 4),
+        (f"keys:\n- name: me\n  sha256: {HASH}\n  max_running: 1\n", 4),
+        ("keys:\n- name: me\n  sha256: [\n", 3),
+        ('{"keys":\n [{"name": "me",\n "sha256": 7}]}', 3),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_in_which_line(tmp_path: Path, text: str, line: int) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=rf"keys.yaml.*, line {line}\b"):
+        read_keys(file)
+
+
 def test_json_and_dates_of_yaml_are_read(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     file.write_text(json.dumps({"keys": [{"name": "me", "sha256": HASH, "expires": "2030-01-01T00:00:00+01:00"}]}))
@@ -136,6 +155,10 @@ def test_a_link_stays_one_and_a_failed_write_changes_nothing(tmp_path: Path) -> 
 
 
 # --- who gets in -------------------------------------------------------------------------------------------------
+
+
+def outdated(registry: CollectorRegistry) -> float | None:
+    return registry.get_sample_value("outrider_api_keys_outdated")
 
 
 def access_of(file: Path, *keys: ApiKey, clock: Clock | None = None) -> Access:
@@ -206,6 +229,23 @@ def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing
         with pytest.raises(Unauthenticated):
             access.caller(f"Bearer {gone}")
     access.caller("Bearer or-3").take_request()  # another key, though of the same name
+
+
+def test_a_file_that_broke_is_seen_without_a_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, clock, registry = tmp_path / "k", Clock(), CollectorRegistry()
+    write_keys(file, (entry("me", "or-1"),))
+    Access(KeyRing(str(file), clock), registry)
+    assert outdated(registry) == 0
+    file.write_text("keys: [{name: me")
+    clock.now += LOOK_S
+    with caplog.at_level(logging.ERROR):
+        assert outdated(registry) == 1
+    assert f"{file} is neither YAML nor JSON, line 1" in caplog.text
+    clock.now += LOOK_S
+    assert outdated(registry) == 1
+    write_keys(file, (entry("me", "or-1"),))
+    clock.now += LOOK_S
+    assert outdated(registry) == 0
 
 
 def test_what_a_key_used_is_counted_by_its_name(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from gateway.access import AccessMetrics
 from gateway.member_series import MemberSeries
 from gateway.membership import Membership
 from outrider.wire.metrics import GatewayMetrics, WorkerMetrics
+from outrider.wire.trace import Spans
 from tests.forked import REPO
 from tests.watching.dashboards import FILES, other_queries, panel_queries, read, unknown_to_grafana, with_all_chosen
 
@@ -32,6 +33,7 @@ def existing() -> set[str]:
     registry = CollectorRegistry()
     registry.register(MemberSeries(lambda: (), lambda: Membership((), ())))
     AccessMetrics(registry)
+    Spans("http://127.0.0.1:1", "gateway", registry).close()
     registries = (GatewayMetrics().registry, WorkerMetrics("draft").registry, registry)
     return {family.name + ending for each in registries for family in each.collect() for ending in ENDINGS[family.type]}
 
@@ -99,6 +101,10 @@ def test_the_documentation_lists_every_series_and_every_alert() -> None:
     text = (REPO / "docs/monitoring.md").read_text()
     listed = set(re.findall(r"`(\w+)`", text))
     assert not {name for name in existing() if name not in listed and HISTOGRAM.sub("", name) not in listed}
+    known = {form for name in existing() for form in (name, HISTOGRAM.sub("", name))} | recorded()
+    for page in (*sorted((REPO / "docs").glob("*.md")), REPO / "README.md", REPO / "SECURITY.md"):
+        documented = {name for name in re.findall(r"`([\w:]+)`", page.read_text()) if SERIES.fullmatch(name)}
+        assert documented <= known, (page.name, documented - known)
     assert re.findall(r"^\| (Outrider\w+) \|", text, re.MULTILINE) == [r["alert"] for r in rules() if "alert" in r]
 
 
