@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from outrider.cli.pools import Values
@@ -14,8 +15,13 @@ DEMO_NAME = "outrider-demo"
 _ROLES = ("target", "draft")
 
 
-def merged(file: Values, flags: Values, *, no_draft: bool, no_ray: bool) -> SystemConfig:
-    """`flags` by part, None where one was not given. Raises ConfigError naming what is wrong or contradicts."""
+def merged(
+    file: Values, flags: Values, *, no_draft: bool, no_ray: bool, certificates: Path | None = None
+) -> SystemConfig:
+    """`flags` by part, None where one was not given. Raises ConfigError naming what is wrong or contradicts.
+
+    certificates: the folder with one for each part, as `outrider certs` makes it.
+    """
     if no_draft and flags["draft"]["model"] is not None:
         raise ConfigError("--no-draft and --draft contradict each other; leave one out")
     if no_ray and flags["ray"]["address"] is not None:
@@ -27,13 +33,24 @@ def merged(file: Values, flags: Values, *, no_draft: bool, no_ray: bool) -> Syst
     if "target" in flags:
         _fill_pair(values)
     serve_metrics(values)
+    if certificates is not None:
+        _use_certificates(values, certificates.absolute())
     return SystemConfig.read(values)
 
 
 def serve_metrics(values: Values) -> None:
     """Each worker has a Prometheus endpoint, at a free port, unless its settings say another or null."""
-    for pool in _workers(values):
-        pool.setdefault("metrics_port", 0)
+    for role, pool in _workers(values):
+        if not _in_environment(role, "metrics_port"):
+            pool.setdefault("metrics_port", 0)
+
+
+def _use_certificates(values: Values, folder: Path) -> None:
+    """Every part its own, on all connections between them."""
+    parts = [*_workers(values), ("gateway", values.get("gateway")), ("launcher", values.get("ray"))]
+    for part, given in parts:
+        if isinstance(given, dict):
+            given["tls_dir"] = str(folder / part)
 
 
 def _without_workers(flags: Values, no_draft: bool) -> Values:
@@ -74,13 +91,13 @@ def _fill_pair(values: Values) -> None:
         values["gateway"].setdefault("model_name", DEMO_NAME)
 
 
-def _workers(values: Values) -> list[Values]:
-    """Settings of each pool's workers, where they have a form at all; `SystemConfig` says what is wrong with others."""
+def _workers(values: Values) -> list[tuple[str, Values]]:
+    """(role, settings) of each pool, where they have a form at all; `SystemConfig` says what is wrong with others."""
     pools = [(role, values.get(role)) for role in _ROLES]
     for role in _ROLES:
         named = values.get(f"{role}s")
         pools += [(role, pool) for pool in named.values()] if isinstance(named, dict) else []
-    return [pool for role, pool in pools if isinstance(pool, dict) and not _in_environment(role, "metrics_port")]
+    return [(role, pool) for role, pool in pools if isinstance(pool, dict)]
 
 
 def _in_environment(role: str, setting: str) -> bool:

@@ -12,8 +12,8 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -23,6 +23,7 @@ import httpx
 from outrider.cli.cores import format_cores, share_cores
 from outrider.cli.pools import Pool
 from outrider.cli.processes import Child, Event, OnLog, become_subreaper, end_descendants
+from outrider.cli.restarts import Restarts
 from outrider.cli.stopping import StopFlag
 from outrider.cli.system import FROM_POOLS, SystemConfig, flags, gateway_config
 from outrider.wire.config import GatewayConfig
@@ -34,6 +35,7 @@ _GRACE_S = 5.0
 _WORKERS_GRACE_S = 30.0
 """The launcher stops its actors and Ray, which takes seconds, after what still runs there."""
 _SHOWN_LINES = 20
+_LAUNCHER = "launcher"
 
 
 class Reporter(Protocol):
@@ -110,6 +112,10 @@ class Supervisor:
         self._on_log = on_log
         self._children: dict[str, Child] = {}
         self._roles: dict[str, str] = {}
+        self._restarts: dict[str, Restarts] = {}
+        """Of the parts that are started again when they end."""
+        self._workers: list[Worker] = []
+        self._registry: str | None = None
         self._ray_folder: str | None = None
 
     def __enter__(self) -> Supervisor:
@@ -130,26 +136,23 @@ class Supervisor:
             wanted = self._gateway_config(index, target="127.0.0.1:0")
             check_free(wanted.host, wanted.port, "--port")
             check_free(wanted.host, wanted.grpc_port, "--grpc-port")
-        registry, workers = self._start_ray() if self._config.ray else (None, self._start_plain())
-        where: dict[str, str | None] = self._named(workers) if registry is None else {"registry": registry}
-        gateways = [self._start_gateway(index, where) for index in range(self._config.gateways)]
-        return Endpoints(gateways, workers, registry)
+        if self._config.ray is None:
+            self._start_plain()
+        else:
+            self._start_ray()
+        gateways = [self._start_gateway(index) for index in range(self._config.gateways)]
+        return Endpoints(gateways, self._workers, self._registry)
 
     def watch(self) -> None:
-        """Blocks until a stop is requested. Raises PartFailed when a part that is needed has ended by itself."""
+        """Blocks until a stop is requested. Raises PartFailed when a part that is needed has ended for good."""
         while not self._stop_flag.wait(_POLL_S):
             for name, child in list(self._children.items()):
-                if child.returncode is not None and not self._can_do_without(name):
-                    raise _ended(child)
-                if child.returncode is not None:
-                    del self._children[name]
-                    is_last_draft = self._roles[name] == "draft" and not self._drafts()
-                    left = "; plain decoding from now on" if is_last_draft else ""
-                    if self._on_log is not None:
-                        self._on_log(name, f" WARNING {_ended(child).message}{left}")
-                    child.close()
                 while not child.events.empty():
-                    self._show(child.events.get())
+                    self._show(name, child.events.get())
+                if child.returncode is not None:
+                    self._go_on_without(name, child)
+            for restarts in self._restarts.values():
+                restarts.start_if_due(time.monotonic())
 
     def stop(self) -> None:
         """End the gateways, then the workers, then whatever they left behind. Idempotent."""
@@ -160,7 +163,7 @@ class Supervisor:
         for name in sorted(self._children, key=lambda name: not is_gateway[name]):
             grace_s = self.drain_timeout_s + _GRACE_S if is_gateway[name] else self._workers_grace_s()
             # Actors on a cluster that is not ours end only when the launcher kills them.
-            joined = name == "launcher" and self._config.ray is not None and self._config.ray.address is not None
+            joined = name == _LAUNCHER and self._config.ray is not None and self._config.ray.address is not None
             self._children[name].stop(0.0 if self._stop_flag.hurry and not joined else grace_s)
         end_descendants(grace_s=0.5)
         for child in self._children.values():
@@ -177,43 +180,76 @@ class Supervisor:
     def _workers_grace_s(self) -> float:
         return _WORKERS_GRACE_S + max(pool.worker.drain_timeout_s for pool in self._config.pools)
 
+    def _go_on_without(self, name: str, child: Child) -> None:
+        """Until it has been started again, where it is. Raises PartFailed when the system cannot."""
+        failed = _ended(child)
+        restarts = self._restarts.get(name)
+        if restarts is not None and restarts.ended(time.monotonic()):
+            left = "; it is started again"
+        else:
+            left = self._give_up(name, failed)
+        del self._children[name]
+        self._warn(name, failed.message + left)
+        child.close()
+
+    def _give_up(self, name: str, failed: PartFailed) -> str:
+        """What is left without it. Raises PartFailed when that is nothing."""
+        restarts = self._restarts.pop(name, None)
+        left = "" if restarts is None else f"; given up, for it ended {restarts.num_short} times soon after its start"
+        if not self._can_do_without(name):
+            raise PartFailed(failed.message + left, failed.log_lines)
+        return "; plain decoding from now on" if self._drafts() == [name] else left
+
     def _can_do_without(self, name: str) -> bool:
-        """A worker whose pool has others; a draft in any case."""
+        """A gateway or a worker that is not the last one; a draft in any case."""
         if name not in self._roles:
-            return False
+            return name != _LAUNCHER and bool(self._restarts.keys() - {_LAUNCHER})
         others = [other for other, role in self._roles.items() if role == self._roles[name] and other != name]
         return self._roles[name] == "draft" or any(other in self._children for other in others)
 
     def _drafts(self) -> list[str]:
         return [name for name, role in self._roles.items() if role == "draft" and name in self._children]
 
-    def _start_ray(self) -> tuple[str, list[Worker]]:
-        """(the registry's address, the workers)."""
-        line = self._config.to_json() + "\n"
-        child = self._spawn("launcher", ["-m", "deploy.launcher", "--config", "-"], stdin=line)
-        assert self._config.ray is not None
-        ready = self._await_ready(child, self._config.ray.start_timeout_s + self._config.ray.node_timeout_s + 60)
-        members = [Worker(one["name"], one["role"], one["address"], one["metrics"]) for one in ready["members"]]
-        return str(ready["registry"]), members
+    def _start_ray(self) -> None:
+        child = self._spawn_launcher(self._config)
+        config = self._config.ray
+        assert config is not None
+        ready = self._await_ready(child, config.start_timeout_s + config.node_timeout_s + 60)
+        self._workers = [Worker(one["name"], one["role"], one["address"], one["metrics"]) for one in ready["members"]]
+        self._registry = str(ready["registry"])
+        if not config.workers_outlive_launcher:
+            return
+        host = (config.registry or self._registry).rpartition(":")[0]
+        there = config.model_copy(update={"registry": f"{host}:{_port(self._registry)}"})  # where gateways look for it
+        self._keep(_LAUNCHER, lambda: self._spawn_launcher(replace(self._config, ray=there)))
 
-    def _start_plain(self) -> list[Worker]:
+    def _spawn_launcher(self, config: SystemConfig) -> Child:
+        return self._spawn(_LAUNCHER, ["-m", "deploy.launcher", "--config", "-"], stdin=config.to_json() + "\n")
+
+    def _keep(self, name: str, start: Callable[[], object]) -> None:
+        """From now on it is started again when it ends."""
+        self._restarts[name] = Restarts(start)
+        self._restarts[name].ready(time.monotonic())
+
+    def _start_plain(self) -> None:
         pools = {pool.member(index): pool for pool in self._config.pools for index in range(pool.count)}
         for name, cores in _own_cores(pools).items():
             pool = pools[name]
             worker = pool.worker if cores is None else pool.worker.model_copy(update={"cpu_cores": cores})
             self._roles[name] = pool.role
-            self._progress(name, "loading", f"{worker.model} {_where(cores)}".rstrip())
+            self._progress(name, "loading", f"{worker.model} {_on_cores(cores)}".rstrip())
             self._spawn(name, ["-m", f"{pool.role}_service", *flags(worker)])
-        started: list[Worker] = []
         for name, pool in pools.items():
             ready = self._await_ready(self._children[name], timeout_s=900.0)
-            started.append(Worker(name, pool.role, ready["address"], ready["metrics_address"]))
+            self._workers.append(Worker(name, pool.role, ready["address"], ready["metrics_address"]))
             self._progress(name, "ready", ready["address"])
-        return started
 
-    def _named(self, workers: list[Worker]) -> dict[str, str | None]:
-        """As a gateway without a registry takes them."""
-        addresses = {role: [one.address for one in workers if one.role == role] for role in ("target", "draft")}
+    def _where(self) -> dict[str, str | None]:
+        """The gateway's settings that say it: without a registry the workers that run."""
+        if self._registry is not None:
+            return {"registry": self._registry}
+        running = [one for one in self._workers if one.name in self._children]
+        addresses = {role: [one.address for one in running if one.role == role] for role in ("target", "draft")}
         lists = {role: ",".join(found) or None for role, found in addresses.items()}
         return {**lists, "model_name": self._config.targets[0].model_name}
 
@@ -229,17 +265,22 @@ class Supervisor:
                 raise ConfigError(f"gateway.{name} is {ports[name]}: gateway {index} would have {port}; choose another")
         return config if index == 0 else config.model_copy(update=own)
 
-    def _start_gateway(self, index: int, workers: dict[str, str | None]) -> Gateway:
-        config = self._gateway_config(index, **workers)
+    def _start_gateway(self, index: int) -> Gateway:
+        where = self._where()
+        config = self._gateway_config(index, **where)
         name = "gateway" if self._config.gateways == 1 else f"gateway-{index}"
-        self._progress(name, "starting", f"for {workers.get('registry') or workers['target']}")
-        child = self._spawn(name, ["-m", "gateway", *flags(config)], without=FROM_POOLS)
-        ready = self._await_ready(child, config.start_timeout_s)
+        self._progress(name, "starting", f"for {where.get('registry') or where['target']}")
+        ready = self._await_ready(self._spawn_gateway(name, config), config.start_timeout_s)
         scheme = "http" if config.public_tls_dir is None else "https"
         gateway = Gateway(str(ready["http"]), str(ready["grpc"]), f"{scheme}://{ready['http']}")
         self._await_served(gateway.url, config)
         self._progress(name, "ready", gateway.http)
+        ports = {"port": _port(gateway.http), "grpc_port": _port(gateway.grpc)}  # where its users look for it
+        self._keep(name, lambda: self._spawn_gateway(name, config.model_copy(update={**self._where(), **ports})))
         return gateway
+
+    def _spawn_gateway(self, name: str, config: GatewayConfig) -> Child:
+        return self._spawn(name, ["-m", "gateway", *flags(config)], without=FROM_POOLS)
 
     def _progress(self, part: str, state: str, detail: str) -> None:
         if self._reporter is not None:
@@ -287,10 +328,17 @@ class Supervisor:
             self._stop_flag.wait(_POLL_S)
         raise Unavailable(f"the gateway serves no request after {config.start_timeout_s:g} s: {reason}")
 
-    def _show(self, event: Event) -> None:
-        """What the launcher says of its workers while the system runs."""
+    def _show(self, name: str, event: Event) -> None:
+        """What the launcher says of its workers while the system runs, and that a part serves again."""
+        if event["event"] == "ready" and name in self._restarts:
+            self._restarts[name].ready(time.monotonic())
+            self._warn(name, "it serves again")
         if event["event"] == "progress" and self._on_log is not None:
             self._on_log(event["part"], f"{event['state']} {event['detail']}")
+
+    def _warn(self, name: str, text: str) -> None:
+        if self._on_log is not None:
+            self._on_log(name, f" WARNING {text}")
 
     def _check_running(self) -> None:
         for child in self._children.values():
@@ -321,7 +369,11 @@ def _own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:
     return {name: None if cores is None else format_cores(cores) for name, cores in shared.items()}
 
 
-def _where(cores: str | None) -> str:
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def _on_cores(cores: str | None) -> str:
     return "" if cores is None else f"on cores {cores}"
 
 

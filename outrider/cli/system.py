@@ -57,6 +57,11 @@ class RayConfig(BaseModel):
     log_format: Literal["text", "json"] = "text"
     """Of the launcher's own log."""
 
+    @property
+    def workers_outlive_launcher(self) -> bool:
+        """For the next one of its name to take over: they and their Ray are not the launcher's own."""
+        return self.name is not None and self.address is not None
+
 
 class ScalingConfig(BaseModel):
     """When a pool with min < max grows and shrinks."""

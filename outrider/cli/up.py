@@ -20,7 +20,8 @@ from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
 from outrider.cli.system import read_yaml
 from outrider.wire.errors import OutriderError
 
-_ALARMING = re.compile(r" (WARNING|ERROR|CRITICAL) ")
+_ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"')
+"""In a line of either form of log."""
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with the parts' settings; flags win.")]
 Target = Annotated[str | None, typer.Option(help="Folder or hub id of the target; absent = the demo pair.")]
@@ -39,6 +40,10 @@ ModelName = Annotated[str | None, typer.Option(help="Id under which the pair is 
 NoRay = Annotated[bool, typer.Option("--no-ray", help="Plain processes; nothing restarts a worker then.")]
 RayAddress = Annotated[
     str | None, typer.Option(help="A running Ray cluster as host:port of its head, or auto; absent = one of our own.")
+]
+TlsDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder of `outrider certs`: mutual TLS between all parts. Users: gateway.public_tls_dir."),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log, not only its warnings.")]
 
@@ -60,6 +65,7 @@ def up(
     model_name: ModelName = None,
     no_ray: NoRay = False,
     ray_address: RayAddress = None,
+    tls_dir: TlsDir = None,
     verbose: Verbose = False,
 ) -> None:
     """Start workers and gateways; serve until Ctrl-C.
@@ -82,13 +88,14 @@ def up(
     }
     console = note_console()
     with failures_as_lines(console):
-        settings = merged(read_yaml(config) if config is not None else {}, flags, no_draft=no_draft, no_ray=no_ray)
+        file = read_yaml(config) if config is not None else {}
+        settings = merged(file, flags, no_draft=no_draft, no_ray=no_ray, certificates=tls_dir)
         stop = StopFlag()
         stop.install()
         with Supervisor(settings, stop, log_to(console, verbose)) as system:
             with StartProgress(console) as progress:
                 endpoints = system.start(progress)
-            _show_ready(console, endpoints)
+            _show_ready(console, endpoints, None if settings.ray is None else settings.ray.tls_dir)
             system.watch()
             console.print(f"stopping; running answers have {system.drain_timeout_s:g} s to end (Ctrl-C again: at once)")
 
@@ -117,7 +124,8 @@ def failures_as_lines(console: Console) -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
-def _show_ready(console: Console, endpoints: Endpoints) -> None:
+def _show_ready(console: Console, endpoints: Endpoints, tls_dir: str | None) -> None:
+    """`tls_dir`: the launcher's."""
     drafts = "" if any(one.role == "draft" for one in endpoints.workers) else "; no draft: plain decoding"
     console.print(
         f"\n[bold green]ready[/]  {', '.join(f'{one.name} {one.address}' for one in endpoints.workers)}{drafts}"
@@ -129,7 +137,10 @@ def _show_ready(console: Console, endpoints: Endpoints) -> None:
         if one.metrics is not None:
             console.print(f"  {one.name} metrics  http://{one.metrics}/metrics")
     if endpoints.registry is not None:
-        console.print(f"  registry  {endpoints.registry}   (outrider scale --registry {endpoints.registry})")
+        certificates = "" if tls_dir is None else f" --tls-dir {tls_dir}"
+        console.print(
+            f"  registry  {endpoints.registry}   (outrider scale --registry {endpoints.registry}{certificates})"
+        )
     body = '{"prompt": "import os\\n\\ndef ", "max_tokens": 64, "temperature": 0}'
     console.print(
         f"\n  curl {endpoints.gateways[0].url}/v1/completions -H 'Content-Type: application/json' -d '{body}'",

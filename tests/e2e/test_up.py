@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from outrider.cli.restarts import DELAYS_S
 from tests.e2e.process_tree import Command, Tree, tree
 from tests.stack import DEMO_TARGET
 
@@ -102,6 +103,47 @@ def test_a_killed_launcher_is_reported_and_takes_ray_with_it(monkeypatch: pytest
         finally:
             command.end()
             shutil.rmtree(folders)
+
+
+@pytest.mark.timeout(240)
+def test_a_gateway_that_dies_is_started_again_where_it_was_while_the_other_serves(tmp_path: Path) -> None:
+    file = tmp_path / "system.yaml"
+    file.write_text("gateways: 2")
+    with tree() as left:
+        command = up(*PLAIN, "--config", str(file))
+        try:
+            urls = [http_of(command), http_of(command)]
+            os.kill(left.pids_of("draft_service")[0], signal.SIGKILL)  # a new gateway is not to wait for it
+            command.wait_for("plain decoding from now on")
+            os.kill(left.pids_of("-m gateway")[0], signal.SIGKILL)
+            index = int(command.wait_for("was ended by signal 9; it is started again").split()[0][-2])
+            text = complete(urls[1 - index])["choices"]
+            command.wait_for(f"gateway-{index}:  WARNING it serves again")
+            assert complete(urls[index])["choices"] == text
+            command.signal(signal.SIGINT)
+            assert command.wait() == 0, command.log()
+            assert left.now() == {}
+        finally:
+            command.end()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_only_gateway_is_given_up_when_it_ends_again_and_again() -> None:
+    with tree() as left:
+        command = up(*PLAIN)
+        try:
+            http_of(command)
+            for _ in DELAYS_S:
+                os.kill(left.pids_of("-m gateway")[0], signal.SIGKILL)
+                command.wait_for("it serves again")
+            os.kill(left.pids_of("-m gateway")[0], signal.SIGKILL)
+            assert command.wait() == 1
+            given_up = f"given up, for it ended {len(DELAYS_S) + 1} times soon after its start"
+            assert f"gateway was ended by signal 9; {given_up}" in command.log()
+            assert left.now() == {}
+        finally:
+            command.end()
 
 
 @pytest.mark.parametrize("args", [WITH_RAY, PLAIN], ids=["ray", "no-ray"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,6 +142,15 @@ def test_workers_have_metrics_and_the_demo_pair_its_name() -> None:
     demo = merged({}, NO_FLAGS, no_draft=False, no_ray=False)
     assert [pool.model_name for pool in demo.targets] == [DEMO_NAME]
     assert demo.targets[0].worker.model.endswith("models/demo/target")
+
+
+@pytest.mark.parametrize("file", [CLUSTER, {}], ids=["pools", "pair"])
+def test_one_folder_of_certificates_is_that_of_every_part(file: dict[str, Any], tmp_path: Path) -> None:
+    found = merged(copy.deepcopy(file), NO_FLAGS, no_draft=False, no_ray=False, certificates=tmp_path)
+    assert {pool.worker.tls_dir for pool in found.targets} == {str(tmp_path / "target")}
+    assert {pool.worker.tls_dir for pool in found.drafts} == {str(tmp_path / "draft")}
+    assert found.gateway["tls_dir"] == str(tmp_path / "gateway")
+    assert found.ray is not None and found.ray.tls_dir == str(tmp_path / "launcher")
 
 
 def test_workers_on_machines_of_their_own_may_have_the_same_port() -> None:
