@@ -6,6 +6,7 @@ launcher's registry. tcp: somebody listens. `hostname` as the host is this conta
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import os
 import socket
@@ -17,12 +18,13 @@ from typing import Any
 TIMEOUT_S = 4.0
 TLS_DIR = Path("/etc/outrider/secrets")
 """Where the compose file and the Kubernetes manifests mount a part's certificate, if it has one."""
-PUBLIC_TLS_DIR = "OUTRIDER_GATEWAY_PUBLIC_TLS_DIR"
+COMMAND_LINE = Path("/proc/1/cmdline")
+"""Of the gateway, which is the first process of its container."""
 
 
 def check_http(host: str, port: int) -> str | None:
     """Why /readyz is not 200, or None."""
-    folder = os.environ.get(PUBLIC_TLS_DIR)
+    folder = _public_tls_dir()
     connection = (
         http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=_to_ourselves(Path(folder)))
         if folder
@@ -31,6 +33,15 @@ def check_http(host: str, port: int) -> str | None:
     connection.request("GET", "/readyz")
     answer = connection.getresponse()
     return None if answer.status == 200 else f"{answer.status}: {answer.read(500).decode(errors='replace')}"
+
+
+def _public_tls_dir() -> str | None:
+    """The gateway's setting, from where the gateway has it: a flag, or else a variable."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--public-tls-dir", default=os.environ.get("OUTRIDER_GATEWAY_PUBLIC_TLS_DIR"))
+    flags = COMMAND_LINE.read_bytes().decode(errors="replace").split("\0")
+    folder: str | None = parser.parse_known_args(flags)[0].public_tls_dir
+    return folder
 
 
 def _to_ourselves(folder: Path) -> ssl.SSLContext:
@@ -48,7 +59,7 @@ def check_grpc(host: str, port: int) -> str | None:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    with _channel(f"{host}:{port}") as channel:
+    with _channel(f"{host}:{port}", _speaks_tls(host, port)) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
@@ -57,10 +68,26 @@ def check_grpc(host: str, port: int) -> str | None:
     return None if serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
-def _channel(address: str) -> Any:
+def _speaks_tls(host: str, port: int) -> bool:
+    """How the port answers a TLS greeting. That a certificate is mounted does not say that the part was told to use it:
+    launcher and workers have their settings from a file of pools, the environment, and what Ray gave them.
+    """
+    if not (TLS_DIR / "cert.pem").exists():
+        return False
+    with socket.create_connection((host, port), TIMEOUT_S) as connection:
+        try:
+            context = _to_ourselves(TLS_DIR)
+            context.set_alpn_protocols(["h2"])
+            context.wrap_socket(connection).close()
+        except (ssl.SSLError, ConnectionError):
+            return False
+    return True
+
+
+def _channel(address: str, over_tls: bool) -> Any:
     import grpc
 
-    if not (TLS_DIR / "cert.pem").exists():
+    if not over_tls:
         return grpc.insecure_channel(address)
     authority, key, certificate = ((TLS_DIR / name).read_bytes() for name in ("ca.pem", "key.pem", "cert.pem"))
     options = [("grpc.ssl_target_name_override", _own_name(certificate))]

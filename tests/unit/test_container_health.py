@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from outrider.wire.tls import CertificateFolder
 
 
 @contextmanager
-def answering(status: int) -> Iterator[str]:
+def answering(status: int, context: ssl.SSLContext | None = None) -> Iterator[str]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status if self.path == "/readyz" else 404)
@@ -30,6 +31,8 @@ def answering(status: int) -> Iterator[str]:
             return
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"127.0.0.1:{server.server_port}"
@@ -79,3 +82,36 @@ def test_over_tls_it_shows_the_parts_own_certificate(tmp_path: Path, monkeypatch
         assert health.main(["grpc", address]) == 0
     finally:
         server.stop(0.1)
+
+
+def test_a_certificate_that_is_mounted_and_not_used_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_certificates(tmp_path, ["llm.example.com"], datetime.now(UTC))
+    monkeypatch.setattr(health, "TLS_DIR", tmp_path / "draft")
+    server = ServerThread()
+    address = server.start(lambda _: [], "127.0.0.1", 0, 1 << 20)
+    try:
+        assert health.main(["grpc", address]) == 0
+        (tmp_path / "draft" / "cert.pem").write_text("half")
+        assert health.main(["grpc", address]) == 0
+    finally:
+        server.stop(0.1)
+
+
+@pytest.mark.parametrize("said_by", ["variable", "flag", "flag over variable"])
+def test_a_gateway_is_asked_as_it_was_told_to_answer(
+    said_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_certificates(tmp_path, ["llm.example.com"], datetime.now(UTC))
+    folder, flags = tmp_path / "public", "python\0-m\0gateway\0--host\x000.0.0.0\0"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    if said_by != "flag":
+        monkeypatch.setenv("OUTRIDER_GATEWAY_PUBLIC_TLS_DIR", str(folder if said_by == "variable" else tmp_path))
+    if said_by != "variable":
+        flags += f"--public-tls-dir\0{folder}\0"
+    monkeypatch.setattr(health, "COMMAND_LINE", tmp_path / "cmdline")
+    health.COMMAND_LINE.write_text(flags)
+    with answering(200, context) as address:
+        assert health.main(["http", address]) == 0
