@@ -66,20 +66,25 @@ def _run(folder: Path, options: argparse.Namespace) -> list[str]:
         time.sleep(CALM_S)
         fired = prometheus.firing()
         faults += [f"{alert} fires though nothing is wrong" for alert in sorted(fired)]
-        seen = [
-            each
-            for trouble in troubles(pools, load, folder)
-            if options.only is None or any(options.only in alert for alert in trouble.raises)
-            for each in _reported(provoke(trouble, prometheus))
+        seen: list[Seen] = []
+        for trouble in troubles(pools, load, folder):
+            concerned = trouble.raises + trouble.spares
+            if options.only is None or any(options.only in alert for alert in concerned):
+                found, unspared = provoke(trouble, prometheus)
+                seen += _reported(found)
+                faults += [f"{alert} was raised by: {trouble.what}" for alert in sorted(unspared)]
+        faults += [
+            f"{each.alert} was not raised and ended by: {each.what}{'' if each.was_calm else '; it fired before'}"
+            for each in seen
+            if not each.well
         ]
-        faults += [f"{each.alert} was not raised and ended by: {each.what}" for each in seen if not each.well]
         if options.only is not None:
             return faults
         faults += [f"no trouble raises {alert}" for alert in sorted(all_alerts() - {each.alert for each in seen})]
         answered = answers(prometheus, began_s, time.time())
         _table(answered)
         faults += [
-            f"{each.asked.dashboard}, {each.asked.title}: {each.error or 'no data'} for {each.asked.expr}"
+            f"{each.asked.dashboard}, {each.asked.title}: {each.fault} for {each.asked.expr}"
             for each in answered
             if not each.well
         ]
@@ -110,10 +115,10 @@ def _seconds(value: float | None) -> str:
 
 
 def _table(answered: list[Answered]) -> None:
-    print(f"{'dashboard':10} {'panel':34} {'series':>6} {'samples':>8}")
+    print(f"{'dashboard':10} {'panel':34} {'series':>6} {'moving':>6} {'samples':>8}")
     for each in answered:
-        mark = "" if each.well else f"  {each.error or 'no data'}"
-        print(f"{each.asked.dashboard:10} {each.asked.title:34} {each.num_series:6} {each.num_samples:8}{mark}")
+        counts = f"{each.num_series:6} {each.num_moving:6} {each.num_samples:8}"
+        print(f"{each.asked.dashboard:10} {each.asked.title:34} {counts}  {each.fault or ''}")
 
 
 if __name__ == "__main__":

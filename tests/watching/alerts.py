@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +13,17 @@ import yaml
 from tests.stack import DEMO_DRAFT, Pools
 from tests.watching.load import Load
 from tests.watching.prometheus import FOLDER, Prometheus
-from tests.watching.system import NUM_USERS, clueless_draft, with_model
+from tests.watching.system import (
+    NUM_USERS,
+    clueless_draft,
+    with_model,
+    write_half_a_key_file,
+    write_key_file,
+)
 
 RAISED_WITHIN_S, ENDED_WITHIN_S = 60.0, 90.0
+SPARED_S = 15.0
+"""For so long after a trouble an alert that it must not raise is looked for; no rule waits longer here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +32,16 @@ class Trouble:
     raises: tuple[str, ...]
     do: Callable[[], None]
     undo: Callable[[], None]
+    spares: tuple[str, ...] = ()
+    """What it must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     alert: str
     what: str
+    was_calm: bool
+    """It did not fire before the trouble began, so that it is the trouble which raised it."""
     raised_s: float | None
     """From the trouble's beginning; None = it was not raised in time."""
     ended_s: float | None
@@ -36,7 +49,7 @@ class Seen:
 
     @property
     def well(self) -> bool:
-        return self.raised_s is not None and self.ended_s is not None
+        return self.was_calm and self.raised_s is not None and self.ended_s is not None
 
 
 def troubles(pools: Pools, load: Load, folder: Path) -> list[Trouble]:
@@ -45,6 +58,9 @@ def troubles(pools: Pools, load: Load, folder: Path) -> list[Trouble]:
 
     def start(members: list[int], of: str) -> Callable[[], None]:
         return lambda: [pools.restart(getattr(pools, of)[index]) for index in members] and None
+
+    def stop(signal_number: int) -> Callable[[], None]:
+        return lambda: pools.targets[0].popen.send_signal(signal_number)
 
     def users(level: int, *, long: bool = False) -> Callable[[], None]:
         def change() -> None:
@@ -65,6 +81,14 @@ def troubles(pools: Pools, load: Load, folder: Path) -> list[Trouble]:
     clueless = str(clueless_draft(folder / "clueless"))
     return [
         Trouble("one of two targets killed", ("OutriderTargetLost",), kill([0], "targets"), start([0], "targets")),
+        Trouble("one of two targets hangs", ("OutriderTargetLost",), stop(signal.SIGSTOP), stop(signal.SIGCONT)),
+        Trouble(
+            "one of two targets drained",
+            (),
+            stop(signal.SIGTERM),
+            start([0], "targets"),
+            spares=("OutriderTargetLost", "OutriderNoTarget"),
+        ),
         Trouble("both targets killed", ("OutriderNoTarget",), kill([0, 1], "targets"), start([0, 1], "targets")),
         Trouble(
             "both drafts killed",
@@ -81,6 +105,12 @@ def troubles(pools: Pools, load: Load, folder: Path) -> list[Trouble]:
         Trouble("long prompts of many", ("OutriderKVCacheNearlyFull",), users(14, long=True), usual),
         Trouble("users come and come", ("OutriderQueueGrowing",), crowd, usual),
         Trouble("more users than places", ("OutriderRequestsRefused",), users(60), usual),
+        Trouble(
+            "a file of API keys that breaks",
+            ("OutriderKeysOutdated",),
+            lambda: write_half_a_key_file(folder),
+            lambda: write_key_file(folder),
+        ),
         Trouble("the gateway killed", ("OutriderGatewayDown",), kill([0], "gateways"), start([0], "gateways")),
     ]
 
@@ -90,15 +120,18 @@ def all_alerts() -> set[str]:
     return {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
 
 
-def provoke(trouble: Trouble, prometheus: Prometheus) -> list[Seen]:
-    """The trouble is undone whether it raised its alerts or not."""
+def provoke(trouble: Trouble, prometheus: Prometheus) -> tuple[list[Seen], set[str]]:
+    """What its alerts did, and which fired that it must spare. It is undone whether it raised its alerts or not."""
+    calm = _watch(prometheus, set(trouble.raises + trouble.spares), time.monotonic(), ENDED_WITHIN_S, firing=False)
     began_s = time.monotonic()
     trouble.do()
     raised = _watch(prometheus, set(trouble.raises), began_s, RAISED_WITHIN_S, firing=True)
+    unspared = _watch(prometheus, set(trouble.spares), began_s, SPARED_S, firing=True)
     undone_s = time.monotonic()
     trouble.undo()
     ended = _watch(prometheus, set(raised), undone_s, ENDED_WITHIN_S, firing=False)
-    return [Seen(alert, trouble.what, raised.get(alert), ended.get(alert)) for alert in trouble.raises]
+    seen = [Seen(alert, trouble.what, alert in calm, raised.get(alert), ended.get(alert)) for alert in trouble.raises]
+    return seen, set(unspared)
 
 
 def _watch(

@@ -1,4 +1,4 @@
-"""Whether every query of the dashboards returns data from the Prometheus that has watched the system."""
+"""Whether every query of the dashboards returns data, and data that moves, from the Prometheus that has watched."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from tests.watching.dashboards import FILES, Asked, other_queries, panel_queries
 from tests.watching.prometheus import WINDOW_S, Prometheus
 
 RATE_INTERVAL = f"{WINDOW_S}s"
+STILL = ("proposals_refused_total", "ALERTS{")
+"""In queries of what stays as it is: no part lies here, and an alert that fires is 1."""
 _LABEL_VALUES = re.compile(r"label_values\((.+), (\w+)\)")
 
 
@@ -17,11 +19,21 @@ class Answered:
     asked: Asked
     num_series: int
     num_samples: int
+    """That are numbers."""
+    num_moving: int = 0
+    """Series that have more than one value."""
     error: str | None = None
 
     @property
+    def fault(self) -> str | None:
+        if self.error is not None or not self.num_samples:
+            return self.error or "no data"
+        may_stand = self.asked.instant or any(name in self.asked.expr for name in STILL)
+        return None if self.num_moving or may_stand else "nothing moves"
+
+    @property
     def well(self) -> bool:
-        return self.error is None and self.num_samples > 0
+        return self.fault is None
 
 
 def answers(prometheus: Prometheus, start_s: float, end_s: float) -> list[Answered]:
@@ -36,8 +48,9 @@ def _answer(prometheus: Prometheus, asked: Asked, start_s: float, end_s: float) 
         variable = _LABEL_VALUES.fullmatch(expr)
         if variable is not None:
             found = prometheus.label_values(variable[2], variable[1])
-            return Answered(asked, len(found), len(found))
+            return Answered(asked, len(found), len(found), len(found))
         lines = prometheus.now(expr) if asked.instant else prometheus.course(expr, start_s, end_s)
     except (RuntimeError, KeyError) as error:
-        return Answered(asked, 0, 0, str(error))
-    return Answered(asked, len(lines), sum(len(line.values) for line in lines))
+        return Answered(asked, 0, 0, error=str(error))
+    num_moving = sum(len(set(line.values)) > 1 for line in lines)
+    return Answered(asked, len(lines), sum(len(line.values) for line in lines), num_moving)

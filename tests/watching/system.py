@@ -20,6 +20,7 @@ MAX_RUNNING, MAX_QUEUE = 12, 24
 KV_CACHE_TOKENS = 2560
 """Little more than a context: six answers with long prompts fill it."""
 KEYS = {name: new_key() for name in ("free", "limited")}
+KEY_FILE = "keys.yaml"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -30,19 +31,23 @@ def watched(folder: Path) -> Iterator[Pools]:
         2,
         target_args=("--kv-cache-tokens", str(KV_CACHE_TOKENS)),
         gateway_args=(
-            *("--max-running", str(MAX_RUNNING), "--max-queue", str(MAX_QUEUE)),
-            *("--api-keys", str(_key_file(folder))),
+            *("--max-running", str(MAX_RUNNING), "--max-queue", str(MAX_QUEUE), "--max-queue-wait-s", "600"),
+            *("--api-keys", str(write_key_file(folder))),
         ),
         log_folder=folder,
     ) as pools:
         yield pools
 
 
-def _key_file(folder: Path) -> Path:
+def write_key_file(folder: Path) -> Path:
     limits = {"free": {}, "limited": {"requests_per_minute": 20}}
-    path = folder / "keys.yaml"
+    path = folder / KEY_FILE
     write_keys(path, tuple(ApiKey(name=name, sha256=digest_of(KEYS[name]), **limits[name]) for name in KEYS))
     return path
+
+
+def write_half_a_key_file(folder: Path) -> None:
+    (folder / KEY_FILE).write_text("keys: [{name: fr")
 
 
 def clueless_draft(folder: Path) -> Path:
