@@ -82,9 +82,10 @@ class Coordinator:
         limit, wait_s = places.capacity + config.max_queue, places.wait_s()
         if places.num_admitted + num_answers > limit:
             why = f"{num_answers} more would pass the limit of {limit}"
-        elif config.max_queue_wait_s is not None and wait_s > config.max_queue_wait_s:
+        elif not model.queue_limit.admits(places.capacity, places.num_admitted, wait_s):
             why = (
-                f"one more would wait for about {wait_s:.3g} s, more than max_queue_wait_s {config.max_queue_wait_s:g}"
+                f"one more would wait for about {wait_s:.3g} s; the queue has been longer than max_queue_wait_s "
+                f"{config.max_queue_wait_s:g} and lets in only whom a place is free for until half of them are"
             )
         else:
             return

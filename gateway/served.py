@@ -21,6 +21,7 @@ from gateway.member import DraftMember, TargetMember
 from gateway.membership import PoolSpec
 from gateway.placement import choose_draft, choose_target
 from gateway.places import Places
+from gateway.queue_limit import QueueLimit
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import GatewayConfig
@@ -70,6 +71,7 @@ class ServedModel:
         self.drafts: dict[str, DraftMember] = {}
         """Of all draft pools that serve this one."""
         self.places = Places(self.config.max_running)
+        self.queue_limit = QueueLimit(self.config.max_queue_wait_s)
         self.reference: Reference | None = None
         self.referenced = asyncio.Event()
         """Set once `reference` is known."""

@@ -11,6 +11,7 @@ from gateway.coordinator import Coordinator
 from gateway.generation import GenerationRequest
 from gateway.places import Places
 from gateway.queue_estimate import QueueEstimate
+from gateway.queue_limit import BURST_S, QueueLimit
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import Overloaded, Unavailable
 from outrider.wire.params import SamplingParams
@@ -24,16 +25,17 @@ class Clock:
         return self.now
 
 
-def coordinator_of(**settings: Any) -> tuple[Coordinator, Places, str]:
+def coordinator_of(**settings: Any) -> tuple[Coordinator, Places, str, Clock]:
     """Two places and two in the queue, answers taking 8 s."""
-    config = GatewayConfig(target="127.0.0.1:9", max_running=2, max_queue=2, **settings)
+    config = GatewayConfig(target="127.0.0.1:9", **{"max_running": 2, "max_queue": 2} | settings)
     model = served_model({"a": link_of(connection_of())}, {}, gateway=config)
     clock = Clock()
+    model.queue_limit = QueueLimit(config.max_queue_wait_s, clock)
     model.places.estimate = QueueEstimate(2, clock)
     with model.places.estimate.served():
         clock.now += 8.0
     pools: Any = SimpleNamespace(models={"target": model}, metrics=model.metrics)
-    return Coordinator(cast(Any, pools)), model.places, model.facts.id
+    return Coordinator(cast(Any, pools)), model.places, model.facts.id, clock
 
 
 def admit(coordinator: Coordinator, model_id: str, count: int = 1) -> None:
@@ -41,7 +43,7 @@ def admit(coordinator: Coordinator, model_id: str, count: int = 1) -> None:
 
 
 def test_a_full_queue_says_when_it_is_expected_to_have_been_worked_off() -> None:
-    coordinator, places, model_id = coordinator_of()
+    coordinator, places, model_id, _ = coordinator_of()
     admit(coordinator, model_id, 2)
     admit(coordinator, model_id, 2)
     for call in (lambda: admit(coordinator, model_id), lambda: coordinator.check_room(model_id, 1)):
@@ -51,25 +53,46 @@ def test_a_full_queue_says_when_it_is_expected_to_have_been_worked_off() -> None
     assert (places.num_admitted, places.num_refused) == (4, 2)
 
 
-def test_who_would_wait_too_long_is_refused_though_the_queue_has_room() -> None:
-    coordinator, _, model_id = coordinator_of(max_queue_wait_s=5.0)
-    admit(coordinator, model_id, 3)  # two run, the third will wait for about 4 s
-    with pytest.raises(Overloaded, match=r"would wait for about 8 s, more than max_queue_wait_s 5") as refused:
+def test_a_burst_at_an_idle_model_waits_and_what_comes_after_it_is_refused() -> None:
+    coordinator, places, model_id, clock = coordinator_of(max_queue=64)
+    for _ in range(50):
         admit(coordinator, model_id)
-    assert refused.value.retry_after_s == 8.0
+    clock.now += BURST_S
+    with pytest.raises(Overloaded, match=r"would wait for about 196 s; .* max_queue_wait_s 0.5") as refused:
+        admit(coordinator, model_id)
+    assert refused.value.retry_after_s == 196.0
+    assert (places.num_admitted, places.num_refused) == (50, 1)
 
 
-def test_without_places_taken_nobody_is_refused_for_the_wait() -> None:
-    coordinator, _, model_id = coordinator_of(max_queue_wait_s=0.001)
-    admit(coordinator, model_id, 1)
-    admit(coordinator, model_id, 1)
-    with pytest.raises(Overloaded) as refused:
-        admit(coordinator, model_id, 1)
-    assert refused.value.retry_after_s == 4.0
+def test_under_overload_nobody_waits_until_half_of_the_places_are_free() -> None:
+    coordinator, places, model_id, clock = coordinator_of(max_queue=64, max_queue_wait_s=5.0)
+    admit(coordinator, model_id, 2)
+    clock.now += BURST_S
+    admit(coordinator, model_id)  # nobody waits; about 4 s
+    with pytest.raises(Overloaded, match=r"about 8 s; .* max_queue_wait_s 5"):
+        admit(coordinator, model_id)
+    places.num_admitted = 2  # nobody waits again, but both places are taken
+    with pytest.raises(Overloaded, match="about 4 s"):
+        admit(coordinator, model_id)
+    places.num_admitted = 1
+    admit(coordinator, model_id)
+    admit(coordinator, model_id)
+    assert places.num_admitted == 3
+
+
+def test_a_batch_that_would_rather_wait_fills_the_queue() -> None:
+    coordinator, places, model_id, clock = coordinator_of(max_queue=64, max_queue_wait_s=600.0)
+    for _ in range(66):
+        admit(coordinator, model_id)
+        clock.now += BURST_S
+    with pytest.raises(Overloaded, match="limit of 66"):
+        admit(coordinator, model_id)
+    places.num_admitted -= 1
+    admit(coordinator, model_id)
 
 
 def test_a_gateway_that_stops_and_a_model_without_a_target_are_unavailable() -> None:
-    coordinator, _, model_id = coordinator_of()
+    coordinator, _, model_id, _ = coordinator_of()
     with pytest.raises(Unavailable):
         coordinator.check_room("another", 1)
     coordinator.draining = True
