@@ -22,6 +22,7 @@ class Loads:
         self._busy: dict[str, _Samples] = {}
         self._rounds: dict[tuple[str, str], _Samples] = {}
         self._queued: dict[str, int] = {}
+        self._refused: dict[tuple[str, str], _Samples] = {}
         self._running: dict[str, int] = {}
 
     def add_info(self, member: str, info: common_pb2.WorkerInfo, at_s: float) -> None:
@@ -47,8 +48,9 @@ class Loads:
                 key = (report.gateway, load.pool)
                 seen.add(key)
                 _add(self._rounds.setdefault(key, deque()), at_s, load.num_rounds, load.num_late)
+                _add(self._refused.setdefault(key, deque()), at_s, load.num_refused, 0)
         for key in self._rounds.keys() - seen:
-            del self._rounds[key]
+            del self._rounds[key], self._refused[key]
 
     def sight(self, pool: Pool, serving: Iterable[str], *, num_starting: int, num_draining: int) -> Sight:
         """`serving`: names of the pool's workers that can be used."""
@@ -60,9 +62,14 @@ class Loads:
             num_draining=num_draining,
             num_queued=self._queued.get(pool.name, 0) if pool.role == "target" else 0,
             num_asked=sum(self._queued.get(name, 0) + self._running.get(name, 0) for name in pool.serves),
+            num_refused=self._num_refused(pool.name) if pool.role == "target" else 0,
             busy_share=sum(shares) / len(shares) if members and len(shares) == len(members) else None,
             late_share=self._late(pool.serves) if pool.role == "draft" else None,
         )
+
+    def _num_refused(self, target: str) -> int:
+        """In the last WINDOW_S."""
+        return sum(max(0, found[-1][1] - found[0][1]) for (_, pool), found in self._refused.items() if pool == target)
 
     def _late(self, targets: Iterable[str]) -> float | None:
         names = set(targets)

@@ -25,6 +25,8 @@ class Sight:
     num_draining: int = 0
     num_queued: int = 0
     """Answers that wait for a place, at all gateways. Of a draft pool: not looked at."""
+    num_refused: int = 0
+    """Answers refused for want of places in the last seconds, likewise."""
     num_asked: int = 0
     """Of a draft pool: answers that run or wait in its target pools, at all gateways."""
     busy_share: float | None = None
@@ -88,8 +90,9 @@ class Scaler:
         config = self._config
         if not sight.num_serving:
             return f"no draft for {sight.num_asked} answers" if sight.num_asked else None
-        if self._role == "target" and sight.num_queued > config.queue_high * sight.num_serving:
-            return f"{sight.num_queued} answers wait for {sight.num_serving} targets"
+        if self._role == "target" and sight.num_queued + sight.num_refused > config.queue_high * sight.num_serving:
+            refused = f" and {sight.num_refused} were refused" if sight.num_refused else ""
+            return f"{sight.num_queued} answers wait for {sight.num_serving} targets{refused}"
         if sight.busy_share is not None and sight.busy_share > config.busy_high:
             return f"busy for {sight.busy_share:.0%} of the time"
         if self._role == "draft" and sight.late_share is not None and sight.late_share > config.late_high:
@@ -98,7 +101,13 @@ class Scaler:
 
     def _too_little(self, sight: Sight) -> str | None:
         """Not while it is unknown or one goes already, and not when the others would have too much then."""
-        if sight.busy_share is None or sight.num_draining or sight.num_queued or self._too_much(sight) is not None:
+        if (
+            sight.busy_share is None
+            or sight.num_draining
+            or sight.num_queued
+            or sight.num_refused
+            or self._too_much(sight) is not None
+        ):
             return None
         if sight.num_serving == 1:  # the last one of a pool that may have none
             is_idle = sight.busy_share == 0 and not sight.num_asked

@@ -152,7 +152,8 @@ async def test_pools_grow_under_load_and_shrink_without_it(processes: Tree) -> N
     pools["scaling"] = {"up_after_s": 1, "down_after_s": 4, "busy_high": 0.3, "busy_low": 0.1}
     with launched(json.dumps(pools) + "\n") as command:
         registry = (await asyncio.to_thread(command.ready))["registry"]
-        async with under_load(registry, num_clients=8, gateway_args=("--max-running", "2")) as load:
+        patient = ("--max-running", "2", "--max-queue-wait-s", "600")
+        async with under_load(registry, num_clients=8, gateway_args=patient) as load:
             await until_serving(registry, "chat", 2)
             await until_serving(registry, "small", 2)
         load.assert_whole()

@@ -35,6 +35,23 @@ def test_a_queue_of_what_is_allowed_is_no_reason() -> None:
     assert changes(scaler(), lambda now: Sight(num_serving=2, num_queued=4, busy_share=0.5), 100) == []
 
 
+def test_what_is_refused_counts_like_what_waits() -> None:
+    sight = Sight(num_serving=2, num_queued=1, num_refused=4, busy_share=0.1)
+    assert changes(scaler(), lambda now: sight, 5) == [(5, Change.GROW)]
+    assert changes(scaler(), lambda now: Sight(num_serving=2, num_refused=1, busy_share=0.1), 300) == []
+
+
+def test_refusals_are_those_of_the_last_seconds() -> None:
+    loads = Loads()
+    for second in range(6):
+        loads.set_reports([report("g", num_refused=70 + second), report("h", num_refused=3)], second)
+    assert loads.sight(CHAT, ["a"], num_starting=0, num_draining=0).num_refused == 5
+    assert loads.sight(SMALL, ["b"], num_starting=0, num_draining=0).num_refused == 0
+    for second in range(6, 13):
+        loads.set_reports([report("g", num_refused=75)], second)
+    assert loads.sight(CHAT, ["a"], num_starting=0, num_draining=0).num_refused == 0
+
+
 def test_busy_workers_grow_either_pool() -> None:
     for role in ("target", "draft"):
         assert changes(scaler(role), lambda now: Sight(num_serving=1, busy_share=0.9), 5) == [(5, Change.GROW)]
