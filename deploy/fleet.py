@@ -7,36 +7,27 @@ One owner: the launcher's main thread, which calls `tick` a few times a second. 
 from __future__ import annotations
 
 import concurrent.futures
-import queue
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from deploy.actors import Refused, Started
 from deploy.loads import Loads
-from deploy.ray_workers import Answer, Lost
-from deploy.scaling import Change, Scaler
+from deploy.member import DRAINING, ROLES, SERVING, STARTING, Member, Worker, trouble_of
+from deploy.ray_workers import Lost
 from deploy.sightings import Seen
+from deploy.sizes import Census, Sizes
 from outrider.cli.pools import MAX_COUNT, Pool, Role
 from outrider.cli.system import ScalingConfig
-from outrider.v1 import common_pb2, registry_pb2
+from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.hang_watch import MIN_SILENCE_S, allowed_s
 from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
 
-ROLES = {"target": registry_pb2.ROLE_TARGET, "draft": registry_pb2.ROLE_DRAFT}
-STARTING = registry_pb2.MEMBER_STATE_STARTING
-SERVING = registry_pb2.MEMBER_STATE_SERVING
-DRAINING = registry_pb2.MEMBER_STATE_DRAINING
-
 _LOST_AFTER_S = 5.0
 """A worker that answers nothing for this long is not to be used; one that refuses the connection twice, at once."""
-_MOST_STEP_S = 300.0
-"""An engine that is at one step for longer hangs, whatever its other steps took; one that has made none yet, too."""
 HUNG_AFTER_S = 30.0
 """A worker that answers nothing, or whose engine hangs, for this long is ended, so that Ray starts another."""
 _ASK_AGAIN_S = 1.0
@@ -52,18 +43,6 @@ NOTICE_S = 1.5
 _STOP_TIMEOUT_S = 5.0
 
 
-class Worker(Protocol):
-    """`ray_workers.Worker`."""
-
-    def ask(self) -> None: ...
-    def answer(self) -> Answer | None: ...
-    def num_restarts(self) -> int: ...
-    def restart(self) -> None: ...
-    def begin_stop(self) -> None: ...
-    def has_stopped(self) -> bool: ...
-    def kill(self) -> None: ...
-
-
 class Workers(Protocol):
     """`ray_workers.RayWorkers`."""
 
@@ -77,37 +56,6 @@ class Eyes(Protocol):
     def watch(self, member: str, role: Role, address: str) -> None: ...
     def forget(self, member: str) -> None: ...
     def take(self) -> list[Seen]: ...
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """A worker under its lasting name."""
-
-    name: str
-    pool: Pool
-    worker: Worker
-    state: registry_pb2.MemberState = STARTING
-    started: Started | None = None
-    """Of its last life that said where it is, until that is known to be over."""
-    epoch: int = 0
-    """Of its last life that did."""
-    is_watched: bool = False
-    """It is asked for its facts where it says it is. Not while it is lost."""
-    info: common_pb2.WorkerInfo | None = None
-    """Of that life, too."""
-    info_at_s: float = 0.0
-    """When it was asked for it."""
-    was_there: bool = False
-    """A launcher before this one started it."""
-    may_be_used: bool = False
-    """Gateways may have streams to it: this life has served, or may have for a launcher before this one."""
-    has_served: bool = False
-    num_failures: int = 0
-    failing_since_s: float | None = None
-    """When it was last asked for its facts in vain for the first time; None once Ray says that its process ended."""
-    ask_at_s: float | None = None
-    draining_since_s: float = 0.0
-    stopping_since_s: float | None = None
 
 
 class Fleet:
@@ -133,25 +81,17 @@ class Fleet:
         self._workers = workers
         self._eyes = eyes
         self._report = report
-        self._room = room
         self._clock = clock
         self._drain_limit_s = drain_limit_s
         self._hung_after_s = hung_after_s
         self._notice_s = NOTICE_S
         self._is_ending = False
         self._loads = Loads()
-        self._scalers = {
-            pool.name: Scaler(pool.role, pool.min, pool.max, scaling)
-            for pool in self._pools.values()
-            if pool.sized_by_load
-        }
-        self._wanted = {pool.name: pool.count for pool in self._pools.values()}
+        self._sizes = Sizes(self._pools, scaling, self._loads, self._census, room, report)
         self._members: dict[str, Member] = {}
         self._ending: list[Member] = []
         self._not_before_s: dict[str, float] = {}
-        self._scaled_at_s = self._counted_at_s = 0.0
-        self._asked: queue.SimpleQueue[tuple[str, int | None, concurrent.futures.Future[registry_pb2.ScaleReply]]]
-        self._asked = queue.SimpleQueue()
+        self._counted_at_s = 0.0
         self._published = registry_pb2.Membership(epoch=secrets.randbits(64) | 1)
         self._has_started = False
         self._began_s = clock()
@@ -167,7 +107,7 @@ class Fleet:
             self._members[name] = Member(name, pool, worker, was_there=True, may_be_used=True)
         for pool in self._pools.values():
             found = sum(member.pool is pool for member in self._members.values())
-            self._wanted[pool.name] = max(pool.count, min(found, pool.max))
+            self._sizes.wanted[pool.name] = max(pool.count, min(found, pool.max))
         self._reconcile()
 
     def is_ready(self) -> bool:
@@ -187,23 +127,25 @@ class Fleet:
             self._follow(member, now_s)
         self._end_stopped(now_s)
         if not self._has_started:
-            self._has_started = all(self._count(pool, SERVING) >= self._wanted[pool.name] for pool in self._all_pools())
-        self._answer_scale_requests()
-        self._scale_by_load(reports, now_s)
+            self._has_started = all(
+                len(self._census(pool).serving) >= self._sizes.wanted[pool.name] for pool in self._all_pools()
+            )
+        for name in self._sizes.set_by_hand():
+            self._not_before_s.pop(name, None)
+        if self._has_started:
+            self._sizes.set_by_load(reports, now_s)
         self._reconcile()
         return self._changed() if self._may_tell(now_s) else None
 
     def scale(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
         """From any thread: `count` workers, or only ask. An empty pool's name asks about all."""
-        done: concurrent.futures.Future[registry_pb2.ScaleReply] = concurrent.futures.Future()
-        self._asked.put((pool, count, done))
-        return done
+        return self._sizes.ask(pool, count)
 
     def drain_all(self, notice_s: float = NOTICE_S) -> registry_pb2.Membership | None:
         """Everything is to end: no gateway sends more here. `notice_s`: until all gateways have heard of it."""
         self._is_ending, self._notice_s = True, notice_s
         for pool in self._all_pools():
-            self._wanted[pool.name] = 0
+            self._sizes.wanted[pool.name] = 0
         for member in self.members:
             self._drain(member)
         return self._changed()
@@ -236,7 +178,7 @@ class Fleet:
         """What its actor says of its present life."""
         answer = member.worker.answer()
         if isinstance(answer, Lost) or (isinstance(answer, Started) and answer.epoch != member.epoch and member.epoch):
-            _forget_life(member)
+            member.forget_life()
         if isinstance(answer, Started):
             member.started, member.epoch, member.is_watched = answer, answer.epoch, True
             self._eyes.watch(member.name, member.pool.role, answer.address)
@@ -282,9 +224,9 @@ class Fleet:
             return  # of another life, or given up
         if seen.info is not None and seen.info.epoch != member.started.epoch:
             self._lose(member, "it has another life")
-            _forget_life(member)
+            member.forget_life()
             return
-        trouble = _trouble(seen)
+        trouble = trouble_of(seen)
         if trouble is not None:
             self._fail(member, seen, trouble)
         if seen.info is None:
@@ -325,20 +267,16 @@ class Fleet:
             if is_unused or now_s - member.draining_since_s >= self._drain_limit_s:
                 self._report(member.name, "ended", "it has drained" if is_unused else "its answers took too long")
                 self._begin_end(member)
-        elif self._hangs(member, now_s):
+        elif member.hangs(now_s, self._hung_after_s):
             log.warning("%s has hung for %.0f s: its process is ended", member.name, self._hung_after_s)
             member.failing_since_s = None
             member.worker.restart()
 
-    def _hangs(self, member: Member, now_s: float) -> bool:
-        return member.failing_since_s is not None and now_s - member.failing_since_s >= self._hung_after_s
-
     def _is_unused(self, member: Member, now_s: float) -> bool:
         """Of one that drains, by what was seen once no gateway opens slots there. One that hangs serves nobody."""
-        if not member.may_be_used or self._hangs(member, now_s):
+        if not member.may_be_used or member.hangs(now_s, self._hung_after_s):
             return True
-        told_s = member.draining_since_s + self._notice_s
-        return member.info is not None and member.info_at_s >= told_s and not member.info.num_slots_in_use
+        return member.is_idle_since(member.draining_since_s + self._notice_s)
 
     def _drain(self, member: Member) -> None:
         if not member.may_be_used:
@@ -362,88 +300,24 @@ class Fleet:
                 member.worker.kill()
                 self._ending.remove(member)
 
-    def _answer_scale_requests(self) -> None:
-        while not self._asked.empty():
-            name, count, done = self._asked.get()
-            if not done.set_running_or_notify_cancel():
-                continue  # who asked has left
-            try:
-                if count is not None:
-                    self._set_wanted(self._pool(name), count)
-                pools = [self._pool(name)] if name else self._all_pools()
-                done.set_result(registry_pb2.ScaleReply(pools=[self._size(pool) for pool in pools]))
-            except OutriderError as error:
-                done.set_exception(error)
-
-    def _pool(self, name: str) -> Pool:
-        if name not in self._pools:
-            known = ", ".join(self._pools)
-            raise ConfigError(f"there is no pool {name!r}; there are {known}", param="pool")
-        return self._pools[name]
-
-    def _set_wanted(self, pool: Pool, count: int) -> None:
-        least, most = (pool.min, pool.max) if pool.sized_by_load else (int(pool.role == "target"), MAX_COUNT)
-        if not least <= count <= most:
-            by = ", its min and max" if pool.sized_by_load else ""
-            raise ConfigError(f"{pool.name} cannot have {count} workers: from {least} to {most}{by}", param="count")
-        if count > self._wanted[pool.name] and (reason := self._why_no_room(pool, count)):
-            raise ConfigError(reason, param="count")
-        self._wanted[pool.name] = count
-        self._not_before_s.pop(pool.name, None)
-        if pool.name in self._scalers:
-            self._scalers[pool.name].reset()
-
-    def _why_no_room(self, pool: Pool, count: int) -> str | None:
-        """For so many workers. Those that drain are there: they can be taken back."""
-        return self._room(pool) if count > len(self._of(pool)) else None
-
-    def _size(self, pool: Pool) -> registry_pb2.PoolSize:
-        return registry_pb2.PoolSize(
-            pool=pool.name,
-            role=ROLES[pool.role],
-            num_wanted=self._wanted[pool.name],
-            num_starting=self._count(pool, STARTING),
-            num_serving=self._count(pool, SERVING),
-            num_draining=self._count(pool, DRAINING),
-        )
-
-    def _scale_by_load(self, reports: Iterable[registry_pb2.GatewayReport], now_s: float) -> None:
-        if not self._has_started or now_s - self._scaled_at_s < 1.0:
-            return
-        self._scaled_at_s = now_s
-        self._loads.set_reports(reports, now_s)
-        for name, scaler in self._scalers.items():
-            pool = self._pools[name]
-            serving = [member.name for member in self._of(pool) if member.state == SERVING]
-            starting = max(self._count(pool, STARTING), self._wanted[name] - len(serving))
-            sight = self._loads.sight(pool, serving, num_starting=starting, num_draining=self._count(pool, DRAINING))
-            decision = scaler.decide(sight, now_s)
-            wanted = self._wanted[name] + decision.change.value
-            if decision.change is Change.GROW and (reason := self._why_no_room(pool, wanted)):
-                log.warning("%s would get another worker: %s; but %s", name, decision.reason, reason)
-            elif decision.change is not Change.STAY:
-                self._wanted[name] = wanted
-                self._report(name, "scaling", f"to {wanted}: {decision.reason}")
-
     def _reconcile(self) -> None:
         """Start what is missing, drain what is too much."""
         for pool in self._all_pools():
             active = [member for member in self._of(pool) if member.state != DRAINING]
-            missing = self._wanted[pool.name] - len(active)
+            missing = self._sizes.wanted[pool.name] - len(active)
             for member in [one for one in self._of(pool) if one.state == DRAINING][: max(0, missing)]:
                 self._take_back(member)
                 missing -= 1
             if missing > 0 and self._clock() >= self._not_before_s.get(pool.name, -1.0):
                 for _ in range(missing):
                     self._create(pool)
-            for member in sorted(active, key=_least_useful)[: max(0, -missing)]:
+            for member in sorted(active, key=lambda member: member.usefulness)[: max(0, -missing)]:
                 self._drain(member)
 
     def _take_back(self, member: Member) -> None:
         """It takes requests again, once it is seen: its actor was told nothing."""
-        is_seen = member.is_watched and member.info is not None and member.failing_since_s is None
-        member.state = SERVING if is_seen else STARTING
-        if is_seen and member.started is not None:
+        member.state = SERVING if member.is_well else STARTING
+        if member.is_well and member.started is not None:
             self._report(member.name, "ready", member.started.address)
 
     def _create(self, pool: Pool) -> None:
@@ -470,7 +344,7 @@ class Fleet:
             epoch=self._published.epoch,
             version=self._published.version,
             pools=[_pool_message(pool) for pool in self._all_pools()],
-            members=[_member_message(member) for member in self._members.values()],
+            members=[member.message() for member in self._members.values()],
         )
         if now == self._published:
             return None
@@ -484,46 +358,14 @@ class Fleet:
     def _of(self, pool: Pool) -> list[Member]:
         return [member for member in self._members.values() if member.pool is pool]
 
-    def _count(self, pool: Pool, state: registry_pb2.MemberState) -> int:
-        return sum(member.state == state for member in self._of(pool))
-
-
-def _forget_life(member: Member) -> None:
-    """It is over: nobody uses it, and how it failed does not count. An actor that goes on without answering hangs."""
-    member.started = member.info = member.failing_since_s = None
-    member.may_be_used = False
-
-
-def _trouble(seen: Seen) -> str | None:
-    """Why it is of no use as it was seen."""
-    if seen.info is None:
-        return "it does not answer" if seen.is_silent else "its process is gone"
-    step_s, longest_s = seen.info.current_step_us / 1e6, seen.info.longest_step_us / 1e6
-    if step_s < allowed_s(longest_s, MIN_SILENCE_S, _MOST_STEP_S):
-        return None
-    return f"its engine has been at one step for {step_s:.0f} s, the longest took {longest_s:.3g} s"
-
-
-def _least_useful(member: Member) -> tuple[bool, int, int]:
-    """First to go: one that nobody uses yet, then the one with the fewest answers, then the last."""
-    slots = member.info.num_slots_in_use if member.info is not None else 0
-    return (member.state == SERVING, slots, -int(member.name.rpartition("-")[2]))
+    def _census(self, pool: Pool) -> Census:
+        names: dict[int, list[str]] = {STARTING: [], SERVING: [], DRAINING: []}
+        for member in self._of(pool):
+            names[member.state].append(member.name)
+        return Census(names[SERVING], len(names[STARTING]), len(names[DRAINING]))
 
 
 def _pool_message(pool: Pool) -> registry_pb2.Pool:
     return registry_pb2.Pool(
         name=pool.name, role=ROLES[pool.role], model_name=pool.model_name or "", serves=pool.serves
-    )
-
-
-def _member_message(member: Member) -> registry_pb2.Member:
-    started = member.started if member.state != STARTING else None
-    return registry_pb2.Member(
-        name=member.name,
-        pool=member.pool.name,
-        role=ROLES[member.pool.role],
-        state=member.state,
-        address=started.address if started else "",
-        metrics_address=(started.metrics_address or "") if started else "",
-        node=started.node if started else "",
     )

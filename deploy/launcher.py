@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TextIO
 
 from deploy.cluster import Cluster
-from deploy.fleet import NOTICE_S, SERVING, Fleet
+from deploy.fleet import NOTICE_S, Fleet
+from deploy.member import SERVING
 from deploy.placement import Placement, check_fits, place
 from deploy.ray_workers import RayWorkers
 from deploy.registry import Registry, reachable

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from deploy.actors import Refused, Started
-from deploy.fleet import DRAINING, SERVING, STARTING, Fleet
+from deploy.fleet import Fleet
+from deploy.member import DRAINING, SERVING, STARTING
 from deploy.ray_workers import Answer, Lost
 from deploy.sightings import Seen
 from outrider.cli.pools import Pool

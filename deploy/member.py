@@ -1,0 +1,109 @@
+"""A worker under its lasting name, through all its lives. No I/O: its owner, the fleet, says what becomes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from deploy.actors import Started
+from deploy.ray_workers import Answer
+from deploy.sightings import Seen
+from outrider.cli.pools import Pool
+from outrider.v1 import common_pb2, registry_pb2
+from outrider.wire.hang_watch import MIN_SILENCE_S, allowed_s
+
+ROLES = {"target": registry_pb2.ROLE_TARGET, "draft": registry_pb2.ROLE_DRAFT}
+STARTING = registry_pb2.MEMBER_STATE_STARTING
+SERVING = registry_pb2.MEMBER_STATE_SERVING
+DRAINING = registry_pb2.MEMBER_STATE_DRAINING
+
+_MOST_STEP_S = 300.0
+"""An engine that is at one step for longer hangs, whatever its other steps took; one that has made none yet, too."""
+
+
+class Worker(Protocol):
+    """`ray_workers.Worker`."""
+
+    def ask(self) -> None: ...
+    def answer(self) -> Answer | None: ...
+    def num_restarts(self) -> int: ...
+    def restart(self) -> None: ...
+    def begin_stop(self) -> None: ...
+    def has_stopped(self) -> bool: ...
+    def kill(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One of a pool."""
+
+    name: str
+    pool: Pool
+    worker: Worker
+    state: registry_pb2.MemberState = STARTING
+    started: Started | None = None
+    """Of its last life that said where it is, until that is known to be over."""
+    epoch: int = 0
+    """Of its last life that did."""
+    is_watched: bool = False
+    """It is asked for its facts where it says it is. Not while it is lost."""
+    info: common_pb2.WorkerInfo | None = None
+    """Of that life, too."""
+    info_at_s: float = 0.0
+    """When it was asked for it."""
+    was_there: bool = False
+    """A launcher before this one started it."""
+    may_be_used: bool = False
+    """Gateways may have streams to it: this life has served, or may have for a launcher before this one."""
+    has_served: bool = False
+    num_failures: int = 0
+    failing_since_s: float | None = None
+    """When it was last asked for its facts in vain for the first time; None once Ray says that its process ended."""
+    ask_at_s: float | None = None
+    draining_since_s: float = 0.0
+    stopping_since_s: float | None = None
+
+    def forget_life(self) -> None:
+        """It is over: nobody uses it, and how it failed does not count."""
+        self.started = self.info = self.failing_since_s = None
+        self.may_be_used = False
+
+    def hangs(self, now_s: float, after_s: float) -> bool:
+        return self.failing_since_s is not None and now_s - self.failing_since_s >= after_s
+
+    def is_idle_since(self, told_s: float) -> bool:
+        """As it was seen when no gateway opened slots there any more."""
+        return self.info is not None and self.info_at_s >= told_s and not self.info.num_slots_in_use
+
+    @property
+    def is_well(self) -> bool:
+        """As far as it is seen."""
+        return self.is_watched and self.info is not None and self.failing_since_s is None
+
+    @property
+    def usefulness(self) -> tuple[bool, int, int]:
+        """First to go: one that nobody uses yet, then the one with the fewest answers, then the last."""
+        slots = self.info.num_slots_in_use if self.info is not None else 0
+        return (self.state == SERVING, slots, -int(self.name.rpartition("-")[2]))
+
+    def message(self) -> registry_pb2.Member:
+        started = self.started if self.state != STARTING else None
+        return registry_pb2.Member(
+            name=self.name,
+            pool=self.pool.name,
+            role=ROLES[self.pool.role],
+            state=self.state,
+            address=started.address if started else "",
+            metrics_address=(started.metrics_address or "") if started else "",
+            node=started.node if started else "",
+        )
+
+
+def trouble_of(seen: Seen) -> str | None:
+    """Why it is of no use as it was seen."""
+    if seen.info is None:
+        return "it does not answer" if seen.is_silent else "its process is gone"
+    step_s, longest_s = seen.info.current_step_us / 1e6, seen.info.longest_step_us / 1e6
+    if step_s < allowed_s(longest_s, MIN_SILENCE_S, _MOST_STEP_S):
+        return None
+    return f"its engine has been at one step for {step_s:.0f} s, the longest took {longest_s:.3g} s"
