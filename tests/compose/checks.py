@@ -29,9 +29,10 @@ class Report:
     """Checks as they are made."""
 
     def __init__(self) -> None:
-        self.num_failed = 0
+        self.num_checks = self.num_failed = 0
 
     def check(self, name: str, holds: bool, detail: str = "") -> None:
+        self.num_checks += 1
         self.num_failed += not holds
         print(f"{'ok    ' if holds else 'FAILED'} {name}{': ' + detail if detail else ''}", flush=True)
 
@@ -104,6 +105,18 @@ def judge(outcome: Outcome, report: Report, texts: dict[int, str], served_meanwh
         report.check(f"{name}: nothing worse for new requests than 503 meanwhile", not others, detail)
     report.check(f"{name}: every text as without it", not wrong, f"{len(wrong)} differ" if wrong else "")
     report.check(f"{name}: healthy and drafting again", outcome.settled)
+
+
+def judge_stop(outcome: Outcome, report: Report, texts: dict[int, str], exit_codes: dict[str, int]) -> None:
+    """Of the whole system under streams. An exit code of 137: killed, as its stop_grace_period was over."""
+    hit, name = outcome.hit(), outcome.fault
+    whole = [one for one in hit if one.error is None and one.text == texts[one.prompt]]
+    cut = [str(one.error) for one in outcome.answers if one not in hit and one.error is not None and one.times]
+    cut += [one.error or "another text" for one in hit if one not in whole]
+    report.check(f"{name}: streams were under way", len(hit) > 0, f"{len(hit)} streams")
+    report.check(f"{name}: they came to their end, and no other was begun and cut off", not cut, "; ".join(cut[:2]))
+    failed = {service: code for service, code in exit_codes.items() if code}
+    report.check(f"{name}: every container ended by itself, with exit code 0", not failed, str(failed or exit_codes))
 
 
 def show(outcomes: list[Outcome]) -> None:

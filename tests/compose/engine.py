@@ -116,6 +116,11 @@ class Project:
         found = [json.loads(line) for line in lines if line.startswith("{")]
         return {one["Service"]: one["Health"] or one["State"] for one in found}
 
+    def exit_codes(self) -> dict[str, int]:
+        """By service, of those that have ended."""
+        lines = self.compose("ps", "-a", "--format", "json", "--status", "exited").splitlines()
+        return {one["Service"]: one["ExitCode"] for one in map(json.loads, lines)}
+
     def python(self, service: str, code: str) -> str:
         """Run inside the service's container."""
         return self.compose("exec", "-T", service, "python", "-c", code)

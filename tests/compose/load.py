@@ -17,12 +17,23 @@ from tests.compose.engine import REPO, get, on_ports
 from tests.compose.streams import Answer
 
 POLL_S = 0.25
+ANSWERS_S = 400.0
 STALL_S = 0.75
 """Without a drafted token under load for this long: drafts have stopped."""
 
 
-def streams(url: str, num_lines: int, *more: str) -> subprocess.Popen[str]:
-    command = [*on_ports(), sys.executable, "-m", "tests.compose.streams", url, str(num_lines), *more]
+@dataclass(frozen=True)
+class Load:
+    """`num_lines` streams at once, of `num_tokens` each."""
+
+    url: str
+    num_lines: int
+    num_tokens: int
+
+
+def streams(load: Load, *more: str) -> subprocess.Popen[str]:
+    numbers = (str(load.num_lines), str(load.num_tokens))
+    command = [*on_ports(), sys.executable, "-m", "tests.compose.streams", load.url, *numbers, *more]
     return subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -30,13 +41,19 @@ def answers_of(printed: str) -> list[Answer]:
     return [Answer(**json.loads(line)) for line in printed.splitlines()]
 
 
-def undisturbed(url: str, num_lines: int) -> dict[int, str]:
+def undisturbed(load: Load) -> dict[int, str]:
     """The text of each prompt. Raises RuntimeError naming what went wrong."""
-    printed, _ = streams(url, num_lines, "once").communicate(timeout=300)
+    process = streams(load, "once")
+    try:
+        printed, _ = process.communicate(timeout=ANSWERS_S)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{load.num_lines} answers of {load.num_tokens} tokens took over {ANSWERS_S:g} s") from None
+    finally:
+        process.kill()
     found = answers_of(printed)
     errors = [answer.error for answer in found if answer.error is not None]
-    if errors or len(found) != num_lines:
-        raise RuntimeError(f"{len(found)} of {num_lines} answers without any fault; errors: {errors[:3]}")
+    if errors or len(found) != load.num_lines:
+        raise RuntimeError(f"{len(found)} of {load.num_lines} answers without any fault; errors: {errors[:3]}")
     return {answer.prompt: answer.text for answer in found}
 
 
@@ -108,10 +125,24 @@ class Outcome:
 
 
 def under_load(
-    url: str, num_lines: int, name: str, fault: Callable[[], None], settled: Callable[[], bool], timeout_s: float
+    load: Load, name: str, fault: Callable[[], None], settled: Callable[[], bool], timeout_s: float
 ) -> Outcome:
     """Streams before, during and after `fault`; they end once `settled`, or after timeout_s."""
-    process = streams(url, num_lines)
+    process = streams(load)
+    try:
+        return _under_load(load.url, process, name, fault, settled, timeout_s)
+    finally:
+        process.kill()
+
+
+def _under_load(
+    url: str,
+    process: subprocess.Popen[str],
+    name: str,
+    fault: Callable[[], None],
+    settled: Callable[[], bool],
+    timeout_s: float,
+) -> Outcome:
     printed: list[str] = []
     reader = threading.Thread(target=lambda: printed.extend(process.stdout or ()), daemon=True)
     reader.start()
@@ -126,7 +157,7 @@ def under_load(
         outcome.draft_stalls = watch.stalls(outcome.at)
     assert process.stdin is not None
     process.stdin.close()
-    process.wait(400)
+    process.wait(ANSWERS_S)
     reader.join(10)
     outcome.answers = answers_of("".join(printed))
     return outcome

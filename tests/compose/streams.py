@@ -1,7 +1,8 @@
-"""`python -m tests.compose.streams URL NUM`: greedy streams one after the other in NUM lines, until stdin ends.
+"""`python -m tests.compose.streams URL NUM TOKENS`: greedy streams of so many tokens, one after the other in NUM lines,
+until stdin ends.
 
 A process of its own, because published ports may be in another network namespace than the test's. Prints a JSON line
-for each answer that ended; with `once` as a third argument each prompt is sent once.
+for each answer that ended; with `once` as a fourth argument each prompt is sent once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import httpx
 
 from benchmarks.common import dev_prompts
 
-MAX_TOKENS = 1500
 TIMEOUT_S = 330.0
 
 
@@ -37,9 +37,9 @@ class Answer:
     """HTTP status of a request that was not let in."""
 
 
-async def ask(client: httpx.AsyncClient, prompt: int, text: str) -> Answer:
+async def ask(client: httpx.AsyncClient, prompt: int, text: str, num_tokens: int) -> Answer:
     answer = Answer(prompt, started=time.time())
-    body = {"prompt": text, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"prompt": text, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
@@ -69,7 +69,7 @@ def _take(answer: Answer, data: str) -> None:
             answer.times.append(round(time.time(), 3))
 
 
-async def main(url: str, num_lines: int, once: bool) -> None:
+async def main(url: str, num_lines: int, num_tokens: int, once: bool) -> None:
     prompts = dev_prompts(num_lines)
     stop = asyncio.Event()
     if not once:
@@ -77,7 +77,7 @@ async def main(url: str, num_lines: int, once: bool) -> None:
 
     async def line(number: int) -> None:
         while True:
-            answer = await ask(client, number, prompts[number])
+            answer = await ask(client, number, prompts[number], num_tokens)
             print(json.dumps(asdict(answer)), flush=True)
             if once or stop.is_set():
                 return
@@ -92,4 +92,4 @@ async def main(url: str, num_lines: int, once: bool) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), "once" in sys.argv[3:]))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), "once" in sys.argv[4:]))

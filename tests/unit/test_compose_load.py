@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compose.checks import Report, judge
+from tests.compose.checks import Report, judge, judge_stop
 from tests.compose.load import Outcome
 from tests.compose.streams import Answer
 
@@ -54,3 +54,33 @@ def test_only_refusals_at_the_door_are_excused_and_only_where_nobody_can_serve()
 
 def test_a_fault_that_hit_no_stream_proves_nothing() -> None:
     assert num_failed(outcome(answer(1.0, 9.0))) == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "exit_codes"),
+    [
+        ([answer(1.0, 9.0)], {"gateway": 0}),
+        ([answer(9.0, 17.0, error="the gateway is stopping")], {"gateway": 0}),
+        ([answer(9.0, 17.0, text="ab")], {"gateway": 0}),
+        ([answer(9.0, 17.0), answer(11.0, 17.0, error="ended by None")], {"gateway": 0}),
+        ([answer(9.0, 17.0)], {"gateway": 0, "target": 137}),
+    ],
+    ids=[
+        "no stream was under way",
+        "one ended in an error",
+        "one is short",
+        "a later one was cut off",
+        "one was killed",
+    ],
+)
+def test_a_stop_that_hurts_fails(answers: list[Answer], exit_codes: dict[str, int]) -> None:
+    report = Report()
+    judge_stop(outcome(*answers), report, {0: "abc"}, exit_codes)
+    assert report.num_failed == 1
+
+
+def test_a_stop_that_lets_streams_end_passes() -> None:
+    report = Report()
+    refused = answer(error="ConnectError('All connection attempts failed')")
+    judge_stop(outcome(answer(9.0, 17.0), refused), report, {0: "abc"}, {"gateway": 0, "target": 0})
+    assert (report.num_failed, report.num_checks) == (0, 3)
