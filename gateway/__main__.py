@@ -61,7 +61,8 @@ async def serve(config: GatewayConfig) -> None:
     registry = None
     try:
         if config.registry is not None:
-            registry = RegistryClient(config.registry, pools.certificates, pools.loads, pools.update)
+            connected = pools.metrics.registry_connected.labels(registry=config.registry)
+            registry = RegistryClient(config.registry, pools.certificates, pools.loads, pools.update, connected)
         starting = asyncio.create_task(_start(pools, registry))
         stopping = asyncio.create_task(signals.stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)

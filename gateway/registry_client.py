@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
+from prometheus_client import Gauge
 
 from gateway.membership import Membership, from_proto
 from outrider.v1 import registry_pb2 as rpb
@@ -40,11 +41,15 @@ class RegistryClient:
         certificates: CertificateFolder | None,
         loads: Callable[[], list[rpb.PoolLoad]],
         heard: Callable[[Membership], None],
+        connected: Gauge,
     ) -> None:
+        """connected: 1 while it is joined."""
         self._address = address
         self._dialer = Dialer(address, Role.LAUNCHER, MAX_MESSAGE_BYTES, certificates)
         self._loads = loads
         self._heard = heard
+        self._connected = connected
+        connected.set(0)
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._first = asyncio.Event()
         self._version = (0, 0)
@@ -92,11 +97,13 @@ class RegistryClient:
                 if not joined:
                     log.info("joined the registry at %s", self._address)
                 joined = True
+                self._connected.set(1)
                 self._take(message)
         except asyncio.CancelledError:  # we leave it, not it us
             joined = False
             raise
         finally:
+            self._connected.set(0)
             if joined:
                 log.warning("lost the registry at %s; its last membership stays in force", self._address)
             reporting.cancel()

@@ -103,6 +103,11 @@ class GatewayMetrics:
         """outrider_queue_depth: answers waiting for a place."""
         self.running = Gauge("outrider_running", "Answers being decoded.", registry=r)
         """outrider_running: answers being decoded."""
+        self.registry_connected = Gauge(
+            "outrider_registry_connected", "1 while the launcher's registry is joined.", ["registry"], registry=r
+        )
+        """outrider_registry_connected == 0: the launcher is away, and its last membership stays in force. No series
+        where there is no registry."""
         self.retries = Counter("outrider_retries", "Rounds done again, by why.", ["reason"], registry=r)
         """sum by (reason) (rate(outrider_retries_total[5m])): rounds done again. lost: the target's stream ended;
         fault: the target failed; slot: it knew no such slot; behind: it knew less of it; full, draining: the request

@@ -23,11 +23,11 @@ STATES = {
 class ScriptedRegistry(registry_pb2_grpc.RegistryServiceServicer):
     """One pool of targets, "chat", and one of drafts, "small"."""
 
-    def __init__(self, model_name: str = "") -> None:
+    def __init__(self, model_name: str = "", epoch: int = 1) -> None:
         self.address = ""
         self.reports: list[rpb.GatewayReport] = []
         self._membership = rpb.Membership(
-            epoch=1,
+            epoch=epoch,
             pools=[
                 rpb.Pool(name="chat", role=rpb.ROLE_TARGET, model_name=model_name),
                 rpb.Pool(name="small", role=rpb.ROLE_DRAFT, serves=["chat"]),
@@ -50,7 +50,9 @@ class ScriptedRegistry(registry_pb2_grpc.RegistryServiceServicer):
 
     def publish(self, **states: tuple[Process, str]) -> None:
         """target_0=(process, "serving"): from now on these are the members."""
-        membership = rpb.Membership(epoch=1, version=self._membership.version + 1, pools=self._membership.pools)
+        membership = rpb.Membership(
+            epoch=self._membership.epoch, version=self._membership.version + 1, pools=self._membership.pools
+        )
         for name, (process, state) in states.items():
             is_target = name.startswith("target")
             membership.members.add(
