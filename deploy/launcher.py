@@ -33,7 +33,7 @@ from outrider.cli.stopping import StopFlag, StopRequested
 from outrider.cli.system import RayConfig, SystemConfig, read_yaml
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.log import configure_logging
+from outrider.wire.log import configure_logging, tell_end
 from outrider.wire.roles import Role
 from outrider.wire.tls import CertificateFolder
 
@@ -93,6 +93,7 @@ class Launcher:
             eyes,
             self.progress,
             lambda pool: self._why_no_room(pool, placements[pool.name], cluster),
+            hung_after_s=self._ray_config.hung_after_s,
         )
         try:
             self._start(fleet, cluster, address)
@@ -259,7 +260,7 @@ def main(argv: Sequence[str]) -> int:
     except StopRequested:
         return 0
     except OutriderError as error:
-        sys.stderr.write(f"launcher: {error.message}\n")
+        tell_end("launcher", error.message)
         return 1
     return 0
 

@@ -49,6 +49,8 @@ class RayConfig(BaseModel):
     """How long to wait at the start for machines of a cluster that have what the workers need."""
     drain_limit_s: Seconds = 300.0
     """How long running answers may hold on to a worker that its pool gives up."""
+    hung_after_s: Seconds = 30.0
+    """How long a worker may hang before its process is ended, so that Ray starts another."""
     registry: str | None = Field(default=None, pattern=r"^.+:\d{1,5}$")
     """host:port that gateways join at; port 0 takes a free one. Absent = a free one that only this machine reaches, or
     0.0.0.0:7000 when the launcher runs alone."""
