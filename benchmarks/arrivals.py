@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import multiprocessing
 import random
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +35,8 @@ class Load:
     """In turn, from the first again."""
     max_tokens: int
     seed: int = 0
+    shared_prefixes: bool = True
+    """Whether a prompt that came before may be found in the workers' caches."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Asked:
     """Of HTTP; 0 when there was none."""
     retry_after: str | None
     fault: str | None = None
-    """Why it ended otherwise than with its last token or a refusal."""
+    """Why it ended otherwise than with all of its tokens or a refusal."""
 
     @property
     def whole(self) -> bool:
@@ -128,19 +132,41 @@ async def _ask(client: httpx.AsyncClient, load: Load, number: int) -> Asked:
         "temperature": TEMPERATURES[number % len(TEMPERATURES)],
         "seed": number,
         "stream": True,
+        "stream_options": {"include_usage": True},
         "ignore_eos": True,
     }
-    sent_s, first_s, status, retry_after, fault, tail = time.monotonic(), None, 0, None, None, b""
+    if not load.shared_prefixes:
+        body["cache_salt"] = uuid.uuid4().hex
+    sent_s, first_s, status, retry_after, fault = time.monotonic(), None, 0, None, None
+    received = bytearray()
     try:
         async with client.stream("POST", "/v1/completions", json=body) as reply:
             status, retry_after = reply.status_code, reply.headers.get("retry-after")
             async for data in reply.aiter_raw():
                 first_s = first_s or time.monotonic()
-                tail = (tail + data)[-400:]
-        if status == 200 and (not tail.endswith(b"data: [DONE]\n\n") or b'"error"' in tail):
-            fault = f"its stream ended with {tail[-200:]!r}"
-        elif status not in (200, 429):
-            fault = f"{status}: {tail[-200:]!r}"
+                received += data
     except httpx.HTTPError as error:
         fault = f"{type(error).__name__}: {error}"
-    return Asked(sent_s, first_s if status == 200 else None, time.monotonic(), status, retry_after, fault)
+    ended_s = time.monotonic()
+    if fault is None and status == 200:
+        fault = what_is_missing(bytes(received), load.max_tokens)
+    elif fault is None and status != 429:
+        fault = f"{status}: {bytes(received[-200:])!r}"
+    return Asked(sent_s, first_s if status == 200 else None, ended_s, status, retry_after, fault)
+
+
+def what_is_missing(stream: bytes, num_tokens: int) -> str | None:
+    """Of a streamed answer that should have so many tokens; None when it is whole."""
+    *events, last = [event.removeprefix(b"data: ") for event in stream.split(b"\n\n") if event] or [b""]
+    if last != b"[DONE]":
+        return f"its stream ended with {last[-200:]!r}"
+    messages = [json.loads(event) for event in events]
+    if errors := [message["error"] for message in messages if "error" in message]:
+        return f"an error in its stream: {errors[0]}"
+    reasons = [choice.get("finish_reason") for message in messages for choice in message["choices"]]
+    usage = messages[-1].get("usage") if messages else None
+    if reasons[-1:] != ["length"] or any(reasons[:-1]):
+        return f"finish reasons {[reason for reason in reasons if reason]}, should be one, length"
+    if usage is None or usage["completion_tokens"] != num_tokens:
+        return f"usage {usage}, should be {num_tokens} tokens"
+    return None

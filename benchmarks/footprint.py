@@ -10,8 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.cli.processes import descendants
+import grpc
+import httpx
 
+from outrider.cli.processes import descendants
+from outrider.cli.supervisor import Endpoints
+from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
+
+SETTLE_S = 20.0
+GATEWAY_HOLDS = ("outrider_running", "outrider_queue_depth")
 PARTS = ("target_service", "draft_service", "gateway")
 
 
@@ -73,3 +80,26 @@ def watched(pids: Mapping[str, int], every_s: float) -> Iterator[dict[str, list[
     finally:
         ended.set()
         thread.join()
+
+
+def left_in(endpoints: Endpoints) -> list[str]:
+    """What workers and gateway still hold when nobody asks any more: slots, blocks, tickets, answers."""
+    give_up_s = time.monotonic() + SETTLE_S
+    while (left := _held_of(endpoints)) and time.monotonic() < give_up_s:
+        time.sleep(0.2)
+    return left
+
+
+def _held_of(endpoints: Endpoints) -> list[str]:
+    stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
+    left = []
+    for worker in endpoints.workers:
+        with grpc.insecure_channel(worker.address) as channel:
+            info = stubs[worker.role](channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10)
+        counts = (info.num_slots_in_use, info.num_kv_blocks_in_use, info.num_tickets)
+        if any(counts):
+            left.append("{} still holds {} slots, {} blocks, {} tickets".format(worker.name, *counts))
+    metrics = httpx.get(f"http://{endpoints.http}/metrics").text
+    samples = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
+    held = {name: samples[name] for name in GATEWAY_HOLDS if float(samples[name])}
+    return [*left, f"the gateway still holds {held}"] if held else left

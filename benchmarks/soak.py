@@ -3,12 +3,14 @@
     make soak ARGS='--minutes 30'                  # or: python -m benchmarks.soak --help
 
 Poisson arrivals at a share of the sustainable rate, which a closed loop finds first. Slopes are Theil and Sen's, the
-median of those between any two samples, with their 95 % intervals: a step or a stray sample does not move them.
+median of those between any two samples, with their 95 % intervals: a stray sample does not move them. Nor does a step,
+so the first tenth of the run is compared with the last as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import threading
@@ -17,18 +19,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import grpc
 import httpx
 from scipy.stats import theilslopes
 
 from benchmarks.arrivals import Asked, Load, closed_loop, in_own_process, open_loop
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts
-from benchmarks.footprint import Held, parts_below, watched
-from benchmarks.overload import quantile
+from benchmarks.footprint import Held, left_in, parts_below, watched
+from benchmarks.overload import LATENCIES, quantile
 from benchmarks.running import running
-from outrider.cli.supervisor import Endpoints
-from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
 MIB = 2**20
 SAMPLES = 240
@@ -37,6 +37,8 @@ FLAT_SHARE, FLAT_MIB = 0.01, 4.0
 """A process is flat when its slope takes it no further than the larger of these over the run."""
 MOST_DRIFT = 0.02
 """Of the acceptance rate over the run."""
+MOST_TIMES_SLOWER = 1.25
+"""Median latency of the last tenth of the answers, over that of the first."""
 MORE_FILES = 4
 """Than at the beginning: connections of clients come and go."""
 
@@ -96,6 +98,12 @@ class Acceptance:
         return drafted, accepted
 
 
+def tenths(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The first and the last tenth."""
+    size = max(1, len(values) // 10)
+    return values[:size], values[-size:]
+
+
 def add_footprint(report: Report, seen: dict[str, list[Held]]) -> list[str]:
     """The violations."""
     rows, violations = [], []
@@ -103,27 +111,31 @@ def add_footprint(report: Report, seen: dict[str, list[Held]]) -> list[str]:
         times_s = [each.at_s for each in samples]
         hours = (times_s[-1] - times_s[0]) / 3600.0
         own = [each.own_bytes / MIB for each in samples]
-        slope = Slope.of(times_s, own)
+        slope, (first, last) = Slope.of(times_s, own), (quantile(each, 0.5) for each in tenths(own))
         files, threads = ([getattr(each, kind) for each in samples] for kind in ("num_files", "num_threads"))
-        rss = [samples[index].rss_bytes / MIB for index in (0, -1)]
         rows.append(
             [
                 name,
-                f"{own[0]:.1f} to {own[-1]:.1f}",
-                f"{rss[0]:.1f} to {rss[1]:.1f}",
+                f"{first:.1f}",
+                f"{last:.1f}",
+                f"{max(own):.1f}",
+                f"{quantile([each.rss_bytes / MIB for each in samples], 0.5):.1f}",
                 str(slope),
                 f"{min(files)} to {max(files)}, {files[-1]} at the end",
                 f"{min(threads)} to {max(threads)}",
             ]
         )
-        if slope.middle * hours > max(FLAT_SHARE * own[0], FLAT_MIB):
+        most = max(FLAT_SHARE * first, FLAT_MIB)
+        if slope.middle * hours > most:
             violations.append(f"{name} grows by {slope} MiB an hour: {slope.middle * hours:.1f} MiB in this run")
+        if last - first > most:
+            violations.append(f"{name} has {last - first:.1f} MiB more in the last tenth of the run than in the first")
         if files[-1] > files[0] + MORE_FILES:
             violations.append(f"{name} has {files[-1]} files open at the end, {files[0]} at the beginning")
         if threads[-1] > threads[0]:
             violations.append(f"{name} has {threads[-1]} threads at the end, {threads[0]} at the beginning")
-    columns = ("part", "own memory, MiB", "RSS, MiB", "own, slope in MiB / h (95 %)", "open files", "threads")
-    report.table("What each process holds, from the end of the warm-up on", columns, rows)
+    columns = ("part", "first tenth", "last tenth", "most", "RSS, median", "slope, MiB / h (95 %)", "files", "threads")
+    report.table("Own memory in MiB, open files and threads, from the end of the warm-up on", columns, rows)
     report.data["held"] = {
         name: [[each.at_s - samples[0].at_s, each.own_bytes, each.rss_bytes, each.num_files] for each in samples]
         for name, samples in seen.items()
@@ -133,50 +145,39 @@ def add_footprint(report: Report, seen: dict[str, list[Held]]) -> list[str]:
 
 def add_acceptance(report: Report, acceptance: Acceptance) -> list[str]:
     times_s, rates = acceptance.times_s, acceptance.rates
-    slope = Slope.of(times_s, rates)
-    hours = (times_s[-1] - times_s[0]) / 3600.0
+    if len(rates) < 2:
+        return ["nothing was drafted"]
+    slope, (early, late) = Slope.of(times_s, rates), tenths(rates)
+    first, last = quantile(early, 0.5), quantile(late, 0.5)
+    drift = slope.middle * (times_s[-1] - times_s[0]) / 3600.0
     report.text(
         f"Acceptance rate per {acceptance.every_s:g} s: {min(rates):.3f} to {max(rates):.3f}, median "
-        f"{quantile(rates, 0.5):.3f}; slope per hour {slope.middle:+.4f} ({slope.low:+.4f} to {slope.high:+.4f})."
+        f"{quantile(rates, 0.5):.3f}; slope per hour {slope.middle:+.4f} ({slope.low:+.4f} to {slope.high:+.4f}); "
+        f"{first:.3f} in the first tenth, {last:.3f} in the last."
     )
     report.data["acceptance"] = rates
-    drifts = abs(slope.middle) * hours > MOST_DRIFT and not slope.low <= 0.0 <= slope.high
-    return [f"acceptance drifts by {slope.middle * hours:+.3f} in this run"] if drifts else []
+    violations = []
+    if abs(drift) > MOST_DRIFT and not slope.low <= 0.0 <= slope.high:
+        violations.append(f"acceptance drifts by {drift:+.3f} in this run")
+    if abs(last - first) > MOST_DRIFT and (min(late) > max(early) or max(late) < min(early)):
+        violations.append(f"acceptance is {first:.3f} in the first tenth of the run and {last:.3f} in the last")
+    return violations
 
 
 def add_requests(report: Report, asked: Sequence[Asked]) -> list[str]:
     whole = [each for each in asked if each.whole]
     ends = [each for each in asked if not each.whole]
     took_s = asked[-1].sent_s - asked[0].sent_s
-    half = len(whole) // 2
-    rows = [
-        [
-            name,
-            f"{1e3 * quantile([each.first_token_s for each in some], 0.5):.0f}",
-            f"{1e3 * quantile([each.total_s for each in some], 0.5):.0f}",
-            f"{1e3 * quantile([each.total_s for each in some], 0.99):.0f}",
-        ]
-        for name, some in (("first half", whole[:half]), ("second half", whole[half:]))
-    ]
-    report.table("Latency, ms", ("", "first token, p50", "whole answer, p50", "whole answer, p99"), rows)
+    rows, violations = [], []
+    for (name, latency), share in itertools.product(LATENCIES.items(), (0.5, 0.99)):
+        first, last = (quantile([latency(each) for each in some], share) for some in tenths(whole))
+        rows.append([f"{name}, p{100 * share:.0f}", f"{1e3 * first:.0f}", f"{1e3 * last:.0f}", f"{last / first:.2f}"])
+        if share == 0.5 and not last / first <= MOST_TIMES_SLOWER:
+            violations.append(f"{name} takes {last / first:.2f} times as long in the last tenth as in the first")
+    report.table("Latency, ms", ("", "first tenth", "last tenth", "ratio"), rows)
     report.text(f"{len(asked)} requests, {len(asked) / took_s:.1f} a second; {len(ends)} did not get their answer.")
-    return [f"{count} times {why}" for why, count in Counter(each.fault or str(each.status) for each in ends).items()]
-
-
-def left_in(endpoints: Endpoints) -> list[str]:
-    """Slots, blocks and tickets of the workers when nobody asks any more."""
-    stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
-    give_up_s, left = time.monotonic() + 20.0, ["not asked"]
-    while left and time.monotonic() < give_up_s:
-        left = []
-        for worker in endpoints.workers:
-            with grpc.insecure_channel(worker.address) as channel:
-                info = stubs[worker.role](channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10)
-            counts = (info.num_slots_in_use, info.num_kv_blocks_in_use, info.num_tickets)
-            if any(counts):
-                left.append("{} still holds {} slots, {} blocks, {} tickets".format(worker.name, *counts))
-        time.sleep(0.2)
-    return left
+    faults = Counter(each.fault or str(each.status) for each in ends)
+    return violations + [f"{count} times {why}" for why, count in faults.items()]
 
 
 def measure(report: Report, options: argparse.Namespace) -> list[str]:
@@ -224,8 +225,9 @@ def main() -> int:
         report.text("## Violations\n\n" + "\n".join(f"- {each}" for each in violations))
     else:
         report.text(
-            "Memory is flat (its slope takes no process further than 1 % or 4 MiB over the run), every request had its "
-            "answer, acceptance does not drift, and afterwards the workers held no slot, block or ticket."
+            "Memory is flat (neither its slope nor its last tenth takes a process further than 1 % or 4 MiB from the "
+            "first), every request had its whole answer, neither acceptance nor median latency drifts, and afterwards "
+            "nothing held a slot, block, ticket or place."
         )
     report.data["violations"] = violations
     report.write(options.results)
