@@ -87,7 +87,7 @@ def faults(project: Project, report: Report, load: Load, texts: dict[int, str]) 
         project.compose("start", service)
 
     def stop_container(service: str) -> None:
-        project.compose("stop", service)
+        project.compose("stop", service, timeout_s=300)
         codes = project.exit_codes()
         report.check(f"compose stop {service} under streams: exit code 0", codes == {service: 0}, str(codes))
         project.compose("start", service)
@@ -157,7 +157,7 @@ def main(argv: list[str]) -> int:
                 LOG.write_text(project.compose("logs", "--no-color", "--timestamps"))
                 report.note(f"logs of all containers: {LOG}")
             if not options.keep:
-                project.compose("down", "-v", timeout_s=180)
+                project.compose("down", "-v", timeout_s=600)
                 left = {kind: found for kind, found in project.left_over().items() if found}
                 report.check("docker compose down -v leaves nothing", not left, str(left or ""))
     failed = f", {report.num_failed} failed" if report.num_failed else ", none failed"
