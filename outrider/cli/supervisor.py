@@ -26,6 +26,7 @@ from outrider.cli.processes import Child, Event, OnLog, become_subreaper, end_de
 from outrider.cli.restarts import Restarts
 from outrider.cli.stopping import StopFlag
 from outrider.cli.system import FROM_POOLS, SystemConfig, flags, gateway_config
+from outrider.wire.api_keys import read_keys
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError, Unavailable
 
@@ -136,6 +137,8 @@ class Supervisor:
             wanted = self._gateway_config(index, target="127.0.0.1:0")
             check_free(wanted.host, wanted.port, "--port")
             check_free(wanted.host, wanted.grpc_port, "--grpc-port")
+            if wanted.api_keys is not None:
+                read_keys(wanted.api_keys)  # what is wrong with it is said before the models load
         if self._config.ray is None:
             self._start_plain()
         else:

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import tempfile
 import time
 from pathlib import Path
@@ -23,8 +24,20 @@ ROLES = ("target", "draft")
 WITH_RAY = ("--port", "0", "--grpc-port", "0")
 
 
+def outrider(*args: str) -> Command:
+    return Command("-c", "from outrider.cli.main import main; main()", *args)
+
+
 def up(*args: str) -> Command:
-    return Command("-c", "from outrider.cli.main import main; main()", "up", *args)
+    return outrider("up", *args)
+
+
+def succeeds(*args: str) -> None:
+    command = outrider(*args)
+    try:
+        assert command.wait() == 0, command.log()
+    finally:
+        command.end()
 
 
 def http_of(command: Command) -> str:
@@ -39,6 +52,15 @@ def complete(url: str) -> dict[str, object]:
     reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
+
+
+def shakes_hands(role: str, address: str, ca: Path) -> None:
+    """Raises SSLError unless who listens there shows the certificate of that role."""
+    context = ssl.create_default_context(cafile=ca)
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as plain:
+        context.wrap_socket(plain, server_hostname=f"{role}.outrider.internal").close()
 
 
 def assert_nothing_left(left: Tree, within_s: float) -> None:
@@ -58,6 +80,26 @@ def test_it_serves_and_ctrl_c_leaves_no_process(args: tuple[str, ...]) -> None:
             if args == PLAIN and len(os.sched_getaffinity(0)) > 1:
                 target, draft = (os.sched_getaffinity(left.pids_of(f"{role}_service")[0]) for role in ROLES)
                 assert not target & draft
+            command.signal(signal.SIGINT)
+            assert command.wait() == 0, command.log()
+            assert left.now() == {}
+        finally:
+            command.end()
+
+
+@pytest.mark.timeout(300)
+def test_with_a_folder_of_certificates_all_parts_speak_tls(tmp_path: Path) -> None:
+    succeeds("certs", str(tmp_path))
+    with tree() as left:
+        command = up(*WITH_RAY, "--tls-dir", str(tmp_path))
+        try:
+            workers = dict(re.findall(r"(target|draft)-0 (\S+:\d+)", command.wait_for("ready  target-0")))
+            url = http_of(command)
+            (registry,) = re.findall(r"registry  (\S+)", command.wait_for("registry  "))
+            for role, address in {**workers, "launcher": registry}.items():
+                shakes_hands(role, address, tmp_path / "ca.pem")
+            assert complete(url)["usage"]["speculation"]["num_draft_tokens"] > 0  # type: ignore[index]
+            succeeds("scale", "--registry", registry, "--tls-dir", str(tmp_path / "launcher"))
             command.signal(signal.SIGINT)
             assert command.wait() == 0, command.log()
             assert left.now() == {}
@@ -214,6 +256,11 @@ def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path) -> 
         (("--config", "{file}"), "drafts: {}", "drafts without targets: name the pools of both"),
         (("--config", "{file}", "--draft", "x"), "targets: {a: {model: t}}", "--draft is for one target and one draft"),
         (("--config", "{file}"), "gateway: {target: a:1}", "gateway.target is 'a:1': it follows from where"),
+        (
+            ("--config", "{file}"),
+            "gateway: {api_keys: /nowhere.yaml}",
+            "api_keys: cannot read /nowhere.yaml: No such file",
+        ),
         (("--config", "{file}"), "ray: {target_gpus: -1}", "ray.target_gpus is -1"),
         (("--config", "{file}"), "gateway:", "gateway is None, must be settings by name"),
         (("--config", "{file}"), "target: [", "is not YAML"),
