@@ -12,7 +12,7 @@ from pathlib import Path
 from outrider.client import AsyncClient
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
-CONCURRENCY = 16
+CONCURRENCY = 8
 LONGEST_PROMPT, SHORTEST_PROMPT = 1200, 60
 """Characters."""
 LONGEST_ANSWER, SHORTEST_ANSWER = 400, 20
