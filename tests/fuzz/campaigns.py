@@ -1,4 +1,8 @@
-"""What is sent, and what must hold afterwards. Each campaign counts its inputs and what they ended in."""
+"""What is sent, and what must hold afterwards. Each campaign counts its inputs and what they ended in.
+
+An input is altered when its bytes are not those of a valid message in its place. That one is accepted nonetheless is no
+fault: many a changed field leaves a message valid.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +37,44 @@ BATCH = 16
 @dataclass
 class Tally:
     num_inputs: int = 0
+    num_altered: int = 0
+    num_refused: int = 0
+    """Inputs that were answered with an error."""
+    num_accepted: int = 0
+    """Inputs that were answered otherwise. Some have no answer, and what follows rubbish on a stream is not read."""
     ends: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    slowest_s: float = 0.0
+    """Of the calls."""
+
+    def talk(self, *arguments: Any) -> tuple[Code, str, list[bytes]]:
+        began_s = time.monotonic()
+        status, details, arrived = talk(*arguments)
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+        assert status in CLEAR, (status, details)
+        return status, details, arrived
+
+    def changed(self, message: bytes, valid: bytes | None) -> None:
+        """Counts an input; None: nothing valid was there to begin with."""
+        self.num_inputs += 1
+        self.num_altered += message != valid
 
 
-def run(campaign: Callable[[Any], None], tally: Tally, num_inputs: int, seed: int) -> Tally:
-    """Examples until so many inputs were sent; one that fails is shrunk and shown."""
+def run(campaign: Callable[[Any], None], tally: Tally, num_altered: int, seed: int) -> Tally:
+    """Examples until so many altered inputs were sent; one that fails is shrunk and shown."""
     started_s = time.monotonic()
-    while tally.num_inputs < num_inputs:
-        before = tally.num_inputs
+    while tally.num_altered < num_altered:
+        before = tally.num_altered
         test = given(st.data())(campaign)
         test = settings(
-            max_examples=max(1, min(500, (num_inputs - before) // BATCH + 1)),
+            max_examples=max(1, min(500, (num_altered - before) // BATCH + 1)),
             deadline=None,
             database=None,
             phases=(Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
         )(test)
         hypothesis.seed(seed + before)(test)()
-        assert tally.num_inputs > before
+        assert tally.num_altered > before
     tally.seconds += time.monotonic() - started_s
     return tally
 
@@ -71,22 +94,25 @@ def control(worker: Worker, others: list[str], tally: Tally) -> Callable[[Any], 
         anything = draw(st.integers(0, 2)) == 0
 
         def item() -> Any:
-            if anything:
-                return message_of(draw, request, hints)
-            return nudged(draw, valid_item(draw, request, worker.epoch, others[0]), hints)
+            valid = None if anything else valid_item(draw, request, worker.epoch, others[0])
+            raw = None if valid is None else valid.SerializeToString()
+            made = message_of(draw, request, hints) if valid is None else nudged(draw, valid, hints)
+            tally.changed(made.SerializeToString(), raw)
+            return made
 
         for _ in range(draw(st.integers(1, 3))):
             items = [item() for _ in range(draw(st.integers(1, BATCH)))]
             messages.append(batch_of(items=items).SerializeToString())
-            tally.num_inputs += len(items)
         rubbish = draw(st.integers(0, 5)) == 0
         if rubbish:
-            messages[-1] = mutated(draw, messages[-1]) if draw(st.booleans()) else draw(st.binary(max_size=40))
-        status, details, arrived = talk(
+            valid = messages[-1]
+            messages[-1] = mutated(draw, valid) if draw(st.booleans()) else draw(st.binary(max_size=40))
+            tally.changed(messages[-1], valid)
+        status, details, arrived = tally.talk(
             worker.channel, worker.method("Control"), [*messages, worker.valid()], worker.answered
         )
         tally.ends[f"stream {status.name}"] += 1
-        assert status in CLEAR, (status, details)
+        tally.num_refused += status is not Code.OK
         assert rubbish or status is Code.OK, (status, details)
         answered = False
         for reply in (reply for raw in arrived for reply in worker.replies(raw)):
@@ -95,6 +121,9 @@ def control(worker: Worker, others: list[str], tally: Tally) -> Callable[[Any], 
                 kind = f"error {pb.WorkerErrorCode.Name(reply.error.code).removeprefix('WORKER_ERROR_CODE_')}"
                 assert reply.error.code != pb.WORKER_ERROR_CODE_INTERNAL, reply
             tally.ends[f"reply {kind}"] += 1
+            if reply.id < SENTINEL - 1:
+                tally.num_refused += kind.startswith("error")
+                tally.num_accepted += not kind.startswith("error")
             answered |= reply.id == SENTINEL and kind in ("verdict", "propose")
         assert answered or status is not Code.OK, "the valid request was not served"
         if rubbish:
@@ -114,29 +143,36 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
         anything = draw(st.integers(0, 2)) == 0
 
         def part() -> tpb.Delivery:
-            return (
-                message_of(draw, tpb.Delivery, hints)
-                if anything
-                else nudged(draw, valid_part(draw, target.epoch), hints)
-            )
+            valid = None if anything else valid_part(draw, target.epoch)
+            raw = None if valid is None else valid.SerializeToString()
+            made = message_of(draw, tpb.Delivery, hints) if valid is None else nudged(draw, valid, hints)
+            tally.changed(made.SerializeToString(), raw)
+            return made
 
         parts = [part() for _ in range(draw(st.integers(1, BATCH)))]
         raw = tpb.DeliveryBatch(items=parts).SerializeToString()
         rubbish = draw(st.integers(0, 5)) == 0
         if rubbish:
-            raw = mutated(draw, raw)
-        tally.num_inputs += len(items) + len(parts)
+            valid = raw
+            raw = mutated(draw, valid)
+            tally.changed(raw, valid)
         waiting = tpb.TargetRequestBatch(items=items).SerializeToString()
-        for messages in ([raw], [waiting, target.valid()], [raw]):
+        first = [raw]
+        for messages in (first, [waiting, target.valid()], [raw]):
             is_control = len(messages) == 2
             method, until = ("Control", target.answered) if is_control else ("Deliver", None)
-            status, details, arrived = talk(target.channel, target.method(method), messages, until)
+            status, details, arrived = tally.talk(target.channel, target.method(method), messages, until)
             tally.ends[f"{method} {status.name}"] += 1
-            assert status in CLEAR and (rubbish or status is Code.OK), (status, details)
+            assert rubbish or status is Code.OK, (status, details)
             if method == "Deliver" and status is Code.OK:
                 summary = tpb.DeliverSummary.FromString(arrived[0])
                 tally.ends["part refused"] += summary.num_refused
                 tally.ends["part taken"] += summary.num_deliveries - summary.num_refused
+                if messages is first:
+                    tally.num_refused += summary.num_refused
+                    tally.num_accepted += summary.num_deliveries - summary.num_refused
+            elif messages is first:
+                tally.num_refused += status is not Code.OK
 
     return campaign
 
@@ -157,13 +193,15 @@ def generate(front: FrontDoor, tally: Tally) -> Callable[[Any], None]:
         for _ in range(4):
             how = draw(st.integers(0, 6))
             valid = gpb.GenerateRequest(prompt="x", params=pb.SamplingParams(max_tokens=9))
+            unaltered = valid.SerializeToString()
             message = nudged(draw, valid, hints) if how > 3 else message_of(draw, gpb.GenerateRequest, hints)
             raw = message.SerializeToString()
             raw = mutated(draw, raw) if how == 0 else draw(st.binary(max_size=60)) if how == 1 else raw
-            tally.num_inputs += 1
-            status, details, _ = talk(front.channel, method, [raw])
+            tally.changed(raw, unaltered)
+            status, details, _ = tally.talk(front.channel, method, [raw])
             tally.ends[status.name] += 1
-            assert status in CLEAR, (status, details)
+            tally.num_refused += status is not Code.OK
+            tally.num_accepted += status is Code.OK
             assert status is Code.OK or details, "an error says what was wrong"
         status, details, arrived = talk(front.channel, method, [gpb.GenerateRequest(prompt="x").SerializeToString()])
         assert status is Code.OK and arrived, (status, details)
@@ -183,10 +221,13 @@ def join(registry: Registry, channel: grpc.Channel, tally: Tally) -> Callable[[A
         rubbish = draw(st.integers(0, 3)) == 0
         if rubbish:
             reports[-1] = mutated(draw, reports[-1]) if draw(st.booleans()) else draw(st.binary(max_size=40))
-        tally.num_inputs += len(reports)
-        status, details, arrived = talk(channel, method, reports, until=lambda _: True)
+        for raw in reports:
+            tally.changed(raw, None)
+        status, details, arrived = tally.talk(channel, method, reports, lambda _: True)
         tally.ends[status.name] += 1
-        assert status in CLEAR and (rubbish or status is Code.OK), (status, details)
+        tally.num_refused += status is not Code.OK
+        tally.num_accepted += len(reports) - (status is not Code.OK)
+        assert rubbish or status is Code.OK, (status, details)
         assert arrived or status is not Code.OK
         assert all(rpb.Membership.FromString(raw).members for raw in arrived)
         give_up = time.monotonic() + SETTLE_S

@@ -53,10 +53,6 @@ class Worker:
         raw = self.channel.unary_unary(self.method("GetInfo"))(b"", timeout=SETTLE_S)
         return pb.WorkerInfo.FromString(raw)
 
-    def memory_mib(self) -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0]) / 1024
-
     def valid(self) -> bytes:
         """A batch that opens a slot and asks it for a token (target) or a proposal (draft)."""
         params = pb.SamplingParams(max_tokens=9, ignore_eos=True)
