@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.process_tree import Command, Tree, tree
+from tests.e2e.registry_load import sizes
 from tests.e2e.test_ray import launched, settings
-from tests.e2e.test_up import http_of, up
+from tests.e2e.test_up import complete, http_of, up
 
 ACTOR = "ray::WorkerActor"
 STORE_BYTES = 80 << 20
@@ -105,6 +109,29 @@ def test_without_a_name_workers_end_with_a_launcher_that_is_killed(cluster: Any,
     while processes.pids_of(ACTOR):
         assert time.monotonic() < give_up
         time.sleep(0.1)
+
+
+@pytest.mark.timeout(300)
+def test_up_starts_a_killed_launcher_again_and_gateways_serve_on(cluster: Any, processes: Tree, tmp_path: Path) -> None:
+    file = tmp_path / "system.yaml"
+    file.write_text(json.dumps({"ray": {"address": cluster.address, "name": "kept"}}))
+    command = up("--port", "0", "--grpc-port", "0", "--config", str(file))
+    try:
+        url = http_of(command)
+        (registry,) = re.findall(r"registry  (\S+)", command.wait_for("registry  "))
+        workers = set(processes.pids_of(ACTOR))
+        os.kill(processes.pids_of("deploy.launcher")[0], signal.SIGKILL)
+        command.wait_for("launcher was ended by signal 9; it is started again")
+        text = complete(url)["choices"]
+        command.wait_for("launcher:  WARNING it serves again")
+        assert set(processes.pids_of(ACTOR)) == workers
+        assert sizes(registry, "target").num_serving == 1  # where gateways look for it
+        assert complete(url)["choices"] == text
+        command.signal(signal.SIGINT)
+        assert command.wait() == 0, command.log()
+        assert processes.pids_of(ACTOR) == []
+    finally:
+        command.end()
 
 
 @pytest.mark.timeout(240)
