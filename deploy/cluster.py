@@ -100,7 +100,7 @@ class Cluster:
             }
         try:
             _ray().init(address=self._wanted or "local", namespace=NAMESPACE, **local)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except Exception as error:  # also bare ones: that its own parts were not up in time
             where = "on this machine" if self.is_ours else f"at {self._wanted!r}"
             raise ConfigError(f"no Ray {where}: {error}; start one, or use --no-ray") from error
         except SystemExit:  # Ray's own answer to SIGTERM while it starts
