@@ -6,6 +6,8 @@ and the gateways.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import queue
 import shutil
@@ -380,12 +382,23 @@ def _on_cores(cores: str | None) -> str:
     return "" if cores is None else f"on cores {cores}"
 
 
+def _reason(part: str, last_line: str) -> str | None:
+    """Why a part says that it ends, in either form of log; None when it does not say."""
+    if last_line.startswith(f"{part}: "):
+        return last_line
+    with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
+        said = json.loads(last_line)
+        return f"{part}: {said['message']}" if said["level"] == "critical" else None
+    return None
+
+
 def _ended(child: Child) -> PartFailed:
     """A part that cannot start says why in its last line, "part: reason"; of one that crashed the log is shown."""
     lines = child.last_lines(_SHOWN_LINES)
     part = child.name.partition("-")[0]
-    if child.returncode == 1 and lines and lines[-1].startswith(f"{part}: "):
-        return PartFailed(lines[-1], [])
+    reason = _reason(part, lines[-1]) if child.returncode == 1 and lines else None
+    if reason is not None:
+        return PartFailed(reason, [])
     code = child.returncode or 0
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return PartFailed(f"{child.name} {how}", lines)

@@ -234,9 +234,12 @@ def test_a_port_in_use_is_one_line_before_anything_starts() -> None:
         command.end()
 
 
-def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path, log_format: str) -> None:
+    file = tmp_path / "system.yaml"
+    file.write_text(f"draft: {{log_format: {log_format}}}")
     with tree() as left:
-        command = up(*PLAIN, "--target", DEMO_TARGET, "--draft", str(tmp_path))
+        command = up(*PLAIN, "--config", str(file), "--target", DEMO_TARGET, "--draft", str(tmp_path))
         assert command.wait() == 1
         assert command.err[-1].startswith("error: draft: ")
         assert str(tmp_path) in command.err[-1]
