@@ -71,7 +71,7 @@ def processes() -> Iterator[Tree]:
 @pytest.fixture(scope="module")
 def system(processes: Tree) -> Iterator[dict[str, Any]]:
     """The launcher's ready line: two targets and two drafts."""
-    with launched(json.dumps(POOLS) + "\n") as command:
+    with launched(json.dumps({**POOLS, "ray": {"hung_after_s": 10}}) + "\n") as command:
         yield command.ready()
 
 
@@ -142,6 +142,27 @@ async def test_a_killed_draft_and_a_killed_target_come_back_elsewhere_and_gatewa
     load.assert_whole()
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("role", ["draft", pytest.param("target", marks=pytest.mark.slow)])
+async def test_a_worker_that_hangs_is_replaced_and_no_request_is_lost(
+    system: dict[str, Any], processes: Tree, role: str
+) -> None:
+    """Its process is stopped: connections stay open, and nothing comes back."""
+    registry, pool = system["registry"], "small" if role == "draft" else "chat"
+    before = {member.name: member.address for member in await members(registry)}
+    name = next(name for name in before if name.startswith(role))
+    info = await asyncio.to_thread(get_info, role, before[name])
+    async with under_load(registry) as load:
+        os.kill(info.pid, signal.SIGSTOP)
+        give_up = time.monotonic() + 120
+        while {member.name: member.address for member in await members(registry)}[name] in ("", before[name]):
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.1)
+        await until_serving(registry, pool, 2)
+    load.assert_whole()
+    assert info.pid not in processes.now()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_pools_grow_under_load_and_shrink_without_it(processes: Tree) -> None:
@@ -159,8 +180,10 @@ async def test_pools_grow_under_load_and_shrink_without_it(processes: Tree) -> N
         load.assert_whole()
         await until_serving(registry, "chat", 1)
         await until_serving(registry, "small", 1)
-    grown = [line for line in command.out if '"scaling"' in line]
-    assert any("answers wait for 1 targets" in line or "busy for" in line for line in grown), grown
+    sized = [json.loads(line) for line in command.out if '"scaling"' in line]
+    grown = {event["part"]: event["detail"] for event in sized if event["detail"].startswith("to 2: ")}
+    assert "answers wait for 1 targets" in grown["chat"]
+    assert "to 2: busy for " in grown["small"]
 
 
 @pytest.fixture
