@@ -28,6 +28,9 @@ from outrider.wire.tls import part_certificates
 
 log = get_logger(__name__)
 
+DRAFTS_WAIT_S = 20.0
+"""At start. A gateway that comes back while a draft is away serves without it."""
+
 
 class Pools:
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
@@ -85,20 +88,26 @@ class Pools:
         return member.spec if spec.address in ("", member.spec.address) else spec
 
     async def wait_ready(self) -> None:
-        """At start: a target of every pool, and every draft that is a member then, fit and are connected. With a
-        registry, where members come and go, one pool that can be served is enough when the time is up.
+        """At start: a target of every pool, and every draft that is a member then, fit and are connected. Drafts are
+        waited for no longer than DRAFTS_WAIT_S: they are never needed. With a registry, where members come and go, one
+        pool that can be served is enough when the time is up.
 
-        Raises Unavailable when one does not come in time, IncompatiblePair naming the first difference.
+        Raises Unavailable when no target comes in time, IncompatiblePair naming the first difference.
         """
-        timeout_s = self.config.start_timeout_s
-        give_up_s = time.monotonic() + timeout_s
-        while (missing := self._missing()) is not None:
-            left_s = give_up_s - time.monotonic()
-            if left_s <= 0 and self.config.registry is not None and self.can_serve:
-                log.warning("no %s within %g s; starting without", missing, timeout_s)
+        began_s, timeout_s = time.monotonic(), self.config.start_timeout_s
+        while True:
+            self._check_refused()
+            target, draft = self._missing_target(), self._missing_draft()
+            limit_s = timeout_s if target is not None else min(timeout_s, DRAFTS_WAIT_S)
+            missing = target or draft
+            if missing is None:
+                return
+            left_s = began_s + limit_s - time.monotonic()
+            if left_s <= 0 and self.can_serve and (target is None or self.config.registry is not None):
+                log.warning("no %s within %g s: is it running there? Starting without", missing, limit_s)
                 return
             if left_s <= 0:
-                raise Unavailable(f"no {missing} within {timeout_s:g} s: is it running there?", retry_after_s=1.0)
+                raise Unavailable(f"no {missing} within {limit_s:g} s: is it running there?", retry_after_s=1.0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
@@ -108,16 +117,21 @@ class Pools:
         """One of the models, at least."""
         return any(model.reason() is None for model in self.models.values())
 
-    def _missing(self) -> str | None:
-        """What the start waits for. Raises IncompatiblePair for a worker that was refused."""
+    def _check_refused(self) -> None:
+        """Raises IncompatiblePair for a worker that does not fit."""
         for member in self.members.values():
             if member.link.refused is not None:
                 raise IncompatiblePair(member.link.refused)
+
+    def _missing_target(self) -> str | None:
         for name, model in self.models.items():
             members = model.targets.values()
             if all(member.connection is None for member in members):
                 addresses = " or ".join(member.spec.address for member in members)
                 return f"target at {addresses}" if addresses else f"target in the pool {name}"
+        return None
+
+    def _missing_draft(self) -> str | None:
         for member in self.members.values():
             if isinstance(member, DraftMember) and member.connection is None:
                 return f"draft at {member.spec.address}"

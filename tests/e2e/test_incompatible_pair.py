@@ -78,13 +78,10 @@ def test_logits_of_different_widths_are_refused(target: Process, tmp_path: Path)
     assert "use two models of one vocabulary size" in line
 
 
-def test_a_worker_that_is_not_there_is_named(target: Process) -> None:
+def test_a_target_that_is_not_there_is_named() -> None:
     code, lines = start_gateway("--target", "127.0.0.1:9", "--start-timeout-s", "1")
     assert code == 1
     assert lines == ["gateway: no target at 127.0.0.1:9 within 1 s: is it running there?"]
-    code, lines = start_gateway("--target", target.address, "--draft", "127.0.0.1:9", "--start-timeout-s", "1")
-    assert code == 1
-    assert lines == ["gateway: no draft at 127.0.0.1:9 within 1 s: is it running there?"]
 
 
 @pytest.mark.parametrize(

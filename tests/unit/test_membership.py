@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, cast
@@ -145,6 +147,19 @@ async def test_a_start_goes_on_without_a_pool_when_its_time_is_up_and_another_ca
             await pools.wait_ready()
         pools.members["a"].link._connection = cast(Any, connection_of())
         await pools.wait_ready()
+    finally:
+        await pools.close()
+
+
+async def test_a_start_waits_for_drafts_but_goes_on_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.pools.DRAFTS_WAIT_S", 0.2)
+    pools = Pools(GatewayConfig(target="127.0.0.1:9", draft="127.0.0.1:8"), GatewayMetrics())
+    try:
+        pools.update(Membership((CHAT, SMALL), members("chat/a", "small/d")))
+        pools.members["a"].link._connection = cast(Any, connection_of())
+        started_s = time.monotonic()
+        await asyncio.wait_for(pools.wait_ready(), 5.0)
+        assert time.monotonic() - started_s >= 0.2
     finally:
         await pools.close()
 
