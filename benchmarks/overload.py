@@ -193,7 +193,7 @@ def main() -> int:
     parser.add_argument("--baseline", type=float, default=0.8, help="share of the sustainable rate before and after")
     parser.add_argument("--seconds", type=float, default=60.0, help="of baseline and overload each")
     parser.add_argument("--closed-s", type=float, default=30.0, help="of the closed loop that finds the rate")
-    parser.add_argument("--max-running", type=int, default=8, help="answers at once that the machine bears")
+    parser.add_argument("--max-running", type=int, default=4, help="answers at once that the machine bears")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     options = parser.parse_args()
