@@ -26,7 +26,10 @@ how malloc's arenas fill. One [9, 4096] float32 left behind a request would be 1
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """48 places for 64 clients, some of which ask for two answers: there is a queue, and now and then a refusal."""
-    limits, cache = ("--max-running", "48", "--max-queue", "28"), ("--kv-cache-tokens", "15360")
+    limits, cache = (
+        ("--max-running", "48", "--max-queue", "28", "--max-queue-wait-s", "600"),
+        ("--kv-cache-tokens", "15360"),
+    )
     folder = tmp_path_factory.mktemp("load")
     with running(target_args=cache, draft_args=cache, gateway_args=limits, log_folder=folder) as stack:
         yield stack
