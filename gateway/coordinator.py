@@ -85,7 +85,7 @@ class Coordinator:
         elif not model.queue_limit.admits(places.capacity, places.num_admitted, wait_s):
             why = (
                 f"one more would wait for about {wait_s:.3g} s; the queue has been longer than max_queue_wait_s "
-                f"{config.max_queue_wait_s:g} and lets in only whom a place is free for until half of them are"
+                f"{config.max_queue_wait_s:g} and for now lets in only whom a place is free for"
             )
         else:
             return

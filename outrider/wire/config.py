@@ -209,7 +209,7 @@ class GatewayConfig(_Settings):
     """Answers of a model that may wait for a place; beyond it requests are refused with 429."""
     max_queue_wait_s: Seconds = 0.5
     """Once the queue is expected to take longer than this, requests that find no free place are refused with 429 until
-    half of the places are free, so that those let in keep their pace. A burst at an idle model waits as max_queue lets
+    none has come for a second, so that those let in keep their pace. A burst at an idle model waits as max_queue lets
     it. For batch work, which would rather wait: as long as request_timeout_s."""
     request_timeout_s: Seconds = 600.0
     """Longest life of a request, its time in the queue included."""

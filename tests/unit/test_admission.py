@@ -11,7 +11,7 @@ from gateway.coordinator import Coordinator
 from gateway.generation import GenerationRequest
 from gateway.places import Places
 from gateway.queue_estimate import QueueEstimate
-from gateway.queue_limit import BURST_S, QueueLimit
+from gateway.queue_limit import BURST_S, CALM_S, QueueLimit
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import Overloaded, Unavailable
 from outrider.wire.params import SamplingParams
@@ -64,7 +64,7 @@ def test_a_burst_at_an_idle_model_waits_and_what_comes_after_it_is_refused() -> 
     assert (places.num_admitted, places.num_refused) == (50, 1)
 
 
-def test_under_overload_nobody_waits_until_half_of_the_places_are_free() -> None:
+def test_under_overload_nobody_waits_until_nobody_has_found_all_places_taken_for_a_while() -> None:
     coordinator, places, model_id, clock = coordinator_of(max_queue=64, max_queue_wait_s=5.0)
     admit(coordinator, model_id, 2)
     clock.now += BURST_S
@@ -76,6 +76,9 @@ def test_under_overload_nobody_waits_until_half_of_the_places_are_free() -> None
         admit(coordinator, model_id)
     places.num_admitted = 1
     admit(coordinator, model_id)
+    with pytest.raises(Overloaded, match="about 4 s"):
+        admit(coordinator, model_id)
+    clock.now += CALM_S
     admit(coordinator, model_id)
     assert places.num_admitted == 3
 
