@@ -12,16 +12,15 @@ import pytest
 from tests.samples import total
 from tests.stack import Stack, read_metrics, running
 
-NUM_REQUESTS = 64
 NUM_TOKENS = 40
-PROMPTS = [[5 + (37 * request + 11 * i) % 4000 for i in range(60 + request % 7)] for request in range(NUM_REQUESTS)]
+PROMPTS = [[5 + (37 * request + 11 * i) % 4000 for i in range(60 + request % 7)] for request in range(64)]
 KV_CACHE_TOKENS = 432
 """About four requests of 60 and 40 tokens."""
 
 pytestmark = pytest.mark.timeout(400)
 
 
-async def answers(stack: Stack, concurrency: int) -> list[str]:
+async def answers(stack: Stack, num_requests: int, concurrency: int) -> list[str]:
     places = asyncio.Semaphore(concurrency)
 
     async def one(client: httpx.AsyncClient, prompt: list[int]) -> str:
@@ -33,7 +32,7 @@ async def answers(stack: Stack, concurrency: int) -> list[str]:
         return str(reply.json()["choices"][0]["text"])
 
     async with httpx.AsyncClient(base_url=stack.http, timeout=300) as client:
-        return await asyncio.gather(*(one(client, prompt) for prompt in PROMPTS))
+        return await asyncio.gather(*(one(client, prompt) for prompt in PROMPTS[:num_requests]))
 
 
 def worker_metric(stack: Stack, worker: str, name: str) -> float:
@@ -52,12 +51,13 @@ def wait_until_nothing_is_held(stack: Stack) -> None:
         time.sleep(0.1)
 
 
-async def test_more_than_memory_holds_is_served_in_turn_with_the_same_tokens() -> None:
+@pytest.mark.parametrize("num_requests", [20, pytest.param(64, marks=pytest.mark.slow)])
+async def test_more_than_memory_holds_is_served_in_turn_with_the_same_tokens(num_requests: int) -> None:
     with running() as stack:
-        expected = await answers(stack, concurrency=4)
+        expected = await answers(stack, num_requests, concurrency=4)
     small = ("--kv-cache-tokens", str(KV_CACHE_TOKENS))
     with running(target_args=small, draft_args=small) as stack:
-        assert await answers(stack, concurrency=NUM_REQUESTS) == expected
+        assert await answers(stack, num_requests, concurrency=num_requests) == expected
         for worker in ("target", "draft"):
             assert worker_metric(stack, worker, "preemptions_total") > 0
             assert worker_metric(stack, worker, "slots_waiting") == 0

@@ -101,6 +101,7 @@ def test_nothing_of_ray_listens_beyond_this_machine(system: dict[str, Any], proc
     assert set(addresses) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_a_draft_is_added_and_drained_under_load_and_no_request_is_lost(system: dict[str, Any]) -> None:
     registry = system["registry"]
@@ -142,8 +143,9 @@ async def test_a_killed_draft_and_a_killed_target_come_back_elsewhere_and_gatewa
     load.assert_whole()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("role", ["draft", pytest.param("target", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("role", ["draft", "target"])
 async def test_a_worker_that_hangs_is_replaced_and_no_request_is_lost(
     system: dict[str, Any], processes: Tree, role: str
 ) -> None:

@@ -49,6 +49,7 @@ def cluster(processes: Tree) -> Iterator[Any]:
         made.shutdown()
 
 
+@pytest.mark.slow
 def test_two_quick_ctrl_c_leave_no_actor_on_a_cluster_that_goes_on(cluster: Any, processes: Tree) -> None:
     before = set(processes.pids_of("raylet"))
     command = up("--port", "0", "--grpc-port", "0", "--ray-address", cluster.address)
@@ -99,6 +100,7 @@ def test_the_next_launcher_of_a_name_takes_over_what_it_would_start_itself(clust
     assert processes.pids_of(ACTOR) == []
 
 
+@pytest.mark.slow
 def test_without_a_name_workers_end_with_a_launcher_that_is_killed(cluster: Any, processes: Tree) -> None:
     with launched(settings(ray={"address": cluster.address})) as command:
         command.ready()

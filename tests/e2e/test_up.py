@@ -107,6 +107,7 @@ def test_with_a_folder_of_certificates_all_parts_speak_tls(tmp_path: Path) -> No
             command.end()
 
 
+@pytest.mark.slow
 def test_a_terminals_ctrl_c_reaches_all_and_still_leaves_nothing() -> None:
     """A terminal signals every process of its group: ours are in sessions of their own, so the order is kept."""
     with tree() as left:
@@ -124,6 +125,7 @@ def test_a_terminals_ctrl_c_reaches_all_and_still_leaves_nothing() -> None:
             command.end()
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_is_reported_and_takes_ray_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     folders = Path(tempfile.mkdtemp(prefix="t-"))  # short: Ray's sockets lie below it
     monkeypatch.setenv("TMPDIR", str(folders))
@@ -188,7 +190,7 @@ def test_the_only_gateway_is_given_up_when_it_ends_again_and_again() -> None:
             command.end()
 
 
-@pytest.mark.parametrize("args", [WITH_RAY, PLAIN], ids=["ray", "no-ray"])
+@pytest.mark.parametrize("args", [WITH_RAY, pytest.param(PLAIN, marks=pytest.mark.slow)], ids=["ray", "no-ray"])
 def test_when_it_is_killed_itself_nothing_outlives_it_for_long(args: tuple[str, ...]) -> None:
     with tree() as left:
         command = up(*args)
