@@ -12,7 +12,7 @@ from tests.tiny_models import tiny_llama
 
 PATIENT = ("--draft-topk", str(TOPK), "--wait-budget-min-ms", "10000", "--wait-budget-max-ms", "10000")
 """No proposal is ever late: what is tested is speculation, not its fallback."""
-HASTY = ("--wait-budget-min-ms", "25", "--wait-budget-max-ms", "25")
+HASTY = ("--wait-budget-min-ms", "50", "--wait-budget-max-ms", "50")
 AUTO_BUDGET_BYTES = 12 * 4 * VOCAB_SIZE
 """`auto` sends whole laws for the first 12 proposals at work and cuts those of the rest."""
 

@@ -36,7 +36,7 @@ METHODS = {
     "target": {"GetInfo", "GetTokenizer", "Control", "Deliver"},
     "draft": {"GetInfo", "GetTokenizer", "Control"},
 }
-LONG_PROMPT = 4000
+LONG_PROMPT = 2000
 
 
 @pytest.fixture(scope="module")
