@@ -14,6 +14,11 @@ namespace outrider {
 constexpr int BLOCK = 16;            // tokens
 constexpr int TILE = 4 * BLOCK;      // keys
 constexpr int GROUP = 6;             // queries that share the reading of a tile
+#if defined(__AVX512F__)
+constexpr int AT_ONCE = 4;           // vectors, for each of them a sum in a register
+#else
+constexpr int AT_ONCE = 2;
+#endif
 constexpr int MOST_QUERIES = 96;     // of one piece of work; one token's heads may be more
 
 struct Query {
@@ -76,14 +81,9 @@ struct Softmax {
 
 template <class KV, int ROWS>
 static void score(const Query* queries, int size, const Tile<KV>& tile, float (*scores)[TILE]) {
-#if defined(__AVX512F__)
-    constexpr int AT_ONCE = 4;
-#else
-    constexpr int AT_ONCE = 1;
-#endif
     const float* heads[ROWS];
     for (int r = 0; r < ROWS; ++r) heads[r] = queries[r].head;
-    for (int b = 0; b < TILE / BLOCK; b += AT_ONCE) {
+    for (int from = 0; from < TILE; from += AT_ONCE * LANES) {
         vf acc[ROWS][AT_ONCE];
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r)
@@ -93,8 +93,9 @@ static void score(const Query* queries, int size, const Tile<KV>& tile, float (*
             vf keys[AT_ONCE];
 #pragma GCC unroll 8
             for (int v = 0; v < AT_ONCE; ++v) {
-                keys[v] = load(tile.keys[b + v] + d * BLOCK);
-                __builtin_prefetch(tile.next_keys[b + v] + d * BLOCK, 0, 2);
+                const int key = from + v * LANES;
+                keys[v] = load(tile.keys[key / BLOCK] + d * BLOCK + key % BLOCK);
+                __builtin_prefetch(tile.next_keys[key / BLOCK] + d * BLOCK + key % BLOCK, 0, 2);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
@@ -106,13 +107,14 @@ static void score(const Query* queries, int size, const Tile<KV>& tile, float (*
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-            for (int v = 0; v < AT_ONCE; ++v) store(scores[r] + (b + v) * BLOCK, acc[r][v]);
+            for (int v = 0; v < AT_ONCE; ++v) store(scores[r] + from + v * LANES, acc[r][v]);
     }
 }
 
 // Scores to weights in place; keeps the running maximum and total.
 static void weigh(const Query& query, int32_t tile, float* scores, float& top, vf& total, vf& shrink) {
-    const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vi lanes{};
+    for (int i = 0; i < LANES; ++i) lanes[i] = i;
     vf part[TILE / LANES];
     for (int v = 0; v < TILE / LANES; ++v) part[v] = load(scores + v * LANES);
     if (query.position < tile + TILE - 1 || query.first > tile) {
@@ -121,7 +123,9 @@ static void weigh(const Query& query, int32_t tile, float* scores, float& top, v
             part[v] = pick((key <= query.position) & (key >= query.first), part[v], splat(-INFINITY));
         }
     }
-    const float most = largest(larger(larger(part[0], part[1]), larger(part[2], part[3])));
+    vf best = part[0];
+    for (int v = 1; v < TILE / LANES; ++v) best = larger(best, part[v]);
+    const float most = largest(best);
     const float now = most > top ? most : top;
     shrink = exp2(splat(top - now));
     top = now;
@@ -175,9 +179,9 @@ static void attend_tile(const Query* queries, const Tile<KV>& tile, int32_t firs
         weigh(queries[r], first, state.scores[r], state.top[at + r], state.total[at + r], state.shrink[r]);
     float* sums = state.sums.data() + static_cast<int64_t>(at) * padded;
     for (int column = 0; column < padded;) {
-        const int left = (padded - column) / LANES, taken = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        const int left = (padded - column) / LANES, taken = left >= AT_ONCE ? AT_ONCE : left >= 2 ? 2 : 1;
         float* to = sums + column;
-        if (taken == 4) mix<KV, ROWS, 4>(state.scores, state.shrink, tile, column, keys, padded, to);
+        if (taken == AT_ONCE) mix<KV, ROWS, AT_ONCE>(state.scores, state.shrink, tile, column, keys, padded, to);
         else if (taken == 2) mix<KV, ROWS, 2>(state.scores, state.shrink, tile, column, keys, padded, to);
         else mix<KV, ROWS, 1>(state.scores, state.shrink, tile, column, keys, padded, to);
         column += taken * LANES;

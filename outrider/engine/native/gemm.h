@@ -10,10 +10,11 @@
 
 namespace outrider {
 
+constexpr int VECTORS = 2;
 #if defined(__AVX512F__)
-constexpr int VECTORS = 2, TILE_ROWS = 12;      // 24 sums of 32 registers
+constexpr int TILE_ROWS = 12;                   // 24 sums of 32 registers
 #else
-constexpr int VECTORS = 1, TILE_ROWS = 6;       // a vector is two registers of sixteen
+constexpr int TILE_ROWS = 6;                    // 12 of 16
 #endif
 constexpr int MOST_ROWS = 120;                  // of a piece: its activations stay in the second-level cache
 constexpr int64_t MOST_INPUTS = 2048;           // between two stores of the sums: so do a panel's weights
@@ -104,12 +105,13 @@ static void multiply(const Matrix& matrix, int piece, const void* x_any, int64_t
     for (int64_t k = 0; k < steps; k += MOST_INPUTS) {
         const int64_t some = std::min(MOST_INPUTS, steps - k);
         for (int v = 0; v < PIECE / LANES; v += VECTORS) {
-            const W* panel = reinterpret_cast<const W*>(matrix.panel(2 * piece + v / 2));
-            const W* weights = panel + (k * PANEL + v % 2 * LANES) * S::inputs;
+            const int column = v * LANES;
+            const W* panel = reinterpret_cast<const W*>(matrix.panel(2 * piece + column / PANEL));
+            const W* weights = panel + (k * PANEL + column % PANEL) * S::inputs;
             for (int t = 0; t < tiles; ++t) {
                 const int from = rows * t / tiles, to = rows * (t + 1) / tiles;
                 tile<W, TILE_ROWS>(to - from, t == 0, weights, x + from * x_stride + k * S::inputs, x_stride, some,
-                                   sums + from * PIECE + v * LANES, k > 0);
+                                   sums + from * PIECE + column, k > 0);
             }
         }
     }

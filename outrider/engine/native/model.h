@@ -97,7 +97,7 @@ class Model {
         return sum;
     }
     int group() const { return spec.heads / spec.kv_heads; }
-    int padded_head() const { return static_cast<int>(round_up(spec.head_size, LANES)); }
+    int padded_head() const { return static_cast<int>(round_up(spec.head_size, PADDED)); }
 
     // plan: token ids, then (new, cached, logits, blocks) of each row, then the rows' tables.
     // Returns 0, or 1 + the index of a token id outside the vocabulary.

@@ -1,5 +1,5 @@
-// Sixteen floats at a time, on any machine: GCC's vector extension, with intrinsics where they save instructions.
-// A lane never looks at another lane, so what a value comes to does not depend on how wide the hardware is.
+// As many floats at a time as a register of this machine holds: GCC's vector extension, with intrinsics where they save
+// instructions. Wider ones would go through memory.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,26 @@
 
 namespace outrider {
 
+#if defined(__AVX512F__)
 constexpr int LANES = 16;
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+constexpr int PADDED = 16;  // columns that rows in memory are padded to, on any machine
 
 struct bf16 {
     uint16_t bits;
 };
 
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef float vf_any __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t vi_any __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint16_t v16_any __attribute__((vector_size(32), aligned(2), may_alias));
-typedef int8_t v8_any __attribute__((vector_size(16), aligned(1), may_alias));
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef float vf_any __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t v16_any __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef int8_t v8_any __attribute__((vector_size(LANES), aligned(1), may_alias));
 
-static inline vf splat(float x) {
-    return vf{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
-}
+static inline vf splat(float x) { return x - vf{}; }
 
 static inline vf load(const float* p) { return *reinterpret_cast<const vf_any*>(p); }
 
@@ -33,6 +37,8 @@ static inline vf load(const bf16* p) {
 #if defined(__AVX512F__)
     const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
+#elif defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16);
 #else
     vi wide = __builtin_convertvector(*reinterpret_cast<const v16_any*>(p), vi);
     return (vf)(wide << 16);
@@ -42,6 +48,8 @@ static inline vf load(const bf16* p) {
 static inline vf load(const int8_t* p) {
 #if defined(__AVX512F__)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 #else
     return __builtin_convertvector(*reinterpret_cast<const v8_any*>(p), vf);
 #endif
@@ -85,6 +93,8 @@ static inline void store(bf16* p, vf x) {
 static inline vf fma(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
     return a * b + c;
 #endif
@@ -93,6 +103,8 @@ static inline vf fma(vf a, vf b, vf c) {
 static inline vf larger(vf a, vf b) {
 #if defined(__AVX512F__)
     return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
 #else
     return a > b ? a : b;
 #endif
@@ -103,10 +115,9 @@ static inline vf pick(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b
 
 // The lanes summed as a tree, always the same one.
 static inline float sum(vf x) {
-    float a[8], b[4];
-    for (int i = 0; i < 8; ++i) a[i] = x[i] + x[i + 8];
-    for (int i = 0; i < 4; ++i) b[i] = a[i] + a[i + 4];
-    return (b[0] + b[2]) + (b[1] + b[3]);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) x[i] += x[i + half];
+    return x[0];
 }
 
 static inline float largest(vf x) {
