@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy import node_drain
 from deploy.core_seats import is_limited, take_cores
 from deploy.placement import Placement
 from outrider.cli.cores import format_cores
@@ -67,7 +68,8 @@ class WorkerActor:
         self._spec = spec
         try:
             node = _node_address()
-            self._handle = _start(spec.role, _settings_here(spec, node))
+            config = _config(spec.role, _settings_here(spec, node))
+            self._handle = _start(config)
             self._outcome: Started | Refused = _facts(self._handle, node)
         except Exception as error:
             log.exception("the %s worker did not start", spec.role)
@@ -76,6 +78,7 @@ class WorkerActor:
                 _exit_for_restart()  # the first start's failure is reported; a later one is tried again
             return
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        self._drain_with_node(config.drain_timeout_s)
 
     def outcome(self) -> Started | Refused:
         """Answers once `__init__` is through."""
@@ -89,6 +92,24 @@ class WorkerActor:
         """End the streams and the engine. The process goes on until it is killed."""
         if isinstance(self._outcome, Started):
             self._handle.stop(grace_s)
+
+    def _drain_with_node(self, limit_s: float) -> None:
+        """When its container is about to end, where it is in one."""
+        folder = os.environ.get(node_drain.FOLDER)
+        if folder is None:
+            return
+
+        def drain() -> None:
+            log.info("this node is about to end: the %s worker drains for at most %g s", self._spec.role, limit_s)
+            try:
+                self._handle.drain(limit_s)
+            except Exception:
+                log.exception("the %s worker did not drain", self._spec.role)
+
+        try:
+            node_drain.listen(Path(folder), drain, limit_s)
+        except OSError as error:
+            log.warning("the %s worker will not hear of its node's end: %s", self._spec.role, error)
 
     def _watch(self) -> None:
         """An engine that ended by itself ends the process, so that Ray starts a fresh one."""
@@ -135,18 +156,20 @@ def _cores_here(num_cores: int | None) -> str | None:
     return None if num_cores is None or is_limited() else format_cores(take_cores(num_cores))
 
 
-def _start(role: str, settings: dict[str, Any]) -> Any:
-    if role == "target":
+def _config(role: str, settings: dict[str, Any]) -> TargetConfig | DraftConfig:
+    return TargetConfig(**settings) if role == "target" else DraftConfig(**settings)
+
+
+def _start(config: TargetConfig | DraftConfig) -> Any:
+    if isinstance(config, TargetConfig):
         from target_service.worker import start_worker as start_target
 
-        target = TargetConfig(**settings)
-        configure_logging(target.log_level, role, target.log_format)
-        return start_target(target)
+        configure_logging(config.log_level, "target", config.log_format)
+        return start_target(config)
     from draft_service.worker import start_worker as start_draft
 
-    draft = DraftConfig(**settings)
-    configure_logging(draft.log_level, role, draft.log_format)
-    return start_draft(draft)
+    configure_logging(config.log_level, "draft", config.log_format)
+    return start_draft(config)
 
 
 def _facts(handle: Any, node: str) -> Started:

@@ -1,4 +1,4 @@
-"""`python deploy/docker/stay.py`: lasts as long as this container's raylet, to which SIGTERM is passed on.
+"""`python deploy/docker/stay.py`: lasts as long as this container's raylet. On SIGTERM its workers drain, then it ends.
 
 A raylet that is asked to end tells the head, so that its workers are placed elsewhere without waiting for silence.
 """
@@ -9,7 +9,11 @@ import os
 import select
 import signal
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
+
+from deploy.node_drain import FOLDER, drain_workers
 
 
 def raylet_pid() -> int:
@@ -20,18 +24,31 @@ def raylet_pid() -> int:
     raise LookupError("no raylet runs here; start one with `ray start`")
 
 
-def main() -> int:
-    pid = raylet_pid()
+def stay(pid: int, folder: Path) -> int:
+    """The exit code once the raylet `pid` has ended: 0 after a signal. A second signal does not wait for the workers
+    that listen in `folder`.
+    """
+    raylet = os.pidfd_open(pid)
     asked: list[int] = []
+
+    def end_raylet() -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(raylet, signal.SIGTERM)
+
+    def drain_first() -> None:
+        drain_workers(folder)
+        end_raylet()
 
     def pass_on(number: int, _frame: object) -> None:
         asked.append(number)
-        os.kill(pid, signal.SIGTERM)
+        if len(asked) == 1:
+            threading.Thread(target=drain_first, daemon=True).start()
+        else:
+            end_raylet()
 
-    ended = os.pidfd_open(pid)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
-    select.select([ended], [], [])
+    select.select([raylet], [], [])
     if asked:
         return 0
     sys.stderr.write("node: the raylet ended by itself\n")
@@ -39,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stay(raylet_pid(), Path(os.environ[FOLDER])))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy import node_drain
 from deploy.launcher import read_config
 from outrider.cli.stopping import StopFlag
 from outrider.cli.system import SystemConfig
@@ -105,6 +106,23 @@ def test_the_pools_find_their_nodes() -> None:
         assert (ports["grpc"], ports["metrics"]) == (pool.worker.port, pool.worker.metrics_port)
         assert pool.max <= group["replicas"]
         assert pool.num_cpus == float(group["resources"]["CPU"]), "a node holds one worker: their ports are the same"
+
+
+def test_a_pod_drains_its_worker_before_ray_ends_and_has_the_time() -> None:
+    config = SystemConfig.read(yaml.safe_load(of_kind("ConfigMap")[0]["data"]["cluster.yaml"]))
+    longest_s = max(pool.worker.drain_timeout_s for pool in config.pools)
+    for group in of_kind("RayCluster")[0]["spec"]["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert command == ["python", "-m", node_drain.__name__]
+        assert pod["terminationGracePeriodSeconds"] >= longest_s + 15
+
+
+def test_a_hub_token_may_be_given_to_workers_and_need_not() -> None:
+    for group in of_kind("RayCluster")[0]["spec"]["workerGroupSpecs"]:
+        (volume,) = [one for one in group["template"]["spec"]["volumes"] if one["name"] == "secrets"]
+        sources = {one["secret"]["name"]: one["secret"]["optional"] for one in volume["projected"]["sources"]}
+        assert sources == {f"outrider-{group['groupName']}-tls": True, "outrider-hub-token": True}
 
 
 def test_pods_have_no_rights_to_spare() -> None:
