@@ -15,11 +15,14 @@ _HEAD = """\
 
 # --- docker compose itself ---
 
-# Address of this machine that the gateway, Prometheus and Grafana are published on; nothing else is.
+# Address of this machine that the gateway is published on. Its HTTP port also has /metrics and /sd, without a key.
 #OUTRIDER_BIND=127.0.0.1
 #OUTRIDER_HTTP_PORT=8000
 #OUTRIDER_GRPC_PORT=8001
+# Those of Prometheus, which asks nobody for a password, and of Grafana; nothing else is published.
+#PROMETHEUS_BIND=127.0.0.1
 #PROMETHEUS_PORT=9090
+#GRAFANA_BIND=127.0.0.1
 #GRAFANA_PORT=3000
 # File with the password of Grafana's user admin at its first start, such as /etc/outrider/secrets/admin-password, which
 # is grafana/admin-password below OUTRIDER_SECRETS_DIR. Without one the password is admin.
@@ -30,7 +33,7 @@ _HEAD = """\
 # The pools: models, counts, placement.
 #OUTRIDER_CLUSTER_FILE=./deploy/docker/cluster.yaml
 # Folders as `outrider certs` makes them: gateway, launcher, draft, target, public; and grafana. Each part sees its
-# own alone.
+# own alone. A token of the hub, for models that ask for one, is a file hf-token in draft and in target.
 #OUTRIDER_SECRETS_DIR=./deploy/docker/secrets
 # Of the launcher, as TLS_DIR of the parts below; ray.tls_dir of the file of pools wins.
 #OUTRIDER_LAUNCHER_TLS_DIR=
@@ -48,7 +51,7 @@ _HEAD = """\
 # The GPUs of docker-compose.gpu.yml, by the driver's number.
 #OUTRIDER_GPU_DRAFT=0
 #OUTRIDER_GPU_TARGET=1
-# How long a gateway may take to end; longer than its drain_timeout_s.
+# How long a container may take to end; by some seconds longer than every drain_timeout_s below and in cluster.yaml.
 #OUTRIDER_STOP_GRACE=30s
 # What the images are called, built from, and where pip looks for torch besides its own index: an index of CPU builds
 # makes the CPU image a third of the size.

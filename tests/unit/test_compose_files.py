@@ -20,7 +20,8 @@ SETTINGS = {
     for cls in (GatewayConfig, DraftConfig, TargetConfig)
     for name in cls.model_fields
 }
-PUBLISHED = {"gateway", "prometheus", "grafana"}
+PUBLISHED = {"gateway": "OUTRIDER_BIND", "prometheus": "PROMETHEUS_BIND", "grafana": "GRAFANA_BIND"}
+"""By service: the variable that opens it to others, and nothing else."""
 
 
 def compose(name: str = "docker-compose.yml") -> dict[str, Any]:
@@ -71,8 +72,9 @@ def test_a_container_has_no_rights_to_spare(name: str) -> None:
 
 def test_only_front_ends_are_published_and_to_this_machine_alone() -> None:
     ports = {name: service["ports"] for name, service in services().items() if "ports" in service}
-    assert set(ports) == PUBLISHED
-    assert all(port.startswith("${OUTRIDER_BIND:-127.0.0.1}:") for group in ports.values() for port in group)
+    assert set(ports) == set(PUBLISHED)
+    for name, group in ports.items():
+        assert all(port.startswith(f"${{{PUBLISHED[name]}:-127.0.0.1}}:") for port in group), name
     assert all(service["networks"] == ["cluster"] for name, service in services().items() if name not in PUBLISHED)
 
 
@@ -105,6 +107,40 @@ def test_secrets_are_files() -> None:
     for name, service in services().items():
         variables = [one for one in service.get("environment", ()) if re.search("PASSWORD|SECRET|TOKEN|KEY", one)]
         assert all(re.search("(__FILE|_PATH)$", one) for one in variables), (name, variables)
+
+
+def test_a_workers_hub_token_is_a_file_of_its_secrets_that_need_not_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants, get_token
+
+    (named,) = re.findall(r"HF_TOKEN_PATH=(\S+)", (REPO / "deploy/docker/worker.Dockerfile").read_text())
+    folder, _, name = named.rpartition("/")
+    for role in ("draft", "target"):
+        assert [one for one in services()[role]["volumes"] if one.endswith(f"/{role}:{folder}:ro")]
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / name))
+    assert get_token() is None
+    (tmp_path / name).write_text("hf_x\n")
+    assert get_token() == "hf_x"
+
+
+def test_the_documented_chown_takes_the_parts_folders_and_leaves_grafanas() -> None:
+    """Its password belongs to Grafana's user."""
+    (line,) = re.findall(r"chown -R 10001 deploy/docker/secrets/\{(\S+)\}", (REPO / "docs/deploy.md").read_text())
+    parts = {one.name for one in (REPO / "deploy/docker/secrets").iterdir() if one.is_dir()}
+    assert set(line.split(",")) == parts - {"grafana"}
+
+
+def test_every_part_has_the_time_that_it_may_drain() -> None:
+    config = SystemConfig.read(yaml.safe_load((REPO / "deploy/docker/cluster.yaml").read_text()))
+    longest_s = max(
+        GatewayConfig.model_fields["drain_timeout_s"].default, *(pool.worker.drain_timeout_s for pool in config.pools)
+    )
+    for name in ("ray-head", "draft", "target", "gateway"):
+        grace = re.fullmatch(r"\$\{OUTRIDER_STOP_GRACE:-(\d+)s\}", services()[name]["stop_grace_period"])
+        assert grace is not None, name
+        assert int(grace[1]) >= longest_s + 15, name
 
 
 def test_one_gpu_for_each_worker() -> None:
