@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from tests.compose.checks import (
     all_scraped,
     completion,
     judge,
+    judge_drain,
+    judge_ends,
     judge_stop,
     rights,
     show,
@@ -33,16 +36,19 @@ from tests.compose.load import Load, Outcome, under_load, undisturbed
 
 PYTHON, PROMETHEUS, GRAFANA = "python:3.11-slim", "prom/prometheus:v3.5.3", "grafana/grafana:11.6.0"
 SETTLE_S = 240.0
+DRAIN_S = 300
 STOP_GRACE_S = 320
 LOG = REPO / ".work" / "compose-test.log"
-KILL_ACTOR = """
+KILL = """
 import os, signal
 for pid in filter(str.isdigit, os.listdir("/proc")):
     with open(f"/proc/{pid}/cmdline") as file:
-        if file.read().startswith("ray::WorkerActor"):
+        if file.read().replace("\\0", " ").startswith("%s"):
             os.kill(int(pid), signal.SIGKILL)
             print(pid)
 """
+WORKER, LAUNCHER = "ray::WorkerActor", "python -m deploy.launcher"
+PARTS = ("draft", "target", "ray-head", "gateway")
 
 
 def clone(folder: Path) -> None:
@@ -59,7 +65,9 @@ def settings(project: Project, report: Report, scratch: Path) -> None:
         "OUTRIDER_TARGET_BATCH_INVARIANT": "true",
         "OUTRIDER_GATEWAY_LOG_FORMAT": "json",
         # Streams that are under way at the stop come to their end, on a slow machine as well.
-        "OUTRIDER_GATEWAY_DRAIN_TIMEOUT_S": 300,
+        "OUTRIDER_GATEWAY_DRAIN_TIMEOUT_S": DRAIN_S,
+        "OUTRIDER_TARGET_DRAIN_TIMEOUT_S": DRAIN_S,
+        "OUTRIDER_DRAFT_DRAIN_TIMEOUT_S": DRAIN_S,
         "OUTRIDER_STOP_GRACE": f"{STOP_GRACE_S}s",
     }
     if not has_image(PYTHON):
@@ -76,10 +84,12 @@ def settings(project: Project, report: Report, scratch: Path) -> None:
     (project.folder / ".env").write_text("".join(f"{name}={value}\n" for name, value in values.items()))
 
 
-def faults(project: Project, report: Report, load: Load, texts: dict[int, str]) -> list[Outcome]:
-    def kill_actor(service: str) -> None:
-        if not project.python(service, KILL_ACTOR).split():
-            raise RuntimeError(f"no worker's process in {service}")
+def faults(project: Project, report: Report, load: Load, texts: dict[int, str], parts: list[str]) -> list[Outcome]:
+    stopped_at: dict[str, float] = {}
+
+    def kill_process(service: str, command: str) -> None:
+        if not project.python(service, KILL % command).split():
+            raise RuntimeError(f"no process {command} in {service}")
 
     def kill_container(service: str) -> None:
         project.compose("kill", service)
@@ -87,27 +97,38 @@ def faults(project: Project, report: Report, load: Load, texts: dict[int, str]) 
         project.compose("start", service)
 
     def stop_container(service: str) -> None:
-        project.compose("stop", service, timeout_s=300)
+        project.compose("stop", service, timeout_s=STOP_GRACE_S + 60)
+        stopped_at[service] = time.time()
         codes = project.exit_codes()
         report.check(f"compose stop {service} under streams: exit code 0", codes == {service: 0}, str(codes))
         project.compose("start", service)
 
-    outcomes = []
-    for service in ("draft", "target"):
+    def struck(name: str, fault: Callable[[], None]) -> Outcome:
+        outcome = under_load(load, name, fault, partial(all_healthy, project), SETTLE_S)
+        outcomes.append(outcome)
+        if not outcome.settled:
+            report.note(f"states: {project.states()}")
+        return outcome
+
+    outcomes: list[Outcome] = []
+    for service in [one for one in ("draft", "target") if one in parts]:
         for name, fault in (
-            (f"{service}'s process killed", kill_actor),
-            (f"compose kill {service}, start", kill_container),
-            (f"compose stop {service}, start", stop_container),
+            (f"{service}'s process killed", partial(kill_process, service, WORKER)),
+            (f"compose kill {service}, start", partial(kill_container, service)),
+            (f"compose stop {service}, start", partial(stop_container, service)),
         ):
-            outcome = under_load(load, name, partial(fault, service), partial(all_healthy, project), SETTLE_S)
-            outcomes.append(outcome)
-            judge(outcome, report, texts, served_meanwhile=service == "draft")
-            if not outcome.settled:
-                report.note(f"states: {project.states()}")
+            judge(struck(name, fault), report, texts, served_meanwhile=service == "draft")
+    if "target" in stopped_at:
+        judge_drain(outcomes[-1], report, stopped_at["target"])
+    if "ray-head" in parts:
+        # Ray's head ends with it, and the restart policy starts both again: another cluster.
+        judge_ends(struck("launcher killed in ray-head", partial(kill_process, "ray-head", LAUNCHER)), report, texts)
+    if "gateway" in parts:
+        judge_ends(struck("compose kill gateway, start", partial(kill_container, "gateway")), report, texts)
     return outcomes
 
 
-def test(project: Project, report: Report, load: Load) -> None:
+def test(project: Project, report: Report, load: Load, parts: list[str]) -> None:
     begun = time.monotonic()
     project.up()
     report.check(
@@ -120,7 +141,7 @@ def test(project: Project, report: Report, load: Load) -> None:
     found = all_scraped(60)
     report.check("Prometheus scrapes every part", set(found.values()) == {"up"} and len(found) == 3, str(found))
     texts = undisturbed(load)
-    outcomes = faults(project, report, load, texts)
+    outcomes = faults(project, report, load, texts, parts)
     found = all_scraped(60)
     report.check("Prometheus scrapes every part again", set(found.values()) == {"up"} and len(found) == 3, str(found))
     stop = under_load(load, "docker compose stop", partial(stop_all, project), lambda: False, 0)
@@ -136,6 +157,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.compose", description=__doc__)
     parser.add_argument("--streams", type=int, default=8, help="streams at once")
     parser.add_argument("--tokens", type=int, default=1500, help="of each; enough to outlast a fault")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="those that are killed and stopped")
     parser.add_argument("--keep", action="store_true", help="leave the containers as they are at the end")
     options = parser.parse_args(argv)
     reason = reachable()
@@ -148,7 +170,7 @@ def main(argv: list[str]) -> int:
         clone(project.folder)
         settings(project, report, Path(scratch))
         try:
-            test(project, report, Load(HTTP, options.streams, options.tokens))
+            test(project, report, Load(HTTP, options.streams, options.tokens), options.parts)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             report.check("the test came to its end", False, str(error))
         finally:

@@ -8,6 +8,7 @@ import time
 
 from tests.compose.engine import Project, get, output, post
 from tests.compose.load import Outcome
+from tests.compose.streams import Answer
 
 PORTS = {"OUTRIDER_HTTP_PORT": 18000, "OUTRIDER_GRPC_PORT": 18001, "PROMETHEUS_PORT": 19090, "GRAFANA_PORT": 13000}
 HTTP = f"http://127.0.0.1:{PORTS['OUTRIDER_HTTP_PORT']}"
@@ -105,6 +106,32 @@ def judge(outcome: Outcome, report: Report, texts: dict[int, str], served_meanwh
         report.check(f"{name}: nothing worse for new requests than 503 meanwhile", not others, detail)
     report.check(f"{name}: every text as without it", not wrong, f"{len(wrong)} differ" if wrong else "")
     report.check(f"{name}: healthy and drafting again", outcome.settled)
+
+
+def judge_drain(outcome: Outcome, report: Report, stopped_at: float) -> None:
+    """Of a target that was stopped, and had the time that its streams took: its container ended after them."""
+    cut = [one for one in outcome.hit() if one.ended > stopped_at]
+    detail = f"{len(cut)} of {len(outcome.hit())} had to wait for the next one" if cut else ""
+    report.check(f"{outcome.fault}: they came to their end before it went", not cut, detail)
+
+
+def judge_ends(outcome: Outcome, report: Report, texts: dict[int, str]) -> None:
+    """Of a part whose end may cut streams off: each ends in all its tokens, or in one error and no wrong token."""
+    hit, name = outcome.hit(), outcome.fault
+    cut = [one for one in hit if one.error is not None]
+    wrong = [one for one in outcome.answers if not texts[one.prompt].startswith(one.text)]
+    wrong += [one for one in outcome.answers if one.error is None and one.text != texts[one.prompt]]
+    last = {one.prompt: one for one in sorted(outcome.answers, key=lambda one: one.started)}
+    refused = [str(one.error) for one in last.values() if one.error is not None]
+    report.check(f"{name}: streams were under way", len(hit) > 0, f"{len(hit)} of {len(outcome.answers)} answers")
+    report.check(f"{name}: no wrong token", not wrong, f"{len(wrong)} differ" if wrong else "")
+    report.note(f"{name}: {len(hit) - len(cut)} went on to their end, {len(cut)} ended in an error: {_kinds(cut)}")
+    report.check(f"{name}: answered again, without anybody's help", not refused, "; ".join(refused[:2]))
+    report.check(f"{name}: healthy and drafting again", outcome.settled)
+
+
+def _kinds(answers: list[Answer]) -> str:
+    return "; ".join(sorted({str(one.error) for one in answers})) or "none"
 
 
 def judge_stop(outcome: Outcome, report: Report, texts: dict[int, str], exit_codes: dict[str, int]) -> None:

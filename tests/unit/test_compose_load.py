@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compose.checks import Report, judge, judge_stop
+from tests.compose.checks import Report, judge, judge_drain, judge_ends, judge_stop
 from tests.compose.load import Outcome
 from tests.compose.streams import Answer
 
@@ -84,3 +84,37 @@ def test_a_stop_that_lets_streams_end_passes() -> None:
     refused = answer(error="ConnectError('All connection attempts failed')")
     judge_stop(outcome(answer(9.0, 17.0), refused), report, {0: "abc"}, {"gateway": 0, "target": 0})
     assert (report.num_failed, report.num_checks) == (0, 3)
+
+
+def test_a_stopped_target_waits_for_its_streams() -> None:
+    report = Report()
+    judge_drain(outcome(answer(9.0, 17.0)), report, stopped_at=17.5)
+    assert report.num_failed == 0
+    judge_drain(outcome(answer(9.0, 12.0), answer(9.0, 17.0)), report, stopped_at=13.0)
+    assert report.num_failed == 1
+
+
+def test_a_stream_that_is_cut_off_ends_in_one_error_and_the_next_is_answered() -> None:
+    report = Report()
+    judge_ends(outcome(answer(9.0, 12.0, error="cut", text="ab"), later(20.0)), report, {0: "abc"})
+    assert report.num_failed == 0
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [answer(9.0, 12.0, error="cut", text="ax"), "whole"],
+        [answer(9.0, 12.0, text="ab"), "whole"],
+        [answer(9.0, 12.0, error="cut", text="ab")],
+        [answer(1.0, 9.0)],
+    ],
+    ids=["a wrong token before the error", "short without an error", "nobody is answered again", "no stream was hit"],
+)
+def test_a_part_that_does_not_come_back_or_hurts_fails(answers: list[Answer | str]) -> None:
+    report = Report()
+    judge_ends(outcome(*(later(20.0) if isinstance(one, str) else one for one in answers)), report, {0: "abc"})
+    assert report.num_failed == 1
+
+
+def later(started: float) -> Answer:
+    return Answer(0, started, started + 5, "abc", "length", [started + 1, started + 5])
