@@ -16,8 +16,11 @@ log = get_logger(__name__)
 LOOK_S = 1.0
 """How often the file is looked at, while requests come or metrics are read."""
 
-Mark = tuple[int, int, int]
-"""A file's modification time (ns), inode and size."""
+RETRY_S = 10.0
+"""A file that could not be used is tried again after this, though unchanged: it need not be the file that was wrong."""
+
+Mark = tuple[int, int, int, int, int, int]
+"""A file's modification time (ns), inode and size, and who may read it: mode, owner and group."""
 
 
 class KeyRing:
@@ -28,13 +31,15 @@ class KeyRing:
         self._clock = clock
         self._mark = _mark_of(path)
         self._looked_s = clock()
-        self._is_outdated = False
+        self._failure: str | None = None
+        """Why the keys are not those of the file."""
+        self._retry_at_s = 0.0
         self.keys = read_keys(path)
 
     def is_outdated(self) -> bool:
         """Whether the file cannot be used now, so that older keys are in force."""
         self._look()
-        return self._is_outdated
+        return self._failure is not None
 
     def find(self, secret: str) -> ApiKey | None:
         """The key of this secret. It is compared with all of them, each in constant time."""
@@ -52,16 +57,18 @@ class KeyRing:
             return
         self._looked_s = now
         mark = _mark_of(self._path)
-        if mark == self._mark:
+        changed = mark != self._mark
+        if not changed and (self._failure is None or now < self._retry_at_s):
             return
         self._mark = mark
         try:
             self.keys = read_keys(self._path)
-            self._is_outdated = False
         except ConfigError as error:
-            self._is_outdated = True
-            log.error("the API keys stay as they were: %s", error.message)
+            if changed or error.message != self._failure:
+                log.error("the API keys stay as they were: %s", error.message)
+            self._failure, self._retry_at_s = error.message, now + RETRY_S
         else:
+            self._failure = None
             log.info("%d API keys from %s", len(self.keys), self._path)
 
 
@@ -71,4 +78,4 @@ def _mark_of(path: str) -> Mark | None:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode, found.st_uid, found.st_gid

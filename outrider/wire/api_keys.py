@@ -111,7 +111,9 @@ def _line_of(place: tuple[int | str, ...], data: bytes) -> int:
 
 
 def write_keys(path: str | Path, keys: tuple[ApiKey, ...]) -> None:
-    """At once or not at all; the file is for its owner alone. Raises ConfigError."""
+    """At once or not at all. A new file is for its owner alone, one that is there keeps owner and mode. Raises
+    ConfigError.
+    """
     entries: list[dict[str, Any]] = [key.model_dump(mode="json", exclude_none=True) for key in keys]
     text = HEADING + yaml.safe_dump({"keys": entries}, sort_keys=False)
     write_whole(path, text.encode(), private=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import resource
 import stat
+import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from gateway.access import Access
-from gateway.key_ring import LOOK_S, KeyRing
+from gateway.key_ring import LOOK_S, RETRY_S, KeyRing
 from outrider.cli.main import app
 from outrider.wire.api_keys import ApiKey, digest_of, new_key, read_keys, write_keys
 from outrider.wire.errors import ConfigError, RateLimited, Unauthenticated
@@ -154,6 +158,32 @@ def test_a_link_stays_one_and_a_failed_write_changes_nothing(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["keys.yaml", "link.yaml"]
 
 
+def test_a_file_that_is_replaced_keeps_its_owner_and_mode(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    write_keys(file, (entry("me", "or-1"), entry("you", "or-2")))
+    if os.geteuid() == 0:
+        os.chown(file, 10001, 10002)
+    file.chmod(0o640)
+    before = os.stat(file)
+    assert cli("revoke", "me", "--file", str(file))[0] == 0
+    after = os.stat(file)
+    assert after.st_ino != before.st_ino
+    assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
+
+
+def test_a_mode_is_not_kept_for_another_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys.yaml"
+    write_keys(file, (entry("me", "or-1"),))
+    file.chmod(0o640)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("outrider.wire.files.os.chown", refuse)
+    write_keys(file, ())
+    assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
+
+
 # --- who gets in -------------------------------------------------------------------------------------------------
 
 
@@ -246,6 +276,60 @@ def test_a_file_that_broke_is_seen_without_a_request(tmp_path: Path, caplog: pyt
     write_keys(file, (entry("me", "or-1"),))
     clock.now += LOOK_S
     assert outdated(registry) == 0
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may read everything."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_key_revoked_in_a_file_that_was_not_readable_is_refused_once_it_is() -> None:
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as name:
+        file, new = Path(name) / "k", Path(name) / "new"
+        os.chmod(name, 0o755)
+        access = access_of(file, entry("me", "or-1"), entry("you", "or-2"), clock=clock)
+        write_keys(new, (entry("you", "or-2"),))
+        new.chmod(0)
+        new.rename(file)
+        clock.now += LOOK_S
+        with as_nobody():
+            assert access.caller("Bearer or-1").name == "me"
+        file.chmod(0o444)
+        clock.now += LOOK_S
+        with as_nobody(), pytest.raises(Unauthenticated):
+            access.caller("Bearer or-1")
+
+
+def test_a_file_that_could_not_be_read_is_tried_again_and_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, clock, registry = tmp_path / "k", Clock(), CollectorRegistry()
+    write_keys(file, (entry("me", "or-1"), entry("you", "or-2")))
+    access = Access(KeyRing(str(file), clock), registry)
+    write_keys(file, (entry("you", "or-2"),))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        for _ in range(3):
+            clock.now += RETRY_S
+            assert outdated(registry) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    (told,) = (record.message for record in caplog.records if record.levelno == logging.ERROR)
+    assert f"cannot read {file}: Too many open files" in told
+    clock.now += RETRY_S
+    assert outdated(registry) == 0
+    with pytest.raises(Unauthenticated):
+        access.caller("Bearer or-1")
 
 
 def test_what_a_key_used_is_counted_by_its_name(tmp_path: Path) -> None:
