@@ -31,7 +31,7 @@ class CopiedLaw:
 
 Law = RowLaw | CopiedLaw
 Drawn = tuple[int, Law | None]
-"""A token and what it was drawn from; None for greedy."""
+"""A token and what it was drawn from; None where proposals are ids alone."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Active:
     topk: int | None
     """Cut each law to this many best tokens before drawing; None = the whole law."""
     uniforms: list[float]
-    """One per token to draft; empty for greedy."""
+    """One per token to draft; empty where it is not drawn."""
     draft_ids: list[int] = field(default_factory=list)
     unsent: list[Law] = field(default_factory=list)
     """What drafted tokens that have not been sent yet were drawn from."""
@@ -61,8 +61,14 @@ class Active:
     num_fed: int = 0
 
     @property
-    def greedy(self) -> bool:
-        return self.slot.params.greedy
+    def position(self) -> int:
+        """Of its next token in the sequence."""
+        return len(self.slot.committed) + len(self.draft_ids)
+
+    @property
+    def determined(self) -> bool:
+        """Its tokens are guesses of what the target says, and travel as ids alone."""
+        return self.slot.params.determined
 
     @property
     def done(self) -> bool:
@@ -96,7 +102,7 @@ class Active:
 
 def proposal_uniforms(job: ProposeJob, slot: Slot) -> list[float]:
     """What each token of the proposal will be drawn with."""
-    if slot.params.greedy:
+    if slot.params.determined:
         return []
     positions = range(len(slot.committed), len(slot.committed) + job.num_draft_tokens)
     params = [slot.params] * job.num_draft_tokens

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from draft_service.active import Active, CopiedLaw, Drawn
 from outrider.engine import sampling
+from outrider.engine.coupled import coupled_id
 from outrider.engine.cuda.host_copy import to_device, to_host
+from outrider.engine.device_coupled import coupled_ids
 from outrider.engine.host_sampling import HostLogits
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, process_unchecked, sound_rows
 from outrider.engine.row_law import RowLaw, truncate_topk
@@ -28,7 +30,11 @@ def draw_tokens(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tenso
 
     def draw_one(index: int) -> Drawn:
         a, row = ready[index], rows[index]
-        return (host.best_id(index, row), None) if a.greedy else _sampled(a, host.law(index, row))
+        params = row.state.params
+        if params.greedy:
+            return host.best_id(index, row), None
+        law = host.law(index, row)
+        return (coupled_id(law, params, a.position), None) if a.determined else _sampled(a, law)
 
     return side_by_side(draw_one, range(len(ready)), logits.numel())
 
@@ -47,7 +53,13 @@ def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor
     processed = process_unchecked(logits, rows)
     ids = sampling.argmax(processed)  # [R] int64
     sound = sound_rows(logits)  # [R] bool
-    chosen = [i for i, a in enumerate(ready) if not a.greedy]
+    coupled = [i for i, a in enumerate(ready) if a.determined and not a.slot.params.greedy]
+    if coupled:
+        index = to_device(np.array(coupled), logits.device)
+        own = sampling.distributions(processed[index], [rows[i] for i in coupled])
+        keys = [ready[i].slot.params for i in coupled], [ready[i].position for i in coupled]
+        ids = ids.index_copy(0, index, coupled_ids(own, *keys))
+    chosen = [i for i, a in enumerate(ready) if not a.determined]
     laws = None
     if chosen:
         index = to_device(np.array(chosen), logits.device)

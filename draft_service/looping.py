@@ -28,10 +28,17 @@ def may_loop(a: Active) -> bool:
 
 
 def is_plain(p: SamplingParams) -> bool:
-    """Nothing but the temperature decides a law."""
+    """Nothing but the temperature decides a law, and one uniform number its token."""
     unpenalised = p.repetition_penalty == 1.0 and p.presence_penalty == 0.0 and p.frequency_penalty == 0.0
     unbanned = not p.logit_bias and not p.bad_words and not p.min_tokens
-    return unpenalised and unbanned and p.top_k == 0 and p.top_p == 1.0 and p.min_p == 0.0
+    return (
+        (p.greedy or not p.determined)
+        and unpenalised
+        and unbanned
+        and p.top_k == 0
+        and p.top_p == 1.0
+        and p.min_p == 0.0
+    )
 
 
 def run_loops(loop: DraftLoop, wanted: Sequence[Active]) -> list[Looped]:
@@ -61,7 +68,7 @@ def _looped(group: Sequence[Active], drafted: Drafted) -> list[Looped]:
     for i, (a, token_ids) in enumerate(zip(group, drafted.token_ids, strict=True)):
         if token_ids is None:
             made.append((a, None))
-        elif a.greedy or drafted.log_probs is None:
+        elif a.determined or drafted.log_probs is None:
             made.append((a, [(token_id, None) for token_id in token_ids]))
         else:
             copy = drafted.log_probs

@@ -90,11 +90,11 @@ class Proposer:
 
     def _cut(self, job: ProposeJob, slot: Slot) -> int | None:
         """`auto`: whole laws while a step's payload over all its slots stays under the budget."""
-        if slot.params.greedy or job.encoding is DraftLogprobs.FULL:
+        if slot.params.determined or job.encoding is DraftLogprobs.FULL:
             return None
         if job.encoding is DraftLogprobs.TOPK:
             return job.topk
-        num_full = 1 + sum(1 for a in self._active.values() if not a.greedy and a.topk is None)
+        num_full = 1 + sum(1 for a in self._active.values() if not a.determined and a.topk is None)
         return None if num_full * self._runner.facts.vocab_size * 4 <= self._full_budget_bytes else job.topk
 
     def _cancel(self, owner: int, slot_id: int, why: str, fault: Fault = Fault.CANCELLED) -> None:

@@ -33,6 +33,7 @@ class SpeculationUsage(_Answer):
     acceptance_rate: float | None
     mean_accepted_length: float | None
     seed: int | None
+    seeds: list[int] = Field(description="Of each prompt.")
 
 
 class UsageAnswer(_Answer):

@@ -8,7 +8,8 @@ from enum import Enum
 from typing import Protocol
 
 from gateway.tokenizer import Tokenizer
-from outrider.wire.kinds import DraftLogprobs as DraftLogprobs  # part of a request, here for whoever reads one
+from outrider.wire.kinds import AcceptanceRule as AcceptanceRule  # parts of a request, here for whoever reads one
+from outrider.wire.kinds import DraftLogprobs as DraftLogprobs
 from outrider.wire.kinds import TokenKind as TokenKind
 from outrider.wire.params import SamplingParams
 
@@ -26,6 +27,7 @@ class SpeculationOptions:
     num_draft_tokens: int | None = None
     draft_logprobs: DraftLogprobs | None = None
     draft_topk: int | None = None
+    acceptance: AcceptanceRule | None = None
 
 
 @dataclass(frozen=True, slots=True)

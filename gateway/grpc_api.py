@@ -12,6 +12,7 @@ from gateway.body_budget import NUM_LARGEST
 from gateway.chat import Message
 from gateway.door import Door, Visit
 from gateway.generation import (
+    AcceptanceRule,
     DraftLogprobs,
     FinishReason,
     RoundOutput,
@@ -26,7 +27,7 @@ from gateway.requests import Chat, Demand, FieldNames, Prompt
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.call_room import Places, Turns, host_of
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
-from outrider.wire.params import SamplingParams
+from outrider.wire.params import SamplingParams, acceptance_of
 from outrider.wire.rpc import abort, parse_message
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -156,6 +157,11 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
             f"params.choice is {request.params.choice}; it is the gateway's to set, use num_choices",
             param="params.choice",
         )
+    params = SamplingParams.from_proto(request.params)
+    if params.acceptance is not AcceptanceRule.REJECTION:
+        raise InvalidRequest(
+            "params.acceptance is set; it is the gateway's, use speculation", param="params.acceptance"
+        )
     if request.params.seed and not request.has_seed:
         raise InvalidRequest("params.seed is given without has_seed; set has_seed to use it", param="has_seed")
     return Demand(
@@ -163,7 +169,7 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
         model=request.model,
         prompts=(prompt,),
         names=FieldNames(prompt=name, num_choices="num_choices", num_logprobs="num_logprobs"),
-        params=SamplingParams.from_proto(request.params),
+        params=params,
         max_tokens=request.params.max_tokens or DEFAULT_MAX_TOKENS,
         seed=request.params.seed if request.has_seed else None,
         num_choices=request.num_choices or 1,
@@ -208,6 +214,7 @@ def _speculation_of(wishes: gateway_pb2.SpeculationOptions) -> SpeculationOption
         num_draft_tokens=wishes.num_draft_tokens if wishes.HasField("num_draft_tokens") else None,
         draft_logprobs=kind,
         draft_topk=wishes.draft_topk or None,
+        acceptance=acceptance_of(wishes.acceptance, "speculation.acceptance"),
     )
 
 

@@ -178,5 +178,6 @@ def usage_of(prompts: Sequence[Sequence[Usage]]) -> Json:
             "acceptance_rate": accepted / drafted if drafted else None,
             "mean_accepted_length": 1 + accepted / rounds if rounds else None,
             "seed": seeds.pop() if len(seeds) == 1 else None,
+            "seeds": [answers[0].seed for answers in prompts],
         },
     }

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from gateway.cache_salt import salt_of
 from gateway.chat import Message
-from gateway.generation import DraftLogprobs, GenerationRequest, ModelFacts, SpeculationOptions
+from gateway.generation import AcceptanceRule, DraftLogprobs, GenerationRequest, ModelFacts, SpeculationOptions
 from gateway.tokenizer import Tokenizer
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
@@ -74,7 +74,7 @@ class Demand:
     prompts: tuple[Prompt, ...]
     names: FieldNames
     params: SamplingParams
-    """max_tokens, seed and choice are filled in here; bad_words are those given as ids."""
+    """max_tokens, seed, choice and acceptance are filled in here; bad_words are those given as ids."""
     max_tokens: int | None
     """None = what the context leaves."""
     seed: int | None
@@ -101,7 +101,8 @@ async def build_requests(
     """
     num_chars = 2 * sum(map(len, demand.bad_words))
     words = await _tokenised(num_chars, bad_word_ids, demand.bad_words, tokenizer)
-    base = dataclasses.replace(demand.params, bad_words=(*demand.params.bad_words, *words))
+    rule = demand.speculation.acceptance or AcceptanceRule[config.acceptance.upper()]
+    base = dataclasses.replace(demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule)
     # Once, before prompts cost anything; of each prompt only what its length decides is checked again.
     dataclasses.replace(base, max_tokens=demand.max_tokens or facts.context_limit).check(facts.vocab_size)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)

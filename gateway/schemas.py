@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import TypedDict
 
-from gateway.generation import SpeculationOptions
+from gateway.generation import AcceptanceRule, SpeculationOptions
 from gateway.parameters import (
     IGNORED,
     NEUTRAL,
@@ -61,11 +61,13 @@ class SpeculationBody(_Strict):
     num_draft_tokens: int | None = None
     draft_logprobs: str | None = None
     """auto, full, topk or topk:N."""
+    acceptance: Literal["rejection", "coupled"] | None = None
 
     def options(self) -> SpeculationOptions:
         kind, topk = draft_logprobs_of(self.draft_logprobs)
         enabled = True if self.enabled is None else self.enabled
-        return SpeculationOptions(enabled, self.num_draft_tokens, kind, topk)
+        rule = None if self.acceptance is None else AcceptanceRule[self.acceptance.upper()]
+        return SpeculationOptions(enabled, self.num_draft_tokens, kind, topk, rule)
 
 
 class StreamOptions(_Strict):

@@ -12,6 +12,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from outrider.engine.acceptance import Noise, accept_one
+from outrider.engine.coupled import coupled_id
 from outrider.engine.host_sampling import HostLogits
 from outrider.engine.noise import Purpose
 from outrider.engine.penalties import LogitRow, SamplingState
@@ -35,20 +36,28 @@ def decide(ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tens
 
     def decide_one(b: int) -> Decided:
         r, state, start, own = ready[b], states[b], starts[b], noise[b]
-        outcome = _greedy(r, state, host, start) if own is None else _sampled(r, state, host, start, own)
+        outcome = _determined(r, state, host, start) if own is None else _sampled(r, state, host, start, own)
         return Decided(*outcome, _reported(r, logits[start:], *outcome))
 
     return side_by_side(decide_one, range(len(ready)), logits.numel())
 
 
-def _greedy(ready: Ready, state: SamplingState, host: HostLogits, start: int) -> tuple[int, int]:
-    """Keep drafts while they are the target's own best tokens."""
+def _determined(ready: Ready, state: SamplingState, host: HostLogits, start: int) -> tuple[int, int]:
+    """Keep drafts while they are what the target says."""
     for j, token_id in enumerate(ready.draft_ids):
-        best = host.best_id(start + j, _row(ready, state, j))
-        if best != token_id:
-            return j, best
+        own = _says(ready, state, host, start, j)
+        if own != token_id:
+            return j, own
     num_drafted = len(ready.draft_ids)
-    return num_drafted, host.best_id(start + num_drafted, _row(ready, state, num_drafted))
+    return num_drafted, _says(ready, state, host, start, num_drafted)
+
+
+def _says(ready: Ready, state: SamplingState, host: HostLogits, start: int, j: int) -> int:
+    """The target's token after j drafts: its best one, or the one that the noise of its position picks."""
+    row = _row(ready, state, j)
+    if state.params.greedy:
+        return host.best_id(start + j, row)
+    return coupled_id(host.law(start + j, row), state.params, len(ready.slot.committed) + j)
 
 
 def _sampled(ready: Ready, state: SamplingState, host: HostLogits, start: int, noise: Noise) -> tuple[int, int]:
@@ -70,8 +79,8 @@ def _row(ready: Ready, state: SamplingState, j: int) -> LogitRow:
 
 
 def slots_noise(ready: Sequence[Ready]) -> list[Noise | None]:
-    """Of every slot that draws; all numbers are made at once."""
-    sampled = [r for r in ready if not r.slot.params.greedy]
+    """Of every slot whose drafts are kept by chance; all numbers are made at once."""
+    sampled = [r for r in ready if not r.slot.params.determined]
     if not sampled:
         return [None] * len(ready)
     purposes = (Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET)
@@ -81,4 +90,4 @@ def slots_noise(ready: Sequence[Ready]) -> list[Noise | None]:
     numbers = host_slot_uniforms(params, positions, purposes)  # [P, sum(K_b + 1)]
     ends = list(accumulate(widths))
     own = iter(Noise(*numbers[:, end - width : end]) for width, end in zip(widths, ends, strict=True))
-    return [None if r.slot.params.greedy else next(own) for r in ready]
+    return [None if r.slot.params.determined else next(own) for r in ready]

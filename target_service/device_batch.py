@@ -6,7 +6,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.acceptance import Outcome, accept_greedy, accept_rejection
+from outrider.engine.acceptance import Outcome, accept_matching, accept_rejection
 from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.device_coupled import coupled_ids
 from outrider.engine.noise import Purpose
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked, sound_rows
 from outrider.engine.reported import Reported, packed, unpacked
@@ -24,6 +25,7 @@ from outrider.engine.row_law import NothingToDraw
 from outrider.engine.sampling import argmax, distributions
 from outrider.engine.slot_noise import slot_uniforms
 from outrider.engine.wire_tensors import scattered
+from outrider.wire.params import SamplingParams
 from target_service.waiting import Ready
 
 
@@ -37,6 +39,10 @@ class Decided:
     """Of the accepted tokens and the next one, when the request asks for it."""
 
 
+Rule = Callable[["Batch", Tensor, list[LogitRow]], Outcome]
+"""(slots of one rule, processed logits of the step [R, V], its rows) -> what they decide."""
+
+
 def decide_on_device(ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor) -> list[Decided]:
     """One per slot. logits: [sum(K_b + 1), V] float32, slots in order. Raises NonFiniteLogits."""
     rows = [
@@ -48,8 +54,8 @@ def decide_on_device(ready: Sequence[Ready], states: Sequence[SamplingState], lo
     starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
     outcomes: list[Tensor] = []
     order: list[int] = []
-    for greedy, rule in ((True, _greedy), (False, _sampled)):
-        group = [b for b, r in enumerate(ready) if r.slot.params.greedy is greedy]
+    for rule in (_greedy, _coupled, _sampled):
+        group = [b for b, r in enumerate(ready) if _rule_of(r.slot.params) is rule]
         if group:
             batch = Batch([ready[b] for b in group], [starts[b] for b in group], processed.device)
             outcome = rule(batch, processed, rows)
@@ -90,16 +96,34 @@ def _unpacked(ready: Sequence[Ready], outcomes: NDArray[np.float64], asked: NDAr
     return decided
 
 
+def _rule_of(params: SamplingParams) -> Rule:
+    if params.greedy:
+        return _greedy
+    return _coupled if params.determined else _sampled
+
+
 def _greedy(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
     target_ids = argmax(processed)[batch.row_index()]  # [B, K+1] int64
-    return accept_greedy(target_ids, batch.draft_ids, batch.num_drafted)
+    return accept_matching(target_ids, batch.draft_ids, batch.num_drafted)
+
+
+def _coupled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+    used = batch.used_rows()
+    keys = batch.keys_of_used_rows()
+    target_ids = coupled_ids(_laws(processed, rows, used), *keys)[batch.row_index(used)]  # [B, K+1] int64
+    return accept_matching(target_ids, batch.draft_ids, batch.num_drafted)
+
+
+def _laws(processed: Tensor, rows: list[LogitRow], used: list[int]) -> Tensor:
+    """[U, V] float32 log-probs of some of the step's rows."""
+    if len(used) < len(rows):
+        processed = processed.index_select(0, to_device(np.array(used), processed.device))
+    return distributions(processed, [rows[i] for i in used])
 
 
 def _sampled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
     used = batch.used_rows()  # rows of sampled slots only
-    if len(used) < len(rows):
-        processed = processed.index_select(0, to_device(np.array(used), processed.device))
-    target = distributions(processed, [rows[i] for i in used])  # [U, V]
+    target = _laws(processed, rows, used)
     accept_u, recover_u, target_u = batch.uniforms((Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET))
     return accept_rejection(
         target[batch.row_index(used)],  # [B, K+1, V]
@@ -128,7 +152,13 @@ class Batch:
         self._rows = np.array([[s + min(j, n) for j in range(width + 1)] for s, n in zip(starts, counts, strict=True)])
 
     def used_rows(self) -> list[int]:
+        """Ascending; of one slot they lie side by side."""
         return np.unique(self._rows).tolist()
+
+    def keys_of_used_rows(self) -> tuple[list[SamplingParams], list[int]]:
+        """Of each: whose it is, and the position in the sequence that it decides."""
+        own = [(r, j) for r in self._ready for j in range(len(r.draft_ids) + 1)]
+        return [r.slot.params for r, _ in own], [len(r.slot.committed) + j for r, j in own]
 
     def row_index(self, among: Sequence[int] | None = None) -> Tensor:
         """[B, K+1] int64: rows of the step's logits, or their places `among` some of them, ascending."""

@@ -46,7 +46,7 @@ class Ready:
     waiting: Waiting
     draft_ids: list[int]
     draft_laws: list[RowLaw] | None
-    """What each of draft_ids was drawn from; None for greedy and plain."""
+    """What each of draft_ids was drawn from; None where that does not matter, and for plain."""
     fallback: Fallback | None
 
     @property
@@ -170,10 +170,10 @@ class WaitingRoom:
         room = slot.max_len - len(slot.committed) - 1
         if len(draft_ids) > room:
             raise BadTensor(f"{len(draft_ids)} draft tokens, room for {room} before max_tokens")
-        if slot.params.greedy:
+        if slot.params.determined:
             return Ready(waiting, draft_ids, None, None)
         if not proposal.rows:
-            raise BadTensor("distributions are missing and the temperature is not 0")
+            raise BadTensor("distributions are missing, and acceptance is by rejection at a temperature above 0")
         start, laws = 0, list[RowLaw]()
         for rows in proposal.rows:
             ids = draft_ids[start : start + rows.num_rows]

@@ -25,6 +25,7 @@ def chat(
     seed: opt.Seed = None,
     stop: opt.Stop = None,
     num_draft_tokens: opt.NumDraftTokens = None,
+    acceptance: opt.Acceptance = None,
     no_speculation: opt.NoSpeculation = False,
     model: opt.ModelId = None,
     timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
@@ -46,6 +47,7 @@ def chat(
             seed=seed,
             stop=stop,
             num_draft_tokens=num_draft_tokens,
+            acceptance=acceptance,
             no_speculation=no_speculation,
         )
         connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)

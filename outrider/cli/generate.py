@@ -27,6 +27,7 @@ def generate(
     seed: opt.Seed = None,
     stop: opt.Stop = None,
     num_draft_tokens: opt.NumDraftTokens = None,
+    acceptance: opt.Acceptance = None,
     no_speculation: opt.NoSpeculation = False,
     model: opt.ModelId = None,
     timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
@@ -49,6 +50,7 @@ def generate(
             seed=seed,
             stop=stop,
             num_draft_tokens=num_draft_tokens,
+            acceptance=acceptance,
             no_speculation=no_speculation,
         )
         text = _read_stdin() if prompt == "-" else prompt

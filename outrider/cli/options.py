@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.client import GenerateOptions, Speculation
+from outrider.client import AcceptanceRule, GenerateOptions, Speculation
 from outrider.client.connect import KEY_VARIABLE
 
 Address = Annotated[str, typer.Option(help="host:port of a gateway's gRPC server.")]
@@ -32,6 +32,10 @@ Stop = Annotated[list[str] | None, typer.Option(help="String that ends the outpu
 NumDraftTokens = Annotated[
     int | None, typer.Option("--num-draft-tokens", "-K", help="Tokens drafted a round; absent = the server's default.")
 ]
+Acceptance = Annotated[
+    AcceptanceRule | None,
+    typer.Option(help="Which drafts are kept at temperature > 0; absent = the server's default."),
+]
 NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain decoding: the target alone.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds until an answer is given up.")]
 
@@ -47,6 +51,7 @@ def generate_options(
     seed: int | None,
     stop: list[str] | None,
     num_draft_tokens: int | None,
+    acceptance: AcceptanceRule | None,
     no_speculation: bool,
 ) -> GenerateOptions:
     """What was not given is left out, so that the defaults are the SDK's and the server's."""
@@ -61,5 +66,7 @@ def generate_options(
         options["min_p"] = min_p
     if seed is not None:
         options["seed"] = seed
-    options["speculation"] = Speculation(enabled=not no_speculation, num_draft_tokens=num_draft_tokens)
+    options["speculation"] = Speculation(
+        enabled=not no_speculation, num_draft_tokens=num_draft_tokens, acceptance=acceptance
+    )
     return options

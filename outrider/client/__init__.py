@@ -8,6 +8,7 @@ from outrider.client.stream import RoundStream
 from outrider.client.sync import Client, SyncRoundStream
 from outrider.client.transport import GrpcTransport, Transport
 from outrider.client.types import (
+    AcceptanceRule,
     Choice,
     Completion,
     DraftLogprobs,
@@ -36,6 +37,7 @@ from outrider.wire.errors import (
 )
 
 __all__ = [
+    "AcceptanceRule",
     "AsyncClient",
     "Choice",
     "Client",

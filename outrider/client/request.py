@@ -7,7 +7,7 @@ from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, Literal, TypedDict, get_type_hints
 
-from outrider.client.types import DraftLogprobs, Speculation
+from outrider.client.types import AcceptanceRule, DraftLogprobs, Speculation
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import MAX_CHOICES, SamplingParams, check_cache_salt
@@ -71,6 +71,10 @@ _DRAFT_LOGPROBS = {
     DraftLogprobs.AUTO: common_pb2.DRAFT_LOGPROBS_AUTO,
     DraftLogprobs.FULL: common_pb2.DRAFT_LOGPROBS_FULL,
     DraftLogprobs.TOPK: common_pb2.DRAFT_LOGPROBS_TOPK,
+}
+_ACCEPTANCE = {
+    AcceptanceRule.REJECTION: common_pb2.ACCEPTANCE_RULE_REJECTION,
+    AcceptanceRule.COUPLED: common_pb2.ACCEPTANCE_RULE_COUPLED,
 }
 
 
@@ -152,6 +156,8 @@ def _speculation(wish: Speculation | bool) -> gateway_pb2.SpeculationOptions:
         message.draft_logprobs = _DRAFT_LOGPROBS[wish.draft_logprobs]
     if wish.draft_topk is not None:
         _encode("speculation.draft_topk", lambda: setattr(message, "draft_topk", wish.draft_topk))
+    if wish.acceptance is not None:
+        message.acceptance = _ACCEPTANCE[wish.acceptance]
     return message
 
 

@@ -35,6 +35,16 @@ class DraftLogprobs(Enum):
     TOPK = "topk"
 
 
+class AcceptanceRule(Enum):
+    """Which drafts are kept at temperature > 0. Neither changes the output's law."""
+
+    REJECTION = "rejection"
+    """With probability min(1, target / draft)."""
+    COUPLED = "coupled"
+    """Where they are what the target draws by noise that both share: the text is a function of prompt, parameters and
+    seed, whatever the draft does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """A request's wishes; None = the server's default."""
@@ -45,6 +55,7 @@ class Speculation:
     draft_logprobs: DraftLogprobs | None = None
     draft_topk: int | None = None
     """N of TOPK, at least 1."""
+    acceptance: AcceptanceRule | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,10 +66,10 @@ def accept_one(
     return num_drafted, target_law(num_drafted).draw(float(noise.target[num_drafted]))
 
 
-def accept_greedy(target_ids: Tensor, draft_ids: Tensor, num_drafted: Tensor) -> Outcome:
-    """Keep drafts while they are the target's own best tokens.
+def accept_matching(target_ids: Tensor, draft_ids: Tensor, num_drafted: Tensor) -> Outcome:
+    """Keep drafts while they are what the target says: greedy and coupled.
 
-    target_ids [B, K+1] int64: the target's best token at each position; draft_ids [B, K] int64; num_drafted [B] int64
+    target_ids [B, K+1] int64: the target's own token at each position; draft_ids [B, K] int64; num_drafted [B] int64
     in [0, K]: row b uses its first num_drafted[b] drafts, the rest is padding and may hold anything.
     """
     kept = target_ids[:, :-1] == draft_ids  # [B, K]

@@ -1,8 +1,8 @@
 """Random numbers as a function of where they are used: counter-based, so that no generator carries state.
 
 A draw is keyed by the request's seed and counted by (choice, position, purpose): a retry, another batch or another
-device gives the same number. Used by the proposer (DRAFT) and the verifier (ACCEPT, RECOVER, TARGET). NumPy makes the
-few numbers of a step on the host, whatever device the model is on.
+device gives the same number. Used by the proposer (DRAFT), the verifier (ACCEPT, RECOVER, TARGET) and both (COUPLED, in
+`coupled.py`). NumPy makes the few numbers of a step on the host, whatever device the model is on.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Purpose(IntEnum):
     """Drawing the token that replaces it."""
     TARGET = 4
     """Drawing a bonus or a plain token."""
+    COUPLED = 5
+    """One number for each vocabulary id, the same for draft and target."""
 
 
 def host_uniforms(
@@ -50,7 +52,12 @@ def host_uniforms(
     counter[2] = choices << np.uint64(8) | np.uint64(purposes)
     key = np.stack((seeds & _WORD, seeds >> _SHIFT))  # [2, N]
     words = host_philox4x32(counter, key)
-    bits = words[0] << np.uint64(21) | words[1] >> np.uint64(11)
+    return unit_doubles(words[0], words[1])
+
+
+def unit_doubles(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """53 of the bits of two words below 2^32, in (0, 1). [N] each -> [N]."""
+    bits = high << np.uint64(21) | low >> np.uint64(11)
     # Exact: 53 bits fit a double. 0 becomes 2^-54, so that 0 < u < 1 and a probability of 0 or 1 is always honoured.
     return np.maximum(bits.astype(np.float64), 0.5) * 2.0**-53
 

@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACCEPTANCE_RULE_UNSPECIFIED: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_REJECTION: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_COUPLED: _ClassVar[AcceptanceRule]
+
 class TokenKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TOKEN_KIND_UNSPECIFIED: _ClassVar[TokenKind]
@@ -52,6 +58,9 @@ class WorkerErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_ERROR_CODE_INTERNAL: _ClassVar[WorkerErrorCode]
     WORKER_ERROR_CODE_CANCELLED: _ClassVar[WorkerErrorCode]
     WORKER_ERROR_CODE_DRAINING: _ClassVar[WorkerErrorCode]
+ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule
+ACCEPTANCE_RULE_REJECTION: AcceptanceRule
+ACCEPTANCE_RULE_COUPLED: AcceptanceRule
 TOKEN_KIND_UNSPECIFIED: TokenKind
 TOKEN_KIND_ACCEPTED: TokenKind
 TOKEN_KIND_RECOVERED: TokenKind
@@ -82,7 +91,7 @@ WORKER_ERROR_CODE_CANCELLED: WorkerErrorCode
 WORKER_ERROR_CODE_DRAINING: WorkerErrorCode
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "choice", "max_tokens", "stop_token_ids", "ignore_eos", "num_logprobs")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "choice", "max_tokens", "stop_token_ids", "ignore_eos", "num_logprobs", "acceptance")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +115,7 @@ class SamplingParams(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -122,7 +132,8 @@ class SamplingParams(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
     num_logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+    acceptance: AcceptanceRule
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., acceptance: _Optional[_Union[AcceptanceRule, str]] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("ids",)

@@ -50,16 +50,18 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("enabled", "num_draft_tokens", "draft_logprobs", "draft_topk")
+    __slots__ = ("enabled", "num_draft_tokens", "draft_logprobs", "draft_topk", "acceptance")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOPK_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     num_draft_tokens: int
     draft_logprobs: _common_pb2.DraftLogprobs
     draft_topk: int
-    def __init__(self, enabled: _Optional[bool] = ..., num_draft_tokens: _Optional[int] = ..., draft_logprobs: _Optional[_Union[_common_pb2.DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ...) -> None: ...
+    acceptance: _common_pb2.AcceptanceRule
+    def __init__(self, enabled: _Optional[bool] = ..., num_draft_tokens: _Optional[int] = ..., draft_logprobs: _Optional[_Union[_common_pb2.DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., acceptance: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
     __slots__ = ("id", "kind", "logprobs", "text")

@@ -70,12 +70,14 @@ class Membership(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class GatewayReport(_message.Message):
-    __slots__ = ("gateway", "pools")
+    __slots__ = ("gateway", "pools", "heard")
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
     gateway: str
     pools: _containers.RepeatedCompositeFieldContainer[PoolLoad]
-    def __init__(self, gateway: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolLoad, _Mapping]]] = ...) -> None: ...
+    heard: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, gateway: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolLoad, _Mapping]]] = ..., heard: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PoolLoad(_message.Message):
     __slots__ = ("pool", "num_running", "num_queued", "num_refused", "num_rounds", "num_late")

@@ -199,6 +199,10 @@ class GatewayConfig(_Settings):
     """gRPC port; 0 takes a free one and prints it."""
     num_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 5
     """K: tokens drafted a round unless the request says otherwise."""
+    acceptance: Literal["rejection", "coupled"] = "rejection"
+    """Which drafts are kept at temperature > 0 unless the request says otherwise. Both give exactly the target's law;
+    with coupled the text is a function of prompt, parameters and seed, whatever the draft does, and no distribution
+    travels; with rejection somewhat more drafts are kept."""
     draft_logprobs: Literal["auto", "full", "topk"] = "auto"
     """How distributions travel from draft to target at temperature > 0."""
     draft_topk: Positive = 128

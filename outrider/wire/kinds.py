@@ -16,6 +16,13 @@ class TokenKind(Enum):
     PLAIN = pb.TOKEN_KIND_PLAIN
 
 
+class AcceptanceRule(Enum):
+    """How a target decides which draft tokens are kept at temperature > 0."""
+
+    REJECTION = pb.ACCEPTANCE_RULE_REJECTION
+    COUPLED = pb.ACCEPTANCE_RULE_COUPLED
+
+
 class DraftLogprobs(Enum):
     """How `rejection` proposals travel."""
 

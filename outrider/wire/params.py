@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.kinds import AcceptanceRule
 
 MAX_STOP_TOKEN_IDS = 64
 MAX_BAD_WORDS = 256
@@ -58,10 +59,17 @@ class SamplingParams:
     ignore_eos: bool = False
     num_logprobs: int | None = None
     """How many best ids to return log-probs for, besides the chosen one; None = no log-probs at all."""
+    acceptance: AcceptanceRule = AcceptanceRule.REJECTION
+    """Without meaning at temperature 0."""
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def determined(self) -> bool:
+        """What comes next is a function of what is there: drafts are guesses of it, and no law of theirs matters."""
+        return self.greedy or self.acceptance is AcceptanceRule.COUPLED
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest naming the first field that is out of range."""
@@ -117,11 +125,14 @@ class SamplingParams:
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             num_logprobs=self.num_logprobs,
+            acceptance=None if self.acceptance is AcceptanceRule.REJECTION else self.acceptance.value,
         )
 
     @classmethod
     def from_proto(cls, message: pb.SamplingParams) -> SamplingParams:
-        """Absent optional fields take their defaults. Not checked: call `check()`."""
+        """Absent optional fields take their defaults. Not checked: call `check()`. Raises InvalidRequest for an unknown
+        rule.
+        """
         return cls(
             max_tokens=message.max_tokens,
             temperature=message.temperature,
@@ -139,7 +150,16 @@ class SamplingParams:
             stop_token_ids=tuple(message.stop_token_ids),
             ignore_eos=message.ignore_eos,
             num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+            acceptance=acceptance_of(message.acceptance, "acceptance") or AcceptanceRule.REJECTION,
         )
+
+
+def acceptance_of(value: pb.AcceptanceRule, name: str) -> AcceptanceRule | None:
+    """Raises InvalidRequest, naming the field, for one that this version does not know. None = unspecified."""
+    try:
+        return AcceptanceRule(value) if value else None
+    except ValueError:
+        raise InvalidRequest(f"{name} is {value}, which this server does not know", param=name) from None
 
 
 def check_cache_salt(salt: str) -> None:

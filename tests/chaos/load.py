@@ -16,11 +16,22 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from outrider.client import AsyncClient, DeadlineExceeded, FinishReason, OutriderError, RetryPolicy, Unavailable
+from outrider.client import (
+    AsyncClient,
+    DeadlineExceeded,
+    FinishReason,
+    GenerateOptions,
+    OutriderError,
+    RetryPolicy,
+    Unavailable,
+)
 from tests.chaos.excuses import Attempt, Failure, Outages
 from tests.chaos.questions import Asked
 
-KINDS = ("grpc", "grpc", "grpc", "grpc", "openai", "openai", "openai whole", "sampled", "slow reader", "leaves")
+KINDS = (
+    *("grpc", "grpc", "grpc", "coupled", "coupled", "openai", "openai", "openai whole"),
+    *("sampled", "slow reader", "leaves"),
+)
 """A stream's kind is drawn from these."""
 REQUEST_TIMEOUT_S = 240.0
 """After which the gateways end a request with a clear error."""
@@ -182,17 +193,24 @@ class Load:
         return True
 
     async def _grpc(self, stream: Stream, dice: random.Random) -> AsyncIterator[None]:
-        """Greedy with ids compared one by one; sampled, where only the number is known; slow; leaving early."""
-        expected = stream.asked.answer.ids
+        """Greedy or coupled with ids compared one by one; sampled by rejection, where only their number is known; slow;
+        leaving early.
+        """
+        answer, question = stream.asked.answer, stream.asked.question
+        expected = answer.coupled_ids if stream.kind == "coupled" else answer.ids
         sampled = stream.kind == "sampled"
         leave_after = dice.randint(1, 20) if stream.kind == "leaves" else None
-        how = {"temperature": dice.uniform(0.3, 1.2), "seed": dice.getrandbits(32)} if sampled else {"temperature": 0.0}
-        max_tokens = stream.asked.question.max_tokens
+        how: GenerateOptions = {"temperature": 0.0}
+        if sampled:
+            how = {"temperature": dice.uniform(0.3, 1.2), "seed": dice.getrandbits(32)}
+        elif stream.kind == "coupled":
+            how = question.coupled(speculate=True)
+        max_tokens = question.max_tokens
         ids: list[int] = []
         last = None
         client = self._sdk[stream.gateway]
         async with client.stream(
-            stream.asked.question.prompt, max_tokens=max_tokens, ignore_eos=True, timeout_s=STREAM_TIMEOUT_S, **how
+            question.prompt, max_tokens=max_tokens, ignore_eos=True, timeout_s=STREAM_TIMEOUT_S, **how
         ) as rounds:
             async for each in rounds:
                 ids += [token.id for token in each.tokens]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.client import AsyncClient
+from outrider.client import AcceptanceRule, AsyncClient, GenerateOptions, Speculation
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
 CONCURRENCY = 8
@@ -23,14 +23,23 @@ LONGEST_ANSWER, SHORTEST_ANSWER = 400, 20
 class Question:
     prompt: str
     max_tokens: int
+    temperature: float
+    """Of who asks with coupled acceptance: the answer is then as fixed as a greedy one."""
+    seed: int
+
+    def coupled(self, *, speculate: bool) -> GenerateOptions:
+        wishes = Speculation(enabled=speculate, acceptance=AcceptanceRule.COUPLED)
+        return {"temperature": self.temperature, "seed": self.seed, "speculation": wishes}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Greedy, by plain decoding."""
+    """By plain decoding."""
 
     ids: tuple[int, ...]
+    """Greedy."""
     text: str
+    coupled_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,8 @@ def questions(seed: int, count: int) -> list[Question]:
         Question(
             prompts[index % len(prompts)][-dice.randint(SHORTEST_PROMPT, LONGEST_PROMPT) :],
             dice.randint(SHORTEST_ANSWER, LONGEST_ANSWER),
+            dice.uniform(0.3, 1.2),
+            dice.getrandbits(64),
         )
         for index in range(count)
     ]
@@ -57,16 +68,12 @@ async def answered(address: str, asked: Sequence[Question]) -> list[Asked]:
     places = asyncio.Semaphore(CONCURRENCY)
 
     async def one(client: AsyncClient, question: Question) -> Asked:
+        whole = GenerateOptions(max_tokens=question.max_tokens, ignore_eos=True)
         async with places:
-            made = await client.generate(
-                question.prompt,
-                max_tokens=question.max_tokens,
-                temperature=0.0,
-                ignore_eos=True,
-                speculation=False,
-            )
-        choice = made.choices[0]
-        return Asked(question, Answer(tuple(token.id for token in choice.tokens), choice.text))
+            greedy = await client.generate(question.prompt, **whole, temperature=0.0, speculation=False)
+            coupled = await client.generate(question.prompt, **whole, **question.coupled(speculate=False))
+        ids, coupled_ids = (tuple(token.id for token in made.choices[0].tokens) for made in (greedy, coupled))
+        return Asked(question, Answer(ids, greedy.text, coupled_ids))
 
     async with AsyncClient(address) as client:
         return await asyncio.gather(*(one(client, question) for question in asked))

@@ -1,4 +1,5 @@
-"""With --batch-invariant, greedy text under load and speculation is that of plain decoding alone: no near-tie forgiven.
+"""With --batch-invariant, text under load and speculation is that of plain decoding alone, greedy and with coupled
+acceptance at any temperature: no near-tie forgiven.
 
 Elsewhere a near-tie may fall either way with the shape of a batch, and the parity tests list such cases. Here the
 logits are the same bits whatever else a forward holds, so the ids must be equal to the last one, in bfloat16, too.
@@ -13,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from outrider.client import AsyncClient, Speculation
+from outrider.client import AcceptanceRule, AsyncClient, Speculation
 from tests.forked import run
 from tests.stack import DEMO_TARGET, Stack, running
 
 NUM_PROMPTS = 24
 MAX_TOKENS = 48
 CONCURRENCY = 16
+TEMPERATURES = (0.0, 1.0)
 NUM_DRAFT_TOKENS = (1, 4, 8)
 """By prompt in turn, so that verifies of several widths share a forward."""
 
@@ -33,15 +35,22 @@ class Text:
     num_accepted: int
 
 
-async def generate_all(stack: Stack, prompts: Sequence[str], concurrency: int, speculate: bool) -> list[Text]:
+async def generate_all(
+    stack: Stack, prompts: Sequence[str], temperature: float, concurrency: int, speculate: bool
+) -> list[Text]:
     places = asyncio.Semaphore(concurrency)
 
     async def one(client: AsyncClient, index: int, prompt: str) -> Text:
         k = NUM_DRAFT_TOKENS[index % len(NUM_DRAFT_TOKENS)]
-        wishes = Speculation(num_draft_tokens=k) if speculate else False
+        wishes = Speculation(enabled=speculate, num_draft_tokens=k, acceptance=AcceptanceRule.COUPLED)
         async with places:
             made = await client.generate(
-                prompt, max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True, speculation=wishes
+                prompt,
+                max_tokens=MAX_TOKENS,
+                temperature=temperature,
+                seed=index,
+                ignore_eos=True,
+                speculation=wishes,
             )
         choice = made.choices[0]
         usage = made.usage
@@ -61,11 +70,14 @@ async def test_loaded_and_speculative_equals_alone_and_plain(
         info = stack.target_info()
         assert info.batch_invariant
         assert info.dtype == dtype
-        alone = await generate_all(stack, prompts, concurrency=1, speculate=False)
-        loaded = await generate_all(stack, prompts, concurrency=CONCURRENCY, speculate=True)
+        alone, loaded = list[Text](), list[Text]()
+        for temperature in TEMPERATURES:
+            alone += await generate_all(stack, prompts, temperature, concurrency=1, speculate=False)
+            loaded += await generate_all(stack, prompts, temperature, concurrency=CONCURRENCY, speculate=True)
     assert all(len(text.ids) == MAX_TOKENS and text.num_drafted == 0 for text in alone)
-    assert sum(text.num_drafted for text in loaded) > NUM_PROMPTS * MAX_TOKENS / 2  # verifies of many widths ran
-    assert sum(text.num_accepted for text in loaded) > 0
+    assert sum(text.num_drafted for text in loaded) > len(loaded) * MAX_TOKENS / 2  # verifies of many widths ran
+    for first in range(0, len(loaded), NUM_PROMPTS):  # guesses came true at each temperature
+        assert sum(text.num_accepted for text in loaded[first : first + NUM_PROMPTS]) > NUM_PROMPTS
     different = [index for index, (one, other) in enumerate(zip(alone, loaded, strict=True)) if one.ids != other.ids]
     assert not different
 

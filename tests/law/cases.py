@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.client import DraftLogprobs, Speculation
+from outrider.client import AcceptanceRule, DraftLogprobs, Speculation
 from outrider.wire.params import SamplingParams
 
 VOCAB_SIZE = 8
@@ -58,6 +58,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 UNDER_TOPK = ("nothing", "top_p", "repeated drafts", "bad_words", "min_tokens", "everything")
 """Parameters of each kind, for the suite of every day: all of them have their law tested under `full`."""
+UNDER_COUPLED = ("nothing", "min_p", "repeated drafts", "everything")
+"""The same: the target's laws are computed as for `full`, and then another hand draws."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class Case:
     @property
     def slow(self) -> bool:
         """Tested with the larger samples alone."""
-        return self.group == "topk" and self.name not in UNDER_TOPK
+        some = {"topk": UNDER_TOPK, "coupled": UNDER_COUPLED}
+        return self.name not in some.get(self.group, (self.name,))
 
     @property
     def id(self) -> str:
@@ -98,7 +101,9 @@ def _cases() -> list[Case]:
     full = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.FULL)
     topk = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.TOPK, draft_topk=TOPK)
     auto = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.AUTO)
+    coupled = Speculation(num_draft_tokens=3, acceptance=AcceptanceRule.COUPLED)
     off = Speculation(enabled=False)
+    coupled_off = replace(coupled, enabled=False)
     some = ["nothing", "frequency_penalty", "everything"]
     cases = [
         *_group("full", full, list(PARAMETERS)),
@@ -106,6 +111,8 @@ def _cases() -> list[Case]:
         *_group("auto", auto, some),
         *_lengths(),
         *_group("off", off, some),
+        *_group("coupled", coupled, [name for name in PARAMETERS if name != "temperature 0"]),
+        *_group("coupled, off", coupled_off, ["everything"]),
         *_group("unreliable draft", replace(full, num_draft_tokens=2), some),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]

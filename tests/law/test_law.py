@@ -1,4 +1,5 @@
-"""Invariant 1 through the real services: under `rejection`, answers have the target's law. Broken rules are caught.
+"""Invariants 1 and 3 through the real services: under `rejection` and `coupled`, answers have the target's law. Broken
+rules are caught.
 
 Target, draft and gateway are processes; answers come over gRPC. Each case is tested by chi-square on the joint law of
 its first three and of its last three tokens. Seeds and sample sizes are fixed. Family-wise error: all tests of sound
@@ -166,6 +167,12 @@ class TestBrokenRules:
 
     def test_noise_shared(self, models: Models, services: Services) -> None:
         found = self.p_values(models, services, PLAIN, target_module="tests.law.faults.noise_shared")
+        assert found["first"] < BROKEN
+
+    def test_noise_of_another_position(self, models: Models, services: Services) -> None:
+        """Every token of an answer is picked by the same numbers."""
+        case = CASE["coupled: nothing"]
+        found = self.p_values(models, services, case, target_module="tests.law.faults.noise_repeated")
         assert found["first"] < BROKEN
 
     def test_penalties_frozen_at_the_committed_tokens(self, models: Models, services: Services) -> None:

@@ -17,6 +17,7 @@ from gateway.door import Door
 from gateway.grpc_api import GenerationServicer
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from outrider.wire.errors import Overloaded, WorkerLost
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.serving import start_server
 from tests.service.scripted_generator import CONTEXT_LIMIT, NUM_DRAFTED, ScriptedGenerator, config, demo_tokenizer
 
@@ -100,7 +101,11 @@ async def test_chats_ids_defaults_and_speculation_arrive(generator: ScriptedGene
         ]
     )
     wishes = gateway_pb2.SpeculationOptions(
-        enabled=False, num_draft_tokens=0, draft_logprobs=common_pb2.DRAFT_LOGPROBS_TOPK, draft_topk=9
+        enabled=False,
+        num_draft_tokens=0,
+        draft_logprobs=common_pb2.DRAFT_LOGPROBS_TOPK,
+        draft_topk=9,
+        acceptance=common_pb2.ACCEPTANCE_RULE_COUPLED,
     )
     async with stub_of(generator) as stub:
         await collect(stub.Generate(gateway_pb2.GenerateRequest(chat=chat, speculation=wishes)))
@@ -116,6 +121,8 @@ async def test_chats_ids_defaults_and_speculation_arrive(generator: ScriptedGene
     )
     assert second.prompt_ids == (5, 6)
     assert second.speculation.enabled and second.speculation.num_draft_tokens is None
+    rules = [each.params.acceptance for each in generator.requests]
+    assert rules == [AcceptanceRule.COUPLED, AcceptanceRule.REJECTION]
 
 
 async def test_salt_and_user_arrive(generator: ScriptedGenerator) -> None:
@@ -153,6 +160,9 @@ REFUSED: list[tuple[Callable[[], gateway_pb2.GenerateRequest], str]] = [
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(num_draft_tokens=65)), "speculation.num_draft_tokens"),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(draft_topk=5)), "speculation.draft_topk"),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(draft_logprobs=9)), "speculation.draft_logprobs"),
+    (lambda: asking(speculation=gateway_pb2.SpeculationOptions(acceptance=9)), "speculation.acceptance"),
+    (lambda: asking(params={"acceptance": 9}), "acceptance"),
+    (lambda: asking(params={"acceptance": common_pb2.ACCEPTANCE_RULE_COUPLED}), "params.acceptance"),
 ]
 
 

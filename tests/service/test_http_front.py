@@ -97,6 +97,7 @@ async def test_a_completion_has_openai_form_and_what_speculation_did(generator: 
             "acceptance_rate": 2 / NUM_DRAFTED,
             "mean_accepted_length": 3.0,
             "seed": 2**64 - 1,
+            "seeds": [2**64 - 1],
         },
     }
     assert generator.num_open == 0
@@ -123,11 +124,22 @@ async def test_token_id_prompts_go_through_as_they_are(generator: ScriptedGenera
     assert generator.requests[0].prompt_ids == (5, 6, 7)
 
 
+@pytest.mark.parametrize("default", ["rejection", "coupled"])
+async def test_a_request_names_the_rule_or_gets_the_servers(generator: ScriptedGenerator, default: str) -> None:
+    async with in_process(generator, acceptance=default) as http:
+        for wish in ({}, {"acceptance": "coupled"}, {"acceptance": "rejection"}):
+            assert (await http.post(COMPLETIONS, json={"prompt": "a", "speculation": wish})).status_code == 200
+        refused = await http.post(COMPLETIONS, json={"prompt": "a", "speculation": {"acceptance": "typical"}})
+    assert [each.params.acceptance.name.lower() for each in generator.requests] == [default, "coupled", "rejection"]
+    assert refused.status_code == 400 and "acceptance" in refused.json()["error"]["message"]
+
+
 async def test_without_a_seed_each_prompt_draws_its_own(generator: ScriptedGenerator) -> None:
     async with in_process(generator) as http:
-        await http.post(COMPLETIONS, json={"prompt": ["same", "same"], "n": 2})
+        answer = (await http.post(COMPLETIONS, json={"prompt": ["same", "same"], "n": 2})).json()
     seeds = [each.params.seed for each in generator.requests]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+    assert (answer["usage"]["speculation"]["seed"], answer["usage"]["speculation"]["seeds"]) == (None, seeds[::2])
     assert max(seeds) < 2**53, "every JSON reader keeps them"
 
 
@@ -271,6 +283,9 @@ async def test_a_stream_is_one_event_a_round_then_usage_then_done(generator: Scr
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
     seeds = [usage["speculation"].pop("seed") for usage in (last["usage"], whole["usage"])]
+    assert [usage["speculation"].pop("seeds") for usage in (last["usage"], whole["usage"])] == [
+        [seed] for seed in seeds
+    ]
     assert seeds[0] != seeds[1]
     assert last["usage"] == whole["usage"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.acceptance import Outcome, accept_greedy, accept_rejection, residual
+from outrider.engine.acceptance import Outcome, accept_matching, accept_rejection, residual
 from tests.unit.drawing import draw
 
 INF = math.inf
@@ -39,12 +39,12 @@ class TestGreedy:
         ],
     )
     def test_walk(self, draft: list[int], num_drafted: int, expected: tuple[int, int]) -> None:
-        outcome = accept_greedy(self.TARGET, torch.tensor([draft]), torch.tensor([num_drafted]))
+        outcome = accept_matching(self.TARGET, torch.tensor([draft]), torch.tensor([num_drafted]))
         assert pairs(outcome) == [expected]
         assert outcome.num_accepted.dtype == outcome.next_ids.dtype == torch.int64
 
     def test_nothing_drafted_by_anyone(self) -> None:
-        outcome = accept_greedy(torch.tensor([[3], [4]]), torch.empty(2, 0, dtype=torch.int64), torch.tensor([0, 0]))
+        outcome = accept_matching(torch.tensor([[3], [4]]), torch.empty(2, 0, dtype=torch.int64), torch.tensor([0, 0]))
         assert pairs(outcome) == [(0, 3), (0, 4)]
 
 

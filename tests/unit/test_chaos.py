@@ -27,7 +27,8 @@ from tests.chaos.watching import Watcher
 from tests.stack import Pools
 
 IDS = (11, 12, 13, 14)
-ASKED = Asked(Question("x", len(IDS)), Answer(IDS, "text"))
+COUPLED_IDS = (11, 12, 23, 14)
+ASKED = Asked(Question("x", len(IDS), 0.7, 5), Answer(IDS, "text", COUPLED_IDS))
 
 
 class ScriptedClient:
@@ -90,6 +91,11 @@ async def test_each_token_is_compared(rounds: list[tuple[int, ...]], violation: 
     stream = await judged(ScriptedClient(rounds))
     assert (stream.violation or "").startswith(violation or "") and bool(stream.violation) == bool(violation)
     assert stream.ended_s is not None
+
+
+async def test_a_coupled_stream_has_an_answer_of_its_own() -> None:
+    assert (await judged(ScriptedClient([COUPLED_IDS]), "coupled")).violation is None
+    assert "token 2 is 13" in str((await judged(ScriptedClient([IDS]), "coupled")).violation)
 
 
 async def test_a_sampled_stream_is_only_to_be_whole() -> None:

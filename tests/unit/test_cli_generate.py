@@ -23,6 +23,7 @@ from outrider import __version__
 from outrider.cli.main import app
 from outrider.cli.render import KindPainter
 from outrider.client import Round, RoundTimings, Token, TokenKind
+from outrider.v1 import common_pb2
 from outrider.wire import errors
 from tests.unit.scripted_gateway import TEXT, ScriptedGateway, failing, hanging, serving
 
@@ -69,7 +70,8 @@ def test_tokens_are_coloured_by_kind_on_a_terminal(gateway: ScriptedGateway) -> 
 
 def test_options_reach_the_gateway(gateway: ScriptedGateway) -> None:
     options = (
-        "--max-tokens 9 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 7 -K 3 --stop a --stop b --model m"
+        "--max-tokens 9 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 7 -K 3 --stop a --stop b --model m "
+        "--acceptance coupled"
     )
     assert outrider("generate", "hello", "--address", gateway.address, *options.split()).exit_code == 0
     (request,) = gateway.requests
@@ -77,6 +79,7 @@ def test_options_reach_the_gateway(gateway: ScriptedGateway) -> None:
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (9, 0.5, 0.9, 40)
     assert (params.min_p, params.seed, request.has_seed) == (0.1, 7, True)
     assert (list(request.stop), request.model, request.speculation.num_draft_tokens) == (["a", "b"], "m", 3)
+    assert request.speculation.acceptance == common_pb2.ACCEPTANCE_RULE_COUPLED and not params.acceptance
 
 
 def test_no_speculation(gateway: ScriptedGateway) -> None:

@@ -22,12 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from draft_service import drawing
 from outrider.engine import side_by_side
+from outrider.engine.coupled import coupled_id, uniforms
 from outrider.engine.host_sampling import HostLogits, law_of
 from outrider.engine.noise import Purpose
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked
 from outrider.engine.row_law import RowLaw
 from outrider.engine.sampling import distributions
 from outrider.engine.slot_noise import host_slot_uniforms
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from target_service.batch import decide
 from target_service.device_batch import Decided, decide_on_device
@@ -46,6 +48,8 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"top_k": 5},
     {"top_p": 0.7},
     {"top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 3},
+    {"acceptance": AcceptanceRule.COUPLED},
+    {"acceptance": AcceptanceRule.COUPLED, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.3},
 )
 
 
@@ -110,16 +114,20 @@ def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = 
         ids, laws = list[int](), list[RowLaw]()
         for j in range(count):
             laws.append(off.law(j, LogitRow(state, tuple(ids))).normalised())
-            ids.append(laws[-1].draw(float(torch.rand((), generator=generator).clamp_min(1e-9))))
+            u = float(torch.rand((), generator=generator).clamp_min(1e-9))
+            guess = coupled_id(laws[-1], params, len(PROMPT) + len(output) + j) if is_coupled(params) else None
+            ids.append(laws[-1].draw(u) if guess is None else guess)
         waiting: Any = PlainWaiting(PlainSlot(params, [*PROMPT, *output]))
-        ready.append(Ready(waiting, ids, None if params.greedy or not ids else laws, None))
+        ready.append(Ready(waiting, ids, None if params.determined or not ids else laws, None))
         states.append(state)
         logits.append(own)
     return Step(ready, states, torch.cat(logits))
 
 
 def in_words(step: Step) -> list[Decided]:
-    """Leviathan et al., Algorithm 1, a position at a time over whole laws; greedy is its limit."""
+    """Leviathan et al., Algorithm 1, a position at a time over whole laws; greedy is its limit. Coupled: whatever the
+    drafts are, the largest sum of log-prob and Gumbel number.
+    """
     outcomes, start = [], 0
     for r, state in zip(step.ready, step.states, strict=True):
         rows = [LogitRow(state, tuple(r.draft_ids[:j])) for j in range(len(r.draft_ids) + 1)]
@@ -134,12 +142,25 @@ def one_in_words(r: Ready, laws: np.ndarray) -> Decided:
     def u(j: int, purpose: Purpose) -> float:
         return float(host_slot_uniforms([r.slot.params], [len(r.slot.committed) + j], [purpose])[0, 0])
 
+    if is_coupled(r.slot.params):
+        said = [gumbel_max(law, r.slot.params, len(r.slot.committed) + j) for j, law in enumerate(laws)]
+        kept = [a == b for a, b in zip(said, r.draft_ids, strict=False)]
+        return Decided(num := [*kept, False].index(False), said[num])
     for j, token_id in enumerate(r.draft_ids):
         draft = np.eye(VOCAB)[token_id] if r.draft_laws is None else np.exp(r.draft_laws[j].dense_scores(), dtype=float)
         draft = draft / draft.sum()
         if u(j, Purpose.ACCEPT) >= laws[j][token_id] / draft[token_id]:
             return Decided(j, drawn(np.maximum(laws[j] - draft, 0.0), u(j, Purpose.RECOVER)))
     return Decided(len(r.draft_ids), drawn(laws[-1], u(len(r.draft_ids), Purpose.TARGET)))
+
+
+def is_coupled(params: SamplingParams) -> bool:
+    return params.determined and not params.greedy
+
+
+def gumbel_max(law: np.ndarray, params: SamplingParams, position: int) -> int:
+    with np.errstate(divide="ignore"):
+        return int(np.argmax(np.log(law) - np.log(-np.log(uniforms(params, position, VOCAB)))))
 
 
 def drawn(weights: np.ndarray, u: float) -> int:
@@ -308,8 +329,16 @@ class PlainActive:
     draft_ids: list[int]
 
     @property
-    def greedy(self) -> bool:
-        return self.params.greedy
+    def slot(self) -> PlainSlot:
+        return PlainSlot(self.params, PROMPT)
+
+    @property
+    def determined(self) -> bool:
+        return self.params.determined
+
+    @property
+    def position(self) -> int:
+        return len(PROMPT) + len(self.draft_ids)
 
 
 class TestDraw:
@@ -327,12 +356,12 @@ class TestDraw:
             params = SamplingParams(max_tokens=100, **KINDS[kind])
             drafts = torch.randint(0, VOCAB, (2,), generator=generator).tolist()
             u = torch.rand(3, dtype=torch.float64, generator=generator).clamp_min(1e-9).tolist()
-            ready.append(PlainActive(params, topk, [] if params.greedy else u, drafts))
+            ready.append(PlainActive(params, topk, [] if params.determined else u, drafts))
             rows.append(LogitRow(SamplingState(params, PROMPT, (0,)), tuple(drafts)))
         host = drawing.draw_tokens(ready, rows, logits)
         device = waiting_once(logits, lambda: drawing._on_device(ready, rows, logits))
         for a, (token_id, law), (other_id, other) in zip(ready, host, device, strict=True):
-            assert token_id == other_id and (law is None) == (other is None) == a.greedy
+            assert token_id == other_id and (law is None) == (other is None) == a.determined
             if law is not None and other is not None:
                 other = other.wait()
                 assert np.allclose(law.dense_scores(), other.dense_scores(), atol=1e-5)

@@ -1,5 +1,6 @@
 // The C face of the forward, as library.py calls it. Sizes are the caller's to get right; it checks them first.
 #include "model.h"
+#include "noise.h"
 
 using outrider::Kind;
 using outrider::Matrix;
@@ -111,6 +112,11 @@ void outrider_storage(void* handle, const void* embedding, void* keys, void* val
 // 0, 1 + the index of a token id outside the vocabulary, or -1 when memory ran out.
 int64_t outrider_forward(void* handle, const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits) {
     return guarded([&] { return static_cast<Model*>(handle)->forward(plan, num_tokens, num_rows, logits); });
+}
+
+// ids: n of them, or null for 0 .. n - 1.
+void outrider_id_uniforms(uint64_t seed, uint32_t position, uint32_t purpose, const int64_t* ids, int64_t n, double* out) {
+    outrider::id_uniforms(seed, position, purpose, ids, n, out);
 }
 
 }  // extern "C"

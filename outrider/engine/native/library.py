@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from array import array
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from enum import IntEnum
 from pathlib import Path
 
@@ -77,6 +77,7 @@ SIGNATURES = {
     "outrider_weight_bytes": (c_int64, (c_void_p,)),
     "outrider_storage": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64)),
     "outrider_forward": (c_int64, (c_void_p, c_void_p, c_int32, c_int32, c_void_p)),
+    "outrider_id_uniforms": (None, (c_uint64, c_uint32, c_uint32, c_void_p, c_int64, c_void_p)),
 }
 
 
@@ -92,6 +93,11 @@ def library() -> ctypes.CDLL:
         return _open(path)
     except (OSError, AttributeError) as error:
         raise BuildError(f"{path} does not load: {error}") from error
+
+
+def loaded() -> ctypes.CDLL | None:
+    """The library if somebody has needed it already: for what is too little to compile it for."""
+    return library() if library.cache_info().currsize else None
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -1,0 +1,20 @@
+"""A target whose coupled noise is the same at every position of a sequence."""
+
+import sys
+
+from outrider.engine import coupled
+from outrider.wire.config import TargetConfig
+from outrider.wire.worker_main import run_worker
+from target_service.worker import start_worker
+from tests.law.faults import replace
+
+uniforms = coupled.uniforms
+
+
+def repeated(params, position, ids):
+    return uniforms(params, 0, ids)
+
+
+if __name__ == "__main__":
+    replace(coupled, "uniforms", repeated)
+    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

@@ -1,0 +1,139 @@
+"""Coupled acceptance: the noise, the token it picks, and its law. By computation alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from outrider.engine import coupled
+from outrider.engine.coupled import coupled_id, fixed_log, gumbels_of, uniforms
+from outrider.engine.device_coupled import coupled_ids, gumbels
+from outrider.engine.device_coupled import fixed_log as device_log
+from outrider.engine.native.library import library
+from outrider.engine.noise import Purpose, host_uniforms
+from outrider.engine.row_law import NothingToDraw, RowLaw
+from outrider.wire.kinds import AcceptanceRule
+from outrider.wire.params import SamplingParams
+from tests.native import skip_without_library
+
+SEEDS = (0, 1, 2**32 + 5, 2**64 - 1)
+
+
+def params_of(seed: int = 7, choice: int = 0) -> SamplingParams:
+    return SamplingParams(seed=seed, choice=choice, acceptance=AcceptanceRule.COUPLED)
+
+
+def random_law(rng: np.random.Generator, size: int, spread: float = 2.0) -> RowLaw:
+    scores = (spread * rng.normal(size=size)).astype(np.float32)
+    return RowLaw(size, scores - scores.max())
+
+
+class TestNoise:
+    def test_it_is_a_function_of_seed_choice_position_and_id(self) -> None:
+        made = {
+            float(uniforms(params_of(seed, choice), position, 6)[token_id])
+            for seed in SEEDS
+            for choice in (0, 1, 127)
+            for position in (0, 1, 70_000)
+            for token_id in range(6)
+        }
+        assert len(made) == len(SEEDS) * 3 * 3 * 6
+
+    def test_nobody_else_has_it(self) -> None:
+        """The other purposes at the same place are other numbers."""
+        own = uniforms(params_of(), 9, 100)
+        others = [
+            host_uniforms(*(np.array([value], dtype=np.uint64) for value in (7, 0, 9)), purpose)[0]
+            for purpose in Purpose
+            if purpose is not Purpose.COUPLED
+        ]
+        assert not set(others) & set(own)
+
+    @pytest.mark.parametrize("size", (1, 2, 31, 64, 65, 4097))
+    def test_some_ids_have_the_numbers_that_all_have(self, size: int) -> None:
+        every = uniforms(params_of(2**63 + 1, 3), 2**31, size)
+        some = np.flatnonzero(np.random.default_rng(size).random(size) < 0.3)
+        assert (uniforms(params_of(2**63 + 1, 3), 2**31, some) == every[some]).all()
+
+    @pytest.mark.parametrize("seed", SEEDS)
+    def test_cpp_and_numpy_make_the_same_bits(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        skip_without_library()
+        library()
+        ids = np.array([0, 3, 4, 77, 128_000, 2**31 - 1])
+        native = [uniforms(params_of(seed, 127), 123, of) for of in (4097, ids)]
+        monkeypatch.setattr(coupled, "loaded", lambda: None)
+        for made, of in zip(native, (4097, ids), strict=True):
+            assert (made == uniforms(params_of(seed, 127), 123, of)).all()
+
+    def test_a_device_makes_the_same_bits(self) -> None:
+        rows = [(seed, choice, position) for seed in SEEDS for choice in (0, 127) for position in (0, 2**32 - 1)]
+        keys = torch.tensor([(s & 0xFFFFFFFF, s >> 32, c << 8 | Purpose.COUPLED, p) for s, c, p in rows])
+        made = gumbels(keys, 999)
+        for row, (seed, choice, position) in zip(made, rows, strict=True):
+            assert (row.numpy() == gumbels_of(uniforms(params_of(seed, choice), position, 999))).all()
+
+    def test_the_logarithm(self) -> None:
+        x = np.random.default_rng(0).random(20_000)
+        x = np.concatenate((x, 1.0 - 1e-12 * x, 10.0 ** (30 * x - 16), [2.0**-54, 1.0 - 2.0**-53, 1.0, 37.5]))
+        error = np.abs(fixed_log(x) - np.log(x)) / np.maximum(np.abs(np.log(x)), 1e-300)
+        assert error.max() < 1e-15
+        assert (fixed_log(x) == device_log(torch.from_numpy(x)).numpy()).all()
+
+
+class TestToken:
+    def test_the_largest_score_plus_noise(self) -> None:
+        """Whatever is skipped on the way to it."""
+        rng = np.random.default_rng(1)
+        for position in range(2_000):
+            law = random_law(rng, int(rng.integers(1, 200)), float(rng.choice([0.01, 1.0, 30.0])))
+            if position % 3 == 0:  # with holes
+                law.scores[rng.random(law.scores.size) < 0.5] = -math.inf
+                law.scores[rng.integers(law.scores.size)] = 0.0
+            every = law.scores + gumbels_of(uniforms(params_of(), position, law.scores.size))
+            assert coupled_id(law, params_of(), position) == every.argmax()
+
+    def test_a_sparse_law_gives_what_the_same_law_gives_whole(self) -> None:
+        rng = np.random.default_rng(2)
+        for position in range(200):
+            ids = np.flatnonzero(rng.random(500) < 0.1)
+            sparse = RowLaw(500, rng.normal(size=ids.size).astype(np.float32), ids)
+            whole = RowLaw(500, sparse.dense_scores())
+            assert coupled_id(sparse, params_of(), position) == coupled_id(whole, params_of(), position)
+
+    def test_a_device_gives_what_the_host_gives(self) -> None:
+        rng = np.random.default_rng(3)
+        laws = [random_law(rng, 301) for _ in range(64)]
+        who = [params_of(seed, choice) for seed in SEEDS for choice in range(16)]
+        ids = coupled_ids(torch.from_numpy(np.stack([law.scores for law in laws])), who, range(64))
+        assert ids.tolist() == [coupled_id(law, p, at) for at, (law, p) in enumerate(zip(laws, who, strict=True))]
+
+    def test_nothing_to_draw(self) -> None:
+        for score in (-math.inf, math.nan):
+            with pytest.raises(NothingToDraw):
+                coupled_id(RowLaw(3, np.full(3, score, dtype=np.float32)), params_of(), 1)
+
+    @pytest.mark.parametrize("vary", ("position", "seed", "choice"))
+    def test_it_has_the_law(self, vary: str) -> None:
+        law = random_law(np.random.default_rng(4), 7, 1.0)
+        drawn: Counter[int] = Counter()
+        for i in range(12_700):
+            seed, choice = (i // 127, i % 127) if vary == "choice" else (i if vary == "seed" else 0, 0)
+            drawn[coupled_id(law, params_of(seed, choice), i if vary == "position" else 50)] += 1
+        expected = 12_700 * law.probs()
+        assert chisquare([drawn[i] for i in range(7)], expected).pvalue > 1e-4
+
+    def test_draft_and_target_agree_as_often_as_is_promised(self) -> None:
+        """At least (1 - TV) / (1 + TV), at most 1 - TV."""
+        rng = np.random.default_rng(5)
+        target, draft = random_law(rng, 50), random_law(rng, 50)
+        draft = RowLaw(50, np.float32(0.7) * target.scores + np.float32(0.3) * draft.scores)
+        tv = 0.5 * np.abs(target.probs() - draft.probs()).sum()
+        count = 8_000
+        same = sum(coupled_id(target, params_of(), i) == coupled_id(draft, params_of(), i) for i in range(count))
+        error = 4 * math.sqrt(0.25 / count)
+        assert (1 - tv) / (1 + tv) - error < same / count < 1 - tv + error
