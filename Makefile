@@ -40,8 +40,9 @@ check: $(STAMP)
 				{ echo "outrider/v1/`basename $$file` is stale; run make proto" >&2; exit 1; }; \
 		done && echo "stubs are fresh"
 
+# In two processes: much of the time is waiting. One alone: make test ARGS='-n 0'
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)

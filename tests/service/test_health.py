@@ -118,7 +118,7 @@ async def test_every_handler_answers_while_a_forward_runs(slow_worker: tuple[Kin
             await asyncio.sleep(0.01)
         took = time.monotonic() - started
         assert not isinstance(answer.result(), pb.WorkerError)
-    assert took > 1.0, f"the forward took {took:.2f} s: too short to show anything"
+    assert took > 0.4, f"the forward took {took:.2f} s: too short to show anything"
     assert len(latencies) >= 10, f"{len(latencies)} answers in {took:.2f} s"
     assert sorted(latencies)[len(latencies) // 2] < took / 10
 
