@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +25,6 @@ _OBJECT_STORE_BYTES = 100 << 20  # near Ray's least: nothing but start-up facts 
 _GRACE_S = 2.0
 _CONNECT_TIMEOUT_S = 5.0
 _LOCAL_ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",  # no token file in the user's home; see the next line
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what makes Ray listen on 127.0.0.1 alone, here too
     "RAY_prestart_worker_first_driver": "0",  # else an idle process per core
     "RAY_worker_niceness": "0",  # Ray's 15 is for batch jobs: whoever else runs here would come before answers
@@ -89,20 +91,20 @@ class Cluster:
         if self._wanted not in (None, "auto"):
             check_reachable(str(self._wanted))
         if self.is_ours:
-            os.environ.update(_LOCAL_ENVIRONMENT)
+            os.environ.update({**_LOCAL_ENVIRONMENT, **own_authentication(os.environ)})
             self._folder = tempfile.mkdtemp(prefix="outrider-")
             local = {
                 "num_cpus": len(os.sched_getaffinity(0)),
                 "include_dashboard": False,
                 "object_store_memory": _OBJECT_STORE_BYTES,
                 "_node_ip_address": "127.0.0.1",
-                "_temp_dir": self._folder,
+                "_temp_dir": str(Path(self._folder, "ray")),  # Ray opens its folders to everybody; ours is closed
             }
         try:
             _ray().init(address=self._wanted or "local", namespace=NAMESPACE, **local)
         except Exception as error:  # also bare ones: that its own parts were not up in time
             where = "on this machine" if self.is_ours else f"at {self._wanted!r}"
-            raise ConfigError(f"no Ray {where}: {error}; start one, or use --no-ray") from error
+            raise ConfigError(f"no Ray {where}: {_reason(error)}; start one, or use --no-ray") from error
         except SystemExit:  # Ray's own answer to SIGTERM while it starts
             raise StopRequested from None
 
@@ -112,6 +114,15 @@ class Cluster:
             log.debug("ended what Ray left behind: %s", left)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def own_authentication(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables for Ray that we start: a token that only its own processes know, or what the environment says of it."""
+    if environment.get("RAY_AUTH_MODE"):
+        return {}
+    if environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_TOKEN_PATH"):
+        return {"RAY_AUTH_MODE": "token"}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def check_reachable(address: str) -> None:
@@ -125,6 +136,12 @@ def check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(f"no Ray at {address!r}: {error}; start a cluster, or leave ray.address out") from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error.__cause__, _ray().exceptions.AuthenticationError):  # which goes on for a page
+        return f"{error}: its token is not RAY_AUTH_TOKEN, or that of RAY_AUTH_TOKEN_PATH, with RAY_AUTH_MODE=token"
+    return str(error)
 
 
 def _living() -> list[dict[str, Any]]:

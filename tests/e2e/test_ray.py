@@ -7,8 +7,11 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import time
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -70,9 +73,45 @@ def processes() -> Iterator[Tree]:
 
 @pytest.fixture(scope="module")
 def system(processes: Tree) -> Iterator[dict[str, Any]]:
-    """The launcher's ready line: two targets and two drafts."""
+    """The launcher's ready line: two targets and two drafts; and the folder of its Ray."""
     with launched(json.dumps({**POOLS, "ray": {"hung_after_s": 10}}) + "\n") as command:
-        yield command.ready()
+        ready = command.ready()
+        events = [json.loads(line) for line in command.out if '"folder"' in line]
+        yield {**ready, "folder": next(event["folder"] for event in events)}
+
+
+RAYS_METHODS = {
+    "NodeInfoGcsService/GetAllNodeInfo": 1,
+    "NodeManagerService/GetSystemConfig": 1,
+    "ObjectManagerService/Pull": 1,
+    "CoreWorkerService/PushTask": 5,
+}
+"""With how many processes serve each: GCS, raylet, and the four workers with their launcher."""
+
+
+def answer(port: int, method: str, token: str | None = None) -> grpc.StatusCode:
+    """To an empty message."""
+    metadata = None if token is None else [("authorization", f"Bearer {token}")]
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=10, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+def token_of(system: dict[str, Any], processes: Tree) -> str:
+    """Of its Ray, from where its own user alone may read it."""
+    (pid,) = processes.pids_of(f"gcs_server --log_dir={system['folder']}")
+    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(variable.partition("=")[::2] for variable in variables)["RAY_AUTH_TOKEN"]
+
+
+@pytest.fixture
+def reaching_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a driver reaches a Ray that listens on loopback alone."""
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
 
 
 def of_role(system: dict[str, Any], role: str) -> list[dict[str, Any]]:
@@ -95,10 +134,32 @@ def test_workers_are_processes_of_their_own_that_share_the_cores_evenly(system: 
 
 
 def test_nothing_of_ray_listens_beyond_this_machine(system: dict[str, Any], processes: Tree) -> None:
-    """Our own Ray takes no token, so it must not be reachable."""
-    addresses = listening_addresses(set(processes.now()))
+    addresses = [address for address, _ in listening(set(processes.now()))]
     assert len(addresses) >= 9  # four workers with their metrics, the registry, and Ray's own
     assert set(addresses) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def test_who_has_not_the_token_of_our_own_ray_is_refused(system: dict[str, Any], processes: Tree) -> None:
+    """At every port, also those where code to run would be handed in, another process of the same user."""
+    ports = {port for _, port in listening(set(processes.now()))}
+    for method, num_servers in RAYS_METHODS.items():
+        answers = Counter(answer(port, method) for port in ports)
+        assert (answers[grpc.StatusCode.UNAUTHENTICATED], answers[grpc.StatusCode.OK]) == (num_servers, 0), method
+    port, method = int(system["ray"].rpartition(":")[2]), next(iter(RAYS_METHODS))
+    assert answer(port, method, "wrong") is grpc.StatusCode.UNAUTHENTICATED
+    assert answer(port, method, token_of(system, processes)) is grpc.StatusCode.OK
+
+
+def test_the_token_of_our_own_ray_is_in_no_command_line_and_no_file_and_its_folder_is_closed(
+    system: dict[str, Any], processes: Tree
+) -> None:
+    token = token_of(system, processes)
+    assert len(token) == 64
+    assert [line for line in processes.now().values() if token in line] == []
+    files = [path for path in Path(system["folder"]).rglob("*") if path.is_file()]
+    assert any(path.name == "gcs_server.out" for path in files)
+    assert [path for path in files if token.encode() in path.read_bytes()] == []
+    assert stat.S_IMODE(os.stat(system["folder"]).st_mode) == 0o700  # Ray opens its own folders to everybody
 
 
 @pytest.mark.slow
@@ -188,15 +249,11 @@ async def test_pools_grow_under_load_and_shrink_without_it(processes: Tree) -> N
     assert "to 2: busy for " in grown["small"]
 
 
-@pytest.fixture
-def joining_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How a driver reaches a Ray that has no token and listens on loopback alone."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-
-
-@pytest.mark.usefixtures("joining_ours")
-def test_a_second_system_is_refused_while_the_cores_are_taken(system: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("reaching_ours")
+def test_a_second_system_is_refused_while_the_cores_are_taken(
+    system: dict[str, Any], processes: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token_of(system, processes))
     with launched(settings(ray={"address": system["ray"], "node_timeout_s": 1})) as command:
         assert command.wait() == 1
     assert "the workers cannot be placed" in command.err[-1]
@@ -207,8 +264,10 @@ def test_a_second_system_is_refused_while_the_cores_are_taken(system: dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("joining_ours")
-def test_two_systems_share_a_cluster_and_end_apart(processes: Tree) -> None:
+@pytest.mark.usefixtures("reaching_ours")
+def test_two_systems_share_a_cluster_and_end_apart(processes: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the token that the operator exported for both."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-both")
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("two systems need a core each")
@@ -273,16 +332,17 @@ def test_it_leaves_no_process(how: str) -> None:
         assert left.now() == {}
 
 
-def listening_addresses(pids: set[int]) -> list[str]:
-    """Local addresses, in the hexadecimal of /proc/net/tcp, that these processes listen on."""
+def listening(pids: set[int]) -> list[tuple[str, int]]:
+    """(address in the hexadecimal of /proc/net/tcp, port) that these processes listen on."""
     inodes: set[str] = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
             inodes |= {link[8:-1] for link in links if link.startswith("socket:[")}
-    found: list[str] = []
+    found: list[tuple[str, int]] = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with open(table) as lines:
             rows = [line.split() for line in lines][1:]
-        found += [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes]
+        places = [row[1].split(":") for row in rows if row[3] == "0A" and row[9] in inodes]
+        found += [(address, int(port, 16)) for address, port in places]
     return found
