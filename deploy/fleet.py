@@ -18,6 +18,7 @@ from deploy.member import DRAINING, ROLES, SERVING, STARTING, Member, Worker, tr
 from deploy.ray_workers import Lost
 from deploy.sightings import Seen
 from deploy.sizes import Census, Sizes
+from deploy.sparing import Sparing
 from outrider.cli.pools import MAX_COUNT, Pool, Role
 from outrider.cli.system import ScalingConfig
 from outrider.v1 import registry_pb2
@@ -27,7 +28,8 @@ from outrider.wire.log import get_logger
 log = get_logger(__name__)
 
 _LOST_AFTER_S = 5.0
-"""A worker that answers nothing for this long is not to be used; one that refuses the connection twice, at once."""
+"""A worker that answers nothing for this long is not to be used; one that refuses the connection twice, at once. Also
+how long ago one that can be seen may have answered."""
 HUNG_AFTER_S = 30.0
 """A worker that answers nothing, or whose engine hangs, for this long is ended, so that Ray starts another."""
 _ASK_AGAIN_S = 1.0
@@ -84,6 +86,7 @@ class Fleet:
         self._clock = clock
         self._drain_limit_s = drain_limit_s
         self._hung_after_s = hung_after_s
+        self._sparing = Sparing(_LOST_AFTER_S, min(_LOST_AFTER_S, hung_after_s))
         self._notice_s = NOTICE_S
         self._is_ending = False
         self._loads = Loads()
@@ -120,8 +123,8 @@ class Fleet:
 
     def tick(self, reports: Iterable[registry_pb2.GatewayReport]) -> registry_pb2.Membership | None:
         """The membership, when it has changed and may be told. Raises OutriderError when the system cannot start."""
-        now_s = self._clock()
-        self._look(now_s)
+        now_s, found = self._clock(), list(reports)
+        self._look(now_s, found)
         self._count_ends(now_s)
         for member in self.members:
             self._follow(member, now_s)
@@ -133,7 +136,7 @@ class Fleet:
         for name in self._sizes.set_by_hand():
             self._not_before_s.pop(name, None)
         if self._has_started:
-            self._sizes.set_by_load(reports, now_s)
+            self._sizes.set_by_load(found, now_s)
         self._reconcile()
         return self._changed() if self._may_tell(now_s) else None
 
@@ -150,10 +153,10 @@ class Fleet:
             self._drain(member)
         return self._changed()
 
-    def is_idle(self) -> bool:
+    def is_idle(self, reports: Iterable[registry_pb2.GatewayReport] = ()) -> bool:
         """After `drain_all`: no answer runs anywhere, as far as can be seen."""
         now_s = self._clock()
-        self._look(now_s)
+        self._look(now_s, reports)
         return all(self._is_unused(member, now_s) for member in self.members)
 
     def end_all(self, but_what_was_there: bool = False) -> None:
@@ -168,11 +171,12 @@ class Fleet:
             self._end_stopped(self._clock())
             time.sleep(0.02)
 
-    def _look(self, now_s: float) -> None:
+    def _look(self, now_s: float, reports: Iterable[registry_pb2.GatewayReport]) -> None:
         for member in self.members:
             self._hear(member, now_s)
         for seen in self._eyes.take():
             self._see(seen)
+        self._sparing.spare(self.members, {name for report in reports for name in report.heard}, now_s)
 
     def _hear(self, member: Member, now_s: float) -> None:
         """What its actor says of its present life."""
@@ -222,6 +226,9 @@ class Fleet:
         member = self._members.get(seen.member)
         if member is None or not member.is_watched or member.started is None or member.started.address != seen.address:
             return  # of another life, or given up
+        member.is_silent = seen.info is None and seen.refusal is None
+        if not member.is_silent:
+            member.seen_at_s = seen.at_s
         if seen.info is not None and seen.info.epoch != member.started.epoch:
             self._lose(member, "it has another life")
             member.forget_life()
@@ -234,7 +241,8 @@ class Fleet:
         member.info, member.info_at_s = seen.info, seen.at_s
         if trouble is not None:
             return
-        member.num_failures, member.failing_since_s, member.may_be_used = 0, None, True
+        member.num_failures, member.may_be_used = 0, True
+        member.failing_since_s = member.hanging_since_s = None
         self._loads.add_info(member.name, seen.info, seen.at_s)
         if member.state == STARTING:
             member.state, member.has_served = SERVING, True
@@ -243,6 +251,7 @@ class Fleet:
     def _fail(self, member: Member, seen: Seen, trouble: str) -> None:
         member.num_failures += 1
         member.failing_since_s = member.failing_since_s or seen.at_s
+        member.hanging_since_s = None if seen.refusal is not None else member.hanging_since_s or seen.at_s
         is_refused = seen.info is None and not seen.is_silent
         if seen.at_s - member.failing_since_s >= _LOST_AFTER_S or (is_refused and member.num_failures > 1):
             self._lose(member, trouble)
@@ -269,7 +278,7 @@ class Fleet:
                 self._begin_end(member)
         elif member.hangs(now_s, self._hung_after_s):
             log.warning("%s has hung for %.0f s: its process is ended", member.name, self._hung_after_s)
-            member.failing_since_s = None
+            member.failing_since_s = member.hanging_since_s = None
             member.worker.restart()
 
     def _is_unused(self, member: Member, now_s: float) -> bool:

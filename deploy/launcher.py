@@ -165,7 +165,7 @@ class Launcher:
             self._registry.publish(changed)
         limit_s = max(pool.worker.drain_timeout_s for pool in self._config.pools)
         give_up = time.monotonic() + limit_s
-        while not fleet.is_idle() and not self._stop_flag.hurry and time.monotonic() < give_up:
+        while not fleet.is_idle(self._registry.reports()) and not self._stop_flag.hurry and time.monotonic() < give_up:
             time.sleep(_POLL_S)
         fleet.end_all()
 

@@ -59,17 +59,23 @@ class Member:
     num_failures: int = 0
     failing_since_s: float | None = None
     """When it was last asked for its facts in vain for the first time; None once Ray says that its process ended."""
+    hanging_since_s: float | None = None
+    """The same, for as long as it says nothing at all, or that its engine hangs: who refuses to answer lives."""
+    is_silent: bool = False
+    """Nothing came back when it was asked last."""
+    seen_at_s: float | None = None
+    """When it was last asked for its facts and something came back."""
     ask_at_s: float | None = None
     draining_since_s: float = 0.0
     stopping_since_s: float | None = None
 
     def forget_life(self) -> None:
         """It is over: nobody uses it, and how it failed does not count."""
-        self.started = self.info = self.failing_since_s = None
+        self.started = self.info = self.failing_since_s = self.hanging_since_s = None
         self.may_be_used = False
 
     def hangs(self, now_s: float, after_s: float) -> bool:
-        return self.failing_since_s is not None and now_s - self.failing_since_s >= after_s
+        return self.hanging_since_s is not None and now_s - self.hanging_since_s >= after_s
 
     def is_idle_since(self, told_s: float) -> bool:
         """As it was seen when no gateway opened slots there any more."""
@@ -101,6 +107,8 @@ class Member:
 
 def trouble_of(seen: Seen) -> str | None:
     """Why it is of no use as it was seen."""
+    if seen.refusal is not None:
+        return f"it refuses to say what it is: {seen.refusal}"
     if seen.info is None:
         return "it does not answer" if seen.is_silent else "its process is gone"
     step_s, longest_s = seen.info.current_step_us / 1e6, seen.info.longest_step_us / 1e6

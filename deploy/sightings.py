@@ -28,6 +28,9 @@ log = get_logger(__name__)
 PERIOD_S = 1.0
 TIMEOUT_S = 3.0
 _MAX_MESSAGE_BYTES = 4 << 20
+_LIVING = ("Tls handshake failed", "Socket closed")
+"""In what gRPC says of a connection that somebody there closed, a server that does not take our certificate above all.
+Its words may change: without them it counts as a broken one."""
 _STUBS: dict[str, Any] = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
 
 
@@ -43,6 +46,8 @@ class Seen:
     info: pb.WorkerInfo | None
     is_silent: bool = False
     """Nothing came back at all: it hangs, or its machine is gone. Otherwise the connection was refused or broken."""
+    refusal: str | None = None
+    """What a server that lives there said instead."""
 
 
 class Sightings:
@@ -83,10 +88,15 @@ class Sightings:
 
     async def _watch(self, member: str, role: Role, address: str) -> None:
         dialer = Dialer(address, Part(role), _MAX_MESSAGE_BYTES, self._certificates)
+        told: str | None = None
         try:
             while True:
                 began_s = time.monotonic()
-                self._seen.put(await self._ask(dialer, member, role, address, began_s))
+                seen = await self._ask(dialer, member, role, address, began_s)
+                if seen.refusal not in (None, told):
+                    log.warning("%s at %s refuses to say what it is: %s", member, address, seen.refusal)
+                told = seen.refusal
+                self._seen.put(seen)
                 await asyncio.sleep(max(0.1, PERIOD_S - (time.monotonic() - began_s)))
         finally:
             await dialer.close()
@@ -98,6 +108,13 @@ class Sightings:
             return Seen(member, address, at_s, info)
         except grpc.aio.AioRpcError as error:
             is_silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                log.warning("%s at %s refuses to say what it is: %s", member, address, error.details())
-            return Seen(member, address, at_s, None, is_silent)
+            refusal = None if is_silent else _refusal(error)
+            return Seen(member, address, at_s, None, is_silent, refusal)
+
+
+def _refusal(error: grpc.aio.AioRpcError) -> str | None:
+    """None when nobody may be there: the connection is refused or broken, or was given up as dead."""
+    details = error.details() or ""
+    if error.code() is grpc.StatusCode.UNAVAILABLE and not any(word in details for word in _LIVING):
+        return None
+    return f"{error.code().name}: {details}"

@@ -62,7 +62,7 @@ async def serve(config: GatewayConfig) -> None:
     try:
         if config.registry is not None:
             connected = pools.metrics.registry_connected.labels(registry=config.registry)
-            registry = RegistryClient(config.registry, pools.certificates, pools.loads, pools.update, connected)
+            registry = RegistryClient(config.registry, pools.certificates, pools.report, pools.update, connected)
         starting = asyncio.create_task(_start(pools, registry))
         stopping = asyncio.create_task(signals.stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)

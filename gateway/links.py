@@ -141,6 +141,8 @@ class WorkerLink:
         """Why the worker at this address is not used, when it answers but does not fit."""
         self._connection: Connection | None = None
         self._hang: HangWatch | None = None
+        self._answered_s = 0.0
+        """When it last said how it is."""
         self._refused_epoch = 0
         self._silence_s = silence_s
         self._accept = accept
@@ -158,6 +160,12 @@ class WorkerLink:
     def connection(self) -> Connection | None:
         """None from the moment the stream ends: a round must not go to a worker that is known to be gone."""
         return self._connection if self._connection is not None and self._connection.alive else None
+
+    @property
+    def heard_s(self) -> float:
+        """time.monotonic when it last answered anything; 0.0 while it is not connected."""
+        connection = self.connection
+        return 0.0 if connection is None else max(connection.heard_s, self._answered_s)
 
     @property
     def silent_s(self) -> float:
@@ -260,6 +268,7 @@ class WorkerLink:
 
     def _note(self, info: pb.WorkerInfo, took_s: float) -> None:
         before, self.info = self.info, info
+        self._answered_s = time.monotonic()
         if before is None or before.draining != info.draining:
             self._on_change(self.connection, self.connection)
         self.rtt_s += (took_s - self.rtt_s) * (RTT_GAIN if self.rtt_s else 1.0)

@@ -30,6 +30,8 @@ log = get_logger(__name__)
 
 DRAFTS_WAIT_S = 20.0
 """At start. A gateway that comes back while a draft is away serves without it."""
+HEARD_S = 2.0
+"""A worker that has answered within this lives: each is asked twice a second how it is."""
 
 
 class Pools:
@@ -137,8 +139,14 @@ class Pools:
                 return f"draft at {member.spec.address}"
         return None
 
-    def loads(self) -> list[rpb.PoolLoad]:
-        """For the launcher, by target pool."""
+    def report(self) -> rpb.GatewayReport:
+        """For the launcher, but for the gateway's name."""
+        since_s = time.monotonic() - HEARD_S
+        heard = [name for name, member in self.members.items() if member.link.heard_s >= since_s]
+        return rpb.GatewayReport(pools=self._loads(), heard=heard)
+
+    def _loads(self) -> list[rpb.PoolLoad]:
+        """By target pool."""
         return [
             rpb.PoolLoad(
                 pool=name,

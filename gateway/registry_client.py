@@ -33,20 +33,20 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 
 class RegistryClient:
-    """Joins, and joins again for ever. `loads` is asked for each report, `heard` told each membership."""
+    """Joins, and joins again for ever. `report` is asked once a second, `heard` told each membership."""
 
     def __init__(
         self,
         address: str,
         certificates: CertificateFolder | None,
-        loads: Callable[[], list[rpb.PoolLoad]],
+        report: Callable[[], rpb.GatewayReport],
         heard: Callable[[Membership], None],
         connected: Gauge,
     ) -> None:
         """connected: 1 while it is joined."""
         self._address = address
         self._dialer = Dialer(address, Role.LAUNCHER, MAX_MESSAGE_BYTES, certificates)
-        self._loads = loads
+        self._report = report
         self._heard = heard
         self._connected = connected
         connected.set(0)
@@ -90,7 +90,7 @@ class RegistryClient:
     async def _join(self) -> None:
         """Until the stream ends."""
         call = registry_pb2_grpc.RegistryServiceStub(self._dialer.channel()).Join()
-        reporting = asyncio.create_task(self._report(call))
+        reporting = asyncio.create_task(self._keep_reporting(call))
         joined = False
         try:
             async for message in call:
@@ -110,10 +110,12 @@ class RegistryClient:
             await asyncio.gather(reporting, return_exceptions=True)
             call.cancel()
 
-    async def _report(self, call: Any) -> None:
+    async def _keep_reporting(self, call: Any) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             while True:
-                await call.write(rpb.GatewayReport(gateway=self._name, pools=self._loads()))
+                report = self._report()
+                report.gateway = self._name
+                await call.write(report)
                 await asyncio.sleep(REPORT_S)
 
     def _take(self, message: rpb.Membership) -> None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 
 from deploy.registry import Registry
+from deploy.sightings import Seen, Sightings
+from outrider.cli.authority import Authority
+from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2_grpc
 from outrider.v1 import registry_pb2 as pb
-from outrider.v1 import registry_pb2_grpc
 from outrider.wire.roles import Role
 from outrider.wire.serving import ServerThread
 from outrider.wire.tls import CertificateFolder, channel_credentials
-from tests.certificates import all_folders
+from tests.certificates import all_folders, authority, part_folder
 
 TIMEOUT_S = 20.0
 
@@ -69,6 +76,69 @@ def test_each_role_may_do_what_is_its_own(registry: Registry, folders: Path, rol
                 call(stub)
             assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
             assert refused.value.details().endswith(f"is for {allowed.value}")
+
+
+class PlayedDraft(draft_pb2_grpc.DraftServiceServicer):
+    async def GetInfo(self, request: common_pb2.GetInfoRequest, context: Any) -> common_pb2.WorkerInfo:
+        return common_pb2.WorkerInfo(epoch=3)
+
+    @classmethod
+    def add_to(cls, server: grpc.aio.Server) -> list[str]:
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(cls(), server)
+        return ["outrider.v1.DraftService"]
+
+
+def seen_first(registry: Registry, address: str, certificates: CertificateFolder) -> Seen:
+    """By a launcher with these."""
+    eyes = Sightings(registry.loop, certificates)
+    eyes.watch("draft-0", "draft", address)
+    give_up, found = time.monotonic() + 10, eyes.take()
+    while not found:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+        found = eyes.take()
+    eyes.forget("draft-0")
+    return found[0]
+
+
+def test_a_worker_that_does_not_take_the_launchers_certificate_is_seen_to_live(
+    registry: Registry, tmp_path: Path
+) -> None:
+    """Who is silent or gone is not."""
+    ours, others = authority(), authority()
+    right = CertificateFolder(str(part_folder(tmp_path / "right", ours, Role.LAUNCHER)), "tls_dir", Role.LAUNCHER)
+    draft = CertificateFolder(str(part_folder(tmp_path / "draft", ours, Role.DRAFT)), "tls_dir", Role.DRAFT)
+
+    def outdated(name: str, ca: Authority, **more: Any) -> Any:
+        """A folder that was right when it was read."""
+        path = part_folder(tmp_path / name, ca, Role.LAUNCHER, **more)
+        now = {"ca": path / "ca.pem", "certificate": path / "cert.pem", "key": path / "key.pem"}
+        read = {part: file.read_bytes() for part, file in now.items()}
+        return SimpleNamespace(current=dataclasses.replace(right.current, **read))
+
+    refused = {
+        "a draft's": draft,
+        "an expired one": outdated("expired", ours, expired=True),
+        "another CA's": outdated("other", others, trusts=ours),
+        "of a CA that neither knows": outdated("stranger", others),
+    }
+    server = ServerThread()
+    address = server.start(PlayedDraft.add_to, "127.0.0.1", 0, 1 << 20, draft)
+    try:
+        first = seen_first(registry, address, right)
+        seen = {what: seen_first(registry, address, folder) for what, folder in refused.items()}
+    finally:
+        server.stop(0.1)
+    assert (first.info is not None, first.refusal) == (True, None)
+    for what, one in seen.items():
+        assert one.info is None and one.refusal is not None, what
+    assert "PERMISSION_DENIED" in str(seen["a draft's"].refusal)
+    assert seen_first(registry, address, right).refusal is None, "it is gone"
+    with socket.socket() as silent:  # as of a stopped process
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        one = seen_first(registry, f"127.0.0.1:{silent.getsockname()[1]}", right)
+        assert (one.info, one.refusal) == (None, None)
 
 
 def test_without_certificates_it_warns_of_an_open_port(

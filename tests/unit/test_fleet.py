@@ -67,6 +67,7 @@ class Stage:
         room: str | None = None,
         is_refusing: bool = False,
         starts: bool = True,
+        drain_limit_s: float = DRAIN_LIMIT_S,
     ) -> None:
         self.is_refusing = is_refusing
         self.now_s = 1000.0
@@ -80,7 +81,7 @@ class Stage:
         self.fleet = Fleet(
             pools,
             ScalingConfig(up_after_s=5, down_after_s=60, queue_high=1),
-            DRAIN_LIMIT_S,
+            drain_limit_s,
             self,
             self,
             lambda part, state, detail: self.told.append((part, state)),
@@ -129,6 +130,30 @@ class Stage:
 
     def silent(self, member: str) -> None:
         self.seen.append(Seen(member, self.watched[member], self.now_s, None, True))
+
+    def refuses(self, member: str) -> None:
+        self.seen.append(Seen(member, self.watched[member], self.now_s, None, refusal="PERMISSION_DENIED: not you"))
+
+    def look(self, seconds: int, **how: str) -> None:
+        """Once a second, by worker: answers, silent, refuses, or hangs, which is an engine at one step all the time.
+
+        Ray says of each that its process runs.
+        """
+        names = {name.replace("_", "-"): what for name, what in how.items()}
+        for second in range(seconds):
+            for member in names.keys() - self.watched.keys():
+                self.workers[member].next = Started("node:7", 1, 1, "node:8", "node")
+            self.tick(0.0)
+            for member, what in names.items():
+                if what == "hangs":
+                    self.answers(member, current_step_us=1_000_000 * second, **HUNG)
+                else:
+                    getattr(self, what)(member)
+            self.tick(1.0)
+
+    def ended(self) -> dict[str, int]:
+        """How often the launcher ended each: those that it did."""
+        return {name: worker.num_ended_by_us for name, worker in self.workers.items() if worker.num_ended_by_us}
 
     def serve(self, *members: str) -> None:
         for member in members or list(self.workers):
@@ -310,6 +335,80 @@ def test_one_that_came_back_to_life_in_time_is_not_ended() -> None:
     stage.tick(60.0)
     assert stage.workers["target-chat-0"].num_ended_by_us == 0
     assert stage.states() == {"target-chat-0": SERVING}
+
+
+def test_whose_server_refuses_to_answer_lives() -> None:
+    """With a certificate that it does not take, say. Silence before that does not count."""
+    stage = Stage(chat(2))
+    stage.serve()
+    for _ in range(4):
+        stage.look(20, target_chat_0="answers", target_chat_1="silent")
+        stage.look(20, target_chat_0="answers", target_chat_1="refuses")
+    assert stage.states() == {"target-chat-0": SERVING, "target-chat-1": STARTING}
+    stage.look(80, target_chat_0="refuses", target_chat_1="refuses")
+    assert stage.ended() == {}
+    stage.look(2, target_chat_0="answers", target_chat_1="answers")
+    assert set(stage.states().values()) == {SERVING}
+    stage.look(40, target_chat_0="refuses", target_chat_1="silent")
+    assert stage.ended() == {"target-chat-1": 1}, "whose server refuses is seen"
+
+
+def test_a_launcher_that_sees_nobody_ends_nobody() -> None:
+    stage = Stage(chat(2), small())
+    stage.serve()
+    stage.look(80, target_chat_0="silent", target_chat_1="silent", draft_small_0="silent")
+    assert stage.ended() == {}
+    stage.look(2, target_chat_0="answers", target_chat_1="silent", draft_small_0="silent")
+    assert stage.ended() == {}, "they are to be asked again first"
+    stage.look(20, target_chat_0="answers", target_chat_1="silent", draft_small_0="answers")
+    assert stage.ended() == {}
+    stage.look(10, target_chat_0="answers", target_chat_1="silent", draft_small_0="answers")
+    assert stage.ended() == {"target-chat-1": 1}
+
+
+def hears(*members: str) -> list[registry_pb2.GatewayReport]:
+    return [registry_pb2.GatewayReport(gateway="g", heard=members), registry_pb2.GatewayReport(gateway="other")]
+
+
+def test_who_answers_a_gateway_is_not_ended_though_the_launcher_does_not_see_it() -> None:
+    stage = Stage(chat(2))
+    stage.serve()
+    stage.reports = hears("target-chat-0", "target-chat-1")
+    stage.look(80, target_chat_0="answers", target_chat_1="silent")
+    assert stage.ended() == {}
+    stage.reports = hears("target-chat-0")
+    stage.look(29, target_chat_0="answers", target_chat_1="silent")
+    assert stage.ended() == {}
+    stage.look(2, target_chat_0="answers", target_chat_1="silent")
+    assert stage.ended() == {"target-chat-1": 1}
+
+
+def test_one_alone_is_ended_for_silence_unless_a_gateway_hears_it() -> None:
+    for reports, ended in ((hears("target-chat-0"), {}), (hears(), {"target-chat-0": 1})):
+        stage = Stage(chat(1))
+        stage.serve()
+        stage.reports = reports
+        stage.look(40, target_chat_0="silent")
+        assert stage.ended() == ended
+
+
+def test_a_gateway_that_hears_it_does_not_save_an_engine_that_is_seen_to_hang() -> None:
+    stage = Stage(chat(2))
+    stage.serve()
+    stage.reports = hears("target-chat-0", "target-chat-1")
+    stage.look(45, target_chat_0="answers", target_chat_1="hangs")
+    assert stage.ended() == {"target-chat-1": 1}
+
+
+def test_one_that_drains_unseen_is_not_ended_while_the_launcher_sees_nobody() -> None:
+    stage = Stage(chat(2), drain_limit_s=60.0)
+    stage.serve()
+    stage.look(2, target_chat_0="answers", target_chat_1="answers")
+    stage.scale("chat", 1)
+    stage.look(50, target_chat_0="silent", target_chat_1="silent")
+    assert not stage.workers["target-chat-1"].is_stopping
+    stage.tick(20.0)
+    assert stage.workers["target-chat-1"].is_stopping, "the drain has its own limit"
 
 
 def test_at_first_a_refusal_is_the_end_and_later_another_is_tried_after_a_pause() -> None:
