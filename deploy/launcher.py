@@ -33,9 +33,11 @@ from outrider.cli.stopping import StopFlag, StopRequested
 from outrider.cli.system import RayConfig, SystemConfig, read_yaml
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.log import configure_logging, tell_end
+from outrider.wire.log import configure_logging, get_logger, tell_end
 from outrider.wire.roles import Role
 from outrider.wire.tls import CertificateFolder
+
+log = get_logger(__name__)
 
 _POLL_S = 0.1
 _NODES_POLL_S = 1.0
@@ -247,6 +249,13 @@ def run(config: SystemConfig, stop: StopFlag, events: TextIO) -> None:
     if config.ray is None:
         raise ConfigError("ray is off in the settings; start the workers as plain processes instead")
     configure_logging("info", "launcher", config.ray.log_format)
+    for pool in config.ending_with_launcher():
+        log.warning(
+            "ray.name is %r and %s.tensor_parallel is set: a split target ends with the launcher, also when it is "
+            "killed, and loads anew under the next",
+            config.ray.name,
+            pool.setting,
+        )
     Launcher(config, config.ray, stop, events).run()
 
 

@@ -35,7 +35,7 @@ class RayConfig(BaseModel):
     """A running cluster's address, or "auto"; absent = start Ray on this machine and end it with the system."""
     name: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")
     """The system's name on the cluster. With it, workers outlive a launcher that was killed, and the next of this name
-    takes them over; absent = they end with it."""
+    takes them over, but for split targets (tensor_parallel); absent = they end with it."""
     target_gpus: float | None = Field(default=None, gt=0)
     """GPUs to reserve for the one target, a fraction to share one; absent = 1, or half when there is one for both.
 
@@ -135,6 +135,12 @@ class SystemConfig:
     @property
     def drafts(self) -> list[Pool]:
         return [pool for pool in self.pools if pool.role == "draft"]
+
+    def ending_with_launcher(self) -> list[Pool]:
+        """Of a system with a name: split targets, whose ranks Ray ends with the launcher all the same."""
+        if self.ray is None or self.ray.name is None:
+            return []
+        return [one for one in self.targets if isinstance(one.worker, TargetConfig) and one.worker.tensor_parallel > 1]
 
     def to_json(self) -> str:
         """One line that `read` takes: what differs from the defaults."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from deploy import launcher
 from outrider.cli.merging import DEMO_NAME, merged
 from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
@@ -151,6 +154,22 @@ def test_one_folder_of_certificates_is_that_of_every_part(file: dict[str, Any], 
     assert {pool.worker.tls_dir for pool in found.drafts} == {str(tmp_path / "draft")}
     assert found.gateway["tls_dir"] == str(tmp_path / "gateway")
     assert found.ray is not None and found.ray.tls_dir == str(tmp_path / "launcher")
+
+
+def test_a_split_target_of_a_named_system_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its ranks end with the launcher; the other pools' workers do not."""
+    monkeypatch.setattr(launcher, "Launcher", lambda *parts: SimpleNamespace(run=lambda: None))
+    monkeypatch.setattr(launcher, "configure_logging", lambda *settings: None)
+    split = {**CLUSTER["targets"], "large": {"model": "v", "tensor_parallel": 2}}
+    for ray, named in (({"name": "prod"}, ["targets.large"]), ({}, [])):
+        config = read({**CLUSTER, "targets": split, "drafts": {}, "ray": ray})
+        assert [pool.setting for pool in config.ending_with_launcher()] == named
+        caplog.clear()
+        launcher.run(config, StopFlag(), io.StringIO())
+        assert ["targets.large" in line for line in caplog.messages] == [True] * len(named)
+    assert read(CLUSTER).ending_with_launcher() == []
 
 
 def test_workers_on_machines_of_their_own_may_have_the_same_port() -> None:
