@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,15 @@ import grpc
 import httpx
 
 from outrider.cli.processes import descendants
-from outrider.cli.supervisor import Endpoints
+from outrider.cli.supervisor import Endpoints, Worker
 from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
 SETTLE_S = 20.0
 GATEWAY_HOLDS = ("outrider_running", "outrider_queue_depth")
-PARTS = ("target_service", "draft_service", "gateway")
+PARTS = ("target_service", "draft_service", "gateway", "deploy.launcher")
+RAYS_OWN = "Ray's "
+"""How names of processes begin that are Ray's: not Outrider's code, nor its workers'."""
+_RAY_PROGRAMS = ("gcs_server", "raylet")
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,33 @@ class Held:
     num_threads: int
 
 
-def parts_below() -> dict[str, int]:
-    """Process ids of the parts that this process has started, by module; the second of a kind is `gateway 1`."""
-    found: dict[str, int] = {}
-    for pid in sorted(descendants(os.getpid())):
+def parts_below(workers: Iterable[Worker] = ()) -> dict[str, int]:
+    """Process ids of the parts that this process has started, by module; the second of a kind is `gateway 1`.
+
+    `workers` have their own names: with Ray there is no other way to know which process is whose.
+    """
+    found = {worker.name: _info(worker).pid for worker in workers}
+    for pid in sorted(set(descendants(os.getpid())) - set(found.values())):
         with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-            module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
-            if module in PARTS:
-                count = sum(name.startswith(module) for name in found)
-                found[f"{module} {count}" if count else module] = pid
+            kind = kind_of(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0"))
+            if kind is not None:
+                count = sum(name.startswith(kind) for name in found)
+                found[f"{kind} {count}" if count else kind] = pid
     return found
+
+
+def kind_of(words: Sequence[str]) -> str | None:
+    """Of a process with this command line; None when it is no part of a system."""
+    program, _, title = words[0].rpartition("/")[2].partition("::")
+    if "-m" in words[:-1]:
+        module = words[words.index("-m") + 1]
+        return module if module in PARTS else None
+    if program in _RAY_PROGRAMS:
+        return f"{RAYS_OWN}{program}"
+    if program == "ray" and title:  # an agent, by the title that it gives itself
+        return f"{RAYS_OWN}{title}"
+    scripts = [word for word in words[1:] if word.endswith(".py") and "/ray/" in word]
+    return f"{RAYS_OWN}{Path(scripts[0]).stem}" if scripts else None
 
 
 def held(pid: int) -> Held:
@@ -91,11 +110,9 @@ def left_in(endpoints: Endpoints) -> list[str]:
 
 
 def _held_of(endpoints: Endpoints) -> list[str]:
-    stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
     left = []
     for worker in endpoints.workers:
-        with grpc.insecure_channel(worker.address) as channel:
-            info = stubs[worker.role](channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10)
+        info = _info(worker)
         counts = (info.num_slots_in_use, info.num_kv_blocks_in_use, info.num_tickets)
         if any(counts):
             left.append("{} still holds {} slots, {} blocks, {} tickets".format(worker.name, *counts))
@@ -103,3 +120,10 @@ def _held_of(endpoints: Endpoints) -> list[str]:
     samples = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
     held = {name: samples[name] for name in GATEWAY_HOLDS if float(samples[name])}
     return [*left, f"the gateway still holds {held}"] if held else left
+
+
+def _info(worker: Worker) -> common_pb2.WorkerInfo:
+    stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
+    with grpc.insecure_channel(worker.address) as channel:
+        info: common_pb2.WorkerInfo = stubs[worker.role](channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10)
+        return info

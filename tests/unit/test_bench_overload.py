@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.arrivals import Asked, what_is_missing
-from benchmarks.footprint import Held
+from benchmarks.footprint import Held, kind_of
 from benchmarks.overload import Report, add_latencies, add_outcomes, add_recovery
 from benchmarks.soak import add_footprint, add_requests
 
@@ -70,6 +70,30 @@ def test_growth_is_found_as_a_slope_and_as_a_step(report: Report) -> None:
     assert "grows by" in add_footprint(report, {"gateway": held([100 + index / 20 for index in range(200)])})[0]
     step = add_footprint(report, {"gateway": held([100.0] * 170 + [120.0] * 30)})
     assert step == ["gateway has 20.0 MiB more in the last tenth of the run than in the first"]
+
+
+def test_a_process_that_ended_is_told_and_what_is_rays_own_is_shown_and_not_judged(report: Report) -> None:
+    growing = held([100 + index / 20 for index in range(200)])
+    assert add_footprint(report, {"gateway": held([100.0] * 200), "Ray's raylet": growing}) == []
+    assert {"gateway", "Ray's raylet"} <= set(report.data["held"])
+    ended = add_footprint(report, {"gateway": held([100.0] * 200), "target": held([100.0] * 90), "draft": []})
+    assert ended == ["target ended while the load went on", "draft ended while the load went on"]
+
+
+def test_parts_are_known_by_their_command_lines() -> None:
+    ray = "/venv/lib/python3.11/site-packages/ray"
+    lines = {
+        "/venv/bin/python -m deploy.launcher --config -": "deploy.launcher",
+        "/venv/bin/python -m gateway --port 0": "gateway",
+        f"{ray}/core/src/ray/raylet/raylet --raylet_socket_name=x": "Ray's raylet",
+        f"{ray}/core/src/ray/gcs/gcs_server --log_dir=x": "Ray's gcs_server",
+        f"/venv/bin/python -u {ray}/_private/log_monitor.py --logs-dir=x": "Ray's log_monitor",
+        "ray::DashboardAgent": "Ray's DashboardAgent",
+        "/venv/bin/python -c from multiprocessing.spawn import spawn_main": None,
+        "/venv/bin/python -m pytest": None,
+        "": None,
+    }
+    assert {line: kind_of(line.split(" ")) for line in lines} == lines
 
 
 def test_latency_that_drifts_is_a_violation(report: Report) -> None:

@@ -21,3 +21,13 @@ def test_ctrl_c_stays_an_interrupt_while_an_outrider_runs(monkeypatch: pytest.Mo
         assert [signal.getsignal(number) for number in numbers] == before
         signal.raise_signal(signal.SIGINT)
     assert len(stopped) == 1
+
+
+@pytest.mark.parametrize("with_ray", [True, False])
+def test_workers_are_rays_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, with_ray: bool) -> None:
+    made = []
+    monkeypatch.setattr(Supervisor, "start", lambda self, reporter: made.append(self) or Endpoints([], [], None))
+    monkeypatch.setattr(Supervisor, "stop", lambda self: None)
+    monkeypatch.setattr("outrider.cli.supervisor.become_subreaper", lambda: None)
+    with running({"model": "demo"}, None, with_ray=with_ray):
+        assert (made[0]._config.ray is not None) == with_ray
