@@ -74,7 +74,15 @@ def workers() -> list[Panel]:
             "Gateways that have a stream to the worker.",
             [Query("sum by (worker, pool, member) (outrider_worker_connected)", "{{worker}} {{member}}")],
             PLAIN,
+            width=6,
             link=details,
+        ),
+        lines(
+            "Launcher",
+            "Gateways that have joined its registry. The others go on with the workers that they knew.",
+            [Query("sum by (registry) (outrider_registry_connected)", "{{registry}}")],
+            PLAIN,
+            width=6,
         ),
         lines(
             "Retries",
@@ -82,12 +90,14 @@ def workers() -> list[Panel]:
             "slot no more, or less of it. full, draining: the request went to another target.",
             [Query(f"sum by (reason) ({rate('outrider_retries_total')})", "{{reason}}")],
             PER_S,
+            width=6,
         ),
         lines(
             "Open breakers",
             "Gateways that leave a worker alone for a while because it failed repeatedly.",
             [Query("sum by (member) (outrider_breaker_open)", "{{member}}")],
             PLAIN,
+            width=6,
             link=details,
         ),
     ]

@@ -57,7 +57,7 @@ def _options() -> argparse.Namespace:
 
 def _run(folder: Path, options: argparse.Namespace) -> list[str]:
     with (
-        watched(folder) as pools,
+        watched(folder) as (pools, registry),
         closing(Prometheus(folder, pools.http().removeprefix("http://"))) as prometheus,
         closing(Load(pools.grpc(), NUM_USERS)) as load,
     ):
@@ -67,7 +67,7 @@ def _run(folder: Path, options: argparse.Namespace) -> list[str]:
         fired = prometheus.firing()
         faults += [f"{alert} fires though nothing is wrong" for alert in sorted(fired)]
         seen: list[Seen] = []
-        for trouble in troubles(pools, load, folder):
+        for trouble in troubles(pools, registry, load, folder):
             concerned = trouble.raises + trouble.spares
             if options.only is None or any(options.only in alert for alert in concerned):
                 found, unspared = provoke(trouble, prometheus)

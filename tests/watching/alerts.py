@@ -15,6 +15,7 @@ from tests.watching.load import Load
 from tests.watching.prometheus import FOLDER, Prometheus
 from tests.watching.system import (
     NUM_USERS,
+    Registry,
     clueless_draft,
     with_model,
     write_half_a_key_file,
@@ -52,7 +53,7 @@ class Seen:
         return self.was_calm and self.raised_s is not None and self.ended_s is not None
 
 
-def troubles(pools: Pools, load: Load, folder: Path) -> list[Trouble]:
+def troubles(pools: Pools, registry: Registry, load: Load, folder: Path) -> list[Trouble]:
     def kill(members: list[int], of: str) -> Callable[[], None]:
         return lambda: [getattr(pools, of)[index].popen.kill() for index in members] and None
 
@@ -110,6 +111,13 @@ def troubles(pools: Pools, load: Load, folder: Path) -> list[Trouble]:
             ("OutriderKeysOutdated",),
             lambda: write_half_a_key_file(folder),
             lambda: write_key_file(folder),
+        ),
+        Trouble(
+            "the registry killed",
+            ("OutriderRegistryLost",),
+            registry.kill,
+            registry.start,
+            spares=("OutriderTargetLost", "OutriderNoTarget", "OutriderDraftsGone"),
         ),
         Trouble("the gateway killed", ("OutriderGatewayDown",), kill([0], "gateways"), start([0], "gateways")),
     ]

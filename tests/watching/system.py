@@ -1,16 +1,21 @@
-"""The system that is watched: two targets, two drafts and a gateway with few places, and what can be done to it."""
+"""The system that is watched: two targets, two drafts, a registry that lists them, a gateway with few places. And what
+can be done to it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 
 from outrider.wire.api_keys import ApiKey, digest_of, new_key, write_keys
+from tests.forked import Forked
 from tests.stack import DEMO_DRAFT, Pools, Process, running_pools
 from tests.tiny_models import random_model
 
@@ -24,19 +29,49 @@ KEY_FILE = "keys.yaml"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
+@dataclass
+class Registry:
+    """A process with the launcher's registry, which lists these workers; they keep their addresses. `address` stays."""
+
+    pools: Pools
+    log: Path
+    address: str = "127.0.0.1:0"
+    _process: Forked = field(init=False)
+
+    def start(self) -> None:
+        members = (self.pools.targets, self.pools.drafts)
+        workers = [",".join(member.address for member in role) for role in members]
+        self._process = Forked("tests.watching.registry", [self.address, *workers], self.log)
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the registry did not start: {self.log.read_text()}")
+        self.address = json.loads(line)["address"]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+        self._process.stdout.close()
+
+
 @contextlib.contextmanager
-def watched(folder: Path) -> Iterator[Pools]:
-    with running_pools(
-        2,
-        2,
-        target_args=("--kv-cache-tokens", str(KV_CACHE_TOKENS)),
-        gateway_args=(
-            *("--max-running", str(MAX_RUNNING), "--max-queue", str(MAX_QUEUE), "--max-queue-wait-s", "600"),
-            *("--api-keys", str(write_key_file(folder))),
-        ),
-        log_folder=folder,
-    ) as pools:
-        yield pools
+def watched(folder: Path) -> Iterator[tuple[Pools, Registry]]:
+    kv_cache = ("--kv-cache-tokens", str(KV_CACHE_TOKENS))
+    with running_pools(2, 2, 0, target_args=kv_cache, log_folder=folder) as pools:
+        registry = Registry(pools, folder / "registry.log")
+        registry.start()
+        try:
+            pools.gateways.append(
+                Process("gateway", _gateway_args(folder, registry.address), stderr_path=folder / "gateway.log")
+            )
+            yield pools, registry
+        finally:
+            registry.kill()
+
+
+def _gateway_args(folder: Path, registry: str) -> list[str]:
+    limits = {"--max-running": MAX_RUNNING, "--max-queue": MAX_QUEUE, "--max-queue-wait-s": 600}
+    settings = {"--registry": registry, "--port": 0, "--grpc-port": 0, "--api-keys": write_key_file(folder), **limits}
+    return [str(part) for setting in settings.items() for part in setting]
 
 
 def write_key_file(folder: Path) -> Path:
