@@ -128,7 +128,7 @@ check-kubernetes: $(STAMP)
 
 .PHONY: env-example compose-test check-kubernetes
 
-# Three machines of a Ray cluster, played on this one: a draft added and drained, a machine killed, clients all the while.
+# Three machines of a Ray cluster, played on this one: a draft added and drained, a machine lost, clients all the while.
 cluster-test: $(STAMP)
 	$(BIN)/python -m tests.cluster.run
 

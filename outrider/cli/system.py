@@ -71,7 +71,8 @@ class ScalingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     queue_high: float = Field(default=1.0, gt=0)
-    """Answers that wait for a place or were refused one in the last 5 s, for each target: above it, one more is started."""
+    """Answers that wait for a place, or were refused one in the last 5 s, for each target: above it, one more is
+    started."""
     busy_high: float = Field(default=0.85, gt=0, le=1)
     """Mean share of the time that a pool's workers compute: above it, one more is started."""
     busy_low: float = Field(default=0.5, ge=0, lt=1)
