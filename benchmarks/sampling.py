@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation import logits_process as hf
 
 from benchmarks.common import DEMO_TARGET, Report, dev_prompts
-from outrider.engine.acceptance import Noise, accept_one
+from outrider.engine.acceptance import Noise, accept_block_one
 from outrider.engine.host_sampling import HostLogits
 from outrider.engine.noise import Purpose
 from outrider.engine.penalties import LogitRow, SamplingState
@@ -123,8 +123,9 @@ def verify_call(setting: Setting) -> Callable[[], object]:
         host = HostLogits(setting.logits)
         drafts = [RowLaw(law.vocab_size, law.scores, law.ids) for law in laws]  # as they come from the wire
         purposes = (Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET)
-        noise = Noise(*host_slot_uniforms([setting.params] * len(positions), positions, purposes))
-        return accept_one(lambda j: host.law(j, LogitRow(state, tuple(draft_ids[:j]))), drafts, draft_ids, noise)
+        params, rounds = [setting.params] * len(positions), [NUM_PROMPT] * len(positions)
+        noise = Noise(*host_slot_uniforms(params, rounds, positions, purposes))
+        return accept_block_one(lambda j: host.law(j, LogitRow(state, tuple(draft_ids[:j]))), drafts, draft_ids, noise)
 
     assert call()[0] == num_drafted
     return call

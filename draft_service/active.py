@@ -104,6 +104,6 @@ def proposal_uniforms(job: ProposeJob, slot: Slot) -> list[float]:
     """What each token of the proposal will be drawn with."""
     if slot.params.determined:
         return []
-    positions = range(len(slot.committed), len(slot.committed) + job.num_draft_tokens)
-    params = [slot.params] * job.num_draft_tokens
-    return host_slot_uniforms(params, positions, [Purpose.DRAFT])[0].tolist()
+    start, count = len(slot.committed), job.num_draft_tokens
+    params, rounds = [slot.params] * count, [start] * count
+    return host_slot_uniforms(params, rounds, range(start, start + count), [Purpose.DRAFT])[0].tolist()

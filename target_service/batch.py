@@ -6,37 +6,44 @@ position by position, so that nothing is computed past its first rejection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from torch import Tensor
 
-from outrider.engine.acceptance import Noise, accept_one
+from outrider.engine.acceptance import Noise, accept_block_one, accept_token_one
 from outrider.engine.coupled import coupled_id
 from outrider.engine.host_sampling import HostLogits
 from outrider.engine.noise import Purpose
 from outrider.engine.penalties import LogitRow, SamplingState
 from outrider.engine.reported import Reported, reported
+from outrider.engine.row_law import RowLaw
 from outrider.engine.side_by_side import side_by_side
 from outrider.engine.slot_noise import host_slot_uniforms
 from target_service.device_batch import Decided, decide_on_device
 from target_service.waiting import Ready
 
 
-def decide(ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor) -> list[Decided]:
-    """One per slot. logits: [sum(K_b + 1), V] float32, slots in order.
+def decide(
+    ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
+) -> list[Decided]:
+    """One per slot. logits: [sum(K_b + 1), V] float32, slots in order. by_block: how `rejection` looks at drafts.
 
     Raises NonFiniteLogits, naming a row of every slot that cannot be decided for it. Rows that nothing is decided by
     may hold anything on the host.
     """
     if not HostLogits.reads(logits):
-        return decide_on_device(ready, states, logits)
+        return decide_on_device(ready, states, logits, by_block=by_block)
+    rule = accept_block_one if by_block else accept_token_one
     host, noise = HostLogits(logits), slots_noise(ready)
     starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
 
     def decide_one(b: int) -> Decided:
         r, state, start, own = ready[b], states[b], starts[b], noise[b]
-        outcome = _determined(r, state, host, start) if own is None else _sampled(r, state, host, start, own)
+        if own is None:
+            outcome = _determined(r, state, host, start)
+        else:
+            outcome = rule(_laws(r, state, host, start), r.draft_laws or (), r.draft_ids, own)
         return Decided(*outcome, _reported(r, logits[start:], *outcome))
 
     return side_by_side(decide_one, range(len(ready)), logits.numel())
@@ -60,10 +67,8 @@ def _says(ready: Ready, state: SamplingState, host: HostLogits, start: int, j: i
     return coupled_id(host.law(start + j, row), state.params, len(ready.slot.committed) + j)
 
 
-def _sampled(ready: Ready, state: SamplingState, host: HostLogits, start: int, noise: Noise) -> tuple[int, int]:
-    return accept_one(
-        lambda j: host.law(start + j, _row(ready, state, j)), ready.draft_laws or (), ready.draft_ids, noise
-    )
+def _laws(ready: Ready, state: SamplingState, host: HostLogits, start: int) -> Callable[[int], RowLaw]:
+    return lambda j: host.law(start + j, _row(ready, state, j))
 
 
 def _reported(ready: Ready, raw: Tensor, num_accepted: int, next_id: int) -> tuple[Reported, ...]:
@@ -86,8 +91,9 @@ def slots_noise(ready: Sequence[Ready]) -> list[Noise | None]:
     purposes = (Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET)
     widths = [len(r.draft_ids) + 1 for r in sampled]
     params = [r.slot.params for r, width in zip(sampled, widths, strict=True) for _ in range(width)]
+    rounds = [len(r.slot.committed) for r, width in zip(sampled, widths, strict=True) for _ in range(width)]
     positions = [len(r.slot.committed) + j for r, width in zip(sampled, widths, strict=True) for j in range(width)]
-    numbers = host_slot_uniforms(params, positions, purposes)  # [P, sum(K_b + 1)]
+    numbers = host_slot_uniforms(params, rounds, positions, purposes)  # [P, sum(K_b + 1)]
     ends = list(accumulate(widths))
     own = iter(Noise(*numbers[:, end - width : end]) for width, end in zip(widths, ends, strict=True))
     return [None if r.slot.params.determined else next(own) for r in ready]

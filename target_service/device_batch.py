@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.acceptance import Outcome, accept_matching, accept_rejection
+from outrider.engine.acceptance import Outcome, accept_block, accept_matching, accept_token
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.device_coupled import coupled_ids
 from outrider.engine.noise import Purpose
@@ -43,7 +43,9 @@ Rule = Callable[["Batch", Tensor, list[LogitRow]], Outcome]
 """(slots of one rule, processed logits of the step [R, V], its rows) -> what they decide."""
 
 
-def decide_on_device(ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor) -> list[Decided]:
+def decide_on_device(
+    ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
+) -> list[Decided]:
     """One per slot. logits: [sum(K_b + 1), V] float32, slots in order. Raises NonFiniteLogits."""
     rows = [
         LogitRow(state, tuple(r.draft_ids[:j]))
@@ -54,8 +56,8 @@ def decide_on_device(ready: Sequence[Ready], states: Sequence[SamplingState], lo
     starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
     outcomes: list[Tensor] = []
     order: list[int] = []
-    for rule in (_greedy, _coupled, _sampled):
-        group = [b for b, r in enumerate(ready) if _rule_of(r.slot.params) is rule]
+    for rule in (_greedy, _coupled, _by_block, _by_token):
+        group = [b for b, r in enumerate(ready) if _rule_of(r.slot.params, by_block) is rule]
         if group:
             batch = Batch([ready[b] for b in group], [starts[b] for b in group], processed.device)
             outcome = rule(batch, processed, rows)
@@ -96,10 +98,12 @@ def _unpacked(ready: Sequence[Ready], outcomes: NDArray[np.float64], asked: NDAr
     return decided
 
 
-def _rule_of(params: SamplingParams) -> Rule:
+def _rule_of(params: SamplingParams, by_block: bool) -> Rule:
     if params.greedy:
         return _greedy
-    return _coupled if params.determined else _sampled
+    if params.determined:
+        return _coupled
+    return _by_block if by_block else _by_token
 
 
 def _greedy(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
@@ -121,11 +125,20 @@ def _laws(processed: Tensor, rows: list[LogitRow], used: list[int]) -> Tensor:
     return distributions(processed, [rows[i] for i in used])
 
 
-def _sampled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+def _by_block(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+    return accept_block(*_sampled(batch, processed, rows))
+
+
+def _by_token(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+    return accept_token(*_sampled(batch, processed, rows))
+
+
+def _sampled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> tuple[Tensor, ...]:
+    """What both of them take."""
     used = batch.used_rows()  # rows of sampled slots only
     target = _laws(processed, rows, used)
     accept_u, recover_u, target_u = batch.uniforms((Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET))
-    return accept_rejection(
+    return (
         target[batch.row_index(used)],  # [B, K+1, V]
         batch.draft_log_probs(processed.shape[1]),  # [B, K, V]
         batch.draft_ids,
@@ -177,5 +190,6 @@ class Batch:
         """[P, B, K+1] float64, one per purpose and position that may be decided."""
         width = self._width + 1
         params = [r.slot.params for r in self._ready for _ in range(width)]
+        rounds = [len(r.slot.committed) for r in self._ready for _ in range(width)]
         positions = [len(r.slot.committed) + j for r in self._ready for j in range(width)]
-        return slot_uniforms(params, positions, purposes, self._device).view(len(purposes), -1, width)
+        return slot_uniforms(params, rounds, positions, purposes, self._device).view(len(purposes), -1, width)

@@ -39,12 +39,15 @@ class Verifier:
         engine: EngineThread,
         metrics: WorkerMetrics,
         max_prefill_tokens: int,
+        by_block: bool,
     ) -> None:
+        """by_block: how acceptance by rejection looks at drafts."""
         self._runner = runner
         self._keeper = keeper
         self._tickets = tickets
         self._engine = engine
         self._metrics = metrics
+        self._by_block = by_block
         self._turns = Turns(keeper.table, metrics, max_prefill_tokens)
         self._room = WaitingRoom(tickets, metrics, runner.facts.vocab_size, self._answer)
         self._returning = Returning()
@@ -145,7 +148,8 @@ class Verifier:
     def _decide(self, ready: list[Ready], logits: Tensor, started: float, forwarded: float) -> None:
         """Accept, commit and answer. logits: [sum(K_b + 1), V] float32, slots in order."""
         try:
-            decided = decide(ready, [self._keeper.sampling_state(r.slot) for r in ready], logits)
+            states = [self._keeper.sampling_state(r.slot) for r in ready]
+            decided = decide(ready, states, logits, by_block=self._by_block)
         except NonFiniteLogits as error:
             self._decide_without(error, ready, logits, started, forwarded)
             return

@@ -41,7 +41,8 @@ def start_worker(config: TargetConfig) -> WorkerHandle:
             on_drop=lambda why, num_tokens: metrics.dropped_tokens.labels(why=why).inc(num_tokens),
         )
         loaded.num_tickets = lambda: len(tickets)
-        verifier = Verifier(loaded.runner, base.keeper, tickets, base.engine, metrics, loaded.max_prefill_tokens)
+        rest = (metrics, loaded.max_prefill_tokens, config.verification == "block")
+        verifier = Verifier(loaded.runner, base.keeper, tickets, base.engine, *rest)
 
         def add_services(server: Any) -> list[str]:
             servicer = TargetServicer(base.service, tickets, vocab_size)

@@ -1,10 +1,13 @@
 """Which draft tokens are kept, and what comes after them. Pure functions: no model, no I/O.
 
-`accept_one` decides one slot on the host and looks at no position past the first rejection; the others decide a batch
-on a device, where waiting for a position's outcome would cost more than computing them all.
+Two rules for drafts that were drawn from known laws, both with exactly the target's law. By token: Leviathan, Kalman
+and Matias, "Fast inference from transformers via speculative decoding", ICML 2023, Algorithm 1; Chen et al.,
+"Accelerating large language model decoding with speculative sampling", 2023. By block: Sun et al., "Block verification
+accelerates speculative decoding", ICLR 2025, Algorithm 2, which keeps as many tokens or more; the two differ from two
+drafts on. And one for drafts that are guesses of what the target says.
 
-Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", ICML 2023, Algorithm 1;
-Chen et al., "Accelerating large language model decoding with speculative sampling", 2023. Called by the verifier.
+`..._one` decides one slot on the host and looks at no position that it need not see; the others decide a batch on a
+device, where waiting for a position's outcome would cost more than computing them all. Called by the verifier.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """One slot's uniforms in (0, 1), float64, independent of each other and of the drafts."""
+    """One slot's uniforms in (0, 1), float64, independent of each other, of the drafts, and of earlier rounds: block
+    verification looks at positions that it then leaves to the next.
+    """
 
     accept: NDArray[np.float64]
     """[K]"""
@@ -48,10 +53,38 @@ class Noise:
     """[K + 1]"""
 
 
-def accept_one(
+def accept_block_one(
     target_law: Callable[[int], RowLaw], draft_laws: Sequence[RowLaw], draft_ids: Sequence[int], noise: Noise
 ) -> tuple[int, int]:
-    """`accept_rejection` for one slot -> (num_accepted, next id).
+    """`accept_block` for one slot, as `accept_token_one` is asked and answers."""
+    num_drafted, targets, kept = len(draft_ids), list[RowLaw](), [1.0]
+    for j, (token_id, draft) in enumerate(zip(draft_ids, draft_laws, strict=True)):
+        targets.append(target_law(j))
+        draft_prob = draft.prob(token_id)
+        kept.append(min(1.0, kept[j] * targets[j].prob(token_id) / draft_prob) if draft_prob > 0 else 0.0)
+        if kept[-1] == 0.0:  # neither this token nor one after it can be kept
+            break
+    if len(kept) == num_drafted + 1 and (not num_drafted or noise.accept[num_drafted - 1] < kept[num_drafted]):
+        return num_drafted, target_law(num_drafted).draw(float(noise.target[num_drafted]))
+    for n, target in reversed(list(enumerate(targets))):  # the law after n drafts
+        left = (kept[n] * target.probs() - draft_laws[n].probs_at(target)).clip(min=0.0)
+        mass = float(left.sum())
+        if n == 0 or noise.accept[n - 1] < _block_share(mass, kept[n]):
+            weights = left if mass > 0 else target.probs()  # equal laws, up to rounding
+            return n, target.id_of(draw_place(weights, float(noise.recover[n])))
+    raise AssertionError("unreachable: n = 0 returns")
+
+
+def _block_share(mass: float, kept: float) -> float:
+    """Probability of stopping at a position, given that no later one was stopped at. Sun et al., equation 4."""
+    whole = mass + 1.0 - kept
+    return mass / whole if whole > 0 else 1.0
+
+
+def accept_token_one(
+    target_law: Callable[[int], RowLaw], draft_laws: Sequence[RowLaw], draft_ids: Sequence[int], noise: Noise
+) -> tuple[int, int]:
+    """`accept_token` for one slot -> (num_accepted, next id).
 
     target_law(j): the target's law at position j, asked for in order and only as far as drafts are kept.
     draft_laws [K]: what draft_ids [K] were drawn from. Raises NothingToDraw.
@@ -78,7 +111,51 @@ def accept_matching(target_ids: Tensor, draft_ids: Tensor, num_drafted: Tensor) 
     return Outcome(num_accepted, next_ids, torch.ones_like(next_ids, dtype=torch.bool))
 
 
-def accept_rejection(
+def accept_block(
+    target_log_probs: Tensor,
+    draft_log_probs: Tensor,
+    draft_ids: Tensor,
+    num_drafted: Tensor,
+    accept_u: Tensor,
+    recover_u: Tensor,
+    target_u: Tensor,
+) -> Outcome:
+    """Keep the longest prefix of the drafts that a draw of its own keeps. Shapes as for `accept_token`.
+
+    kept[n] = min(1, kept[n - 1] * target / draft) of the first n drafts; the prefix of n < num_drafted of them is kept
+    with probability left / (left + 1 - kept[n]), left = sum of max(kept[n] * target - draft, 0) after it, the whole
+    with kept[num_drafted]. What follows a prefix is drawn from max(kept[n] * target - draft, 0).
+    """
+    kept = [torch.ones_like(accept_u[:, 0] if accept_u.shape[1] else target_u[:, 0])]  # [B] float64 each
+    num_accepted = torch.zeros_like(num_drafted)
+    for j in range(draft_ids.shape[1]):
+        target_probs, draft_probs = probabilities(target_log_probs[:, j]), probabilities(draft_log_probs[:, j])
+        if j:
+            mass = (kept[j][:, None] * target_probs - draft_probs).clip(min=0.0).sum(dim=1)
+            whole = mass + 1.0 - kept[j]
+            share = torch.where(whole > 0, mass / whole, 1.0)
+            num_accepted = torch.where((j < num_drafted) & (accept_u[:, j - 1] < share), j, num_accepted)
+        at = draft_ids[:, j : j + 1]
+        target_prob, draft_prob = target_probs.gather(1, at)[:, 0], draft_probs.gather(1, at)[:, 0]
+        ratio = torch.where(draft_prob > 0, target_prob / draft_prob, 0.0)
+        kept.append((kept[j] * ratio).clamp_max(1.0))
+        last = num_drafted == j + 1
+        num_accepted = torch.where(last & (accept_u[:, j] < kept[j + 1]), j + 1, num_accepted)
+    rows = torch.arange(len(num_accepted), device=num_accepted.device)
+    weights = probabilities(target_log_probs[rows, num_accepted])  # [B, V] float64
+    u = target_u[rows, num_accepted]
+    if draft_ids.shape[1]:
+        at = num_accepted.clamp_max(draft_ids.shape[1] - 1)
+        rejected = num_accepted < num_drafted
+        share = torch.stack(kept)[num_accepted, rows][:, None]  # [B, 1]
+        left = (share * weights - probabilities(draft_log_probs[rows, at])).clip(min=0.0)
+        left = left + weights * (left.sum(dim=1) <= 0)[:, None]
+        weights = torch.where(rejected[:, None], left, weights)
+        u = torch.where(rejected, recover_u[rows, at], u)
+    return Outcome(num_accepted, *inverse_cdf(weights, u))
+
+
+def accept_token(
     target_log_probs: Tensor,
     draft_log_probs: Tensor,
     draft_ids: Tensor,

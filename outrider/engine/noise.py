@@ -1,8 +1,8 @@
 """Random numbers as a function of where they are used: counter-based, so that no generator carries state.
 
-A draw is keyed by the request's seed and counted by (choice, position, purpose): a retry, another batch or another
-device gives the same number. Used by the proposer (DRAFT), the verifier (ACCEPT, RECOVER, TARGET) and both (COUPLED, in
-`coupled.py`). NumPy makes the few numbers of a step on the host, whatever device the model is on.
+A draw is keyed by the request's seed and counted by (choice, position, purpose, round): a retry, another batch or
+another device gives the same number. Used by the proposer (DRAFT), the verifier (ACCEPT, RECOVER, TARGET) and both
+(COUPLED, in `coupled.py`). NumPy makes the few numbers of a step on the host, whatever device the model is on.
 """
 
 from __future__ import annotations
@@ -41,13 +41,17 @@ def host_uniforms(
     choices: NDArray[np.uint64],
     positions: NDArray[np.uint64],
     purposes: NDArray[np.uint64] | Purpose,
+    rounds: NDArray[np.uint64] | int = 0,
 ) -> NDArray[np.float64]:
     """Uniform numbers in the open interval (0, 1), 53 bits each. All [N] uint64 -> [N] float64.
 
     choices in [0, 2^24). positions: index of the token in the sequence, [0, 2^32). purposes: one for all, or [N].
-    The key is the seed, the counter is (0, position, purpose + 256 choice, 0).
+    rounds: committed_len of the round, [0, 2^32), one for all, or [N]: a rule may look at a position and leave it to
+    the next round, which then needs numbers that nobody has looked at.
+    The key is the seed, the counter is (round, position, purpose + 256 choice, 0).
     """
     counter = np.zeros((4, seeds.size), dtype=np.uint64)
+    counter[0] = rounds
     counter[1] = positions
     counter[2] = choices << np.uint64(8) | np.uint64(purposes)
     key = np.stack((seeds & _WORD, seeds >> _SHIFT))  # [2, N]

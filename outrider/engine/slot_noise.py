@@ -1,4 +1,4 @@
-"""Uniforms for slots: the generator keyed by a request's seed, its choice and the position being decided."""
+"""Uniforms for slots: the generator keyed by a request's seed, its choice, the position being decided and the round."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from outrider.wire.params import SamplingParams
 
 
 def host_slot_uniforms(
-    params: Sequence[SamplingParams], positions: Sequence[int], purposes: Sequence[Purpose]
+    params: Sequence[SamplingParams], rounds: Sequence[int], positions: Sequence[int], purposes: Sequence[Purpose]
 ) -> NDArray[np.float64]:
-    """One uniform per purpose and (params, position): [P, N] in (0, 1).
+    """One uniform per purpose and (params, round, position): [P, N] in (0, 1). rounds: committed_len of each one's.
 
     All at once: the generator costs some 70 small operations a call, however many numbers it makes.
     """
     count, repeats = len(params), len(purposes)
-    columns = [[p.seed for p in params] * repeats, [p.choice for p in params] * repeats, list(positions) * repeats]
+    each = [[p.seed for p in params], [p.choice for p in params], list(positions), list(rounds)]
     kinds = np.repeat(np.array(purposes, dtype=np.uint64), count)
-    seeds, choices, at = np.array(columns, dtype=np.uint64)
-    return host_uniforms(seeds, choices, at, kinds).reshape(repeats, count)
+    seeds, choices, at, within = np.tile(np.array(each, dtype=np.uint64), repeats)
+    return host_uniforms(seeds, choices, at, kinds, within).reshape(repeats, count)
 
 
 def slot_uniforms(
-    params: Sequence[SamplingParams], positions: Sequence[int], purposes: Sequence[Purpose], device: torch.device
+    params: Sequence[SamplingParams],
+    rounds: Sequence[int],
+    positions: Sequence[int],
+    purposes: Sequence[Purpose],
+    device: torch.device,
 ) -> Tensor:
     """`host_slot_uniforms` on `device`: [P, N] float64."""
-    return to_device(host_slot_uniforms(params, positions, purposes), device)
+    return to_device(host_slot_uniforms(params, rounds, positions, purposes), device)

@@ -125,6 +125,9 @@ class TargetConfig(_Settings):
     """Weights and activations; auto = float32 on CPU, the checkpoint's own on a GPU."""
     cpu_cores: str | None = None
     """Cores to stay on, such as 0 or 0,2-3; absent = all that the process was given."""
+    verification: Literal["block", "token"] = "block"
+    """How acceptance by rejection looks at drafts: together, which keeps as many of them or more, or one by one. Both
+    give exactly the target's law."""
     max_slots: Positive = 64
     """Requests held at once."""
     kv_cache_tokens: Positive | None = None

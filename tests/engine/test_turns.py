@@ -95,7 +95,7 @@ class Target(Base):
     def __init__(self, runner: ModelRunner, num_blocks: int, **options: Any) -> None:
         super().__init__(runner, num_blocks, **options)
         self.tickets = TicketTable(64, 1 << 20, 10.0)
-        self.verifier = Verifier(runner, self.keeper, self.tickets, self.engine, self.metrics, MAX_PREFILL)
+        self.verifier = Verifier(runner, self.keeper, self.tickets, self.engine, self.metrics, MAX_PREFILL, True)
         self.ids: dict[int, list[int]] = {}
         self.idle: list[int] = []
         self._num_rounds = 0

@@ -113,6 +113,7 @@ def _cases() -> list[Case]:
         *_group("off", off, some),
         *_group("coupled", coupled, [name for name in PARAMETERS if name != "temperature 0"]),
         *_group("coupled, off", coupled_off, ["everything"]),
+        *_group("by token", full, ["everything"]),
         *_group("unreliable draft", replace(full, num_draft_tokens=2), some),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
@@ -130,7 +131,7 @@ def batches(cases: list[Case]) -> list[list[Case]]:
 
     `auto` is alone, so that its own load makes it change between whole and cut laws.
     """
-    alone = ("auto", "unreliable draft")
+    alone = ("auto", "by token", "unreliable draft")
     mixed = [case for case in cases if case.group not in alone]
     return [
         *(mixed[i::_NUM_MIXED] for i in range(_NUM_MIXED)),

@@ -46,6 +46,8 @@ class Samples:
         """The services that the batch is meant for."""
         if batch[0].group == "unreliable draft":
             return self._services.gateway(draft_module="tests.law.faults.unreliable", options=HASTY)
+        if batch[0].group == "by token":
+            return self._services.gateway(target_options=("--verification", "token"))
         return self._services.gateway()
 
     def _draw(self, batch: list[Case]) -> None:

@@ -45,11 +45,12 @@ class Services:
         target_module: str = "target_service",
         draft_module: str = "draft_service",
         options: tuple[str, ...] = PATIENT,
+        target_options: tuple[str, ...] = (),
     ) -> Process:
         cores = sorted(os.sched_getaffinity(0))
         common = ("--log-level", "error", "--cpu-cores")
         budget = ("--full-logprobs-budget-bytes", str(AUTO_BUDGET_BYTES))
-        target = self._start(target_module, "--model", self.models.target, *common, str(cores[-1]))
+        target = self._start(target_module, "--model", self.models.target, *common, str(cores[-1]), *target_options)
         draft = self._start(draft_module, "--model", self.models.draft, *common, str(cores[0]), *budget)
         pair = ("--target", target.address, "--draft", draft.address)
         return self._start("gateway", *pair, "--port", "0", "--grpc-port", "0", *options)

@@ -13,6 +13,8 @@ from outrider.engine.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.sampling import distributions
 from outrider.engine.slot_noise import slot_uniforms
 from outrider.wire.params import SamplingParams
+from tests import block_rule
+from tests.block_rule import drawn
 
 
 class ReferenceModel:
@@ -45,7 +47,7 @@ class ReferenceModel:
     def next_id(self, ids: Sequence[int], num_prompt: int, params: SamplingParams) -> int:
         """What a plain step answers."""
         law = self.laws(ids, num_prompt, params, [])[0]
-        return _draw(_probs(law), uniform(params, len(ids), Purpose.TARGET))
+        return drawn(_probs(law), uniform(params, len(ids), len(ids), Purpose.TARGET))
 
     def verdict(
         self,
@@ -55,31 +57,24 @@ class ReferenceModel:
         drafts: Sequence[int],
         draft_log_probs: torch.Tensor,
     ) -> tuple[int, list[int]]:
-        """(num_accepted, committed ids) by Leviathan et al., Algorithm 1, a position at a time."""
-        laws = self.laws(ids, num_prompt, params, drafts)
-        for j, token in enumerate(drafts):
-            target, draft = _probs(laws[j]), _probs(draft_log_probs[j])
-            if uniform(params, len(ids) + j, Purpose.ACCEPT) >= target[token] / draft[token]:
-                residual = np.maximum(target - draft, 0.0)
-                return j, [*drafts[:j], _draw(residual, uniform(params, len(ids) + j, Purpose.RECOVER))]
-        at = len(ids) + len(drafts)
-        return len(drafts), [*drafts, _draw(_probs(laws[-1]), uniform(params, at, Purpose.TARGET))]
+        """(num_accepted, committed ids) by block."""
+        target = [_probs(row) for row in self.laws(ids, num_prompt, params, drafts)]
+        draft, start = [_probs(row) for row in draft_log_probs[: len(drafts)]], len(ids)
+        num, next_id = block_rule.verdict(
+            target, draft, drafts, lambda j, purpose: uniform(params, start, start + j, purpose)
+        )
+        return num, [*drafts[:num], next_id]
 
 
-def uniform(params: SamplingParams, position: int, purpose: Purpose) -> float:
-    return float(slot_uniforms([params], [position], [purpose], torch.device("cpu"))[0, 0])
+def uniform(params: SamplingParams, committed_len: int, position: int, purpose: Purpose) -> float:
+    return float(slot_uniforms([params], [committed_len], [position], [purpose], torch.device("cpu"))[0, 0])
 
 
 def draw(log_probs: torch.Tensor, u: float) -> int:
     """log_probs [V] float32; inverse CDF in id order."""
-    return _draw(_probs(log_probs), u)
+    return drawn(_probs(log_probs), u)
 
 
 def _probs(log_probs: torch.Tensor) -> np.ndarray:
     weights = np.exp(log_probs.double().numpy())
     return weights / weights.sum()
-
-
-def _draw(weights: np.ndarray, u: float) -> int:
-    cdf = np.cumsum(weights)
-    return int(np.argmax((cdf > u * cdf[-1]) & (weights > 0)))

@@ -250,7 +250,7 @@ async def test_full_rows_are_the_law_it_drew_from(
         parts = await recorder.complete(message.ticket)
         assert [p.start for p in parts] == list(range(6)), "whole rows leave one by one"
         rows = shipped(parts)
-        redrawn = [draw(row, uniform(params, 5 + j, Purpose.DRAFT)) for j, row in enumerate(rows)]
+        redrawn = [draw(row, uniform(params, 5, 5 + j, Purpose.DRAFT)) for j, row in enumerate(rows)]
         assert redrawn == list(reply.draft_ids)
         laws = reference.laws(PROMPT, len(PROMPT), params, redrawn)[:-1]
         assert torch.allclose(rows.exp(), laws.exp(), atol=1e-5)
@@ -274,7 +274,7 @@ async def test_topk_is_cut_and_renormalised_before_the_draw(
         assert list(parts[0].distributions.row_sizes) == [n] * 4
         assert torch.allclose(rows.double().exp().sum(dim=1), torch.ones(4, dtype=torch.float64), atol=1e-6)
         ids = list(reply.draft_ids)
-        assert [draw(row, uniform(params, 5 + j, Purpose.DRAFT)) for j, row in enumerate(rows)] == ids
+        assert [draw(row, uniform(params, 5, 5 + j, Purpose.DRAFT)) for j, row in enumerate(rows)] == ids
         laws = reference.laws(PROMPT, len(PROMPT), params, ids)[:-1]
         kept = rows > -torch.inf
         masked = laws.masked_fill(~kept, -torch.inf)

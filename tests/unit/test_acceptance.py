@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.acceptance import Outcome, accept_matching, accept_rejection, residual
+from outrider.engine.acceptance import Outcome, accept_matching, accept_token, residual
 from tests.unit.drawing import draw
 
 INF = math.inf
@@ -62,7 +62,7 @@ class TestRejection:
         target_u: list[float],
         num_drafted: int = 2,
     ) -> tuple[int, int]:
-        outcome = accept_rejection(
+        outcome = accept_token(
             self.TARGET,
             self.DRAFT,
             torch.tensor([draft]),
@@ -103,7 +103,7 @@ class TestRejection:
         target = log([[[0.5, 0.5]], [[0.0, 1.0]]])
         none = torch.empty(2, 0, dtype=torch.int64)
         empty = torch.empty(2, 0, dtype=torch.float64)
-        outcome = accept_rejection(
+        outcome = accept_token(
             target, torch.empty(2, 0, 2), none, torch.tensor([0, 0]), empty, empty, u([[0.4], [0.4]])
         )
         assert pairs(outcome) == [(0, 0), (0, 1)]
@@ -132,10 +132,10 @@ def random_batch(num_rows: int, k: int, vocab_size: int, seed: int) -> dict[str,
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
     batch = random_batch(32, 4, 300, seed=0)
-    together = pairs(accept_rejection(**batch))
+    together = pairs(accept_token(**batch))
     assert len({n for n, _ in together}) > 2
     order = torch.randperm(32, generator=torch.Generator().manual_seed(1))
-    shuffled = pairs(accept_rejection(**{name: value[order] for name, value in batch.items()}))
+    shuffled = pairs(accept_token(**{name: value[order] for name, value in batch.items()}))
     assert shuffled == [together[i] for i in order.tolist()]
     for b in range(32):
         k = int(batch["num_drafted"][b])
@@ -144,32 +144,32 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
             name: value[b : b + 1] if name == "num_drafted" else value[b : b + 1, : widths.get(name, k)]
             for name, value in batch.items()
         }
-        assert pairs(accept_rejection(**alone)) == [together[b]]
+        assert pairs(accept_token(**alone)) == [together[b]]
 
 
 @pytest.mark.parametrize("garbage", [math.nan, INF, -INF, 0.0])
 def test_padding_may_hold_anything(garbage: float) -> None:
     batch = random_batch(16, 4, 50, seed=2)
-    expected = pairs(accept_rejection(**batch))
+    expected = pairs(accept_token(**batch))
     for b, n in enumerate(batch["num_drafted"].tolist()):
         batch["target_log_probs"][b, n + 1 :] = garbage
         batch["draft_log_probs"][b, n:] = garbage
         batch["draft_ids"][b, n:] = 0
         batch["accept_u"][b, n:] = garbage
-    assert pairs(accept_rejection(**batch)) == expected
+    assert pairs(accept_token(**batch)) == expected
 
 
 def test_equal_laws_keep_everything() -> None:
     batch = random_batch(64, 3, 1000, seed=3)
     batch["draft_log_probs"] = batch["target_log_probs"][:, :3].contiguous()
     batch["draft_ids"] = draw(batch["draft_log_probs"].view(-1, 1000), batch["recover_u"].view(-1)).view(64, 3)
-    assert torch.equal(accept_rejection(**batch).num_accepted, batch["num_drafted"])
+    assert torch.equal(accept_token(**batch).num_accepted, batch["num_drafted"])
 
 
 def test_inputs_are_left_alone() -> None:
     batch = random_batch(8, 3, 20, seed=4)
     before = {name: value.clone() for name, value in batch.items()}
-    accept_rejection(**batch)
+    accept_token(**batch)
     assert all(torch.equal(batch[name], before[name]) for name in batch)
 
 
@@ -181,6 +181,6 @@ def test_residual_of_equal_laws_is_the_target() -> None:
 
 def test_large_vocabulary() -> None:
     batch = random_batch(2, 5, 128_256, seed=5)
-    outcome = accept_rejection(**batch)
+    outcome = accept_token(**batch)
     assert bool((outcome.num_accepted <= batch["num_drafted"]).all())
     assert bool((outcome.next_ids < 128_256).all())

@@ -34,6 +34,7 @@ from outrider.wire.params import SamplingParams
 from target_service.batch import decide
 from target_service.device_batch import Decided, decide_on_device
 from target_service.waiting import Ready
+from tests import block_rule
 from tests.engine.cuda_sync_counter import SyncCounter
 from tests.engine.cuda_waits import name_of
 from tests.unit import dense_reference
@@ -125,8 +126,8 @@ def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = 
 
 
 def in_words(step: Step) -> list[Decided]:
-    """Leviathan et al., Algorithm 1, a position at a time over whole laws; greedy is its limit. Coupled: whatever the
-    drafts are, the largest sum of log-prob and Gumbel number.
+    """Sun et al., Algorithm 2, over whole laws; greedy is its limit. Coupled: whatever the drafts are, the largest sum
+    of log-prob and Gumbel number.
     """
     outcomes, start = [], 0
     for r, state in zip(step.ready, step.states, strict=True):
@@ -139,19 +140,20 @@ def in_words(step: Step) -> list[Decided]:
 
 
 def one_in_words(r: Ready, laws: np.ndarray) -> Decided:
+    start = len(r.slot.committed)
+
     def u(j: int, purpose: Purpose) -> float:
-        return float(host_slot_uniforms([r.slot.params], [len(r.slot.committed) + j], [purpose])[0, 0])
+        return float(host_slot_uniforms([r.slot.params], [start], [start + j], [purpose])[0, 0])
 
     if is_coupled(r.slot.params):
-        said = [gumbel_max(law, r.slot.params, len(r.slot.committed) + j) for j, law in enumerate(laws)]
+        said = [gumbel_max(law, r.slot.params, start + j) for j, law in enumerate(laws)]
         kept = [a == b for a, b in zip(said, r.draft_ids, strict=False)]
-        return Decided(num := [*kept, False].index(False), said[num])
-    for j, token_id in enumerate(r.draft_ids):
-        draft = np.eye(VOCAB)[token_id] if r.draft_laws is None else np.exp(r.draft_laws[j].dense_scores(), dtype=float)
-        draft = draft / draft.sum()
-        if u(j, Purpose.ACCEPT) >= laws[j][token_id] / draft[token_id]:
-            return Decided(j, drawn(np.maximum(laws[j] - draft, 0.0), u(j, Purpose.RECOVER)))
-    return Decided(len(r.draft_ids), drawn(laws[-1], u(len(r.draft_ids), Purpose.TARGET)))
+        return Decided(n := [*kept, False].index(False), said[n])
+    drafts = [
+        np.eye(VOCAB)[token_id] if r.draft_laws is None else np.exp(r.draft_laws[j].dense_scores(), dtype=float)
+        for j, token_id in enumerate(r.draft_ids)
+    ]
+    return Decided(*block_rule.verdict(laws, [draft / draft.sum() for draft in drafts], r.draft_ids, u))
 
 
 def is_coupled(params: SamplingParams) -> bool:
@@ -161,11 +163,6 @@ def is_coupled(params: SamplingParams) -> bool:
 def gumbel_max(law: np.ndarray, params: SamplingParams, position: int) -> int:
     with np.errstate(divide="ignore"):
         return int(np.argmax(np.log(law) - np.log(-np.log(uniforms(params, position, VOCAB)))))
-
-
-def drawn(weights: np.ndarray, u: float) -> int:
-    cdf = np.cumsum(weights)
-    return int(np.argmax((cdf > u * cdf[-1]) & (weights > 0)))
 
 
 STEPS = st.builds(
@@ -251,12 +248,21 @@ class TestDecide:
             decide_on_device(step.ready, step.states, step.logits)
         assert slots_of(on_host.value.rows, step) == slots_of(on_device.value.rows, step) == {1, 2}
 
-    def test_rows_past_a_rejection_are_not_looked_at_on_the_host(self) -> None:
-        step = make_step([2], [4], seed=3)
-        wanted = decide(step.ready, step.states, step.logits)
+    @pytest.mark.parametrize("kind", [0, 2, len(KINDS) - 2], ids=["greedy", "by token", "coupled"])
+    def test_rows_past_a_rejection_are_not_looked_at_on_the_host(self, kind: int) -> None:
+        step = make_step([kind], [4], seed=3)
+        wanted = decide(step.ready, step.states, step.logits, by_block=False)
         assert wanted[0].num_accepted < 4
         step.logits[wanted[0].num_accepted + 1 :] = math.nan
-        assert decide(step.ready, step.states, step.logits) == wanted
+        assert decide(step.ready, step.states, step.logits, by_block=False) == wanted
+
+    @given(step=STEPS)
+    @settings(max_examples=30, deadline=None)
+    def test_token_by_token_host_and_device_agree(self, step: Step) -> None:
+        by_token = decide(step.ready, step.states, step.logits, by_block=False)
+        assert by_token == decide_on_device(step.ready, step.states, step.logits, by_block=False)
+        for r, token, block in zip(step.ready, by_token, in_words(step), strict=True):
+            assert len(r.draft_ids) > 1 or token == block  # of one draft the rules are one
 
 
 def told(method: Callable[..., Any], names: set[str]) -> Callable[..., Any]:

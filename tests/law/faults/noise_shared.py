@@ -10,8 +10,8 @@ from target_service.worker import start_worker
 from tests.law.faults import replace
 
 
-def shared(seeds, choices, positions, purpose):
-    return host_uniforms(seeds, choices, positions, Purpose.DRAFT)
+def shared(seeds, choices, positions, purpose, rounds):
+    return host_uniforms(seeds, choices, positions, Purpose.DRAFT, rounds)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+"""Block verification as its paper writes it, for tests to compare with. NumPy, whole laws, a slot at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from outrider.engine.noise import Purpose
+
+
+def verdict(
+    target: Sequence[np.ndarray],
+    draft: Sequence[np.ndarray],
+    draft_ids: Sequence[int],
+    u: Callable[[int, Purpose], float],
+) -> tuple[int, int]:
+    """Sun et al. 2025, Algorithm 2. target [K + 1] and draft [K] laws, [V] float64 each; u(j, purpose): the number of
+    the j-th position after the committed tokens -> (num_accepted, next id).
+    """
+    num = len(draft_ids)
+    p, left, chances = [1.0], list[np.ndarray](), list[float]()
+    for j, token_id in enumerate(draft_ids):
+        left.append(np.maximum(p[j] * target[j] - draft[j], 0.0))
+        p.append(min(1.0, p[j] * target[j][token_id] / draft[j][token_id]))
+    for n in range(1, num + 1):
+        mass = left[n].sum() if n < num else 0.0
+        chances.append(p[n] if n == num else mass / max(mass + 1 - p[n], 1e-300))
+    tau = max((n for n in range(1, num + 1) if u(n - 1, Purpose.ACCEPT) < chances[n - 1]), default=0)
+    if tau == num:
+        return num, drawn(target[num], u(num, Purpose.TARGET))
+    return tau, drawn(left[tau], u(tau, Purpose.RECOVER))
+
+
+def drawn(weights: np.ndarray, u: float) -> int:
+    """Inverse CDF in the order of ids."""
+    cdf = np.cumsum(weights)
+    return int(np.argmax((cdf > u * cdf[-1]) & (weights > 0)))
