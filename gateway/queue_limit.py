@@ -6,8 +6,9 @@ import math
 import time
 from collections.abc import Callable
 
-BURST_S = 1.0
-"""What comes within this of an idle moment is a burst, which the whole queue is for."""
+BURST_S = 0.25
+"""What comes within this of an idle moment is a burst, which the whole queue is for: what one caller sends at once, and
+little of what many send all the time."""
 CALM_S = 1.0
 """Overload is over when nobody has found all places taken for so long."""
 
