@@ -80,6 +80,10 @@ class WorkerActor:
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._drain_with_node(config.drain_timeout_s)
 
+    def __repr__(self) -> str:
+        """What Ray puts before its lines in the launcher's log."""
+        return self._spec.member
+
     def outcome(self) -> Started | Refused:
         """Answers once `__init__` is through."""
         return self._outcome

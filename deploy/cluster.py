@@ -27,6 +27,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _LOCAL_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what makes Ray listen on 127.0.0.1 alone, here too
     "RAY_prestart_worker_first_driver": "0",  # else an idle process per core
+    "RAY_COLOR_PREFIX": "0",  # the launcher's log may be a file
     "RAY_worker_niceness": "0",  # Ray's 15 is for batch jobs: whoever else runs here would come before answers
 }
 

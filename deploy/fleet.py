@@ -187,7 +187,7 @@ class Fleet:
             member.started, member.epoch, member.is_watched = answer, answer.epoch, True
             self._eyes.watch(member.name, member.pool.role, answer.address)
         elif isinstance(answer, Refused):
-            self._not_started(member, ConfigError(answer.message), now_s)
+            self._not_started(member, ConfigError(f"{member.pool.setting}: {answer.message}"), now_s)
         elif isinstance(answer, Lost) and answer.is_final:
             error = Unavailable(f"the process of {member.name} ended for good: {answer.message}")
             self._not_started(member, error, now_s)

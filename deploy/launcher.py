@@ -34,6 +34,7 @@ from outrider.cli.system import RayConfig, SystemConfig, read_yaml
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger, tell_end
+from outrider.wire.model_id import local_folder
 from outrider.wire.roles import Role
 from outrider.wire.tls import CertificateFolder
 
@@ -64,6 +65,8 @@ class Launcher:
 
     def run(self) -> None:
         """Raises OutriderError when the workers cannot start."""
+        if self._ray_config.address is None:
+            self._check_models()
         self.progress("ray", "starting", self._ray_config.address or "on this machine")
         with Cluster(self._ray_config.address) as cluster:
             self._stop_flag.install()  # Ray has put its own handler in
@@ -73,6 +76,14 @@ class Launcher:
                 self._serve(cluster, address)
             finally:
                 self._registry.stop()
+
+    def _check_models(self) -> None:
+        """Those of workers that will be on this machine, before Ray is started for them."""
+        for pool in self._config.pools:
+            try:
+                local_folder(pool.worker.model)
+            except ConfigError as error:
+                raise ConfigError(f"{pool.setting}: {error.message}") from None
 
     def progress(self, part: str, state: str, detail: str, **more: object) -> None:
         self._print(event="progress", part=part, state=state, detail=detail, **more)

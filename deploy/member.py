@@ -110,7 +110,7 @@ def trouble_of(seen: Seen) -> str | None:
     if seen.refusal is not None:
         return f"it refuses to say what it is: {seen.refusal}"
     if seen.info is None:
-        return "it does not answer" if seen.is_silent else "its process is gone"
+        return "it does not answer" if seen.is_silent else "it cannot be reached"
     step_s, longest_s = seen.info.current_step_us / 1e6, seen.info.longest_step_us / 1e6
     if step_s < allowed_s(longest_s, MIN_SILENCE_S, _MOST_STEP_S):
         return None

@@ -74,7 +74,8 @@ async def _call(dialer: Dialer, request: pb.ScaleRequest) -> list[pb.PoolSize]:
         reply: pb.ScaleReply = await stub.Scale(request, timeout=_CALL_TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
-            raise Unavailable(f"no answer from the registry: {error.details()}; say --registry HOST:PORT") from None
+            remedy = "say --registry HOST:PORT, and --tls-dir where it has certificates"
+            raise Unavailable(f"no answer from the registry: {error.details()}; {remedy}") from None
         raise OutriderError(error.details() or error.code().name) from None
     return list(reply.pools)
 

@@ -17,11 +17,12 @@ from outrider.cli.pools import Values
 from outrider.cli.progress import StartProgress
 from outrider.cli.stopping import StopFlag, StopRequested
 from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
-from outrider.cli.system import read_yaml
+from outrider.cli.system import SystemConfig, read_yaml
+from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.errors import OutriderError
 
-_ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"')
-"""In a line of either form of log."""
+_ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to ')
+"""In a line of either form of log; and that the load makes a pool larger or smaller."""
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with the parts' settings; flags win.")]
 Target = Annotated[str | None, typer.Option(help="Folder or hub id of the target; absent = the demo pair.")]
@@ -95,7 +96,7 @@ def up(
         with Supervisor(settings, stop, log_to(console, verbose)) as system:
             with StartProgress(console) as progress:
                 endpoints = system.start(progress)
-            _show_ready(console, endpoints, None if settings.ray is None else settings.ray.tls_dir)
+            _show_ready(console, endpoints, settings)
             system.watch()
             console.print(f"stopping; running answers have {system.drain_timeout_s:g} s to end (Ctrl-C again: at once)")
 
@@ -124,8 +125,8 @@ def failures_as_lines(console: Console) -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
-def _show_ready(console: Console, endpoints: Endpoints, tls_dir: str | None) -> None:
-    """`tls_dir`: the launcher's."""
+def _show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) -> None:
+    tls_dir = None if settings.ray is None else settings.ray.tls_dir
     drafts = "" if any(one.role == "draft" for one in endpoints.workers) else "; no draft: plain decoding"
     console.print(
         f"\n[bold green]ready[/]  {', '.join(f'{one.name} {one.address}' for one in endpoints.workers)}{drafts}"
@@ -141,10 +142,14 @@ def _show_ready(console: Console, endpoints: Endpoints, tls_dir: str | None) -> 
         console.print(
             f"  registry  {endpoints.registry}   (outrider scale --registry {endpoints.registry}{certificates})"
         )
+    key, secured = bool(settings.gateway.get("api_keys")), bool(settings.gateway.get("public_tls_dir"))
     body = '{"prompt": "import os\\n\\ndef ", "max_tokens": 64, "temperature": 0}'
-    console.print(
-        f"\n  curl {endpoints.gateways[0].url}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
-        markup=False,
-    )
-    console.print(f"  outrider generate 'import os' --address {endpoints.grpc}\n", markup=False)
+    header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if key else ""
+    trusted = " --cacert CA.pem" if secured else ""
+    url = f"{endpoints.gateways[0].url}/v1/completions"
+    console.print(f"\n  curl {url}{trusted}{header} -H 'Content-Type: application/json' -d '{body}'", markup=False)
+    trusted = " --tls-ca CA.pem" if secured else ""
+    console.print(f"  outrider generate 'import os' --address {endpoints.grpc}{trusted}\n", markup=False)
+    if key:
+        console.print(f"Both read an API key from {KEY_VARIABLE}.", markup=False)
     console.print("Ctrl-C stops everything.")

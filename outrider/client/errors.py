@@ -75,7 +75,7 @@ def _remedy(details: str, tls: bool) -> str:
         return (
             "it hung up: does it speak without TLS, or ask for a certificate (tls_cert, tls_key)?"
             if tls
-            else "it hung up: does it speak TLS (tls)?"
+            else "it hung up: does it speak TLS (tls, or tls_ca with its CA)?"
         )
     return "start one with `outrider up`, or give its gRPC address"
 

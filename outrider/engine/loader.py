@@ -14,7 +14,7 @@ from transformers.distributed import DistributedConfig
 from outrider.engine import memory
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.memory import Budget, readable_bytes
-from outrider.engine.model_files import TokenizerFiles, check_folder, first_line, local_folder, tokenizer_files
+from outrider.engine.model_files import TokenizerFiles, check_folder, first_line, tokenizer_files
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
@@ -25,6 +25,7 @@ from outrider.engine.quantized_checkpoints import check_readable, method_of
 from outrider.engine.rope import settle_rope
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.model_id import local_folder
 
 __all__ = ["TokenizerFiles", "load_runner", "tokenizer_files"]
 

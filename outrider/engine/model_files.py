@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.wire.errors import ConfigError
+from outrider.wire.model_id import local_folder
 
 TOKENIZER_JSON = "tokenizer.json"
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +19,6 @@ class TokenizerFiles:
     tokenizer_json: bytes
     tokenizer_config_json: bytes
     chat_template: bytes
-
-
-def local_folder(model: str) -> Path | None:
-    """The folder that `model` names, None when it is a hub id. Raises ConfigError when it can be neither."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise ConfigError(f"model is {model!r}, which is a file; give the folder it lies in", param="model")
-    if not _HUB_ID.fullmatch(model) or model.startswith("."):
-        raise ConfigError(f"model is {model!r}, and there is no such folder", param="model")
-    return None
 
 
 def check_folder(folder: Path) -> None:

@@ -290,7 +290,7 @@ Config = TypeVar("Config", DraftConfig, TargetConfig, GatewayConfig)
 
 
 def load(cls: type[Config], argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> Config:
-    """Read `cls` from `argv` (None: no command line) and `environ` (None: the process's own).
+    """Read `cls` from `argv` (None: no command line) and `environ` (None: the process's own), where empty means absent.
 
     Raises ConfigError naming the setting, its value and what is allowed. `--help` prints and exits.
     """
@@ -300,7 +300,7 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, environ: Mapping[
     for key in env:
         if key.upper().startswith(prefix) and key.upper() not in known:
             raise ConfigError(f"{key} is no setting of {cls.__name__}; known: {', '.join(sorted(known))}")
-    values: dict[str, Any] = {name: env[key] for name in cls.model_fields if (key := f"{prefix}{name}".upper()) in env}
+    values: dict[str, Any] = {name: env[key] for name in cls.model_fields if env.get(key := f"{prefix}{name}".upper())}
     try:
         if argv is not None:
             source: CliSettingsSource[Any] = CliSettingsSource(cls, cli_parse_args=list(argv))

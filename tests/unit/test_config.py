@@ -57,6 +57,13 @@ def test_unknown_variable_of_ours_is_refused_with_what_is_known(cls: type) -> No
     assert f"{prefix}POTR" in error.value.message and f"{prefix}PORT" in error.value.message
 
 
+@pytest.mark.parametrize("cls", ALL)
+def test_an_empty_variable_means_absent(cls: type) -> None:
+    """As in .env.example, all of whose lines may be uncommented."""
+    empty = {name: "" for name in cls.model_fields if name not in NEEDED[cls]}
+    assert load(cls, [], env(cls, **empty)) == cls(**NEEDED[cls])
+
+
 def test_variables_of_others_are_ignored() -> None:
     """Each process looks at its own prefix alone."""
     others = {"PATH": "/bin", "OUTRIDER_GATEWAY_NONSENSE": "1", "OUTRIDER_TARGET_PORT": "x"}

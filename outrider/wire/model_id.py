@@ -1,0 +1,22 @@
+"""What the setting `model` names: a folder here, or a model on a hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from outrider.wire.errors import ConfigError
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder that `model` names, None when it is a hub id. Raises ConfigError when it can be neither."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ConfigError(f"model is {model!r}, which is a file; give the folder it lies in", param="model")
+    if not _HUB_ID.fullmatch(model) or model.startswith("."):
+        raise ConfigError(f"model is {model!r}, and there is no such folder", param="model")
+    return None

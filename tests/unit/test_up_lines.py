@@ -1,0 +1,54 @@
+"""What `outrider up` says when all is ready: its commands work as they are printed, but for files and keys."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from outrider.cli.merging import merged
+from outrider.cli.supervisor import Endpoints, Gateway, Worker
+from outrider.cli.up import _show_ready, log_to
+
+ENDPOINTS = Endpoints(
+    [Gateway("127.0.0.1:1", "127.0.0.1:2", "https://127.0.0.1:1")],
+    [Worker("target", "target", "127.0.0.1:3", None)],
+    None,
+)
+
+
+NO_FLAGS: dict[str, dict[str, object]] = {
+    "target": {"model": None},
+    "draft": {"model": None},
+    "gateway": {},
+    "ray": {"address": None},
+}
+
+
+def said(gateway: dict[str, str]) -> str:
+    out = io.StringIO()
+    settings = merged({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
+    _show_ready(Console(file=out, width=300), ENDPOINTS, settings)
+    return out.getvalue()
+
+
+def test_commands_name_the_ca_and_the_key_where_they_are_asked_for() -> None:
+    plain, secured = said({}), said({"api_keys": "keys.json", "public_tls_dir": "public"})
+    assert "--cacert" not in plain and "--tls-ca" not in plain and "OUTRIDER_API_KEY" not in plain
+    assert '--cacert CA.pem -H "Authorization: Bearer $OUTRIDER_API_KEY"' in secured
+    assert "--address 127.0.0.1:2 --tls-ca CA.pem" in secured
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("scaling to 1: the others would be busy for 10 %", True),
+        ("12:00:00,000 WARNING gateway: gone", True),
+        ("12:00:00,000 INFO gateway: here", False),
+    ],
+)
+def test_faults_and_sizes_are_shown_and_nothing_else(line: str, shown: bool) -> None:
+    out = io.StringIO()
+    log_to(Console(file=out), verbose=False)("launcher", line)
+    assert bool(out.getvalue()) is shown
