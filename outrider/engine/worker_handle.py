@@ -28,6 +28,8 @@ from outrider.wire.tls import CertificateFolder, part_certificates
 from outrider.wire.trace import Spans, open_spans
 
 DRAIN_POLL_S = 0.02
+NOTICE_S = 1.5
+"""Three times as long as gateways take to ask again: who has gone after that was told to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +94,18 @@ class WorkerHandle:
         return self._engine.alive
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = lambda: False) -> None:
-        """Takes no new slots and waits until none is open, at most `timeout_s` or until `cut_short`. `stop` follows."""
+        """Takes no new slots and waits until none is open, and until the gateways that are connected have had time to
+        see it: at most `timeout_s`, or until `cut_short`. `stop` follows.
+        """
 
         def begin() -> None:
             self._service.draining = True
 
         self._server.stop_serving(begin)
-        give_up_s = time.monotonic() + timeout_s
-        while self.running and not cut_short() and time.monotonic() < give_up_s:
-            if not self._service.num_opening and not self._loaded.slots.num_in_use:
+        began_s = time.monotonic()
+        while self.running and not cut_short() and time.monotonic() < began_s + timeout_s:
+            is_told = not self._service.streams.num_open or time.monotonic() >= began_s + NOTICE_S
+            if is_told and not self._service.num_opening and not self._loaded.slots.num_in_use:
                 return
             time.sleep(DRAIN_POLL_S)
 

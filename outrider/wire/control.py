@@ -27,6 +27,10 @@ class ControlStreams:
         self._reading: set[asyncio.Task[None]] = set()
         self._stopping = False
 
+    @property
+    def num_open(self) -> int:
+        return len(self._reading)
+
     async def serve(
         self,
         requests: AsyncIterator[Any],

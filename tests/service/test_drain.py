@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.engine.worker_handle import NOTICE_S
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from tests.service.conftest import worker
@@ -46,6 +47,24 @@ async def test_a_draining_worker_finishes_what_runs_and_takes_nothing_new(target
             assert isinstance(verdict, tpb.Verdict), verdict
             client.tell(pb.CloseSlot(slot=1))
             assert await exit_code(process) == 0, "nothing runs any more: it does not wait for its time"
+
+
+async def test_an_idle_worker_stays_until_its_gateways_have_seen_that_it_goes(target_folder: str) -> None:
+    """Else it would be lost to them, which is told of as a fault."""
+    with worker("target_service", target_folder, "--drain-timeout-s", "60") as process:
+        async with ControlClient(process.address, "target") as client:
+            process.popen.terminate()
+            await asyncio.sleep(0.7)  # a little longer than between two questions of a gateway
+            assert (await client.info()).draining
+            assert await exit_code(process) == 0
+
+
+async def test_nobody_is_waited_for_who_is_not_there(target_folder: str) -> None:
+    with worker("target_service", target_folder, "--drain-timeout-s", "60") as process:
+        process.popen.terminate()
+        started_s = time.monotonic()
+        assert await exit_code(process) == 0
+        assert time.monotonic() - started_s < NOTICE_S
 
 
 async def test_what_runs_ends_when_the_time_is_up(target_folder: str) -> None:
