@@ -34,6 +34,7 @@ class SpeculationUsage(_Answer):
     mean_accepted_length: float | None
     seed: int | None
     seeds: list[int] = Field(description="Of each prompt.")
+    lenience: float | None = Field(description="null = the answer has exactly the target's law.")
 
 
 class UsageAnswer(_Answer):

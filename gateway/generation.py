@@ -28,6 +28,7 @@ class SpeculationOptions:
     draft_logprobs: DraftLogprobs | None = None
     draft_topk: int | None = None
     acceptance: AcceptanceRule | None = None
+    lenience: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ class Usage:
     seed: int = 0
     num_cached_prompt_tokens: int = 0
     """Prompt tokens that the target had in its prefix cache when the answer began."""
+    lenience: float | None = None
+    """None = exact."""
 
 
 @dataclass(frozen=True, slots=True)

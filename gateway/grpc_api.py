@@ -12,7 +12,6 @@ from gateway.body_budget import NUM_LARGEST
 from gateway.chat import Message
 from gateway.door import Door, Visit
 from gateway.generation import (
-    AcceptanceRule,
     DraftLogprobs,
     FinishReason,
     RoundOutput,
@@ -158,10 +157,9 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
             param="params.choice",
         )
     params = SamplingParams.from_proto(request.params)
-    if params.acceptance is not AcceptanceRule.REJECTION:
-        raise InvalidRequest(
-            "params.acceptance is set; it is the gateway's, use speculation", param="params.acceptance"
-        )
+    for wish in ("acceptance", "lenience"):
+        if getattr(params, wish) != getattr(SamplingParams(), wish):
+            raise InvalidRequest(f"params.{wish} is set; give speculation.{wish} instead", param=f"params.{wish}")
     if request.params.seed and not request.has_seed:
         raise InvalidRequest("params.seed is given without has_seed; set has_seed to use it", param="has_seed")
     return Demand(
@@ -215,6 +213,7 @@ def _speculation_of(wishes: gateway_pb2.SpeculationOptions) -> SpeculationOption
         draft_logprobs=kind,
         draft_topk=wishes.draft_topk or None,
         acceptance=acceptance_of(wishes.acceptance, "speculation.acceptance"),
+        lenience=wishes.lenience if wishes.HasField("lenience") else None,
     )
 
 
@@ -253,6 +252,7 @@ def _usage_of(usage: Usage) -> gateway_pb2.Usage:
         num_wasted_tokens=usage.num_wasted_tokens,
         seed=usage.seed,
         num_cached_prompt_tokens=usage.num_cached_prompt_tokens,
+        lenience=usage.lenience,
     )
 
 

@@ -179,5 +179,6 @@ def usage_of(prompts: Sequence[Sequence[Usage]]) -> Json:
             "mean_accepted_length": 1 + accepted / rounds if rounds else None,
             "seed": seeds.pop() if len(seeds) == 1 else None,
             "seeds": [answers[0].seed for answers in prompts],
+            "lenience": usages[0].lenience,
         },
     }

@@ -74,7 +74,7 @@ class Demand:
     prompts: tuple[Prompt, ...]
     names: FieldNames
     params: SamplingParams
-    """max_tokens, seed, choice and acceptance are filled in here; bad_words are those given as ids."""
+    """max_tokens, seed, choice, acceptance and lenience are filled in here; bad_words are those given as ids."""
     max_tokens: int | None
     """None = what the context leaves."""
     seed: int | None
@@ -102,7 +102,12 @@ async def build_requests(
     num_chars = 2 * sum(map(len, demand.bad_words))
     words = await _tokenised(num_chars, bad_word_ids, demand.bad_words, tokenizer)
     rule = demand.speculation.acceptance or AcceptanceRule[config.acceptance.upper()]
-    base = dataclasses.replace(demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule)
+    lenience = demand.speculation.lenience
+    if lenience is None:  # what is set for all does not contradict who asks for exactness
+        lenience = 1.0 if rule is AcceptanceRule.COUPLED else config.lenience
+    base = dataclasses.replace(
+        demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule, lenience=lenience
+    )
     # Once, before prompts cost anything; of each prompt only what its length decides is checked again.
     dataclasses.replace(base, max_tokens=demand.max_tokens or facts.context_limit).check(facts.vocab_size)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)

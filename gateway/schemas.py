@@ -62,12 +62,13 @@ class SpeculationBody(_Strict):
     draft_logprobs: str | None = None
     """auto, full, topk or topk:N."""
     acceptance: Literal["rejection", "coupled"] | None = None
+    lenience: float | None = None
 
     def options(self) -> SpeculationOptions:
         kind, topk = draft_logprobs_of(self.draft_logprobs)
         enabled = True if self.enabled is None else self.enabled
         rule = None if self.acceptance is None else AcceptanceRule[self.acceptance.upper()]
-        return SpeculationOptions(enabled, self.num_draft_tokens, kind, topk, rule)
+        return SpeculationOptions(enabled, self.num_draft_tokens, kind, topk, rule, self.lenience)
 
 
 class StreamOptions(_Strict):

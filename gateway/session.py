@@ -27,7 +27,8 @@ class Session:
         self.slot_id = slot_id
         self.committed: list[int] = list(request.prompt_ids)
         self.num_prompt = len(request.prompt_ids)
-        self.usage = Usage(num_prompt_tokens=self.num_prompt, seed=request.params.seed)
+        lenience = request.params.lenience if request.params.lenience < 1.0 else None
+        self.usage = Usage(num_prompt_tokens=self.num_prompt, seed=request.params.seed, lenience=lenience)
         self.finished = False
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, request.stop)

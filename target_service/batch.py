@@ -7,6 +7,7 @@ position by position, so that nothing is computed past its first rejection.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 
 from torch import Tensor
@@ -34,7 +35,6 @@ def decide(
     """
     if not HostLogits.reads(logits):
         return decide_on_device(ready, states, logits, by_block=by_block)
-    rule = accept_block_one if by_block else accept_token_one
     host, noise = HostLogits(logits), slots_noise(ready)
     starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
 
@@ -43,6 +43,8 @@ def decide(
         if own is None:
             outcome = _determined(r, state, host, start)
         else:
+            lenience = state.params.lenience
+            rule = accept_block_one if by_block and lenience == 1.0 else partial(accept_token_one, lenience=lenience)
             outcome = rule(_laws(r, state, host, start), r.draft_laws or (), r.draft_ids, own)
         return Decided(*outcome, _reported(r, logits[start:], *outcome))
 
@@ -52,18 +54,20 @@ def decide(
 def _determined(ready: Ready, state: SamplingState, host: HostLogits, start: int) -> tuple[int, int]:
     """Keep drafts while they are what the target says."""
     for j, token_id in enumerate(ready.draft_ids):
-        own = _says(ready, state, host, start, j)
+        own = _says(ready, state, host, start, j, token_id)
         if own != token_id:
             return j, own
     num_drafted = len(ready.draft_ids)
     return num_drafted, _says(ready, state, host, start, num_drafted)
 
 
-def _says(ready: Ready, state: SamplingState, host: HostLogits, start: int, j: int) -> int:
-    """The target's token after j drafts: its best one, or the one that the noise of its position picks."""
+def _says(ready: Ready, state: SamplingState, host: HostLogits, start: int, j: int, guess: int | None = None) -> int:
+    """The target's token after j drafts: its best one (or a guess that is nearly as good, where that will do), or the
+    one that the noise of its position picks.
+    """
     row = _row(ready, state, j)
     if state.params.greedy:
-        return host.best_id(start + j, row)
+        return host.best_id(start + j, row, guess)
     return coupled_id(host.law(start + j, row), state.params, len(ready.slot.committed) + j)
 
 

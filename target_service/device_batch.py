@@ -103,11 +103,16 @@ def _rule_of(params: SamplingParams, by_block: bool) -> Rule:
         return _greedy
     if params.determined:
         return _coupled
-    return _by_block if by_block else _by_token
+    return _by_block if by_block and params.lenience == 1.0 else _by_token
 
 
 def _greedy(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
-    target_ids = argmax(processed)[batch.row_index()]  # [B, K+1] int64
+    index = batch.row_index()
+    target_ids = argmax(processed)[index]  # [B, K+1] int64
+    if batch.is_lenient:  # a draft with `lenience` times the best one's probability will do
+        best = processed.amax(dim=1)[index[:, :-1]].double() + batch.lenience().log()[:, None]  # [B, K]
+        near = processed[index[:, :-1], batch.draft_ids] >= best
+        target_ids = torch.cat((torch.where(near, batch.draft_ids, target_ids[:, :-1]), target_ids[:, -1:]), dim=1)
     return accept_matching(target_ids, batch.draft_ids, batch.num_drafted)
 
 
@@ -130,7 +135,7 @@ def _by_block(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
 
 
 def _by_token(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
-    return accept_token(*_sampled(batch, processed, rows))
+    return accept_token(*_sampled(batch, processed, rows), batch.lenience())
 
 
 def _sampled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> tuple[Tensor, ...]:
@@ -163,6 +168,14 @@ class Batch:
         self.draft_ids = to_device(np.array(padded, dtype=np.int64).reshape(len(ready), width), device)  # [B, K]
         # Rows past a slot's own K repeat its last one; the rules never look at them.
         self._rows = np.array([[s + min(j, n) for j in range(width + 1)] for s, n in zip(starts, counts, strict=True)])
+
+    @property
+    def is_lenient(self) -> bool:
+        return any(r.slot.params.lenience < 1.0 for r in self._ready)
+
+    def lenience(self) -> Tensor:
+        """[B] float64."""
+        return to_device(np.array([r.slot.params.lenience for r in self._ready]), self._device)
 
     def used_rows(self) -> list[int]:
         """Ascending; of one slot they lie side by side."""

@@ -77,5 +77,6 @@ def _usage(message: gateway_pb2.Usage) -> Usage:
         num_plain_steps=message.num_plain_steps,
         num_wasted_tokens=message.num_wasted_tokens,
         seed=message.seed,
+        lenience=message.lenience if message.HasField("lenience") else None,
         num_cached_prompt_tokens=message.num_cached_prompt_tokens,
     )

@@ -158,6 +158,8 @@ def _speculation(wish: Speculation | bool) -> gateway_pb2.SpeculationOptions:
         _encode("speculation.draft_topk", lambda: setattr(message, "draft_topk", wish.draft_topk))
     if wish.acceptance is not None:
         message.acceptance = _ACCEPTANCE[wish.acceptance]
+    if wish.lenience is not None:
+        _encode("speculation.lenience", lambda: setattr(message, "lenience", wish.lenience))
     return message
 
 

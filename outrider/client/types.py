@@ -56,6 +56,8 @@ class Speculation:
     draft_topk: int | None = None
     """N of TOPK, at least 1."""
     acceptance: AcceptanceRule | None = None
+    lenience: float | None = None
+    """Greater than 0, at most 1 = exact. Below it more drafts are kept, and the answer is not exactly the target's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class Usage:
     """The caller's seed, or the one that the gateway drew."""
     num_cached_prompt_tokens: int = 0
     """Prompt tokens that the target had in its prefix cache. Of several answers: those that none had to compute."""
+    lenience: float | None = None
+    """None = exactly the target's law."""
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -198,5 +202,6 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
         num_plain_steps=sum(usage.num_plain_steps for usage in usages),
         num_wasted_tokens=sum(usage.num_wasted_tokens for usage in usages),
         seed=usages[0].seed,
+        lenience=usages[0].lenience,
         num_cached_prompt_tokens=min(usage.num_cached_prompt_tokens for usage in usages),
     )

@@ -82,7 +82,11 @@ def _block_share(mass: float, kept: float) -> float:
 
 
 def accept_token_one(
-    target_law: Callable[[int], RowLaw], draft_laws: Sequence[RowLaw], draft_ids: Sequence[int], noise: Noise
+    target_law: Callable[[int], RowLaw],
+    draft_laws: Sequence[RowLaw],
+    draft_ids: Sequence[int],
+    noise: Noise,
+    lenience: float = 1.0,
 ) -> tuple[int, int]:
     """`accept_token` for one slot -> (num_accepted, next id).
 
@@ -90,10 +94,10 @@ def accept_token_one(
     draft_laws [K]: what draft_ids [K] were drawn from. Raises NothingToDraw.
     """
     for j, (token_id, draft) in enumerate(zip(draft_ids, draft_laws, strict=True)):
-        target, draft_prob = target_law(j), draft.prob(token_id)
+        target, draft_prob = target_law(j), lenience * draft.prob(token_id)
         if draft_prob > 0 and noise.accept[j] < target.prob(token_id) / draft_prob:
             continue  # a token that the draft could not have drawn is never kept
-        left = residual(target.probs(), draft.probs_at(target))
+        left = residual(target.probs(), lenience * draft.probs_at(target))
         return j, target.id_of(draw_place(left, float(noise.recover[j])))
     num_drafted = len(draft_ids)
     return num_drafted, target_law(num_drafted).draw(float(noise.target[num_drafted]))
@@ -163,6 +167,7 @@ def accept_token(
     accept_u: Tensor,
     recover_u: Tensor,
     target_u: Tensor,
+    lenience: Tensor | None = None,
 ) -> Outcome:
     """Keep draft j with probability min(1, target / draft); replace the first rejected one from max(target - draft, 0).
 
@@ -172,9 +177,14 @@ def accept_token(
     accept_u, recover_u [B, K] and target_u [B, K+1]: float64 in (0, 1), independent of each other and of the drafts.
 
     The output has the target's law to float64 rounding: both sides divide by the float64 sums of the float32 rows.
+
+    lenience [B] float64 in (0, 1]: every draft probability counts as so much of it (Leviathan et al., A.5). Kept mass
+    is min(draft, target / lenience), and what is recovered adds max(target / lenience - draft, 0) at most: no token
+    comes more than 1 / lenience times as often as the target says it.
     """
+    share = torch.ones_like(target_u[:, 0]) if lenience is None else lenience
     accepted = [
-        _accept(target_log_probs[:, j], draft_log_probs[:, j], draft_ids[:, j], accept_u[:, j])
+        _accept(target_log_probs[:, j], draft_log_probs[:, j], draft_ids[:, j], share * accept_u[:, j])
         for j in range(draft_ids.shape[1])  # a position at a time: float64 rows of the whole batch would be large
     ]
     kept = torch.stack(accepted, dim=1) if accepted else torch.empty_like(draft_ids, dtype=torch.bool)  # [B, K]
@@ -185,7 +195,7 @@ def accept_token(
     if accepted:  # what a rejected row recovers from, computed for every row: asking which ones are would be a wait
         at = num_accepted.clamp_max(len(accepted) - 1)
         rejected = num_accepted < num_drafted  # [B]
-        left = residual(weights, probabilities(draft_log_probs[rows, at]))
+        left = residual(weights, share[:, None] * probabilities(draft_log_probs[rows, at]))
         weights = torch.where(rejected[:, None], left, weights)
         u = torch.where(rejected, recover_u[rows, at], u)
     return Outcome(num_accepted, *inverse_cdf(weights, u))

@@ -32,9 +32,15 @@ class HostLogits:
         """logits [R, V] float32, on the CPU."""
         self._rows = logits.numpy()
 
-    def best_id(self, index: int, row: LogitRow) -> int:
-        """Of row `index`, the lowest among equals. Raises NonFiniteLogits."""
-        return int(self._processed(index, row).argmax())
+    def best_id(self, index: int, row: LogitRow, guess: int | None = None) -> int:
+        """Of row `index`, the lowest among equals; or a guess with `lenience` times its probability. Raises
+        NonFiniteLogits.
+        """
+        processed, lenience = self._processed(index, row), row.state.params.lenience
+        best = int(processed.argmax())
+        if guess is not None and lenience < 1.0 and processed[guess] >= processed[best] + math.log(lenience):
+            return guess
+        return best
 
     def law(self, index: int, row: LogitRow) -> RowLaw:
         """The law that the token of row `index` is drawn from. Raises NonFiniteLogits."""

@@ -206,6 +206,9 @@ class GatewayConfig(_Settings):
     """Which drafts are kept at temperature > 0 unless the request says otherwise. Both give exactly the target's law;
     with coupled the text is a function of prompt, parameters and seed, whatever the draft does, and no distribution
     travels; with rejection somewhat more drafts are kept."""
+    lenience: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """1 = exact. Below it, under acceptance by rejection and at temperature 0, more drafts are kept and answers are no
+    longer exactly the target's; they say so. No token comes more than 1 / lenience times as often as by the target."""
     draft_logprobs: Literal["auto", "full", "topk"] = "auto"
     """How distributions travel from draft to target at temperature > 0."""
     draft_topk: Positive = 128

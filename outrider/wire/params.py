@@ -61,6 +61,8 @@ class SamplingParams:
     """How many best ids to return log-probs for, besides the chosen one; None = no log-probs at all."""
     acceptance: AcceptanceRule = AcceptanceRule.REJECTION
     """Without meaning at temperature 0."""
+    lenience: float = 1.0
+    """1 = exact; below it drafts count as so much less likely than they were (Leviathan et al. 2023, A.5)."""
 
     @property
     def greedy(self) -> bool:
@@ -101,6 +103,13 @@ class SamplingParams:
             check_token_ids("bad_words", word, vocab_size)
         _in_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         _in_range("seed", self.seed, 0, MAX_SEED - 1)
+        _in_range("lenience", self.lenience, 0.0, 1.0)
+        if self.lenience == 0.0:
+            raise InvalidRequest("lenience is 0, must be greater than 0; 1 is exact", param="lenience")
+        if self.lenience < 1.0 and self.acceptance is AcceptanceRule.COUPLED:
+            raise InvalidRequest(
+                f"lenience is {self.lenience:g} and acceptance coupled, which is exact; leave one out", param="lenience"
+            )
         _in_range("choice", self.choice, 0, MAX_CHOICES - 1)
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
@@ -125,6 +134,7 @@ class SamplingParams:
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             num_logprobs=self.num_logprobs,
+            lenience=None if self.lenience == 1.0 else self.lenience,
             acceptance=None if self.acceptance is AcceptanceRule.REJECTION else self.acceptance.value,
         )
 
@@ -150,6 +160,7 @@ class SamplingParams:
             stop_token_ids=tuple(message.stop_token_ids),
             ignore_eos=message.ignore_eos,
             num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+            lenience=message.lenience if message.HasField("lenience") else 1.0,
             acceptance=acceptance_of(message.acceptance, "acceptance") or AcceptanceRule.REJECTION,
         )
 

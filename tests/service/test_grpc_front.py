@@ -162,6 +162,8 @@ REFUSED: list[tuple[Callable[[], gateway_pb2.GenerateRequest], str]] = [
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(draft_logprobs=9)), "speculation.draft_logprobs"),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(acceptance=9)), "speculation.acceptance"),
     (lambda: asking(params={"acceptance": 9}), "acceptance"),
+    (lambda: asking(params={"lenience": 0.5}), "params.lenience"),
+    (lambda: asking(speculation=gateway_pb2.SpeculationOptions(lenience=1.5)), "lenience"),
     (lambda: asking(params={"acceptance": common_pb2.ACCEPTANCE_RULE_COUPLED}), "params.acceptance"),
 ]
 

@@ -98,6 +98,7 @@ async def test_a_completion_has_openai_form_and_what_speculation_did(generator: 
             "mean_accepted_length": 3.0,
             "seed": 2**64 - 1,
             "seeds": [2**64 - 1],
+            "lenience": None,
         },
     }
     assert generator.num_open == 0
@@ -132,6 +133,16 @@ async def test_a_request_names_the_rule_or_gets_the_servers(generator: ScriptedG
         refused = await http.post(COMPLETIONS, json={"prompt": "a", "speculation": {"acceptance": "typical"}})
     assert [each.params.acceptance.name.lower() for each in generator.requests] == [default, "coupled", "rejection"]
     assert refused.status_code == 400 and "acceptance" in refused.json()["error"]["message"]
+
+
+async def test_a_lenient_answer_says_so(generator: ScriptedGenerator) -> None:
+    async with in_process(generator, lenience=0.5) as http:
+        for wish in ({}, {"lenience": 0.9}, {"lenience": 1}, {"acceptance": "coupled"}):
+            assert (await http.post(COMPLETIONS, json={"prompt": "a", "speculation": wish})).status_code == 200
+        for wish in ({"lenience": 0}, {"lenience": 1.1}, {"lenience": 0.5, "acceptance": "coupled"}):
+            refused = await http.post(COMPLETIONS, json={"prompt": "a", "speculation": wish})
+            assert refused.status_code == 400 and "lenience" in refused.json()["error"]["message"]
+    assert [each.params.lenience for each in generator.requests] == [0.5, 0.9, 1.0, 1.0]
 
 
 async def test_without_a_seed_each_prompt_draws_its_own(generator: ScriptedGenerator) -> None:

@@ -5,6 +5,7 @@ probability of every outcome is measured, not assumed, and summed over all outco
 shared between purposes cannot be seen one function at a time: `simulate` runs rounds with the real generator.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -374,6 +375,40 @@ class TestExactLaw:
         assert plain != params
         untouched = joint(lambda prefix: model[prefix].log_softmax(0), 4, 3)
         assert float((truth - untouched).abs().max()) > BROKEN  # the parameter does something here
+
+
+def lenient(share: float) -> tuple[type[Round], type[Round]]:
+    """On a device and a slot at a time."""
+
+    class OnDevice(Round):
+        def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Outcome:
+            counts, shares = torch.full_like(rows, self.num_drafted), torch.full_like(rows, share, dtype=torch.float64)
+            laws = self.target[rows], self.shipped[rows], self.ids[rows]
+            return accept_token(*laws, counts, accept, recover, extra, shares)
+
+    class OneSlot(HostRound):
+        ONE = staticmethod(functools.partial(accept_token_one, lenience=share))
+
+    return OnDevice, OneSlot
+
+
+class TestLenience:
+    @pytest.mark.parametrize("where", (0, 1), ids=["device", "host"])
+    @pytest.mark.parametrize("share", (0.9, 0.5, 0.1))
+    @pytest.mark.parametrize("name", ["random", "close", "overlapping supports", "truncated draft"])
+    def test_no_token_comes_more_often_than_is_promised(self, name: str, share: float, where: int) -> None:
+        """Of the law's neighbours within 1 / share, it goes as far towards the draft's as they allow."""
+        target, draft = PAIRS[name]
+        law = emitted_law(target, draft, 4, 1, rounds=lenient(share)[where]).sum(1)  # of the first token
+        target_probs, draft_probs = probabilities(target(())), probabilities(draft(()))
+        assert float((law - target_probs / share).max()) < TOLERANCE
+        kept = torch.minimum(draft_probs, target_probs / share)
+        assert bool((law >= kept - TOLERANCE).all()) and float(law.sum()) == pytest.approx(1.0, abs=TOLERANCE)
+        assert float(kept.sum()) > float(torch.minimum(draft_probs, target_probs).sum()) + 1e-3  # more is kept
+
+    def test_a_share_of_one_is_exact(self) -> None:
+        for rounds in lenient(1.0):
+            assert error(TARGET, DRAFT, 4, 2, rounds=rounds) < TOLERANCE
 
 
 class TestBrokenRulesFail:

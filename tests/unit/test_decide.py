@@ -49,6 +49,9 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"top_k": 5},
     {"top_p": 0.7},
     {"top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 3},
+    {"temperature": 0.0, "lenience": 0.2},
+    {"lenience": 0.5},
+    {"temperature": 0.7, "top_p": 0.9, "lenience": 0.8},
     {"acceptance": AcceptanceRule.COUPLED},
     {"acceptance": AcceptanceRule.COUPLED, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.3},
 )
@@ -126,15 +129,18 @@ def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = 
 
 
 def in_words(step: Step) -> list[Decided]:
-    """Sun et al., Algorithm 2, over whole laws; greedy is its limit. Coupled: whatever the drafts are, the largest sum
-    of log-prob and Gumbel number.
+    """Sun et al., Algorithm 2, over whole laws. Coupled: whatever the drafts are, the largest sum of log-prob and
+    Gumbel number. Greedy: the best token.
     """
     outcomes, start = [], 0
     for r, state in zip(step.ready, step.states, strict=True):
         rows = [LogitRow(state, tuple(r.draft_ids[:j])) for j in range(len(r.draft_ids) + 1)]
         processed = process_unchecked(step.logits[start : start + len(rows)], rows)
         laws = dense_reference.distributions(processed, rows).double().exp().numpy()
-        outcomes.append(one_in_words(r, laws / laws.sum(axis=1, keepdims=True)))
+        if r.slot.params.greedy:
+            outcomes.append(nearly_best_in_words(r, processed.double().numpy()))
+        else:
+            outcomes.append(one_in_words(r, laws / laws.sum(axis=1, keepdims=True)))
         start += len(rows)
     return outcomes
 
@@ -153,7 +159,32 @@ def one_in_words(r: Ready, laws: np.ndarray) -> Decided:
         np.eye(VOCAB)[token_id] if r.draft_laws is None else np.exp(r.draft_laws[j].dense_scores(), dtype=float)
         for j, token_id in enumerate(r.draft_ids)
     ]
+    if r.slot.params.lenience < 1.0:
+        return lenient_in_words(r, laws, drafts, u)
     return Decided(*block_rule.verdict(laws, [draft / draft.sum() for draft in drafts], r.draft_ids, u))
+
+
+def lenient_in_words(
+    r: Ready, laws: np.ndarray, drafts: list[np.ndarray], u: Callable[[int, Purpose], float]
+) -> Decided:
+    """Leviathan et al., A.5: a draft's probability counts as `lenience` of it."""
+    share, num = r.slot.params.lenience, len(r.draft_ids)
+    for j, token_id in enumerate(r.draft_ids):
+        draft = share * drafts[j] / drafts[j].sum()
+        if u(j, Purpose.ACCEPT) >= laws[j][token_id] / draft[token_id]:
+            return Decided(j, block_rule.drawn(np.maximum(laws[j] - draft, 0.0), u(j, Purpose.RECOVER)))
+    return Decided(num, block_rule.drawn(laws[num], u(num, Purpose.TARGET)))
+
+
+def nearly_best_in_words(r: Ready, processed: np.ndarray) -> Decided:
+    """At temperature 0: the best token is kept, and with lenience a draft of that share of its probability."""
+    lenience = r.slot.params.lenience
+    for j, token_id in enumerate(r.draft_ids):
+        best = int(processed[j].argmax())
+        near = lenience < 1.0 and processed[j][token_id] >= processed[j][best] + math.log(lenience)
+        if token_id != best and not near:
+            return Decided(j, best)
+    return Decided(len(r.draft_ids), int(processed[-1].argmax()))
 
 
 def is_coupled(params: SamplingParams) -> bool:
