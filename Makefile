@@ -7,7 +7,7 @@ PROTOS := $(wildcard proto/outrider/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
 .PHONY: setup demo up check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
-	bench-interference bench-memory bench-peers bench-sampling bench-gpu peers chaos bench-overload soak \
+	bench-interference bench-memory bench-peers bench-sampling bench-gpu peers chaos bench-rules bench-overload soak \
 	dashboards check-alerts dashboards-check fuzz
 
 setup: $(STAMP)
@@ -94,6 +94,10 @@ peers: $(STAMP)
 
 bench-sampling: $(STAMP)
 	$(BIN)/python -m benchmarks.sampling $(ARGS)
+
+# What each acceptance rule keeps of the drafts: counts, not times.
+bench-rules: $(STAMP)
+	$(BIN)/python -m benchmarks.rules $(ARGS)
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)
