@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
+from outrider.cli.alpha import alpha
 from outrider.cli.certs import certs
 from outrider.cli.chat import chat
 from outrider.cli.demo import demo
@@ -26,6 +27,7 @@ app.command()(demo)
 app.command()(generate)
 app.command()(chat)
 app.command()(scale)
+app.command()(alpha)
 app.command()(certs)
 app.add_typer(keys, name="keys")
 

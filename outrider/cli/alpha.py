@@ -1,0 +1,149 @@
+"""`outrider alpha`: how well drafters guess a target, before anything is deployed."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outrider.cli.console import answer_console, errors_as_lines, note_console
+from outrider.cli.demo_runs import read_prompts
+from outrider.cli.processes import Child
+from outrider.cli.system import demo_model
+from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.model_id import local_folder
+
+KINDS = ("model", "ngram", "unigram", "bigram")
+_OF_TEXT = ("unigram", "bigram")
+
+Draft = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A drafter, may be given several times: model:FOLDER (or only the folder or hub id), ngram, "
+        "unigram:TEXTFILE, bigram:TEXTFILE."
+    ),
+]
+Prompts = Annotated[
+    Path | None, typer.Option(help="JSONL file, a `prompt` in each line; absent = those of the demo pair.")
+]
+Temperature = Annotated[list[float] | None, typer.Option(help="May be given several times; absent = 0 and 1.")]
+
+
+def alpha(
+    target: Annotated[str | None, typer.Option(help="Folder or hub id; absent = the demo pair's.")] = None,
+    draft: Draft = None,
+    prompts: Prompts = None,
+    temperature: Temperature = None,
+    top_p: Annotated[float, typer.Option(help="Of every setting.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Of every setting.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Of every setting.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Tokens that the target writes to each prompt.")] = 128,
+    num_prompts: Annotated[int, typer.Option(help="The first so many of the file.")] = 24,
+    dtype: Annotated[str, typer.Option(help="Of all models, as in the workers' settings.")] = "auto",
+    device: Annotated[str, typer.Option(help="Of all models, as in the workers' settings.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Measure how often a target would accept what drafters propose, per sampling setting.
+
+    alpha is E[sum of min(target, draft)], the probability that a draft token is kept under rejection (Leviathan et al.
+    2023, Table 3); coupled and greedy are how often the draft's token is the target's under those rules.
+    """
+    with errors_as_lines():
+        for name, value in (("max-tokens", max_tokens), ("num-prompts", num_prompts)):
+            if value < 1:
+                raise ConfigError(f"--{name} is {value}, must be at least 1")
+        file = prompts or Path(demo_model("target")).parent / "prompts.jsonl"
+        texts = read_prompts(file)[:num_prompts]
+        if not texts:
+            raise ConfigError(f"{file} has no prompt; each line is to be an object with a `prompt`")
+        drafters = [drafter_of(text) for text in draft or [demo_model("draft")]]
+        for model in (target, *(each["source"] for each in drafters if each["kind"] == "model")):
+            if model is not None:
+                local_folder(model)  # what is not there is told at once
+        cuts = {"top_p": top_p, "top_k": top_k, "min_p": min_p}
+        task = {
+            "target": target or demo_model("target"),
+            "drafters": drafters,
+            "prompts": texts,
+            "max_tokens": max_tokens,
+            "settings": [{"temperature": each, **cuts} for each in temperature or [0.0, 1.0]],
+            "dtype": dtype,
+            "device": device,
+        }
+        rows = measured(task, note_console())
+        if as_json:
+            typer.echo(json.dumps({"rows": rows}))
+        else:
+            show(rows, answer_console())
+
+
+def drafter_of(text: str) -> dict[str, str | None]:
+    """Raises ConfigError naming what is missing."""
+    kind, _, source = text.partition(":")
+    if kind not in KINDS:
+        return {"kind": "model", "source": text}
+    if kind == "ngram":
+        if source:
+            raise ConfigError(f"--draft {text}: ngram learns from the answer itself and takes no file")
+        return {"kind": kind, "source": None}
+    if not source:
+        what = "a text file" if kind in _OF_TEXT else "a model folder"
+        raise ConfigError(f"--draft {text}: {kind} needs {what}, such as {kind}:PATH")
+    return {"kind": kind, "source": source}
+
+
+def measured(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
+    """In a process of its own, which has torch. Raises OutriderError with what is wrong."""
+    child = Child("alpha", [sys.executable, "-m", "outrider.engine.alpha"], stdin=json.dumps(task) + "\n")
+    try:
+        with notes.status("starting") as status:
+            while True:
+                try:
+                    event = child.events.get(timeout=0.1)
+                except queue.Empty:
+                    if child.returncode is None or not child.events.empty():
+                        continue
+                    said = " / ".join(child.last_lines(5)) or f"it ended with exit code {child.returncode}"
+                    raise OutriderError(f"the measurement gave no result: {said}") from None
+                if event["event"] == "progress":
+                    status.update(event["text"])
+                elif event["event"] == "failed":
+                    raise ConfigError(event["message"])
+                else:
+                    rows: list[dict[str, Any]] = event["rows"]
+                    return rows
+    finally:
+        child.stop(grace_s=1.0)
+        child.close()
+
+
+def show(rows: list[dict[str, Any]], console: Console) -> None:
+    """A table for each setting."""
+    for setting in {json.dumps(row["setting"]): row["setting"] for row in rows}.values():
+        own = [row for row in rows if row["setting"] == setting]
+        off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        words = ", ".join(f"{name} {value:g}" for name, value in setting.items() if off.get(name) != value)
+        table = Table(title=f"{words}; {own[0]['num_tokens']} tokens of the target", title_justify="left")
+        for name in ("drafter", "alpha", "coupled", "at least", "greedy", "drafts at"):
+            is_name = name == "drafter"
+            table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
+        for row in own:
+            estimates = (_shown(row[name]) for name in ("alpha", "coupled", "bound", "greedy"))
+            table.add_row(row["drafter"], *estimates, f"{100 * row['drafted']['mean']:.0f} %")
+        console.print(table)
+    console.print(
+        "alpha: kept under rejection, 1 - TV. coupled: the draft's token is the target's; at least: what is proved, "
+        "(1 - TV) / (1 + TV). greedy: both have the same best token. drafts at: share of the tokens for which the "
+        "drafter has a guess; the others are not in the means. After ± the 95 % interval over prompts.",
+        style="dim",
+    )
+
+
+def _shown(estimate: dict[str, float]) -> str:
+    return f"{estimate['mean']:.3f} ± {estimate['error']:.3f}"

@@ -1,0 +1,1 @@
+"""Drafters that need no model: tables of what followed what."""

@@ -1,0 +1,301 @@
+"""`python -m outrider.engine.alpha`: how well drafters guess a target, for `outrider alpha`.
+
+One line of JSON on stdin, a `Task`; on stdout lines {"event": "progress", "text"} and at the end {"event": "measured",
+"rows": [...]}, a `Row` each, or {"event": "failed", "message"}.
+
+The target writes an answer to each prompt under the setting; at each of its tokens every drafter's law is compared with
+the target's, after the same tokens. Leviathan et al. 2023: alpha = E[sum of min(target, draft)] (Corollary 3.6).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from outrider.drafting.tables import Bigram, Ngram, Table, Unigram
+from outrider.engine.coupled import coupled_id
+from outrider.engine.host_sampling import HostLogits, law_of
+from outrider.engine.loaded import load
+from outrider.engine.loader import tokenizer_files
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.penalties import LogitRow, SamplingState
+from outrider.engine.row_law import RowLaw
+from outrider.engine.step_plan import Row as ModelRow
+from outrider.wire.config import TargetConfig
+from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.fingerprint import tokenizer_fingerprint
+from outrider.wire.kinds import AcceptanceRule
+from outrider.wire.params import SamplingParams
+
+MODEL = "model"
+TABLES = ("unigram", "bigram", "ngram")
+SEED = 20230101
+AT_ONCE = 8
+"""Answers that the target writes side by side."""
+_MOST_BLOCK = 256
+"""Tokens of the largest block that a cache has."""
+
+
+@dataclass(frozen=True)
+class Drafter:
+    kind: str
+    """One of MODEL and TABLES."""
+    source: str | None
+    """A model's folder or hub id; the text file of unigram and bigram."""
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.source is None else f"{self.kind}:{self.source}"
+
+
+@dataclass(frozen=True)
+class Task:
+    target: str
+    drafters: list[Drafter]
+    prompts: list[str]
+    max_tokens: int
+    settings: list[dict[str, float]]
+    """Of SamplingParams: temperature, top_k, top_p, min_p."""
+    dtype: str = "auto"
+    device: str = "auto"
+
+    @classmethod
+    def read(cls, line: str) -> Task:
+        values = json.loads(line)
+        return cls(**{**values, "drafters": [Drafter(**each) for each in values["drafters"]]})
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tokens, and half the width of its 95 % interval: prompts are what is independent."""
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, by_prompt: Sequence[Sequence[float]]) -> Estimate:
+        kept = [values for values in by_prompt if values]
+        num, total = sum(map(len, kept)), sum(map(sum, kept))
+        if not num:
+            return cls(math.nan, math.nan)
+        mean = total / num
+        if len(kept) < 2:
+            return cls(mean, math.nan)
+        # Ratio of sums over clusters: its linearised variance (Cochran, "Sampling techniques", section 6.4).
+        spread = sum((sum(values) - mean * len(values)) ** 2 for values in kept) * len(kept) / (len(kept) - 1)
+        return cls(mean, 1.96 * math.sqrt(spread) / num)
+
+
+@dataclass
+class Tally:
+    """Of one drafter under one setting: values at each token, a list a prompt."""
+
+    alpha: list[list[float]] = field(default_factory=list)
+    bound: list[list[float]] = field(default_factory=list)
+    coupled: list[list[float]] = field(default_factory=list)
+    greedy: list[list[float]] = field(default_factory=list)
+    drafted: list[list[float]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        for values in (self.alpha, self.bound, self.coupled, self.greedy, self.drafted):
+            values.append([])
+
+    def add(self, target: RowLaw, draft: RowLaw | None, said: int, params: SamplingParams, position: int) -> None:
+        """said: the target's token there, picked by the noise of `params`."""
+        self.drafted[-1].append(float(draft is not None))
+        if draft is None:
+            return
+        alpha = float(np.minimum(target.probs(), draft.probs_at(target)).sum())
+        self.alpha[-1].append(alpha)
+        self.bound[-1].append(alpha / (2.0 - alpha))  # (1 - TV) / (1 + TV), TV = 1 - alpha
+        self.coupled[-1].append(float(coupled_id(draft, params, position) == said))
+        self.greedy[-1].append(float(_best(target) == _best(draft)))
+
+    def row(self, drafter: str, setting: dict[str, float]) -> dict[str, Any]:
+        names = ("alpha", "bound", "coupled", "greedy", "drafted")
+        estimates = {name: asdict(Estimate.of(getattr(self, name))) for name in names}
+        num_tokens = sum(map(len, self.drafted))
+        return {"drafter": drafter, "setting": setting, "num_tokens": num_tokens, **estimates}
+
+
+def _best(law: RowLaw) -> int:
+    return law.id_of(int(law.scores.argmax()))
+
+
+class Model:
+    """A draft or target model, asked for the laws along whole sequences."""
+
+    def __init__(self, model: str, task: Task, num_tokens: int) -> None:
+        """num_tokens: of all sequences that are held at once, AT_ONCE at most. Raises ConfigError."""
+        num_tokens += AT_ONCE * _MOST_BLOCK  # each may leave its last block nearly empty
+        values = {"model": model, "device": task.device, "dtype": task.dtype, "kv_cache_tokens": num_tokens}
+        self.runner: ModelRunner = load(TargetConfig(**values, max_slots=AT_ONCE), epoch=1).runner
+
+    def laws(self, ids: Sequence[int], start: int, params: SamplingParams) -> Iterator[RowLaw]:
+        """After ids[:start], ids[:start + 1], ... ids[:-1]."""
+        table = self.runner.pool.new_table()
+        try:
+            logits = self.runner.forward([ModelRow.of(table, list(ids[:-1]), 0, len(ids) - start)]).cpu()
+        finally:
+            table.free()
+        host, state = HostLogits(logits), SamplingState(params, (), ())
+        for index in range(len(ids) - start):
+            yield host.law(index, LogitRow(state))
+
+    def write(self, prompts: Sequence[Sequence[int]], count: int, params: Sequence[SamplingParams]) -> list[list[int]]:
+        """Prompt and `count` tokens of each, every one picked by coupled noise: an exact draw."""
+        sequences = [list(prompt) for prompt in prompts]
+        tables, cached = [self.runner.pool.new_table() for _ in sequences], [0] * len(sequences)
+        try:
+            for _ in range(count):
+                rows = [
+                    ModelRow.of(table, ids, num, 1) for table, ids, num in zip(tables, sequences, cached, strict=True)
+                ]
+                host = HostLogits(self.runner.forward(rows).cpu())
+                cached = [len(ids) for ids in sequences]
+                for index, (ids, own) in enumerate(zip(sequences, params, strict=True)):
+                    law = host.law(index, LogitRow(SamplingState(own, (), ())))
+                    ids.append(_best(law) if own.greedy else coupled_id(law, own, len(ids)))
+        finally:
+            for table in tables:
+                table.free()
+        return sequences
+
+
+def measure(task: Task) -> Iterator[dict[str, Any]]:
+    """Events; the last one has the rows. Raises OutriderError."""
+    tokenizer = _tokenizer(task.target)
+    prompts = [tokenizer.encode(prompt).ids for prompt in task.prompts]
+    for prompt, ids in zip(task.prompts, prompts, strict=True):
+        if not ids:
+            raise ConfigError(f"the prompt {prompt[:40]!r} has no token")
+    longest = max(map(len, prompts)) + task.max_tokens
+    yield {"event": "progress", "text": f"loading {task.target}"}
+    target = Model(task.target, task, AT_ONCE * longest)
+    _check_fits(target, longest, task)
+    models: dict[str, Model] = {}
+    tables: dict[str, Table] = {}
+    for drafter in task.drafters:
+        yield {"event": "progress", "text": f"loading {drafter.name}"}
+        if drafter.kind == MODEL:
+            assert drafter.source is not None
+            _check_same(task.target, drafter.source)
+            models[drafter.name] = Model(drafter.source, task, longest)
+            _check_fits(models[drafter.name], longest, task)
+        else:
+            tables[drafter.name] = _table(drafter, tokenizer)
+    rows = []
+    for setting in task.settings:
+        tallies = {drafter.name: Tally() for drafter in task.drafters}
+        params = [
+            SamplingParams(max_tokens=task.max_tokens, seed=SEED + i, acceptance=AcceptanceRule.COUPLED, **setting)  # type: ignore[arg-type]
+            for i in range(len(prompts))
+        ]
+        for own in params[:1]:
+            own.check(target.runner.facts.vocab_size)
+        for first in range(0, len(prompts), AT_ONCE):
+            part = slice(first, first + AT_ONCE)
+            yield {"event": "progress", "text": f"{_words(setting)}: prompt {first + 1} of {len(prompts)}"}
+            sequences = target.write(prompts[part], task.max_tokens, params[part])
+            for prompt, own, ids in zip(prompts[part], params[part], sequences, strict=True):
+                _compare(target, models, tables, tallies, ids, len(prompt), own)
+        rows += [tallies[drafter.name].row(drafter.name, setting) for drafter in task.drafters]
+    yield {"event": "measured", "rows": rows}
+
+
+def _compare(
+    target: Model,
+    models: dict[str, Model],
+    tables: dict[str, Table],
+    tallies: dict[str, Tally],
+    ids: list[int],
+    start: int,
+    params: SamplingParams,
+) -> None:
+    """One answer: ids[start:] is the target's own."""
+    targets = list(target.laws(ids, start, params))
+    for name, tally in tallies.items():
+        tally.begin()
+        if name in models:
+            laws: Iterable[RowLaw | None] = models[name].laws(ids, start, params)
+        else:
+            laws = _table_laws(tables[name], ids, start, params, targets[0].vocab_size)
+        for at, (own, draft) in enumerate(zip(targets, laws, strict=True)):
+            tally.add(own, draft, ids[start + at], params, start + at)
+
+
+def _table_laws(
+    table: Table, ids: list[int], start: int, params: SamplingParams, vocab_size: int
+) -> Iterator[RowLaw | None]:
+    """Under the same temperature and cuts as a model's logits."""
+    history = table.begin(ids[:start])
+    for token_id in ids[start:]:
+        counts = history.next()
+        if counts is None:
+            yield None
+        else:
+            law = law_of(np.log(counts[1]).astype(np.float32), params)
+            yield RowLaw(vocab_size, law.scores, counts[0] if law.ids is None else counts[0][law.ids])
+        history.append(token_id)
+
+
+def _table(drafter: Drafter, tokenizer: Any) -> Table:
+    if drafter.kind == "ngram":
+        return Ngram()
+    assert drafter.source is not None
+    try:
+        with open(drafter.source, encoding="utf-8") as file:
+            text_ids = tokenizer.encode(file.read()).ids
+        return Unigram(text_ids) if drafter.kind == "unigram" else Bigram(text_ids)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{drafter.name}: {error}") from None
+
+
+def _tokenizer(model: str) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_buffer(tokenizer_files(model).tokenizer_json)
+
+
+def _check_same(target: str, draft: str) -> None:
+    """Raises ConfigError when their tokens mean different things."""
+    prints = [tokenizer_fingerprint(tokenizer_files(model).tokenizer_json) for model in (target, draft)]
+    if prints[0] != prints[1]:
+        raise ConfigError(f"the tokenizers of {target} and {draft} differ; a draft must have its target's")
+
+
+def _check_fits(model: Model, longest: int, task: Task) -> None:
+    facts = model.runner.facts
+    if longest > facts.context_limit:
+        raise ConfigError(
+            f"the longest prompt and {task.max_tokens} tokens are {longest}, the context limit of {facts.model_id} is "
+            f"{facts.context_limit}; shorten the prompts or lower max_tokens"
+        )
+
+
+def _words(setting: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in setting.items())
+
+
+def main() -> int:
+    def tell(event: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
+
+    try:
+        for event in measure(Task.read(sys.stdin.readline())):
+            tell(event)
+    except OutriderError as error:
+        tell({"event": "failed", "message": error.message})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""`outrider alpha`: its arithmetic, and the whole command on small models whose answer is known."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.cli.alpha import drafter_of
+from outrider.cli.main import app
+from outrider.engine.alpha import Estimate
+from outrider.wire.errors import ConfigError
+from tests.tiny_models import tiny_llama
+
+
+def test_tokens_of_one_prompt_are_not_independent() -> None:
+    """Ten prompts that say all yes or all no are ten facts, however many tokens they have."""
+    few, many = ([[float(i < 5)] * n for i in range(10)] for n in (1, 100))
+    assert Estimate.of(few).mean == Estimate.of(many).mean == 0.5
+    assert Estimate.of(few).error == pytest.approx(Estimate.of(many).error)
+    assert Estimate.of(few).error == pytest.approx(1.96 * math.sqrt(0.25 / 9))
+    assert Estimate.of([[1.0, 0.0] * 50] * 10).error == 0.0
+
+
+def test_prompts_without_a_draft_do_not_count() -> None:
+    assert Estimate.of([[], [1.0], [], [0.0, 0.5]]).mean == 0.5
+    assert math.isnan(Estimate.of([[], []]).mean)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "source"),
+    [
+        ("models/draft", "model", "models/draft"),
+        ("model:models/draft", "model", "models/draft"),
+        ("ngram", "ngram", None),
+        ("bigram:a:b.txt", "bigram", "a:b.txt"),
+    ],
+)
+def test_drafters_are_named(text: str, kind: str, source: str | None) -> None:
+    assert drafter_of(text) == {"kind": kind, "source": source}
+
+
+@pytest.mark.parametrize("text", ["unigram", "bigram:", "model:", "ngram:file"])
+def test_what_is_missing_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--draft {text}"):
+        drafter_of(text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("alpha")
+    for name, seed in (("target", 4), ("draft", 3)):
+        tiny_llama(made / name, seed=seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
+    (made / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"the {i}"}) for i in range(12)))
+    return made
+
+
+def measured(folder: Path, *args: str) -> Any:
+    where = ("--target", str(folder / "target"), "--prompts", str(folder / "prompts.jsonl"))
+    return CliRunner().invoke(app, ["alpha", *where, *args])
+
+
+def test_the_target_itself_is_always_right_and_another_keeps_within_its_bounds(folder: Path) -> None:
+    drafts = ("--draft", str(folder / "target"), "--draft", str(folder / "draft"), "--draft", "ngram")
+    made = measured(folder, *drafts, "--max-tokens", "40", "--temperature", "0", "--temperature", "1", "--json")
+    assert made.exit_code == 0, made.stderr
+    found = json.loads(made.stdout)["rows"]
+    rows = {(row["setting"]["temperature"], row["drafter"].split("/")[-1]): row for row in found}
+    assert len(rows) == 6 and all(row["num_tokens"] == 12 * 40 for row in rows.values())
+    for temperature in (0.0, 1.0):
+        own = rows[temperature, "target"]
+        assert own["alpha"]["mean"] == pytest.approx(1.0, abs=1e-4)
+        assert own["coupled"]["mean"] == own["greedy"]["mean"] == 1.0
+    other = rows[1.0, "draft"]
+    slack = other["coupled"]["error"] + 1e-9
+    assert 0.1 < other["alpha"]["mean"] < 0.9
+    assert other["bound"]["mean"] - slack <= other["coupled"]["mean"] <= other["alpha"]["mean"] + slack
+    greedy = rows[0.0, "draft"]
+    assert greedy["alpha"]["mean"] == pytest.approx(greedy["greedy"]["mean"])
+    assert rows[1.0, "ngram"]["drafted"]["mean"] < 1.0 == other["drafted"]["mean"]
+
+
+def test_errors_are_one_line(folder: Path) -> None:
+    for args, word in ((("--draft", "ngram"), "context limit"), (("--draft", "/nowhere/x"), "no such folder")):
+        made = measured(folder, *args)
+        assert made.exit_code == 1 and word in made.stderr
+        assert made.stderr.strip().count("\n") == 0, made.stderr
