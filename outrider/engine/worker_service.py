@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from outrider.engine.engine_thread import EngineThread
-from outrider.engine.jobs import JobError, Opened, OwnerGone
+from outrider.engine.jobs import Fault, JobError, Opened, OwnerGone
 from outrider.engine.slot_spans import SlotSpans
 from outrider.engine.translate import close_job, draining, error_to_proto, no_item, open_job, stale_epoch, truncate_job
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.control import ControlStreams
+from outrider.wire.errors import InvalidRequest
 from outrider.wire.trace import Spans
 
 Respond = Callable[[Any], None]
@@ -87,7 +88,11 @@ class WorkerService:
             self.num_opening -= 1
             respond(result)
 
-        job = open_job(owner, message, opened)
+        try:
+            job = open_job(owner, message, opened)
+        except InvalidRequest as error:
+            respond(JobError(Fault.INVALID, error.message))
+            return
         self.num_opening += 1
         self.engine.submit(job)
 

@@ -428,6 +428,12 @@ async def test_invalid_requests_leave_the_slot_as_it_was(
 # opening, and what is refused before work starts
 
 
+def of_an_unknown_rule() -> pb.OpenSlot:
+    message = open_slot(1, PROMPT)
+    message.params.acceptance = 9  # type: ignore[assignment]
+    return message
+
+
 @pytest.mark.parametrize(
     "message, code, named",
     [
@@ -436,6 +442,8 @@ async def test_invalid_requests_leave_the_slot_as_it_was(
         (open_slot(1, [1, 320]), pb.WORKER_ERROR_CODE_INVALID, "320"),
         (open_slot(1, [1, 2**32 - 1]), pb.WORKER_ERROR_CODE_INVALID, str(2**32 - 1)),
         (open_slot(1, PROMPT, temperature=math.nan), pb.WORKER_ERROR_CODE_INVALID, "temperature is nan"),
+        (open_slot(1, PROMPT, lenience=0.0), pb.WORKER_ERROR_CODE_INVALID, "lenience is 0"),
+        (of_an_unknown_rule(), pb.WORKER_ERROR_CODE_INVALID, "acceptance is 9"),
         (open_slot(1, PROMPT, temperature=-1.0), pb.WORKER_ERROR_CODE_INVALID, "temperature is -1"),
         (open_slot(1, PROMPT, top_p=0.0), pb.WORKER_ERROR_CODE_INVALID, "top_p"),
         (open_slot(1, PROMPT, max_tokens=0), pb.WORKER_ERROR_CODE_INVALID, "max_tokens is 0"),
