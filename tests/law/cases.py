@@ -114,6 +114,7 @@ def _cases() -> list[Case]:
         *_group("coupled", coupled, [name for name in PARAMETERS if name != "temperature 0"]),
         *_group("coupled, off", coupled_off, ["everything"]),
         *_group("by token", full, ["everything"]),
+        *_group("lenient", replace(full, lenience=0.5), ["nothing", "frequency_penalty"]),
         *_group("unreliable draft", replace(full, num_draft_tokens=2), some),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]

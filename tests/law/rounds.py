@@ -22,6 +22,16 @@ def sound(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
     return torch.minimum(target, draft), (target - draft).clamp_min(0.0)
 
 
+def lenient(lenience: float) -> Rule:
+    """Leviathan et al. 2023, A.5: a draft's probability counts as `lenience` of it."""
+
+    def rule(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+        kept, left = torch.minimum(draft, target / lenience), (target - lenience * draft).clamp_min(0.0)
+        return kept, (1.0 - kept.sum()) * left / left.sum().clamp_min(1e-300)
+
+    return rule
+
+
 def residual_skipped(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
     """A rejected draft is replaced by a draw from the target's own law."""
     kept = torch.minimum(target, draft)

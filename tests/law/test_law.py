@@ -19,6 +19,7 @@ from tests.law.cases import ALL_CASES, CASE, CASES, NUM_ANSWERS, PROMPT, Case, b
 from tests.law.chi_square import first_three, last_three, p_value, seen_through
 from tests.law.conftest import Samples
 from tests.law.expected import Law, conditionals, joint
+from tests.law.rounds import lenient, output_law
 from tests.law.sampling import Sample, draw
 from tests.law.services import Models, Services
 
@@ -40,8 +41,15 @@ LARGER = batches(ALL_CASES)
 
 @lru_cache(maxsize=8)
 def target_law(models: Models, case_id: str) -> Law:
-    params = CASE[case_id].params
-    return joint(conditionals(models.target, PROMPT, params), params.max_tokens)
+    """Of a lenient case the law that it is allowed: known, and not the target's."""
+    case = CASE[case_id]
+    params, wish = case.params, case.speculation
+    target = conditionals(models.target, PROMPT, params)
+    if wish.lenience is None:
+        return joint(target, params.max_tokens)
+    draft = conditionals(models.draft, PROMPT, params)
+    assert wish.num_draft_tokens is not None
+    return output_law(target, draft, lenient(wish.lenience), wish.num_draft_tokens, params.max_tokens)
 
 
 def p_values(models: Models, case: Case, sample: Sample) -> dict[str, float]:
@@ -110,6 +118,15 @@ def test_larger_samples(models: Models, samples: Samples, number: int) -> None:
         assert min(p_values(models, case, drawn[case.id]).values()) > ALPHA / NUM_TESTS, case.id
         if drafts(case):
             assert_drafts_were_kept_replaced_and_followed(case, drawn[case.id])
+
+
+def test_lenience_is_no_more_than_was_asked_for_and_shows(models: Models, samples: Samples) -> None:
+    """The promised bound holds of the law that was tested, and the target's own law does not fit the answers."""
+    case = CASE["lenient: nothing"]
+    exact = joint(conditionals(models.target, PROMPT, case.params), case.params.max_tokens)
+    allowed = target_law(models, case.id)
+    assert all(allowed[answer] <= exact[answer] / 0.5 ** len(answer) + 1e-15 for answer in exact)
+    assert p_value(samples.of(case).counts(first_three), seen_through(exact, first_three)) < BROKEN
 
 
 class TestIndependence:
