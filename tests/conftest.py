@@ -19,6 +19,7 @@ Ray waits for itself.
 """
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where processes share the tests, files stay whole; those that start a Ray follow one another, beside the law,
     which computes all the time.
