@@ -42,7 +42,7 @@ check: $(STAMP)
 
 # In two processes: much of the time is waiting. One alone: make test ARGS='-n 0'
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)

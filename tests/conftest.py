@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,18 +20,26 @@ Ray waits for itself.
 """
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def starts_ray(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(STARTS_RAY)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where processes share the tests, files stay whole, and those that start a Ray follow one another."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneRayAtATime(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            return "ray" if starts_ray(file) else file
+
+    return OneRayAtATime(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where processes share the tests, files stay whole; those that start a Ray follow one another, beside the law,
-    which computes all the time.
-    """
-
-    def starts_ray(item: pytest.Item) -> bool:
-        return item.path.name.startswith(STARTS_RAY)
-
-    items.sort(key=lambda item: 0 if starts_ray(item) else 1 if item.path.parent.name == "law" else 2)  # a stable one
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if starts_ray(item) else str(item.path)))
+    """Those that wait most begin, beside the law, which computes all the time; the rest in their order."""
+    items.sort(key=lambda item: 0 if starts_ray(str(item.path)) else 1 if item.path.parent.name == "law" else 2)
 
 
 @pytest.fixture(scope="session")
