@@ -10,4 +10,4 @@ from tests.law.faults import replace
 
 if __name__ == "__main__":
     replace(acceptance, "residual", lambda target_probs, draft_probs: target_probs)
-    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))
+    sys.exit(run_worker("target", TargetConfig, start_worker, [*sys.argv[1:], "--verification", "token"]))
