@@ -111,7 +111,7 @@ def _greedy(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
     target_ids = argmax(processed)[index]  # [B, K+1] int64
     if batch.is_lenient:  # a draft with `lenience` times the best one's probability will do
         best = processed.amax(dim=1)[index[:, :-1]].double() + batch.lenience().log()[:, None]  # [B, K]
-        near = processed[index[:, :-1], batch.draft_ids] >= best
+        near = (processed[index[:, :-1], batch.draft_ids] >= best) & batch.is_draft()
         target_ids = torch.cat((torch.where(near, batch.draft_ids, target_ids[:, :-1]), target_ids[:, -1:]), dim=1)
     return accept_matching(target_ids, batch.draft_ids, batch.num_drafted)
 
@@ -172,6 +172,10 @@ class Batch:
     @property
     def is_lenient(self) -> bool:
         return any(r.slot.params.lenience < 1.0 for r in self._ready)
+
+    def is_draft(self) -> Tensor:
+        """[B, K] bool: not padding."""
+        return torch.arange(self._width, device=self._device) < self.num_drafted[:, None]
 
     def lenience(self) -> Tensor:
         """[B] float64."""

@@ -212,6 +212,12 @@ class TestDecide:
         on_device = waiting_once(step.logits, lambda: decide_on_device(step.ready, step.states, step.logits))
         assert on_device == wanted
 
+    def test_padding_beside_a_wider_slot_is_no_draft(self) -> None:
+        """Token 0 pads, and lenience lets many tokens pass."""
+        for seed in range(40):
+            step = make_step([0, 7, 7], [3, 0, 1], seed)
+            assert decide_on_device(step.ready, step.states, step.logits) == in_words(step)
+
     @given(step=STEPS, data=st.data())
     @settings(max_examples=30, deadline=None)
     def test_a_slot_does_not_depend_on_the_others(self, step: Step, data: st.DataObject) -> None:
