@@ -50,20 +50,26 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("enabled", "num_draft_tokens", "draft_logprobs", "draft_topk", "acceptance", "lenience")
+    __slots__ = ("enabled", "num_draft_tokens", "draft_logprobs", "draft_topk", "acceptance", "lenience", "drafter", "tree", "adaptive")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOPK_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     num_draft_tokens: int
     draft_logprobs: _common_pb2.DraftLogprobs
     draft_topk: int
     acceptance: _common_pb2.AcceptanceRule
     lenience: float
-    def __init__(self, enabled: _Optional[bool] = ..., num_draft_tokens: _Optional[int] = ..., draft_logprobs: _Optional[_Union[_common_pb2.DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., acceptance: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ..., lenience: _Optional[float] = ...) -> None: ...
+    drafter: _common_pb2.Drafter
+    tree: _common_pb2.TreeShape
+    adaptive: bool
+    def __init__(self, enabled: _Optional[bool] = ..., num_draft_tokens: _Optional[int] = ..., draft_logprobs: _Optional[_Union[_common_pb2.DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., acceptance: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., tree: _Optional[_Union[_common_pb2.TreeShape, _Mapping]] = ..., adaptive: _Optional[bool] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
     __slots__ = ("id", "kind", "logprobs", "text")

@@ -40,20 +40,22 @@ class TargetRequest(_message.Message):
     def __init__(self, id: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenSlot, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., truncate: _Optional[_Union[_common_pb2.Truncate, _Mapping]] = ..., close: _Optional[_Union[_common_pb2.CloseSlot, _Mapping]] = ...) -> None: ...
 
 class Verify(_message.Message):
-    __slots__ = ("slot", "base_len", "committed_ids", "num_draft_tokens", "ticket", "wait_budget_us")
+    __slots__ = ("slot", "base_len", "committed_ids", "num_draft_tokens", "ticket", "wait_budget_us", "num_own_draft_tokens")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     WAIT_BUDGET_US_FIELD_NUMBER: _ClassVar[int]
+    NUM_OWN_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     base_len: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     num_draft_tokens: int
     ticket: int
     wait_budget_us: int
-    def __init__(self, slot: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., ticket: _Optional[int] = ..., wait_budget_us: _Optional[int] = ...) -> None: ...
+    num_own_draft_tokens: int
+    def __init__(self, slot: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., ticket: _Optional[int] = ..., wait_budget_us: _Optional[int] = ..., num_own_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class TargetReplyBatch(_message.Message):
     __slots__ = ("items",)
@@ -74,7 +76,7 @@ class TargetReply(_message.Message):
     def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenReply, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.WorkerError, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens")
+    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "drafter_has_next", "num_batch_tokens")
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +92,8 @@ class Verdict(_message.Message):
     ACCEPT_US_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_HAS_NEXT_FIELD_NUMBER: _ClassVar[int]
+    NUM_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     committed_len: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     kinds: _containers.RepeatedScalarFieldContainer[_common_pb2.TokenKind]
@@ -105,7 +109,9 @@ class Verdict(_message.Message):
     accept_us: int
     batch_size: int
     num_cached_tokens: int
-    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+    drafter_has_next: bool
+    num_batch_tokens: int
+    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., drafter_has_next: _Optional[bool] = ..., num_batch_tokens: _Optional[int] = ...) -> None: ...
 
 class DeliveryBatch(_message.Message):
     __slots__ = ("items",)
@@ -114,7 +120,7 @@ class DeliveryBatch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
 class Delivery(_message.Message):
-    __slots__ = ("ticket", "target_epoch", "committed_len", "start", "draft_ids", "distributions", "num_draft_tokens")
+    __slots__ = ("ticket", "target_epoch", "committed_len", "start", "draft_ids", "distributions", "num_draft_tokens", "parents")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +128,7 @@ class Delivery(_message.Message):
     DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     target_epoch: int
     committed_len: int
@@ -129,7 +136,8 @@ class Delivery(_message.Message):
     draft_ids: _containers.RepeatedScalarFieldContainer[int]
     distributions: _common_pb2.TokenDistributions
     num_draft_tokens: int
-    def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., committed_len: _Optional[int] = ..., start: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Union[_common_pb2.TokenDistributions, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ...) -> None: ...
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., committed_len: _Optional[int] = ..., start: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Union[_common_pb2.TokenDistributions, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DeliverSummary(_message.Message):
     __slots__ = ("num_deliveries", "num_refused")

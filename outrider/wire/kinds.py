@@ -23,6 +23,20 @@ class AcceptanceRule(Enum):
     COUPLED = pb.ACCEPTANCE_RULE_COUPLED
 
 
+class Drafter(Enum):
+    """Who guesses what comes next. All but MODEL work in the target worker; A_MODEL is A where that has something to
+    say, and else MODEL.
+    """
+
+    MODEL = pb.DRAFTER_MODEL
+    NGRAM = pb.DRAFTER_NGRAM
+    LOOKUP = pb.DRAFTER_LOOKUP
+    UNIGRAM = pb.DRAFTER_UNIGRAM
+    BIGRAM = pb.DRAFTER_BIGRAM
+    NGRAM_MODEL = pb.DRAFTER_NGRAM_MODEL
+    LOOKUP_MODEL = pb.DRAFTER_LOOKUP_MODEL
+
+
 class DraftLogprobs(Enum):
     """How `rejection` proposals travel."""
 
