@@ -45,9 +45,10 @@ class Command:
             self.process.stdin.flush()
 
     def _read(self, pipe: Any, kept: list[str]) -> None:
-        for line in pipe:
-            kept.append(line.rstrip("\n"))
-            self._lines.put(kept[-1])
+        with pipe:
+            for line in pipe:
+                kept.append(line.rstrip("\n"))
+                self._lines.put(kept[-1])
 
     def wait_for(self, text: str, timeout_s: float = 240.0) -> str:
         """The first line, of either stream, that holds `text`."""

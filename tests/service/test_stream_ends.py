@@ -146,6 +146,6 @@ async def test_an_answer_that_cannot_be_written_ends_the_stream_at_once() -> Non
                 await asyncio.wait_for(call.read(), 10)
             assert error.value.code() == grpc.StatusCode.INTERNAL
             assert "could not be written" in str(error.value.details())
-        assert draft.gone == [1]
+        await until(lambda: draft.gone == [1])
     finally:
         await server.stop(None)
