@@ -31,7 +31,7 @@ class Proposer:
     def __init__(
         self,
         runner: ModelRunner,
-        keeper: SlotKeeper,
+        keeper: SlotKeeper[Slot],
         engine: EngineThread,
         deliver: Callable[[PartOut], None],
         metrics: WorkerMetrics,
@@ -44,7 +44,7 @@ class Proposer:
         self._sender = Sender(engine, deliver)
         self._metrics = metrics
         self._loop = loop_of(runner)
-        self._turns = Turns(keeper.table, metrics, max_prefill_tokens)
+        self._turns = Turns(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._full_budget_bytes = full_logprobs_budget_bytes
         self._active: dict[SlotKey, Active] = {}
         self._routes: dict[SlotKey, tuple[str, int]] = {}

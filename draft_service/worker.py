@@ -21,10 +21,11 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
     from draft_service.deliveries import Deliverer
     from draft_service.proposer import Proposer
     from draft_service.servicer import DraftServicer
+    from outrider.engine.loaded import Loaded, load
     from outrider.engine.worker_handle import Base, Parts, start
     from outrider.v1 import draft_pb2, draft_pb2_grpc
 
-    def make(base: Base) -> Parts:
+    def make(base: Base[Loaded]) -> Parts:
         metrics, loaded = base.metrics, base.loaded
         vocab_size = loaded.runner.facts.vocab_size
         deliverer = Deliverer(
@@ -49,4 +50,4 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
 
         return Parts(proposer, add_services, deliverer.close)
 
-    return start("draft", config, len(cores), make)
+    return start("draft", config, len(cores), load, make)

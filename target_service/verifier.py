@@ -17,6 +17,7 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.penalties import NonFiniteLogits
 from outrider.engine.scheduler import SlotKey
 from outrider.engine.slot_keeper import SlotKeeper
+from outrider.engine.slots import Slot
 from outrider.engine.step_plan import Row
 from outrider.engine.turns import Turn, Turns
 from outrider.wire.kinds import TokenKind
@@ -34,7 +35,7 @@ class Verifier:
     def __init__(
         self,
         runner: ModelRunner,
-        keeper: SlotKeeper,
+        keeper: SlotKeeper[Slot],
         tickets: TicketTable,
         engine: EngineThread,
         metrics: WorkerMetrics,
@@ -48,7 +49,7 @@ class Verifier:
         self._engine = engine
         self._metrics = metrics
         self._by_block = by_block
-        self._turns = Turns(keeper.table, metrics, max_prefill_tokens)
+        self._turns = Turns(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._room = WaitingRoom(tickets, metrics, runner.facts.vocab_size, self._answer)
         self._returning = Returning()
         self._in_step: list[Ready] = []

@@ -25,13 +25,14 @@ def start_worker(config: TargetConfig) -> WorkerHandle:
         if config.parallel_folder is None:  # the ranks that this one starts are on these cores too
             num_threads = max(1, len(cores) // config.tensor_parallel)
 
+    from outrider.engine.loaded import Loaded, load
     from outrider.engine.worker_handle import Base, Parts, start
     from outrider.v1 import target_pb2, target_pb2_grpc
     from target_service.servicer import TargetServicer
     from target_service.tickets import TicketTable
     from target_service.verifier import Verifier
 
-    def make(base: Base) -> Parts:
+    def make(base: Base[Loaded]) -> Parts:
         metrics, loaded = base.metrics, base.loaded
         vocab_size = loaded.runner.facts.vocab_size
         tickets = TicketTable(
@@ -51,4 +52,4 @@ def start_worker(config: TargetConfig) -> WorkerHandle:
 
         return Parts(verifier, add_services)
 
-    return start("target", config, num_threads, make)
+    return start("target", config, num_threads, load, make)

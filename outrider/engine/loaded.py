@@ -1,85 +1,54 @@
-"""What a worker's engine thread has loaded, and what GetInfo says of it. The same for both workers."""
+"""What the engine thread of a worker with a model has loaded. The same for both workers."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider import __version__
 from outrider.engine.loader import default_prefill_tokens, load_runner, tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.leading import load_split
 from outrider.engine.paths.forward_path import Prepares
 from outrider.engine.slots import SlotTable
-from outrider.engine.step_times import StepTimes
+from outrider.engine.worker_state import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.errors import OutriderError
-from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.rpc import check_message_size
 
 
 @dataclass
-class Loaded:
-    """What the engine thread made: the model and its slots."""
+class Loaded(WorkerState):
+    """With a model."""
 
-    runner: ModelRunner
-    slots: SlotTable
-    tokenizer: pb.TokenizerFiles
-    fingerprint: str
-    """Of the tokenizer; worked out once, since parsing a large vocabulary would hold up the event loop."""
-    epoch: int
-    config: DraftConfig | TargetConfig
-    cpu_cores: tuple[int, ...]
-    """Of the engine thread."""
-    metrics_address: str = ""
-    num_tickets: Callable[[], int] = field(default=lambda: 0)
-    times: StepTimes = field(default_factory=StepTimes)
-    """Of the engine thread."""
-    draining: Callable[[], bool] = field(default=lambda: False)
-    close: Callable[[], None] = field(default=lambda: None)
-    """Ends the processes that hold shares of the weights. After the engine."""
+    runner: ModelRunner = field(kw_only=True)
 
     @property
     def max_prefill_tokens(self) -> int:
         return self.config.max_prefill_tokens or default_prefill_tokens(self.runner.device)
 
     def info(self) -> pb.WorkerInfo:
-        facts, pool = self.runner.facts, self.runner.pool
-        return pb.WorkerInfo(
-            model_id=facts.model_id,
-            vocab_size=facts.vocab_size,
-            tokenizer_fingerprint=self.fingerprint,
-            context_limit=facts.context_limit,
-            dtype=facts.dtype,
-            device=facts.device,
-            epoch=self.epoch,
-            pid=os.getpid(),
-            cpu_cores=self.cpu_cores,
-            visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-            num_slots=self.config.max_slots,
-            num_slots_in_use=self.slots.num_in_use,
-            num_kv_blocks=pool.num_blocks,
-            num_kv_blocks_in_use=pool.num_in_use,
-            num_kv_blocks_cached=pool.num_cached,
-            kv_block_size=pool.block_size,
-            attention_path=self.runner.path.name,
-            metrics_address=self.metrics_address,
-            eos_token_ids=facts.eos_token_ids,
-            num_tickets=self.num_tickets(),
-            num_steps=self.times.num_steps,
-            busy_us=int(self.times.busy_s * 1e6),
-            longest_step_us=int(self.times.longest_s * 1e6),
-            current_step_us=int(self.times.current_s * 1e6),
-            draining=self.draining(),
-            version=__version__,
-            num_parameters=facts.num_parameters,
-            batch_invariant=self.runner.path.batch_invariant,
-            quantization=facts.quantization,
-            tensor_parallel=facts.num_ranks,
-            kv_bytes_per_token=self.runner.kv_bytes_per_token,
+        facts, pool, info = self.runner.facts, self.runner.pool, super().info()
+        info.MergeFrom(
+            pb.WorkerInfo(
+                model_id=facts.model_id,
+                vocab_size=facts.vocab_size,
+                dtype=facts.dtype,
+                device=facts.device,
+                num_kv_blocks=pool.num_blocks,
+                num_kv_blocks_in_use=pool.num_in_use,
+                num_kv_blocks_cached=pool.num_cached,
+                kv_block_size=pool.block_size,
+                attention_path=self.runner.path.name,
+                eos_token_ids=facts.eos_token_ids,
+                num_parameters=facts.num_parameters,
+                batch_invariant=self.runner.path.batch_invariant,
+                quantization=facts.quantization,
+                tensor_parallel=facts.num_ranks,
+                kv_bytes_per_token=self.runner.kv_bytes_per_token,
+            )
         )
+        return info
 
 
 def load(
@@ -121,11 +90,14 @@ def _loaded(runner: ModelRunner, config: DraftConfig | TargetConfig, epoch: int)
         runner.path.prepare(config.max_slots, limit, drafts=isinstance(config, DraftConfig))
     check_message_size(runner.facts.vocab_size, config.max_message_bytes)
     slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit)
-    files = tokenizer_files(config.model)
-    tokenizer = pb.TokenizerFiles(
+    return Loaded(config, epoch, slots, tokenizer_of(config.model), runner=runner)
+
+
+def tokenizer_of(model: str) -> pb.TokenizerFiles:
+    """Raises ConfigError when it has none."""
+    files = tokenizer_files(model)
+    return pb.TokenizerFiles(
         tokenizer_json=files.tokenizer_json,
         tokenizer_config_json=files.tokenizer_config_json,
         chat_template=files.chat_template,
     )
-    fingerprint = tokenizer_fingerprint(tokenizer.tokenizer_json)
-    return Loaded(runner, slots, tokenizer, fingerprint, epoch, config, tuple(sorted(os.sched_getaffinity(0))))

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Generic
 
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, TruncateJob
+from outrider.engine.open_slots import BareSlot, Behind, OpenSlots, S
 from outrider.engine.penalties import SamplingState
 from outrider.engine.scheduler import MAX_NARROW
-from outrider.engine.slots import Behind, Slot, SlotTable
+from outrider.engine.slots import Slot
 from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import check_token_ids
 
 
-class SlotKeeper:
+class SlotKeeper(Generic[S]):
     def __init__(
         self,
-        table: SlotTable,
+        table: OpenSlots[S],
         engine: EngineThread,
         metrics: WorkerMetrics,
         vocab_size: int,
@@ -34,7 +36,7 @@ class SlotKeeper:
         self._eos_token_ids = tuple(eos_token_ids)
         self._states: dict[tuple[int, int], SamplingState] = {}
 
-    def open(self, job: OpenJob) -> Slot | None:
+    def open(self, job: OpenJob) -> S | None:
         """Answers the job. None when it was refused."""
         try:
             if len(job.committed_ids) <= self.table.context_limit:  # more are refused for their number alone, below
@@ -57,7 +59,7 @@ class SlotKeeper:
     def _respond(self, respond: Callable[[Opened | JobError], None], result: Opened | JobError) -> None:
         self._engine.answer(lambda: respond(result))
 
-    def commit(self, owner: int, slot_id: int, base_len: int, ids: Sequence[int]) -> Slot | JobError:
+    def commit(self, owner: int, slot_id: int, base_len: int, ids: Sequence[int]) -> S | JobError:
         """Bring the slot to committed[:base_len] + ids and crop its cache to match (DESIGN 3.1, 3.2)."""
         slot = self.table.get(owner, slot_id)
         if slot is None:
@@ -74,8 +76,7 @@ class SlotKeeper:
             return JobError(Fault.BEHIND, f"slot {slot_id} knows {behind.known_len} tokens", behind.known_len)
         except InvalidRequest as error:
             return JobError(Fault.INVALID, error.message)
-        slot.reconcile()
-        slot.publish()
+        slot.settle()
         slot.asked_s = time.monotonic()
         return slot
 
@@ -98,7 +99,7 @@ class SlotKeeper:
         self.table.close_owner(job.owner)
         self.refresh_gauges()
 
-    def sampling_state(self, slot: Slot) -> SamplingState:
+    def sampling_state(self, slot: BareSlot) -> SamplingState:
         """The slot's penalties state, brought to its committed output."""
         state = self._states[slot.key]
         state.set_output(slot.committed[slot.num_prompt :])
@@ -106,8 +107,8 @@ class SlotKeeper:
 
     def refresh_gauges(self) -> None:
         self._metrics.slots_in_use.set(self.table.num_in_use)
-        self._metrics.kv_blocks_in_use.set(self.table.pool.num_in_use)
-        self._metrics.kv_blocks_cached.set(self.table.pool.num_cached)
+        self._metrics.kv_blocks_in_use.set(self.table.num_blocks_in_use)
+        self._metrics.kv_blocks_cached.set(self.table.num_blocks_cached)
 
 
 def needs_prefill(slot: Slot) -> bool:

@@ -6,43 +6,20 @@ fills the tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
-import grpc
-
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.open_slots import BareSlot, OpenSlots
 from outrider.engine.scheduler import SlotKey
-from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
-from outrider.wire.params import MAX_SALT_BYTES, SamplingParams
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.params import SamplingParams
 
 
-class Behind(OutriderError):
-    """The slot is shorter than the message's base_len: send again from `known_len`."""
+class Slot(BareSlot):
+    """With what the model's cache holds of it. Change `committed` and `cached` through the methods only."""
 
-    grpc_code = grpc.StatusCode.FAILED_PRECONDITION
-
-    def __init__(self, base_len: int, known_len: int) -> None:
-        super().__init__(f"base_len is {base_len}, this slot knows {known_len} tokens; send again from {known_len}")
-        self.known_len = known_len
-
-
-class Slot:
-    """One request in one worker (DESIGN 3.1, 3.2). Change `committed` and `cached` through the methods only."""
-
-    __slots__ = (
-        "_num_agreed",
-        "_pool",
-        "_salt",
-        "asked_s",
-        "cached",
-        "committed",
-        "key",
-        "num_adopted",
-        "num_prompt",
-        "params",
-        "table",
-    )
+    __slots__ = ("_num_agreed", "_pool", "_salt", "cached", "num_adopted", "table")
 
     def __init__(
         self,
@@ -53,25 +30,15 @@ class Slot:
         pool: KVPool,
         cache_salt: bytes = b"",
     ) -> None:
-        self.key = key
-        self.params = params
-        self.num_prompt = num_prompt
-        self.committed = list(committed_ids)
+        super().__init__(key, committed_ids, num_prompt, params)
         self.cached: list[int] = []
         """Token ids whose KV is in the cache, in order; past the committed ones they are guesses."""
         self.table = pool.new_table()
         self.num_adopted: int | None = None
         """Tokens found in the prefix cache when the slot first began; None before that."""
-        self.asked_s = 0.0
-        """Monotonic time of the last message that asked for work, or of the answer to it."""
         self._pool = pool
         self._salt = cache_salt
         self._num_agreed = 0  # cached[:_num_agreed] == committed[:_num_agreed] is known
-
-    @property
-    def max_len(self) -> int:
-        """Most tokens, prompt and output, that the slot may ever hold."""
-        return self.num_prompt + self.params.max_tokens
 
     @property
     def num_copied(self) -> int:
@@ -80,22 +47,12 @@ class Slot:
         return int(within > 0 and self._pool.num_references(self.table.blocks[index]) > 1)
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
-        """committed = committed[:base_len] + ids. The message decides: it may repeat, extend or shorten what is here.
-
-        Raises Behind when base_len is past what is known, InvalidRequest when the result loses part of the prompt or
-        is longer than max_len; nothing changes then.
-        """
-        if base_len > len(self.committed):
-            raise Behind(base_len, len(self.committed))
-        new_len = base_len + len(ids)
-        if base_len < 0 or not self.num_prompt <= new_len <= self.max_len:
-            raise InvalidRequest(
-                f"base_len {base_len} and {len(ids)} committed ids make {new_len} tokens, "
-                f"this slot holds {self.num_prompt} to {self.max_len}",
-                param="base_len",
-            )
-        self.committed[base_len:] = ids
+        super().commit_from(base_len, ids)
         self._num_agreed = min(self._num_agreed, base_len)
+
+    def settle(self) -> None:
+        self.reconcile()
+        self.publish()
 
     def reconcile(self) -> int:
         """Crop the cache to its longest prefix that is committed, at most committed_len - 1 tokens; returns that.
@@ -168,82 +125,27 @@ class Slot:
         return self.table.truncate(len(self.cached))  # also drops what a failed forward had reserved
 
 
-class SlotTable:
-    """All slots of a worker. Iterates over them, the longest open first."""
+class SlotTable(OpenSlots[Slot]):
+    """Slots that share a pool of cache blocks."""
 
     def __init__(self, pool: KVPool, max_slots: int, context_limit: int) -> None:
+        super().__init__(self._slot, max_slots, context_limit)
         self.pool = pool
-        self.max_slots = max_slots
-        self.context_limit = context_limit
-        self._slots: dict[SlotKey, Slot] = {}
-
-    def __iter__(self) -> Iterator[Slot]:
-        return iter(list(self._slots.values()))
 
     @property
-    def num_in_use(self) -> int:
-        return len(self._slots)
+    def num_blocks_in_use(self) -> int:
+        return self.pool.num_in_use
 
-    def get(self, owner: int, slot_id: int) -> Slot | None:
-        return self._slots.get((owner, slot_id))
+    @property
+    def num_blocks_cached(self) -> int:
+        return self.pool.num_cached
 
-    def open(
-        self,
-        owner: int,
-        slot_id: int,
-        committed_ids: Sequence[int],
-        num_prompt: int,
-        params: SamplingParams,
-        cache_salt: bytes = b"",
+    def _slot(
+        self, key: SlotKey, committed_ids: Sequence[int], num_prompt: int, params: SamplingParams, cache_salt: bytes
     ) -> Slot:
-        """A new slot; one of the same key is freed first. Nothing is cached yet, and no memory is promised.
+        return Slot(key, committed_ids, num_prompt, params, self.pool, cache_salt)
 
-        Raises InvalidRequest when it could never fit, Overloaded when every slot is in use; both with the numbers, and
-        both leave an older slot of the same key as it was.
-        """
-        key = (owner, slot_id)
-        self._check_lengths(len(committed_ids), num_prompt, params.max_tokens)
-        self._check_room(key, num_prompt + params.max_tokens)
-        if len(cache_salt) > MAX_SALT_BYTES:
-            raise InvalidRequest(
-                f"cache_salt has {len(cache_salt)} bytes, at most {MAX_SALT_BYTES} are allowed", param="cache_salt"
-            )
-        self.close(owner, slot_id)
-        slot = self._slots[key] = Slot(key, committed_ids, num_prompt, params, self.pool, cache_salt)
-        return slot
-
-    def close(self, owner: int, slot_id: int) -> int:
-        """Free the slot; returns its blocks. 0 when there is none: closing twice is no fault."""
-        slot = self._slots.pop((owner, slot_id), None)
-        return 0 if slot is None else slot.give_up()
-
-    def close_owner(self, owner: int) -> int:
-        """Free every slot of a stream that ended; returns how many there were."""
-        keys = [key for key in self._slots if key[0] == owner]
-        for key in keys:
-            self.close(*key)
-        return len(keys)
-
-    def _check_lengths(self, num_committed: int, num_prompt: int, max_tokens: int) -> None:
-        max_len = num_prompt + max_tokens
-        if not 1 <= num_prompt <= num_committed:
-            raise InvalidRequest(
-                f"num_prompt_tokens is {num_prompt}, must be from 1 to {num_committed}, the committed tokens",
-                param="num_prompt_tokens",
-            )
-        if max_len > self.context_limit:
-            raise InvalidRequest(
-                f"prompt of {num_prompt} tokens plus max_tokens {max_tokens} is {max_len}, "
-                f"the context limit is {self.context_limit}; shorten the prompt or lower max_tokens",
-                param="max_tokens",
-            )
-        if num_committed > max_len:
-            raise InvalidRequest(
-                f"{num_committed} committed tokens are more than prompt plus max_tokens, {max_len}",
-                param="committed_ids",
-            )
-
-    def _check_room(self, key: SlotKey, max_len: int) -> None:
+    def _check_memory(self, max_len: int) -> None:
         needed = self.pool.num_blocks_for(max_len)
         if needed > self.pool.num_blocks:
             raise InvalidRequest(
@@ -251,6 +153,3 @@ class SlotTable:
                 f"{self.pool.block_size} tokens; lower max_tokens or raise kv_cache_tokens",
                 param="max_tokens",
             )
-        num_others = len(self._slots) - (key in self._slots)
-        if num_others >= self.max_slots:
-            raise Overloaded(f"all {self.max_slots} slots are in use; retry later or raise max_slots")

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.open_slots import OpenSlots
 from outrider.engine.scheduler import Admit, Decision, Demand, Feed, Preempt, Run, Scheduler, SlotKey, Wait, Want, Why
 from outrider.engine.slot_keeper import needs_prefill
-from outrider.engine.slots import Slot, SlotTable
+from outrider.engine.slots import Slot
 from outrider.engine.step_plan import Row
 from outrider.wire.metrics import WorkerMetrics
 
@@ -55,10 +57,11 @@ class Turn:
 
 
 class Turns:
-    def __init__(self, table: SlotTable, metrics: WorkerMetrics, max_prefill_tokens: int) -> None:
+    def __init__(self, table: OpenSlots[Slot], pool: KVPool, metrics: WorkerMetrics, max_prefill_tokens: int) -> None:
         self._table = table
+        self._pool = pool
         self._metrics = metrics
-        self._scheduler = Scheduler(table.pool.block_size, max_prefill_tokens)
+        self._scheduler = Scheduler(pool.block_size, max_prefill_tokens)
         self._num_evictions = 0
         self._num_starved = 0
         self._decode_tokens = metrics.step_tokens.labels(purpose="decode")
@@ -74,7 +77,7 @@ class Turns:
         preempted: set[SlotKey] = set()
         while True:
             demands = [_demand(slot, wishes.get(slot.key), now, feed_all) for slot in self._table]
-            decisions = self._scheduler.plan(demands, self._table.pool.num_free)
+            decisions = self._scheduler.plan(demands, self._pool.num_free)
             victims = [decision.key for decision in decisions if isinstance(decision, Preempt)]
             if not victims:
                 return self._apply(decisions, preempted)
@@ -134,7 +137,7 @@ class Turns:
         if num_starved or self._num_starved:
             self._metrics.slots_waiting.set(num_starved)
         self._num_starved = num_starved
-        evictions = self._table.pool.num_evictions
+        evictions = self._pool.num_evictions
         if evictions != self._num_evictions:
             self._metrics.prefix_evictions.inc(evictions - self._num_evictions)
             self._num_evictions = evictions

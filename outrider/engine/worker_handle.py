@@ -6,19 +6,19 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import prometheus_client
 import torch
 
 from outrider.engine.engine_thread import EngineThread, EngineWorker
-from outrider.engine.loaded import Loaded, load
 from outrider.engine.slot_keeper import SlotKeeper
 from outrider.engine.worker_service import WorkerService
+from outrider.engine.worker_state import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.address import join_host_port
 from outrider.wire.config import DraftConfig, TargetConfig
-from outrider.wire.errors import ConfigError
+from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.host import new_epoch
 from outrider.wire.log import adopt_loggers
 from outrider.wire.metrics import WorkerMetrics
@@ -32,12 +32,19 @@ NOTICE_S = 1.5
 """Three times as long as gateways take to ask again: who has gone after that was told to go."""
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
-    """What either worker stands on."""
+State = TypeVar("State", bound=WorkerState)
+Load = Callable[[Any, int, Callable[[OutriderError], None]], State]
+"""(config, epoch, on_lost) -> what the worker works with; on the engine thread. on_lost: from another thread, when a
+process that it needs ends by itself.
+"""
 
-    loaded: Loaded
-    keeper: SlotKeeper
+
+@dataclass(frozen=True, slots=True)
+class Base(Generic[State]):
+    """What any worker stands on."""
+
+    loaded: State
+    keeper: SlotKeeper[Any]
     engine: EngineThread
     service: WorkerService
     metrics: WorkerMetrics
@@ -61,7 +68,7 @@ class WorkerHandle:
         self,
         engine: EngineThread,
         server: ServerThread,
-        loaded: Loaded,
+        loaded: WorkerState,
         service: WorkerService,
         closing: Callable[[], Awaitable[None]],
         metrics_server: Any | None,
@@ -122,12 +129,13 @@ class WorkerHandle:
             self._spans.close()
 
 
-def _serve_metrics(config: DraftConfig | TargetConfig, metrics: WorkerMetrics, loaded: Loaded) -> Any | None:
+def _serve_metrics(config: DraftConfig | TargetConfig, metrics: WorkerMetrics, loaded: WorkerState) -> Any | None:
     """Starts the Prometheus endpoint when the configuration asks for one; returns its server."""
-    metrics.kv_blocks.set(loaded.runner.pool.num_blocks)
+    info = loaded.info()
+    metrics.kv_blocks.set(info.num_kv_blocks)
     metrics.slots.set(config.max_slots)
-    facts, path = loaded.runner.facts, loaded.runner.path.name
-    metrics.info.labels(model=facts.model_id, device=facts.device, dtype=facts.dtype, path=path).set(1)
+    labels = {"model": info.model_id, "device": info.device, "dtype": info.dtype, "path": info.attention_path}
+    metrics.info.labels(**labels).set(1)
     if config.metrics_port is None:
         return None
     try:
@@ -149,17 +157,21 @@ def _stop_metrics(server: Any | None) -> None:
 
 
 def start(
-    name: str, config: DraftConfig | TargetConfig, num_threads: int, make: Callable[[Base], Parts]
+    name: str,
+    config: DraftConfig | TargetConfig,
+    num_threads: int,
+    load: Load[State],
+    make: Callable[[Base[State]], Parts],
 ) -> WorkerHandle:
     """Load, then listen. Whatever fails, nothing is left running and the error is raised.
 
-    `make` runs on the engine thread.
+    `load` and `make` run on the engine thread.
     """
     certificates = part_certificates(config.tls_dir, Role(name), config.host)
     metrics = WorkerMetrics(name)
     spans = open_spans(config.trace_endpoint, name, metrics.registry)
     try:
-        return _start(config, num_threads, make, metrics, spans, certificates)
+        return _start(config, num_threads, load, make, metrics, spans, certificates)
     except BaseException:
         if spans is not None:
             spans.close()
@@ -169,18 +181,19 @@ def start(
 def _start(
     config: DraftConfig | TargetConfig,
     num_threads: int,
-    make: Callable[[Base], Parts],
+    load: Load[State],
+    make: Callable[[Base[State]], Parts],
     metrics: WorkerMetrics,
     spans: Spans | None,
     certificates: CertificateFolder | None,
 ) -> WorkerHandle:
     torch.set_num_threads(num_threads)
     server = ServerThread()
-    made: list[tuple[Base, Parts]] = []
+    made: list[tuple[Base[State], Parts]] = []
 
     def make_worker(engine: EngineThread) -> EngineWorker:
         torch.set_num_threads(num_threads)
-        base = _base(engine, config, metrics, spans, certificates)
+        base = _base(engine, config, load, metrics, spans, certificates)
         made.append((base, make(base)))
         return made[0][1].worker
 
@@ -214,15 +227,16 @@ def _start(
 def _base(
     engine: EngineThread,
     config: DraftConfig | TargetConfig,
+    load: Load[State],
     metrics: WorkerMetrics,
     spans: Spans | None,
     certificates: CertificateFolder | None,
-) -> Base:
+) -> Base[State]:
     """On the engine thread."""
     loaded = load(config, new_epoch(), engine.fail)
     loaded.times = engine.times
-    facts = loaded.runner.facts
-    keeper = SlotKeeper(loaded.slots, engine, metrics, facts.vocab_size, facts.eos_token_ids)
+    info = loaded.info()
+    keeper = SlotKeeper(loaded.slots, engine, metrics, info.vocab_size, info.eos_token_ids)
     service = WorkerService(engine, loaded.info, loaded.tokenizer, loaded.epoch, spans)
     loaded.draining = lambda: service.draining
     return Base(loaded, keeper, engine, service, metrics, certificates)

@@ -77,8 +77,8 @@ class Pair:
     def _stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pair = self
 
-        def start(name: str, config: Any, num_threads: int, make: Callable[[Any], Any]) -> Worker:
-            base = worker_handle._base(StoppedEngine(), config, WorkerMetrics(name), None, None)
+        def start(name: str, config: Any, num_threads: int, load: Any, make: Callable[[Any], Any]) -> Worker:
+            base = worker_handle._base(StoppedEngine(), config, load, WorkerMetrics(name), None, None)
             return Worker(base, make(base))
 
         class Deliverer:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.slots import Behind, Slot, SlotTable
+from outrider.engine.open_slots import Behind
+from outrider.engine.slots import Slot, SlotTable
 from outrider.wire.errors import InvalidRequest, Overloaded
 from outrider.wire.params import SamplingParams
 
