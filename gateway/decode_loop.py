@@ -93,7 +93,7 @@ class Decoder:
         verified_s, told.verdict = time.monotonic(), verdict
 
         # 3 COMMIT
-        if verdict.num_drafted:
+        if num_draft_tokens and verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED:
             await self.draft.let_reply_arrive()
         timings = self._timings(verdict, verified_s - started_s)
         output = self.session.apply(verdict, timings)
@@ -118,7 +118,7 @@ class Decoder:
             reason = pb.TRUNCATE_REASON_STOP
         elif verdict.num_accepted < verdict.num_drafted:
             reason = pb.TRUNCATE_REASON_REJECTED
-        elif num_draft_tokens and not verdict.num_drafted:
+        elif num_draft_tokens and verdict.fallback != tpb.FALLBACK_REASON_UNSPECIFIED:
             workers, reason = ("draft",), pb.TRUNCATE_REASON_WASTED
         else:
             return

@@ -126,6 +126,8 @@ class DraftSide:
         if verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED:
             if not self._fed_prompt:
                 self._worth.observe(verdict.wait_us / 1e6, total_s, verdict.num_accepted + 1)
+            if not verdict.num_drafted:
+                self.why_plain = "nothing"
             (self._backoff.late if self._worth.is_lost and not self._fixed else self._backoff.in_time)()
             self._seat.did_well()
             self._leave_if_slow()

@@ -84,8 +84,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         """Checks all that needs no tensor. Raises BadTensor."""
         if item.target_epoch != self._service.epoch:
             raise BadTensor(f"proposal is for target epoch {item.target_epoch}, this is {self._service.epoch}")
-        if not 1 <= item.num_draft_tokens <= MAX_DRAFT_TOKENS:
-            raise BadTensor(f"num_draft_tokens is {item.num_draft_tokens}, must be from 1 to {MAX_DRAFT_TOKENS}")
+        if item.num_draft_tokens > MAX_DRAFT_TOKENS:
+            raise BadTensor(f"num_draft_tokens is {item.num_draft_tokens}, must be from 0 to {MAX_DRAFT_TOKENS}")
         if item.start + len(item.draft_ids) > item.num_draft_tokens:
             last = item.start + len(item.draft_ids)
             raise BadTensor(f"part ends at {last}, more than the {item.num_draft_tokens} ids announced")

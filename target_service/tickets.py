@@ -95,7 +95,9 @@ class TicketTable:
     # gRPC loop
 
     def deliver(self, part: Part, now: float) -> Arrival:
-        """Take one part in. Parts of a ticket must come in order and agree with each other and with the verify."""
+        """Take one part in. Parts of a ticket must come in order and agree with each other and with the verify; a later
+        one may say that there will be fewer tokens than was announced.
+        """
         with self._lock:
             arrival = self._deliver(part, now)
             if arrival not in (Arrival.TAKEN, Arrival.COMPLETE):
@@ -161,7 +163,7 @@ class TicketTable:
             if proposal is None:
                 proposal = self._open[ticket] = Proposal(ticket, now, gone=ticket in self._finished)
             proposal.expected = (committed_len, num_draft_tokens)
-            if proposal.draft_ids:
+            if proposal.draft_ids or proposal.complete:
                 wrong = _mismatch(proposal.expected, proposal.committed_len, proposal.num_draft_tokens)
                 if wrong is not None:
                     self._refuse(proposal, wrong)
@@ -242,12 +244,12 @@ def _wrong(proposal: Proposal, part: Part) -> str | None:
     num_here = len(proposal.draft_ids)
     if part.start != num_here:
         return f"part starts at {part.start}, expected {num_here}"
-    if not part.draft_ids:
+    if not part.draft_ids and part.num_draft_tokens:
         return "part has no ids"
     if num_here + len(part.draft_ids) > part.num_draft_tokens:
         return f"{num_here + len(part.draft_ids)} ids, more than the {part.num_draft_tokens} announced"
     if num_here:
-        if (part.committed_len, part.num_draft_tokens) != (proposal.committed_len, proposal.num_draft_tokens):
+        if part.committed_len != proposal.committed_len or part.num_draft_tokens > proposal.num_draft_tokens:
             return "parts of one proposal disagree"
         if (part.rows is None) != (not proposal.rows):
             return "some parts carry distributions, others do not"

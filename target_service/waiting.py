@@ -167,6 +167,8 @@ class WaitingRoom:
     def _checked(self, waiting: Waiting, proposal: Proposal) -> Ready:
         """Raises BadTensor for a proposal that cannot be verified."""
         slot, draft_ids = waiting.slot, list(proposal.draft_ids)
+        if not draft_ids:  # the draft has nothing to say here
+            return Ready(waiting, [], None, None)
         room = slot.max_len - len(slot.committed) - 1
         if len(draft_ids) > room:
             raise BadTensor(f"{len(draft_ids)} draft tokens, room for {room} before max_tokens")

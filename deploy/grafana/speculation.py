@@ -61,7 +61,7 @@ def drafts() -> list[Panel]:
             "Plain steps",
             "Share of the target's passes that had no drafts, by why. off: the request asks for none. end: no room is "
             "left for one. no_draft: none is connected. busy: the draft has not answered yet. pause: it was late or "
-            "refused just before. late, refused: what became of the proposal.",
+            "refused just before. nothing: it had nothing to say. late, refused: what became of the proposal.",
             [
                 Query(
                     f"sum by (reason) ({rate('spec_plain_steps_total', PAIR)}) / ignoring (reason) group_left () "

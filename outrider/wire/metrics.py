@@ -15,10 +15,10 @@ from outrider.wire.kinds import TokenKind
 _PAIR = ("target", "draft")
 """Labels of what rounds do: the ids of the two models. The draft's is empty where there is none."""
 
-PLAIN_REASONS = ("off", "end", "no_draft", "busy", "pause", "late", "refused")
+PLAIN_REASONS = ("off", "end", "no_draft", "busy", "pause", "nothing", "late", "refused")
 """Why a step had no drafts: the request or the gateway asks for none; no room is left for one; none is connected; the
-draft has not answered an earlier proposal; it is left alone for a while after that; its proposal came too late; its
-proposal broke a rule."""
+draft has not answered an earlier proposal; it is left alone for a while after that; it had nothing to say; its proposal
+came too late; its proposal broke a rule."""
 
 _FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 

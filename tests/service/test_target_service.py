@@ -642,6 +642,36 @@ async def test_a_budget_of_nothing_is_a_plain_step_at_once(target: ControlClient
     assert verdict.fallback == tpb.FALLBACK_REASON_LATE
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_draft_that_has_nothing_to_say_is_not_waited_for(
+    target: ControlClient, reference: ReferenceModel, temperature: float
+) -> None:
+    await target.opened(1, PROMPT, temperature=temperature)
+    ticket = new_ticket()
+    future = target.start(verify(1, len(PROMPT), k=4, ticket=ticket))
+    await deliver(target, delivery(target, ticket, len(PROMPT), ()))
+    verdict = await asyncio.wait_for(future, 30)
+    assert isinstance(verdict, tpb.Verdict) and list(verdict.kinds) == [PLAIN]
+    assert (verdict.num_drafted, verdict.fallback) == (0, tpb.FALLBACK_REASON_UNSPECIFIED)
+    assert temperature or list(verdict.token_ids) == reference.greedy(PROMPT, 1)
+    assert (await target.info()).num_tickets == 0
+
+
+async def test_a_proposal_may_end_before_it_has_all_that_was_announced(
+    target: ControlClient, reference: ReferenceModel
+) -> None:
+    expected = reference.greedy(PROMPT, 3)
+    await target.opened(1, PROMPT)
+    ticket = new_ticket()
+    future = target.start(verify(1, len(PROMPT), k=4, ticket=ticket))
+    parts = [delivery(target, ticket, len(PROMPT), [token_id], start=at) for at, token_id in enumerate(expected[:2])]
+    parts[0].num_draft_tokens, parts[1].num_draft_tokens = 4, 2
+    await deliver(target, *parts)
+    verdict = await asyncio.wait_for(future, 30)
+    assert isinstance(verdict, tpb.Verdict) and list(verdict.token_ids) == expected
+    assert (verdict.num_drafted, verdict.num_accepted) == (2, 2)
+
+
 async def test_no_batch_waits_for_one_slots_proposal(target: ControlClient, reference: ReferenceModel) -> None:
     await target.opened(1, PROMPT)
     await target.opened(2, PROMPT)

@@ -81,3 +81,17 @@ async def test_a_request_that_says_how_much_is_drafted_gets_it_though_waiting_co
             verdict = tpb.Verdict(num_drafted=5, num_accepted=0, wait_us=100_000)
             side.note_verdict(verdict, ticket, total_s=0.11)
     assert (num_plain == 0) is (fixed is not None)
+
+
+async def test_a_draft_that_has_nothing_to_say_is_no_worse_for_it_and_said_to_be_so() -> None:
+    draft, target = ScriptedDraft(), connection_of()
+    model = served_model({"target-0": link_of(target)}, {"draft-0": link_of(draft)})
+    side = DraftSide(
+        model, Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.tokenizer, 1)
+    )
+    for ticket in range(1, 31):
+        assert side.propose(ticket, target, model.targets["target-0"])
+        draft.calls[-1][1].set_result(dpb.DraftReply(propose=dpb.ProposeReply()))
+        await side.let_reply_arrive()
+        side.note_verdict(tpb.Verdict(wait_us=100), ticket, total_s=0.01)
+        assert side.why_plain == "nothing" and side.member_name == "draft-0"

@@ -64,6 +64,39 @@ def test_the_verify_may_come_first_or_in_between(held: Table) -> None:
     assert between.draft_ids == [5, 6, 7] and between.complete
 
 
+@pytest.mark.parametrize("verify_first", [False, True])
+def test_a_later_part_may_say_that_there_are_fewer(held: Table, verify_first: bool) -> None:
+    if verify_first:
+        held.table.expect(1, 9, 5, now=0.0)
+    assert held.deliver(part(of=5), part(start=1, ids=(6, 7), of=4)) == [Arrival.TAKEN] * 2
+    assert held.deliver(part(start=3, ids=(8,), of=5)) == [Arrival.REFUSED], "and not that there are more again"
+    held.table.finish(1)
+    assert held.deliver(part(ticket=2, of=5), part(ticket=2, start=1, ids=(6,), of=2)) == [
+        Arrival.TAKEN,
+        Arrival.COMPLETE,
+    ]
+    proposal = held.table.expect(2, 9, 5, now=0.0)
+    assert proposal.complete and proposal.draft_ids == [5, 6] and proposal.num_draft_tokens == 2
+
+
+def test_fewer_than_have_come_cannot_be_all(held: Table) -> None:
+    assert held.deliver(part(ids=(5, 6), of=5), part(start=2, ids=(7,), of=2)) == [Arrival.TAKEN, Arrival.REFUSED]
+
+
+@pytest.mark.parametrize("verify_first", [False, True])
+def test_a_draft_that_has_nothing_to_say_completes_its_proposal(held: Table, verify_first: bool) -> None:
+    if verify_first:
+        held.table.expect(1, 9, 5, now=0.0)
+    assert held.deliver(part(ids=(), of=0)) == [Arrival.COMPLETE]
+    proposal = held.table.expect(1, 9, 5, now=0.0)
+    assert proposal.complete and proposal.draft_ids == [] and proposal.refused is None
+    assert held.deliver(part()) == [Arrival.REFUSED], "it has said so"
+    held.table.finish(1)
+    assert len(held.table) == 0
+    held.deliver(part(ticket=2, ids=(), of=0))
+    assert held.table.expect(2, 8, 5, now=0.0).refused is not None, "it is for another state"
+
+
 @pytest.mark.parametrize(
     "second, reason",
     [
