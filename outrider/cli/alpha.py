@@ -19,14 +19,14 @@ from outrider.cli.system import demo_model
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.model_id import local_folder
 
-KINDS = ("model", "ngram", "unigram", "bigram")
+KINDS = ("model", "ngram", "lookup", "unigram", "bigram")
 _OF_TEXT = ("unigram", "bigram")
 
 Draft = Annotated[
     list[str] | None,
     typer.Option(
         help="A drafter, may be given several times: model:FOLDER (or only the folder or hub id), ngram, "
-        "unigram:TEXTFILE, bigram:TEXTFILE."
+        "lookup, unigram:TEXTFILE, bigram:TEXTFILE."
     ),
 ]
 Prompts = Annotated[
@@ -88,9 +88,9 @@ def drafter_of(text: str) -> dict[str, str | None]:
     kind, _, source = text.partition(":")
     if kind not in KINDS:
         return {"kind": "model", "source": text}
-    if kind == "ngram":
+    if kind in ("ngram", "lookup"):
         if source:
-            raise ConfigError(f"--draft {text}: ngram learns from the answer itself and takes no file")
+            raise ConfigError(f"--draft {text}: {kind} learns from the answer itself and takes no file")
         return {"kind": kind, "source": None}
     if not source:
         what = "a text file" if kind in _OF_TEXT else "a model folder"

@@ -1,1 +1,1 @@
-"""Drafters that need no model: tables of what followed what."""
+"""Drafters that need no model: counts of what followed what, and copies of what was there before. No torch."""

@@ -18,9 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from outrider.drafting.tables import Bigram, Ngram, Table, Unigram
+from outrider.drafting import drafter as drafting
+from outrider.drafting.lookup import Lookup
+from outrider.drafting.ngram import Ngram
+from outrider.drafting.tables import Bigram, Unigram
+from outrider.engine.chain import law_of_counts
 from outrider.engine.coupled import coupled_id
-from outrider.engine.host_sampling import HostLogits, law_of
+from outrider.engine.host_sampling import HostLogits
 from outrider.engine.loaded import load
 from outrider.engine.loader import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
@@ -34,7 +38,7 @@ from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 
 MODEL = "model"
-TABLES = ("unigram", "bigram", "ngram")
+TABLES = ("unigram", "bigram", "ngram", "lookup")
 SEED = 20230101
 AT_ONCE = 8
 """Answers that the target writes side by side."""
@@ -180,7 +184,7 @@ def measure(task: Task) -> Iterator[dict[str, Any]]:
     target = Model(task.target, task, AT_ONCE * longest)
     _check_fits(target, longest, task)
     models: dict[str, Model] = {}
-    tables: dict[str, Table] = {}
+    tables: dict[str, drafting.Drafter] = {}
     for drafter in task.drafters:
         yield {"event": "progress", "text": f"loading {drafter.name}"}
         if drafter.kind == MODEL:
@@ -212,7 +216,7 @@ def measure(task: Task) -> Iterator[dict[str, Any]]:
 def _compare(
     target: Model,
     models: dict[str, Model],
-    tables: dict[str, Table],
+    tables: dict[str, drafting.Drafter],
     tallies: dict[str, Tally],
     ids: list[int],
     start: int,
@@ -231,23 +235,19 @@ def _compare(
 
 
 def _table_laws(
-    table: Table, ids: list[int], start: int, params: SamplingParams, vocab_size: int
+    table: drafting.Drafter, ids: list[int], start: int, params: SamplingParams, vocab_size: int
 ) -> Iterator[RowLaw | None]:
     """Under the same temperature and cuts as a model's logits."""
-    history = table.begin(ids[:start])
+    follower, row = table.open(ids[:start], start), LogitRow(SamplingState(params, (), ()))
     for token_id in ids[start:]:
-        counts = history.next()
-        if counts is None:
-            yield None
-        else:
-            law = law_of(np.log(counts[1]).astype(np.float32), params)
-            yield RowLaw(vocab_size, law.scores, counts[0] if law.ids is None else counts[0][law.ids])
-        history.append(token_id)
+        counts = follower.walk().next()
+        yield None if counts is None else law_of_counts(counts, row, vocab_size)
+        follower.append([token_id])
 
 
-def _table(drafter: Drafter, tokenizer: Any) -> Table:
-    if drafter.kind == "ngram":
-        return Ngram()
+def _table(drafter: Drafter, tokenizer: Any) -> drafting.Drafter:
+    if drafter.kind in ("ngram", "lookup"):
+        return Ngram() if drafter.kind == "ngram" else Lookup()
     assert drafter.source is not None
     try:
         with open(drafter.source, encoding="utf-8") as file:

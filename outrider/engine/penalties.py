@@ -155,13 +155,43 @@ def process_row(logits: Scores, row: LogitRow) -> Scores:
         return logits
     processed = logits.copy()
     if edits is not None:
-        x = logits[edits.ids].astype(np.float64)  # float64: a tiny penalty must not divide by zero
-        with np.errstate(over="ignore"):
-            x = np.where(x < 0, x * edits.factor, x / edits.factor) + edits.offset
-        processed[edits.ids] = np.clip(x, -_FLOAT32_MAX, _FLOAT32_MAX)
+        processed[edits.ids] = _edited(logits[edits.ids], edits.factor, edits.offset)
     if banned:
         processed[list(banned)] = -np.inf
     return processed
+
+
+def process_few(ids: NDArray[np.int64], logits: Scores, row: LogitRow, vocab_size: int) -> Scores:
+    """`process_row` for a row that is -inf but at a few ids [N], ascending: their logits [N] float32 -> [N] float32.
+
+    Nothing may be left of it: -inf everywhere.
+    """
+    if row.state.plain:
+        return logits
+    processed = logits.copy()
+    edits = row.state.edits(row.draft_prefix)
+    if edits is not None:
+        places, named = _places(ids, edits.ids)
+        processed[places] = _edited(logits[places], edits.factor[named], edits.offset[named])
+    banned = row.state.banned(row.draft_prefix, vocab_size)
+    if banned:
+        processed[_places(ids, np.array(sorted(banned), dtype=np.int64))[0]] = -np.inf
+    return processed
+
+
+def _places(ids: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Where those of `wanted` [M] lie that are among `ids`, ascending; and which of them that are, [M]."""
+    places = np.minimum(np.searchsorted(ids, wanted), ids.size - 1)
+    found = ids[places] == wanted
+    return places[found], found
+
+
+def _edited(logits: Scores, factor: NDArray[np.float64], offset: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What penalties and biases make of [N] logits."""
+    x = logits.astype(np.float64)  # a tiny penalty must not divide by zero
+    with np.errstate(over="ignore"):
+        x = np.where(x < 0, x * factor, x / factor) + offset
+    return np.clip(x, -_FLOAT32_MAX, _FLOAT32_MAX)
 
 
 def _penalise(processed: Tensor, found: list[tuple[int, ColumnEdits]]) -> None:

@@ -37,6 +37,7 @@ def test_prompts_without_a_draft_do_not_count() -> None:
         ("models/draft", "model", "models/draft"),
         ("model:models/draft", "model", "models/draft"),
         ("ngram", "ngram", None),
+        ("lookup", "lookup", None),
         ("bigram:a:b.txt", "bigram", "a:b.txt"),
     ],
 )
@@ -44,7 +45,7 @@ def test_drafters_are_named(text: str, kind: str, source: str | None) -> None:
     assert drafter_of(text) == {"kind": kind, "source": source}
 
 
-@pytest.mark.parametrize("text", ["unigram", "bigram:", "model:", "ngram:file"])
+@pytest.mark.parametrize("text", ["unigram", "bigram:", "model:", "ngram:file", "lookup:file"])
 def test_what_is_missing_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=f"--draft {text}"):
         drafter_of(text)

@@ -1,0 +1,127 @@
+"""A drafter that copies: what followed the last tokens where they came before, in the sequence itself or in the outputs
+of requests that have ended (prompt lookup: Saxena, "Prompt lookup decoding", 2023).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from outrider.drafting.drafter import Counts, sorted_counts
+from outrider.drafting.suffixes import SuffixIndex
+
+MIN_N, MAX_N = 2, 8
+CORPUS_TOKENS = 65536
+
+
+class Lookup:
+    def __init__(self, min_n: int = MIN_N, max_n: int = MAX_N, corpus_tokens: int = CORPUS_TOKENS) -> None:
+        """min_n, max_n: tokens of the shortest match that is copied behind, and of the longest that is told apart from
+        longer ones. corpus_tokens: of outputs that are remembered, all salts together.
+        """
+        self._sizes = (min_n, max_n)
+        self.corpus = Corpus(min_n, max_n, corpus_tokens)
+
+    def open(self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes = b"") -> LookupFollower:
+        return LookupFollower(token_ids, num_prompt, cache_salt, self._sizes, self.corpus)
+
+
+class Corpus:
+    """Outputs, the latest ones, apart for each salt: nobody's speed tells of another's text."""
+
+    def __init__(self, min_n: int, max_n: int, most_tokens: int) -> None:
+        self.num_tokens = 0
+        self._sizes = (min_n, max_n)
+        self._most_tokens = most_tokens
+        self._shelves: dict[bytes, SuffixIndex] = {}
+        self._outputs: deque[tuple[bytes, int]] = deque()
+        """Salt and tokens of each, the oldest first."""
+
+    def shelf(self, cache_salt: bytes) -> SuffixIndex | None:
+        return self._shelves.get(cache_salt)
+
+    def add(self, output_ids: Sequence[int], cache_salt: bytes) -> None:
+        """Of a longer one than fits, the end."""
+        kept = output_ids[max(0, len(output_ids) - self._most_tokens) :]
+        if len(kept) <= self._sizes[0]:
+            return  # nothing follows a match
+        while self.num_tokens + len(kept) > self._most_tokens:
+            self._forget_oldest()
+        shelf = self._shelves.setdefault(cache_salt, SuffixIndex(*self._sizes))
+        for token_id in (*kept, None):
+            shelf.append(token_id)
+        self._outputs.append((cache_salt, len(kept)))
+        self.num_tokens += len(kept)
+
+    def _forget_oldest(self) -> None:
+        cache_salt, count = self._outputs.popleft()
+        self.num_tokens -= count
+        shelf = self._shelves[cache_salt]
+        shelf.drop(count + 1)  # and what parts it from the next
+        if shelf.is_empty:
+            del self._shelves[cache_salt]
+
+
+class LookupFollower:
+    def __init__(
+        self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes, sizes: tuple[int, int], corpus: Corpus
+    ) -> None:
+        """sizes: of the shortest and the longest match."""
+        self._own = SuffixIndex(*sizes)
+        self._num_prompt = num_prompt
+        self._cache_salt = cache_salt
+        self._max_n = sizes[1]
+        self._corpus = corpus
+        self.append(token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return self._own.end
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            self._own.append(token_id)
+
+    def truncate(self, num_tokens: int) -> None:
+        while self._own.end > num_tokens:
+            self._own.pop()
+
+    def walk(self) -> LookupWalk:
+        """Behind the longest match; of equals, that in the sequence itself, and the latest."""
+        tail = self._own.last(self._max_n)
+        own, shelf = self._own.longest(tail), self._corpus.shelf(self._cache_salt)
+        other = None if shelf is None else shelf.longest(tail)
+        if shelf is not None and other is not None and (own is None or other.length > own.length):
+            return LookupWalk(shelf, other.end)
+        return LookupWalk(self._own, None if own is None else own.end)
+
+    def has_next(self) -> bool:
+        return self.walk().next() is not None
+
+    def close(self) -> None:
+        output = self._own.last(self._own.end - self._num_prompt)
+        self._corpus.add([token_id for token_id in output if token_id is not None], self._cache_salt)
+
+
+class LookupWalk:
+    """Copies on from one place. A text that repeats itself is copied beyond its own end."""
+
+    def __init__(self, source: SuffixIndex, position: int | None) -> None:
+        self._source = source
+        self._position = position
+        self._guesses: list[int] = []
+
+    def next(self) -> Counts | None:
+        copied = self._copied()
+        return None if copied is None else sorted_counts({copied: 1})
+
+    def step(self, token_id: int) -> None:
+        copied = self._copied()
+        self._guesses.append(token_id)
+        self._position = self._position + 1 if self._position is not None and token_id == copied else None
+
+    def _copied(self) -> int | None:
+        if self._position is None:
+            return None
+        beyond = self._position - self._source.end
+        return self._source.at(self._position) if beyond < 0 else self._guesses[beyond]

@@ -1,0 +1,113 @@
+"""A drafter that counts what followed the last tokens of a sequence in the sequence itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.drafting.drafter import Counts, Followed, sorted_counts
+
+ORDERS = (4, 3, 2)
+"""Tokens of the n-grams that are counted, the longest first: it has the say where it has been seen."""
+HISTORY = 512
+"""Tokens of prompt and output, the last ones, that n-grams are counted over."""
+
+
+class Ngram:
+    """How often each token came after the last three, two or one, in the last tokens of the sequence itself."""
+
+    def __init__(self, orders: Sequence[int] = ORDERS, history: int = HISTORY) -> None:
+        """orders: each from 2 to `history`."""
+        self._orders = tuple(sorted(orders, reverse=True))
+        self._history = history
+
+    def open(self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes = b"") -> NgramFollower:
+        return NgramFollower(token_ids, self._orders, self._history)
+
+
+class NgramFollower(Followed):
+    """Counts the n-grams that lie in the last `history` tokens: one that comes or goes costs a step per order."""
+
+    def __init__(self, token_ids: Sequence[int], orders: Sequence[int], history: int) -> None:
+        """orders: the longest first."""
+        super().__init__(())
+        self._orders = orders
+        self._history = history
+        self._followers: dict[tuple[int, ...], dict[int, int]] = {}
+        before = max(0, len(token_ids) - history)  # of these nothing is counted
+        self.ids.extend(token_ids[:before])
+        self._start = before
+        """Of what is counted: the last `history` tokens."""
+        self.append(token_ids[before:])
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            self.ids.append(token_id)
+            self._count_last(1)
+            if len(self.ids) - self._start > self._history:
+                self._count_first(-1)
+                self._start += 1
+
+    def truncate(self, num_tokens: int) -> None:
+        while len(self.ids) > num_tokens:
+            self._count_last(-1)
+            self.ids.pop()
+            if self._start and len(self.ids) - self._start < self._history:
+                self._start -= 1
+                self._count_first(1)
+
+    def walk(self) -> NgramWalk:
+        return NgramWalk(
+            self._followers, self._orders, self.ids[max(self._start, len(self.ids) - self._orders[0] + 1) :]
+        )
+
+    def has_next(self) -> bool:
+        """It has seen its last two tokens before, or as many as its longest order looks at: one alone says little."""
+        needed = min(2, self._orders[0] - 1)
+        counted = len(self.ids) - self._start
+        contexts = (order - 1 for order in self._orders if needed <= order - 1 <= counted)
+        return any(tuple(self.ids[len(self.ids) - num :]) in self._followers for num in contexts)
+
+    def _count_last(self, by: int) -> None:
+        """The n-grams that end with the last token."""
+        end = len(self.ids)
+        for order in self._orders:
+            if end - order >= self._start:
+                self._count(end - order, order, by)
+
+    def _count_first(self, by: int) -> None:
+        """The n-grams that begin with the first token of what is counted."""
+        for order in self._orders:
+            if self._start + order <= len(self.ids):
+                self._count(self._start, order, by)
+
+    def _count(self, start: int, order: int, by: int) -> None:
+        context, last = tuple(self.ids[start : start + order - 1]), self.ids[start + order - 1]
+        counts = self._followers.setdefault(context, {})
+        counts[last] = counts.get(last, 0) + by
+        if not counts[last]:
+            del counts[last]
+            if not counts:
+                del self._followers[context]
+
+
+class NgramWalk:
+    """Its guesses are looked back at, and not counted."""
+
+    def __init__(
+        self, followers: dict[tuple[int, ...], dict[int, int]], orders: Sequence[int], last_ids: list[int]
+    ) -> None:
+        """last_ids: as many as the longest order looks at, or all there are."""
+        self._followers = followers
+        self._orders = orders
+        self._last_ids = last_ids
+
+    def next(self) -> Counts | None:
+        for order in self._orders:
+            if len(self._last_ids) >= order - 1:
+                counts = self._followers.get(tuple(self._last_ids[1 - order :]))
+                if counts:
+                    return sorted_counts(counts)
+        return None
+
+    def step(self, token_id: int) -> None:
+        self._last_ids = [*self._last_ids, token_id][1 - self._orders[0] :]

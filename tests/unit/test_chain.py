@@ -1,0 +1,196 @@
+"""Proposals drawn from what drafters without a model say: what they are drawn from is what is handed on, and verified
+against it the output has the target's law, wherever a drafter stops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from outrider.drafting.drafter import Drafter, Follower
+from outrider.drafting.lookup import Lookup
+from outrider.drafting.ngram import Ngram
+from outrider.drafting.tables import Bigram, Unigram
+from outrider.engine.acceptance import Noise
+from outrider.engine.chain import Chain, draw_chain, law_of_counts
+from outrider.engine.coupled import coupled_id
+from outrider.engine.penalties import LogitRow, SamplingState, process_few, process_row
+from outrider.engine.row_law import RowLaw
+from outrider.wire.kinds import AcceptanceRule
+from outrider.wire.params import SamplingParams
+from tests.unit.test_acceptance_law import (
+    TOLERANCE,
+    HostBlockRound,
+    HostRound,
+    emitted_law,
+    joint,
+    measured_law,
+    random_law,
+)
+
+VOCAB, K = 3, 2
+SEQUENCE = [0, 1, 2, 0, 1, 1, 2, 1, 2, 0, 1]
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram": Ngram,
+    "ngram, trigrams alone": lambda: Ngram(orders=(3,)),
+    "lookup": lambda: Lookup(1, 4),
+    "unigram": lambda: Unigram(SEQUENCE),
+    "bigram": lambda: Bigram([0, 1, 1, 0, 2, 0, 1, 2]),
+}
+PARAMS = {
+    "plain": SamplingParams(),
+    "cold": SamplingParams(temperature=0.4),
+    "cut": SamplingParams(top_k=2, top_p=0.9, min_p=0.05),
+    "penalties": SamplingParams(
+        repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7, logit_bias={1: 0.8, 2: -0.5}
+    ),
+    "bans": SamplingParams(bad_words=((2,), (0, 1)), min_tokens=4, max_tokens=9, stop_token_ids=(0,)),
+}
+
+
+def state_of(params: SamplingParams) -> SamplingState:
+    state = SamplingState(params, SEQUENCE[:6], ())
+    state.set_output(SEQUENCE[6:])
+    return state
+
+
+def law_at(follower: Follower, state: SamplingState, prefix: tuple[int, ...]) -> RowLaw | None:
+    """Anew from the end of the sequence."""
+    walk = follower.walk()
+    for token_id in prefix:
+        walk.step(token_id)
+    counts = walk.next()
+    return None if counts is None else law_of_counts(counts, LogitRow(state, prefix), VOCAB)
+
+
+class Stopping(HostRound):
+    """A draft sequence ends where the drafter has nothing to say: the zeros there are not drafts."""
+
+    law: Callable[[tuple[int, ...]], RowLaw | None]
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.counts = [next((j for j in range(K) if type(self).law(s[:j]) is None), K) for s in self.sequences]
+
+    def decide_one(self, row: int, noise: Noise) -> tuple[int, int]:
+        n = self.counts[row]
+        return self.ONE(self.target_laws[row].__getitem__, self.draft_laws[row][:n], self.ids[row, :n].tolist(), noise)
+
+    def next_law(self, n: int) -> Tensor:
+        def sample(rows: Tensor, u: Tensor) -> Tensor:
+            accept, recover, extra = self.noise(len(rows), n)
+            extra[:, n] = u
+            if n < K:
+                recover[:, n] = u
+            return self.decide(rows, accept, recover, extra).next_ids
+
+        return measured_law(sample, len(self.sequences), VOCAB)
+
+
+class StoppingBlock(Stopping, HostBlockRound):
+    pass
+
+
+EACH = [(name, "penalties") for name in DRAFTERS] + [("bigram", how) for how in PARAMS if how != "penalties"]
+
+
+@pytest.mark.parametrize("rounds", (Stopping, StoppingBlock))
+@pytest.mark.parametrize(("name", "how"), EACH)
+def test_the_output_has_the_targets_law(name: str, how: str, rounds: type[Stopping]) -> None:
+    follower, state = DRAFTERS[name]().open(SEQUENCE, 6), state_of(PARAMS[how])
+    stop = np.array([0.0] + [-np.inf] * (VOCAB - 1), dtype=np.float32)
+
+    def drawn(prefix: tuple[int, ...]) -> Tensor:
+        law = law_at(follower, state, prefix)
+        return torch.from_numpy(stop if law is None else law.normalised().dense_scores())
+
+    work = type(rounds.__name__, (rounds,), {"law": staticmethod(lambda prefix: law_at(follower, state, prefix))})
+    target = random_law(VOCAB, K, seed=1)
+    law = emitted_law(target, drawn, VOCAB, K, rounds=work)
+    assert float((law - joint(target, VOCAB, K + 1)).abs().max()) < TOLERANCE
+
+
+def drawn_chain(follower: Follower, params: SamplingParams, count: int = K, topk: int | None = None) -> Chain:
+    chain = draw_chain(follower.walk(), state_of(params), len(SEQUENCE), count, VOCAB, topk)
+    assert follower.num_tokens == len(SEQUENCE)
+    return chain
+
+
+@pytest.mark.parametrize(("name", "how"), EACH)
+def test_a_chain_is_drawn_from_the_laws_that_come_with_it(name: str, how: str) -> None:
+    """Each law is what the drafter says after the ids before it; over seeds, ids come as often as the laws say."""
+    follower, num_seeds = DRAFTERS[name]().open(SEQUENCE, 6), 150
+    found, laws_of = Counter[tuple[int, ...]](), dict[tuple[int, ...], list[RowLaw]]()
+    for seed in range(num_seeds):
+        chain = drawn_chain(follower, dataclasses.replace(PARAMS[how], seed=seed))
+        assert chain.laws is not None and len(chain.laws) == len(chain.ids)
+        found[tuple(chain.ids)] += 1
+        laws_of[tuple(chain.ids)] = chain.laws
+    state, total, chi, cells = state_of(PARAMS[how]), 0.0, 0.0, 0
+    for ids, laws in laws_of.items():
+        expected = [law_at(follower, state, ids[:j]) for j in range(len(ids))]
+        for own, other in zip(laws, expected, strict=True):
+            assert other is not None
+            assert np.array_equal(own.dense_scores(), other.normalised().dense_scores())
+        assert len(ids) == K or law_at(follower, state, ids) is None
+        share = float(np.prod([law.prob(token_id) for law, token_id in zip(laws, ids, strict=True)]))
+        total, chi, cells = total + share, chi + (found[ids] - num_seeds * share) ** 2 / (num_seeds * share), cells + 1
+    left = num_seeds * (1 - total)  # what never came
+    if left > 1e-6:
+        chi, cells = chi + left, cells + 1
+    assert cells == 1 or stats.chi2.sf(chi, cells - 1) > 1e-6
+
+
+@pytest.mark.parametrize("how", PARAMS)
+def test_guesses_of_what_is_determined_are_ids_alone(how: str) -> None:
+    follower, greedy = Bigram(SEQUENCE).open(SEQUENCE, 6), dataclasses.replace(PARAMS[how], temperature=0.0)
+    coupled = dataclasses.replace(PARAMS[how], acceptance=AcceptanceRule.COUPLED, seed=7)
+    best, picked = drawn_chain(follower, greedy), drawn_chain(follower, coupled)
+    assert best.laws is None and picked.laws is None and len(best.ids) == len(picked.ids) == K
+    for j in range(K):
+        law, warm = (
+            law_at(follower, state_of(params), tuple(ids[:j]))
+            for params, ids in ((greedy, best.ids), (coupled, picked.ids))
+        )
+        assert law is not None and warm is not None
+        assert best.ids[j] == law.id_of(int(law.scores.argmax()))
+        assert picked.ids[j] == coupled_id(warm, coupled, len(SEQUENCE) + j)
+
+
+def test_a_law_may_be_cut_before_the_draw() -> None:
+    for seed in range(20):
+        chain = drawn_chain(Unigram(SEQUENCE).open(SEQUENCE, 6), SamplingParams(seed=seed), topk=2)
+        assert chain.laws is not None
+        assert all(law.scores.size == 2 and law.total == pytest.approx(1.0) for law in chain.laws)
+        assert all(law.prob(token_id) > 0 for law, token_id in zip(chain.laws, chain.ids, strict=True))
+
+
+def test_a_chain_ends_where_all_that_was_counted_is_banned() -> None:
+    follower = Unigram([2, 2, 1]).open(SEQUENCE, 6)
+    assert drawn_chain(follower, SamplingParams(bad_words=((2,), (1,)))) == Chain([], [])
+    after_one = drawn_chain(follower, SamplingParams(bad_words=((2, 2), (2, 1)), temperature=0.0))
+    assert after_one == Chain([2], None)
+
+
+def test_what_is_drawn_does_not_depend_on_how_much_is_asked_for() -> None:
+    follower, params = Bigram(SEQUENCE).open(SEQUENCE, 6), SamplingParams(seed=3)
+    assert drawn_chain(follower, params, 2).ids == drawn_chain(follower, params, 8).ids[:2]
+    assert drawn_chain(follower, params, 0) == Chain([], [])
+
+
+@pytest.mark.parametrize("how", PARAMS)
+@pytest.mark.parametrize("ids", [(0, 1, 2), (1,), (0, 2)])
+def test_a_few_logits_are_processed_as_a_whole_row_is(how: str, ids: tuple[int, ...]) -> None:
+    state, logits = state_of(PARAMS[how]), np.linspace(-2, 1, VOCAB, dtype=np.float32)
+    for prefix in itertools.chain(*(itertools.product(range(VOCAB), repeat=n) for n in range(3))):
+        row = LogitRow(state, prefix)
+        few = process_few(np.array(ids), logits[list(ids)], row, VOCAB)
+        assert np.array_equal(few, process_row(logits, row)[list(ids)])

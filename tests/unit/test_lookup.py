@@ -1,0 +1,129 @@
+"""Copying from where the last tokens came before, held against looking through all places."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.drafting.lookup import Lookup
+from outrider.drafting.suffixes import MOST_PLACES, SuffixIndex
+from tests.unit.drafting import Course, all_said, check_a_course, courses, ids, said
+
+SIZES = ((1, 1), (2, 4), (3, 8))
+
+
+def copied(texts: list[list[int]], min_n: int, max_n: int) -> int | None:
+    """What followed the longest match of the end of texts[0], there or in the others; the latest in the first that has
+    one so long.
+    """
+    tokens, best, found = texts[0], min_n - 1, None
+    for text in texts:
+        for end in reversed(range(min_n, len(text))):
+            length = 0
+            while length < min(max_n, end, len(tokens)) and text[end - 1 - length] == tokens[-1 - length]:
+                length += 1
+            if length > best:
+                best, found = length, text[end]
+    return found
+
+
+@pytest.mark.parametrize(("min_n", "max_n"), SIZES)
+def test_the_longest_match_is_copied_and_the_latest_of_equals(min_n: int, max_n: int) -> None:
+    dice = random.Random(f"{min_n} {max_n}")
+    tokens: list[int] = []
+    follower = Lookup(min_n, max_n).open([], 0)
+    for _ in range(MOST_PLACES):  # so that none of them is one too many
+        expected = copied([tokens], min_n, max_n)
+        assert said(follower) == (None if expected is None else {expected: 1.0})
+        tokens.append(dice.randrange(3))
+        follower.append(tokens[-1:])
+
+
+@pytest.mark.parametrize(("min_n", "max_n"), SIZES)
+def test_outputs_of_others_are_copied_where_they_match_more(min_n: int, max_n: int) -> None:
+    dice = random.Random(f"{min_n} {max_n}")
+    for _ in range(40):
+        other, tokens = ([dice.randrange(3) for _ in range(12)] for _ in range(2))
+        drafter = Lookup(min_n, max_n)
+        drafter.open([7, 7, *other], 2).close()
+        expected = copied([tokens, other], min_n, max_n)
+        assert said(drafter.open(tokens, 1)) == (None if expected is None else {expected: 1.0})
+
+
+@given(prompt=ids, course=courses, sizes=st.sampled_from(SIZES))
+@settings(max_examples=60, deadline=None)
+def test_it_says_what_a_fresh_one_says(prompt: list[int], course: Course, sizes: tuple[int, int]) -> None:
+    check_a_course(lambda: Lookup(*sizes), prompt, course)
+
+
+def test_a_walk_copies_on_and_beyond_the_end_of_what_repeats_itself() -> None:
+    follower = Lookup().open([1, 2, 3, 1, 2, 3, 1, 2], 8)
+    assert all_said(follower) == [{3: 1}, {1: 1}, {2: 1}, {3: 1}, {1: 1}, {2: 1}]
+
+
+def test_a_walk_that_leaves_what_it_copies_has_nothing_more_to_say() -> None:
+    walk = Lookup().open([1, 2, 3, 1, 2], 5).walk()
+    walk.next()
+    walk.step(9)
+    assert walk.next() is None
+
+
+def test_only_outputs_are_remembered_and_only_of_sequences_that_ended() -> None:
+    drafter = Lookup()
+    drafter.open([1, 2, 3, 4, 5, 6], 3).close()
+    drafter.open([5, 6, 7, 8], 0)  # dropped
+    assert said(drafter.open([4, 5], 2)) == {6: 1}
+    assert said(drafter.open([1, 2], 2)) is None  # of the prompt
+    assert said(drafter.open([5, 6], 2)) is None
+
+
+def test_nobody_copies_what_came_under_another_salt() -> None:
+    drafter = Lookup()
+    for salt, output in ((b"", [1, 2, 3]), (b"one", [1, 2, 4]), (b"other", [1, 2, 5])):
+        drafter.open(output, 0, salt).close()
+    assert [said(drafter.open([1, 2], 2, salt)) for salt in (b"", b"one", b"other", b"new")] == [
+        {3: 1},
+        {4: 1},
+        {5: 1},
+        None,
+    ]
+
+
+def test_no_more_is_remembered_than_was_asked_for_the_oldest_goes_first() -> None:
+    drafter = Lookup(2, 4, corpus_tokens=10)
+    for start, salt in ((10, b"a"), (20, b""), (30, b"")):
+        drafter.open([start, start + 1, start + 2, start + 3], 0, salt).close()
+    assert drafter.corpus.num_tokens == 8
+    assert said(drafter.open([10, 11], 2, b"a")) is None and drafter.corpus.shelf(b"a") is None
+    assert said(drafter.open([20, 21], 2)) == {22: 1} and said(drafter.open([30, 31], 2)) == {32: 1}
+    drafter.open(list(range(100, 150)), 0).close()  # more than all: its end
+    assert drafter.corpus.num_tokens == 10
+    assert said(drafter.open([138, 139], 2)) is None and said(drafter.open([140, 141], 2)) == {142: 1}
+    assert said(drafter.open([30, 31], 2)) is None
+
+
+def test_nothing_is_remembered_where_the_corpus_is_off() -> None:
+    drafter = Lookup(2, 4, corpus_tokens=0)
+    drafter.open([1, 2, 3, 4], 0).close()
+    assert said(drafter.open([1, 2], 2)) is None and drafter.corpus.num_tokens == 0
+
+
+def test_an_index_that_lost_its_front_is_that_of_what_is_left() -> None:
+    dice = random.Random(1)
+    for _ in range(200):
+        texts = [[dice.randrange(3) for _ in range(dice.randrange(1, 9))] for _ in range(4)]
+        index, fresh = SuffixIndex(2, 4), SuffixIndex(2, 4)
+        for number, text in enumerate(texts):
+            for token_id in (*text, None):
+                index.append(token_id)
+                if number >= 2:
+                    fresh.append(token_id)
+        index.drop(sum(len(text) + 1 for text in texts[:2]))
+        tail = [dice.randrange(3) for _ in range(dice.randrange(5))]
+        one, other = index.longest(tail), fresh.longest(tail)
+        assert (one is None) == (other is None)
+        assert one is None or other is None or (index.at(one.end), one.length) == (fresh.at(other.end), other.length)
+        assert index.num_keys == fresh.num_keys
