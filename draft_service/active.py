@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from draft_service.jobs import ProposeJob
 from outrider.engine.cuda.host_copy import HostCopy
 from outrider.engine.noise import Purpose
+from outrider.engine.open_slots import BareSlot
 from outrider.engine.row_law import RowLaw
 from outrider.engine.scheduler import Want
 from outrider.engine.slot_noise import host_slot_uniforms
@@ -43,15 +44,15 @@ class Payload:
 
 
 @dataclass(slots=True)
-class Active:
+class Asked:
+    """A proposal that was asked for, with a model or without."""
+
     job: ProposeJob
-    slot: Slot
+    slot: BareSlot
     deliver_to: str
     target_epoch: int
     topk: int | None
     """Cut each law to this many best tokens before drawing; None = the whole law."""
-    uniforms: list[float]
-    """One per token to draft; empty where it is not drawn."""
     draft_ids: list[int] = field(default_factory=list)
     unsent: list[Law] = field(default_factory=list)
     """What drafted tokens that have not been sent yet were drawn from."""
@@ -59,6 +60,8 @@ class Active:
     payload: Payload = field(default_factory=Payload)
     started_s: float | None = None
     num_fed: int = 0
+    length: int | None = None
+    """Tokens that it ends with, once that is known to be before all that were asked for."""
 
     @property
     def position(self) -> int:
@@ -72,7 +75,31 @@ class Active:
 
     @property
     def done(self) -> bool:
-        return len(self.draft_ids) >= self.job.num_draft_tokens
+        return len(self.draft_ids) >= self.num_announced
+
+    @property
+    def num_announced(self) -> int:
+        """Tokens that it will have, as far as is known."""
+        return self.job.num_draft_tokens if self.length is None else self.length
+
+    def take(self, drawn: Drawn) -> None:
+        """Its next token, and what that was drawn from."""
+        token_id, law = drawn
+        self.draft_ids.append(token_id)
+        if law is not None:
+            self.unsent.append(law)
+
+
+@dataclass(slots=True)
+class Active(Asked):
+    """One that a model makes."""
+
+    slot: Slot
+    uniforms: list[float] = field(init=False)
+    """One per token to draft; empty where it is not drawn."""
+
+    def __post_init__(self) -> None:
+        self.uniforms = proposal_uniforms(self.job, self.slot)
 
     def wish(self, at_once: bool) -> Wish:
         """Its next token; to begin at all, or to be made at once, it wants room for the whole proposal."""
@@ -86,13 +113,6 @@ class Active:
         num_committed = len(slot.committed)
         new_ids = [*slot.committed[num_cached:], *self.draft_ids[max(0, num_cached - num_committed) :]]
         return Row(slot.table, new_ids, num_cached, 1, slot.cached)
-
-    def take(self, drawn: Drawn) -> None:
-        """Its next token, and what that was drawn from."""
-        token_id, law = drawn
-        self.draft_ids.append(token_id)
-        if law is not None:
-            self.unsent.append(law)
 
     def fed(self, row: Row) -> None:
         """`row` has been through the model. What came before the first draft token was catching up."""

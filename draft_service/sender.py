@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from draft_service.active import Active, CopiedLaw, Law, Payload
+from draft_service.active import Asked, CopiedLaw, Law, Payload
 from draft_service.jobs import PartOut
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.wire_tensors import encode_laws
@@ -27,14 +27,14 @@ class Sender:
         self._engine = engine
         self._deliver = deliver
 
-    def send_due(self, a: Active) -> None:
+    def send_due(self, a: Asked) -> None:
         """Whole laws leave row by row, so that the wire works while the draft does; small payloads leave at the end."""
         if a.unsent and (a.topk is None or len(a.unsent) * a.topk * 8 > SMALL_PAYLOAD_BYTES):
             self._deliver_part(a)
-        if a.done and a.num_sent < len(a.draft_ids):
+        if a.done and (a.num_sent < len(a.draft_ids) or not a.draft_ids):
             self._deliver_part(a)
 
-    def _deliver_part(self, a: Active) -> None:
+    def _deliver_part(self, a: Asked) -> None:
         laws, a.unsent = a.unsent, []
         ids = tuple(a.draft_ids[a.num_sent :])
         part = PartOut(
@@ -45,7 +45,7 @@ class Sender:
             start=a.num_sent,
             draft_ids=ids,
             rows=None,
-            num_draft_tokens=a.job.num_draft_tokens,
+            num_draft_tokens=a.num_announced,
         )
         a.num_sent += len(ids)
         self._engine.answer(lambda: self._send(part, laws, a.topk is not None, a.payload))
