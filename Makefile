@@ -114,6 +114,12 @@ bench-gpu: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
+# The tests of the law, and docs/laws.md: what each of them tested and what came.
+laws: $(STAMP)
+	$(BIN)/python -m tests.law.table $(ARGS)
+
+.PHONY: laws
+
 # The table in docs/architectures.md, written by the code that the tests run.
 architectures: $(STAMP)
 	$(BIN)/python -m tests.architectures_table

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from scipy import stats
 
@@ -15,6 +17,18 @@ IMPOSSIBLE = 1e-12
 """Cells below this must stay empty: float64 rounding of the expected law is far smaller, a real cell far larger."""
 
 Window = Callable[[Answer], Answer]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How far counts are from a law."""
+
+    statistic: float
+    """Pearson's; infinite when an impossible cell occurred."""
+    degrees: int
+    """Of freedom. 0 where the law leaves one bin: there is nothing to test beyond the impossible cells."""
+    p_value: float
+    """Probability that counts of a sample of the law are at least this far off."""
 
 
 def first_three(answer: Answer) -> Answer:
@@ -53,22 +67,25 @@ def bins(cells: Law, num_answers: int) -> list[list[Answer]]:
     return found
 
 
-def p_value(counts: Counter[Answer], cells: Law) -> float:
-    """Probability that counts of a sample of `cells` are at least this far off. 0 when an impossible cell occurred.
-
-    A law that leaves one bin has nothing to test beyond the impossible cells: 1.
-    """
+def fit(counts: Counter[Answer], cells: Law) -> Fit:
+    """Of counts to the law that they should have."""
     num_answers = counts.total()
-    if any(cells.get(cell, 0.0) < IMPOSSIBLE for cell in counts):
-        return 0.0
     groups = bins(cells, num_answers)
-    if len(groups) == 1:
-        return 1.0
+    degrees = len(groups) - 1
+    if any(cells.get(cell, 0.0) < IMPOSSIBLE for cell in counts):
+        return Fit(math.inf, degrees, 0.0)
+    if not degrees:
+        return Fit(0.0, degrees, 1.0)
     expected = [sum(cells[cell] for cell in group) * num_answers for group in groups]
     observed = [sum(counts[cell] for cell in group) for group in groups]
     scale = num_answers / sum(expected)  # the expected law sums to 1 up to rounding
     statistic = sum((o - e * scale) ** 2 / (e * scale) for o, e in zip(observed, expected, strict=True))
-    return float(stats.chi2.sf(statistic, len(groups) - 1))
+    return Fit(statistic, degrees, float(stats.chi2.sf(statistic, degrees)))
+
+
+def p_value(counts: Counter[Answer], cells: Law) -> float:
+    """0 when an impossible cell occurred, 1 for a law that leaves one bin."""
+    return fit(counts, cells).p_value
 
 
 def power(actual: Law, assumed: Law, num_answers: int, p_below: float) -> float:

@@ -10,18 +10,21 @@ in the same test with the same number of answers, and `test_power.py` computes b
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
 import pytest
 
 from tests.law.cases import ALL_CASES, CASE, CASES, NUM_ANSWERS, PROMPT, Case, batches
-from tests.law.chi_square import first_three, last_three, p_value, seen_through
+from tests.law.chi_square import Fit, first_three, fit, last_three, p_value, seen_through
 from tests.law.conftest import Samples
 from tests.law.expected import Law, conditionals, joint
 from tests.law.rounds import lenient, output_law
+from tests.law.rows import chi_square_row
 from tests.law.sampling import Sample, draw
 from tests.law.services import Models, Services
+from tests.law.table import CHI_SQUARE
 
 ALPHA = 1e-3
 BROKEN = 1e-6
@@ -52,18 +55,27 @@ def target_law(models: Models, case_id: str) -> Law:
     return output_law(target, draft, lenient(wish.lenience), wish.num_draft_tokens, params.max_tokens)
 
 
-def p_values(models: Models, case: Case, sample: Sample) -> dict[str, float]:
+def fits(models: Models, case: Case, sample: Sample) -> dict[str, Fit]:
     """By window: the test that sound services pass and broken ones fail."""
     law = target_law(models, case.id)
-    return {name: p_value(sample.counts(window), seen_through(law, window)) for name, window in WINDOWS.items()}
+    return {name: fit(sample.counts(window), seen_through(law, window)) for name, window in WINDOWS.items()}
+
+
+def p_values(models: Models, case: Case, sample: Sample) -> dict[str, float]:
+    """By window."""
+    return {name: each.p_value for name, each in fits(models, case, sample).items()}
 
 
 @pytest.mark.parametrize("case_id", [case.id for case in CASES])
-def test_answers_have_the_targets_law(models: Models, samples: Samples, case_id: str) -> None:
+def test_answers_have_the_targets_law(
+    models: Models, samples: Samples, case_id: str, record_property: Callable[[str, object], None]
+) -> None:
     case = CASE[case_id]
     sample = samples.of(case)
     assert len(sample.answers) == NUM_ANSWERS
-    assert min(p_values(models, case, sample).values()) > ALPHA / NUM_TESTS
+    found = fits(models, case, sample)
+    record_property(CHI_SQUARE, chi_square_row(case, NUM_ANSWERS, found))
+    assert min(each.p_value for each in found.values()) > ALPHA / NUM_TESTS
 
 
 def assert_drafts_were_kept_replaced_and_followed(case: Case, sample: Sample) -> None:

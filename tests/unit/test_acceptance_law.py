@@ -22,6 +22,7 @@ from outrider.engine.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.row_law import RowLaw
 from outrider.engine.sampling import distributions, probabilities, truncate_topk
 from outrider.wire.params import SamplingParams
+from tests.law.table import ENUMERATED, Row, enumerated_row
 from tests.unit.drawing import draw
 
 TOLERANCE = 1e-12
@@ -30,6 +31,8 @@ TINY, ALMOST_ONE = 2.0**-54, 1 - 2.0**-53
 
 Law = Callable[[tuple[int, ...]], Tensor]
 """Prefix of output tokens -> [V] float32 log-probs."""
+COMPARED: list[Row] = []
+"""Laws that the running test has compared in full, for docs/laws.md."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +42,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+class Recorded:
+    """For tests of sound rules: what they compare is told to pytest."""
+
+    @pytest.fixture(autouse=True)
+    def recorded(self, record_property: Callable[[str, object], None]) -> Iterator[None]:
+        COMPARED.clear()
+        yield
+        for row in COMPARED:
+            record_property(ENUMERATED, row)
 
 
 def bisect(is_below: Callable[[Tensor], Tensor], num: int) -> Tensor:
@@ -76,6 +90,7 @@ class Round:
         )
 
     RULE = staticmethod(accept_token)
+    NAME, WHERE = "rejection by token", "batch on a device"
 
     def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Outcome:
         counts = torch.full_like(rows, self.num_drafted)
@@ -136,6 +151,7 @@ class BlockRound(Round):
     """Every prefix has a draw of its own; the longest that one keeps is kept."""
 
     RULE = staticmethod(accept_block)
+    NAME = "rejection by block"
 
     def first_that_accepts(self, accepted: int) -> int:
         return max(0, accepted - 1)
@@ -164,6 +180,7 @@ class HostRound(Round):
     """A slot at a time, over the ids that each law gives mass to."""
 
     ONE = staticmethod(accept_token_one)
+    WHERE = "slot on the host"
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -231,8 +248,10 @@ def joint(target: Law, vocab_size: int, length: int, prefix: tuple[int, ...] = (
 
 def error(*args: object, **kwargs: object) -> float:
     """Largest difference of a probability from the target's."""
-    law = emitted_law(*args, **kwargs)
-    return float((law - joint(args[0], args[2], law.dim())).abs().max())
+    law, rounds = emitted_law(*args, **kwargs), kwargs.get("rounds", Round)
+    largest = float((law - joint(args[0], args[2], law.dim())).abs().max())
+    COMPARED.append(enumerated_row(rounds.NAME, rounds.WHERE, law.numel(), largest))
+    return largest
 
 
 def table(vocab_size: int, depth: int, seed: int, scale: float = 2.0) -> dict[tuple[int, ...], Tensor]:
@@ -288,7 +307,7 @@ PAIRS: dict[str, tuple[Law, Law]] = {
 RULES = (Round, BlockRound, HostRound, HostBlockRound)
 
 
-class TestExactLaw:
+class TestExactLaw(Recorded):
     @pytest.mark.parametrize("rounds", RULES)
     @pytest.mark.parametrize("name", PAIRS)
     def test_emitted_tokens_have_the_targets_law(self, name: str, rounds: type[Round]) -> None:
@@ -370,7 +389,9 @@ class TestExactLaw:
         drafts = law(drafter, committed=False)
         emitted = emitted_law(law(model, committed=False), drafts, 4, 2)
         truth = joint(law(model, committed=True), 4, 3)
-        assert float((emitted - truth).abs().max()) < TOLERANCE
+        largest = float((emitted - truth).abs().max())
+        COMPARED.append(enumerated_row(Round.NAME, Round.WHERE, emitted.numel(), largest))
+        assert largest < TOLERANCE
         plain = SamplingParams(max_tokens=9)
         assert plain != params
         untouched = joint(lambda prefix: model[prefix].log_softmax(0), 4, 3)
@@ -392,16 +413,19 @@ def lenient(share: float) -> tuple[type[Round], type[Round]]:
     return OnDevice, OneSlot
 
 
-class TestLenience:
+class TestLenience(Recorded):
     @pytest.mark.parametrize("where", (0, 1), ids=["device", "host"])
     @pytest.mark.parametrize("share", (0.9, 0.5, 0.1))
     @pytest.mark.parametrize("name", ["random", "close", "overlapping supports", "truncated draft"])
     def test_no_token_comes_more_often_than_is_promised(self, name: str, share: float, where: int) -> None:
         """Of the law's neighbours within 1 / share, it goes as far towards the draft's as they allow."""
         target, draft = PAIRS[name]
-        law = emitted_law(target, draft, 4, 1, rounds=lenient(share)[where]).sum(1)  # of the first token
+        rounds = lenient(share)[where]
+        law = emitted_law(target, draft, 4, 1, rounds=rounds).sum(1)  # of the first token
         target_probs, draft_probs = probabilities(target(())), probabilities(draft(()))
-        assert float((law - target_probs / share).max()) < TOLERANCE
+        excess = float((law - target_probs / share).max())
+        COMPARED.append(enumerated_row("lenient: over its bound", rounds.WHERE, law.numel(), max(0.0, excess)))
+        assert excess < TOLERANCE
         kept = torch.minimum(draft_probs, target_probs / share)
         assert bool((law >= kept - TOLERANCE).all()) and float(law.sum()) == pytest.approx(1.0, abs=TOLERANCE)
         assert float(kept.sum()) > float(torch.minimum(draft_probs, target_probs).sum()) + 1e-3  # more is kept

@@ -1,0 +1,66 @@
+"""Rows of docs/laws.md, as the tests record them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+from outrider.client import AcceptanceRule
+from outrider.wire.params import SamplingParams
+from tests.law.cases import Case
+from tests.law.chi_square import Fit
+from tests.law.table import Row
+
+RULES_OF_THEIR_OWN = ("acceptance", "lenience", "seed", "choice", "max_tokens", "ignore_eos", "num_logprobs")
+"""Fields of SamplingParams that have a column, or no bearing on the law."""
+
+
+def rule_of(case: Case) -> str:
+    """As docs/speculation.md names it. Drafts have no say where there are none."""
+    wish = case.speculation
+    if not wish.enabled:
+        return "plain, coupled noise" if wish.acceptance is AcceptanceRule.COUPLED else "plain"
+    if case.params.greedy:
+        return "greedy"
+    if wish.acceptance is AcceptanceRule.COUPLED:
+        return "coupled"
+    if wish.lenience is not None:
+        return f"lenient, {wish.lenience:g}"
+    return "rejection by token" if case.group == "by token" else "rejection by block"
+
+
+def drafts_of(case: Case) -> str:
+    """Who drafts."""
+    if not case.speculation.enabled:
+        return "none"
+    return "model, unreliable" if case.group == "unreliable draft" else "model"
+
+
+def parameters_of(params: SamplingParams) -> str:
+    """Those that are not at their defaults."""
+    plain = SamplingParams()
+    told = [each.name for each in fields(params) if each.name not in RULES_OF_THEIR_OWN]
+    changed = [name for name in told if getattr(params, name) != getattr(plain, name)]
+    return ", ".join(f"{name} {_value(getattr(params, name))}" for name in changed) or "temperature 1.0"
+
+
+def _value(value: object) -> str:
+    return " ".join(str(value).split())
+
+
+def chi_square_row(case: Case, num_answers: int, found: Mapping[str, Fit]) -> Row:
+    """found: by window."""
+    encoding = case.speculation.draft_logprobs
+    return {
+        "group": case.group,
+        "rule": rule_of(case),
+        "drafts": drafts_of(case),
+        "k": case.speculation.num_draft_tokens if case.speculation.enabled else 0,
+        "encoding": None if encoding is None else encoding.value,
+        "parameters": parameters_of(case.params),
+        "answers": num_answers,
+        "windows": {
+            name: {"statistic": each.statistic, "degrees": each.degrees, "p": each.p_value}
+            for name, each in found.items()
+        },
+    }
