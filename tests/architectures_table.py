@@ -13,9 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner
-from outrider.engine.paths.choice import FACTORIES, PathUnavailable, choose_path
-from tests.rounds import largest_error, truth_of
+from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
+from outrider.engine.paths.choice import FACTORIES, PathUnavailable, choose_path, tree_refusal
+from tests.rounds import largest_error, largest_tree_error, truth_of
 from tests.tiny_models import random_model
 from tests.zoo import ARCHITECTURES
 
@@ -33,7 +33,9 @@ class Measured:
     chosen: str
     """The path that auto takes."""
     errors: dict[str, float]
-    """Largest logit error by path, for every path that accepts the architecture."""
+    """Largest logit error by path, for every path that accepts the architecture; trees included where it runs them."""
+    trees: bool
+    """Whether the path that auto takes runs token trees."""
 
 
 def facts_of(model: PreTrainedModel) -> ModelFacts:
@@ -50,10 +52,13 @@ def measure(name: str) -> Measured:
             forward = FACTORIES[path](model, facts)
         except PathUnavailable:
             continue
-        errors[path] = largest_error(
-            ModelRunner(forward, facts, KVPool(NUM_BLOCKS, forward.block_size), model.device), truth
-        )
-    return Measured(name, architecture.notes, choose_path(model, facts, "auto", False).path.name, errors)
+        runner = ModelRunner(forward, facts, KVPool(NUM_BLOCKS, forward.block_size), model.device)
+        runner.tree_refusal = tree_refusal(runner, UncachedModel(model))
+        errors[path] = largest_error(runner, truth)
+        if runner.supports_trees:
+            errors[path] = max(errors[path], largest_tree_error(runner, truth))
+    chosen = choose_path(model, facts, "auto", False)
+    return Measured(name, architecture.notes, chosen.path.name, errors, chosen.supports_trees)
 
 
 def bound(error: float) -> str:
@@ -62,11 +67,15 @@ def bound(error: float) -> str:
 
 
 def table(measured: list[Measured]) -> str:
-    lines = ["| architecture | path chosen | also runs on | largest error | notes |", "|---|---|---|---|---|"]
+    lines = [
+        "| architecture | path chosen | also runs on | trees | largest error | notes |",
+        "|---|---|---|---|---|---|",
+    ]
     for one in measured:
         others = ", ".join(path for path in one.errors if path != one.chosen)
         error = bound(max(one.errors.values()))
-        lines.append(f"| {one.name} | {one.chosen} | {others or '-'} | < {error} | {one.notes} |")
+        trees = "yes" if one.trees else "no"
+        lines.append(f"| {one.name} | {one.chosen} | {others or '-'} | {trees} | < {error} | {one.notes} |")
     return "\n".join(lines)
 
 

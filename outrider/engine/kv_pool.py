@@ -7,7 +7,7 @@ held (by tables), idle (nobody holds it, but the prefix cache knows what it cont
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import grpc
 
@@ -124,6 +124,11 @@ class BlockTable:
     def block_size(self) -> int:
         return self._pool.block_size
 
+    def storage_indices(self, tokens: Iterable[int]) -> list[int]:
+        """Where each of these tokens lies, counted in tokens over all blocks."""
+        size = self.block_size
+        return [self.blocks[token // size] * size + token % size for token in tokens]
+
     def reserve(self, num_tokens: int) -> list[tuple[int, int]]:
         """Make room for tokens `self.num_tokens` to `num_tokens - 1`, which the caller is about to write.
 
@@ -146,6 +151,26 @@ class BlockTable:
         self.blocks.extend(fresh[len(copied) :])
         self.num_tokens = num_tokens
         return [(copied[0], fresh[0])] if copied else []
+
+    def rewrite(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The stored tokens `start` to `end - 1` are about to be written over: their blocks become this table's alone.
+
+        Returns the (from, to) block copies that the storage must make first, and withdraws what is published. Raises
+        OutOfBlocks, leaving the table unchanged.
+        """
+        assert start <= end <= self.num_tokens, f"tokens {start} to {end} of {self.num_tokens}"
+        pool = self._pool
+        written = range(start // pool.block_size, pool.num_blocks_for(end) if end > start else 0)
+        shared = [index for index in written if pool.num_references(self.blocks[index]) > 1]
+        fresh = pool.allocate(len(shared))
+        copies = [(self.blocks[index], to) for index, to in zip(shared, fresh, strict=True)]
+        for index, (before, to) in zip(shared, copies, strict=True):
+            self.blocks[index] = to
+            pool.release([before])
+        for index in written:
+            pool.prefix.withdraw(self.blocks[index])
+        del self.digests[start // pool.block_size + 1 :]
+        return copies
 
     def truncate(self, num_tokens: int) -> int:
         """Keep at most `num_tokens`; returns the blocks that became free. A partly filled block stays."""

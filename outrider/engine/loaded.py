@@ -43,6 +43,7 @@ class Loaded(WorkerState):
                 eos_token_ids=facts.eos_token_ids,
                 num_parameters=facts.num_parameters,
                 batch_invariant=self.runner.path.batch_invariant,
+                trees=self.runner.supports_trees,
                 quantization=facts.quantization,
                 tensor_parallel=facts.num_ranks,
                 kv_bytes_per_token=self.runner.kv_bytes_per_token,

@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.paths.forward_path import ForwardPath
+from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
 from outrider.engine.step_plan import Row
+from outrider.engine.token_tree import check_parents, check_path, positions
 from outrider.wire.errors import InvalidRequest
 
 
@@ -47,6 +48,8 @@ class ModelRunner:
         self.facts = facts
         self.path = path
         self.device = device
+        self.tree_refusal: str | None = "nobody has tried it"
+        """Why no row may be a token tree; None when rows may. Set by who chose the path, once it is known."""
         self.set_pool(pool)
 
     def set_pool(self, pool: KVPool) -> None:
@@ -64,6 +67,10 @@ class ModelRunner:
         table.free()
 
     @property
+    def supports_trees(self) -> bool:
+        return self.tree_refusal is None
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Over all layers; 0 before the first forward."""
         return self.path.kv_bytes_per_token
@@ -73,7 +80,8 @@ class ModelRunner:
         """-> [sum(num_logits), V] float32, rows in order, an inference tensor.
 
         Reserves blocks for the new tokens and writes their KV. Raises OutOfBlocks, or InvalidRequest for a token id
-        outside the vocabulary or a row past the context limit; every table is then as it was.
+        outside the vocabulary, a row past the context limit or a tree where trees are not run; every table is then as
+        it was.
         """
         self._check(rows)
         try:
@@ -83,6 +91,27 @@ class ModelRunner:
             for row in rows:
                 row.table.truncate(row.num_cached)
             raise
+
+    @torch.inference_mode()
+    def compact(self, row: Row, path: Sequence[int]) -> None:
+        """Keep, of the token tree that `row` fed last, the nodes of `path` alone, as if they had been fed as a chain.
+
+        path: nodes, as row.parents counts them, each of which follows the one before it and the first of which follows
+        the token before the tree; empty to keep none. The table then has row.tree_start + len(path) tokens. What other
+        tables read stays as it is. Raises OutOfBlocks when that takes a copy and there is no room, changing nothing.
+        """
+        assert row.parents is not None and isinstance(self.path, RunsTrees), "no token tree"
+        assert row.table.num_tokens == row.num_tokens, f"{row.table.num_tokens} stored, {row.num_tokens} claimed"
+        check_path(row.parents, path)
+        table, start = row.table, row.tree_start
+        moves = [(start + node, start + depth) for depth, node in enumerate(path) if node != depth]
+        if moves:
+            copies = table.rewrite(moves[0][1], start + len(path))
+            if copies:
+                self.path.copy_blocks(copies)
+            sources, destinations = (table.storage_indices(tokens) for tokens in zip(*moves, strict=True))
+            self.path.move_tokens(sources, destinations)
+        table.truncate(start + len(path))
 
     def _reserve(self, rows: Sequence[Row]) -> None:
         copies: list[tuple[int, int]] = []
@@ -98,10 +127,23 @@ class ModelRunner:
         for row in rows:
             assert 0 <= row.num_logits <= row.num_new and row.num_new > 0, f"row of {row.num_new} new tokens"
             assert row.table.num_tokens == row.num_cached, f"{row.table.num_tokens} stored, {row.num_cached} claimed"
-            if row.num_tokens > self.facts.context_limit:
+            num_tokens = row.num_tokens if row.parents is None else self._check_tree(row)
+            if num_tokens > self.facts.context_limit:
                 raise InvalidRequest(
-                    f"a row of {row.num_tokens} tokens is past the context limit, {self.facts.context_limit}"
+                    f"a row of {num_tokens} tokens is past the context limit, {self.facts.context_limit}"
                 )
+
+    def _check_tree(self, row: Row) -> int:
+        """Returns the tokens of its longest chain, those before the tree included."""
+        if self.tree_refusal is not None:
+            raise InvalidRequest(
+                f"the {self.path.name} path of {self.facts.model_id} runs no token trees: {self.tree_refusal}; "
+                "draft chains",
+                param="tree",
+            )
+        assert row.parents is not None and row.num_new <= len(row.parents) <= row.num_tokens, "nodes beside the tree"
+        check_parents(row.parents)
+        return 1 + int(positions(row.num_tokens, row.parents).max())
 
 
 class UncachedModel:

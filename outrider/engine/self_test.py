@@ -57,7 +57,7 @@ class _Sequence:
         self.num_cached = row.num_tokens
         if row.num_logits:
             truth = self.model.forward(row.last_ids(row.num_tokens))[-row.num_logits :]
-            self.errors.append(float((logits - truth).abs().max() / truth.abs().max()))
+            self.errors.append(_error(logits, truth))
 
     def rewrite(self, keep: int, generator: random.Random) -> None:
         """Forget all but `keep` tokens and go on otherwise, as after a rejection."""
@@ -89,6 +89,45 @@ def largest_error(runner: ModelRunner, model: UncachedModel | Remembered) -> flo
     for sequence in (a, b, c):
         sequence.table.free()
     return max(error for sequence in (a, b, c) for error in sequence.errors)
+
+
+PARENTS = (-1, 0, 0, 2, 1, 3, 2)
+"""Of the tree that is tried: siblings, so that places in the cache are no positions, and feeds of 4 and 3 nodes."""
+NUM_FIRST = 4
+PATHS = ((0, 2, 3, 5), (0, 1, 4))
+"""Those compared; of the first, two nodes move when it is kept."""
+
+
+def largest_tree_error(runner: ModelRunner, model: UncachedModel | Remembered) -> float:
+    """Feed a token tree in two parts beside a chain, keep one of its paths and go on; the error as in `largest_error`.
+
+    Whatever the model raises comes through. The runner's pool must have NUM_BLOCKS free.
+    """
+    generator = random.Random(1)
+    ids = [generator.randrange(runner.facts.vocab_size) for _ in range(9 + len(PARENTS) + 1)]
+    prompt, nodes, last = ids[:9], ids[9:-1], ids[-1]
+    table, beside = runner.pool.new_table(), runner.pool.new_table()
+    try:
+        runner.forward([Row.of(table, prompt, 0, 0), Row.of(beside, ids[:6], 0, 0)])
+        first = Row(table, nodes[:NUM_FIRST], 9, NUM_FIRST, prompt, PARENTS[:NUM_FIRST])
+        second = Row(table, nodes[NUM_FIRST:], 9 + NUM_FIRST, 3, [*prompt, *nodes[:NUM_FIRST]], PARENTS)
+        logits = runner.forward([first, Row.of(beside, ids[:8], 6, 0)])  # [4, V]
+        logits = torch.cat([logits, runner.forward([second])])  # [7, V]
+        runner.compact(second, PATHS[0])
+        chain = [*prompt, *(nodes[node] for node in PATHS[0]), last]
+        after = runner.forward([Row.of(table, chain, len(chain) - 1, 1)])  # [1, V]
+    finally:
+        table.free()
+        beside.free()
+    truth = model.forward(chain)[9:]
+    errors = [_error(torch.cat([logits[list(PATHS[0])], after]), truth)]
+    truth = model.forward([*prompt, *(nodes[node] for node in PATHS[1])])[9:]
+    errors.append(_error(logits[list(PATHS[1])], truth))
+    return max(errors)
+
+
+def _error(logits: Tensor, truth: Tensor) -> float:
+    return float((logits - truth).abs().max() / truth.abs().max())
 
 
 def _step(runner: ModelRunner, feeds: list[tuple[_Sequence, int, int]]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.kv_pool import TRASH_BLOCK, BlockTable
+from outrider.engine.token_tree import positions
 from outrider.wire.errors import InvalidRequest
 
 FORWARD_COST_TOKENS = 32
@@ -35,6 +36,9 @@ class Row:
     """Positions, counted from the end, whose logits are wanted; 0 for a piece of a prompt."""
     past_ids: Sequence[int]
     """Begins with the cached tokens; lent, not copied, and what it holds past num_cached is nobody's business here."""
+    parents: Sequence[int] | None = None
+    """Of a token tree, which the last len(parents) tokens are, all new ones among them: see `token_tree`. Those of its
+    nodes that were fed before are in the cache. None when every token follows the one before it."""
 
     @classmethod
     def of(cls, table: BlockTable, token_ids: Sequence[int], num_cached: int, num_logits: int) -> Row:
@@ -49,6 +53,17 @@ class Row:
     def num_tokens(self) -> int:
         """Up to the end of this feed."""
         return self.num_cached + len(self.new_ids)
+
+    @property
+    def tree_start(self) -> int:
+        """Tokens before the tree; all of them when there is none."""
+        return self.num_tokens - len(self.parents or ())
+
+    def positions(self, first: int) -> np.ndarray:
+        """[num_tokens - first] int64, of the tokens from `first` on."""
+        if self.parents is None:
+            return np.arange(first, self.num_tokens)
+        return positions(self.num_tokens, self.parents)[first:]
 
     def last_ids(self, count: int) -> list[int]:
         """The last `count` of all its tokens, at most num_tokens: a wide plan feeds some of the cached ones again."""
@@ -94,7 +109,7 @@ class StepPlan:
         ids = np.array([row.last_ids(width) for row in rows], dtype=np.int64)  # [B, q]
         check_ids(ids, vocab_size)
         padding = np.array([kv_len - row.num_tokens for row in rows], dtype=np.int64)  # [B]
-        positions = np.arange(kv_len - width, kv_len)[None, :] - padding[:, None]  # [B, q]
+        places = np.stack([row.positions(row.num_tokens - width) for row in rows])  # [B, q]
         mask = None
         if padding.any():
             mask = (np.arange(kv_len)[None, :] >= padding[:, None]).astype(np.int64)  # [B, L]
@@ -102,7 +117,7 @@ class StepPlan:
         gather = write_to = write_from = None
         if start is None:
             gather, write_to, write_from = _storage_indices(rows, width, kv_len)
-        tensors = _to_device((ids, positions, mask, gather, write_to, write_from), device)
+        tensors = _to_device((ids, places, mask, gather, write_to, write_from), device)
         ids_t, positions_t, mask_t, gather_t, write_to_t, write_from_t = tensors
         assert ids_t is not None and positions_t is not None
         return cls(ids_t, positions_t, mask_t, kv_len, start, gather_t, write_to_t, write_from_t)

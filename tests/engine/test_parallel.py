@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ def test_a_follower_reads_of_a_row_what_a_path_may_read(sizes: list[tuple[int, i
     for num_cached, num_new, num_logits in sizes:
         table = pool.new_table()
         table.reserve(num_cached + num_new)
-        rows.append(Row.of(table, list(range(100, 100 + num_cached + num_new)), num_cached, min(num_logits, num_new)))
+        row = Row.of(table, list(range(100, 100 + num_cached + num_new)), num_cached, min(num_logits, num_new))
+        rows.append(replace(row, parents=[-1, *[0] * (num_new - 1)] if num_new % 2 else None))
     widest = max(row.num_new for row in rows)
     for with_past in (False, True):
         said = messages.decode(messages.encode_forward(rows, with_past=with_past))
@@ -38,10 +40,12 @@ def test_a_follower_reads_of_a_row_what_a_path_may_read(sizes: list[tuple[int, i
             assert (found.table.blocks, found.table.block_size) == (row.table.blocks, 4)
             width = min(widest, row.num_tokens) if with_past else row.num_new
             assert found.last_ids(width) == row.last_ids(width)
+            assert found.parents == row.parents
 
 
 def test_the_other_messages() -> None:
     assert messages.decode(messages.encode_copies([(3, 9), (4, 1)])) == messages.CopyBlocks([(3, 9), (4, 1)])
+    assert messages.decode(messages.encode_move([50, 61], [48, 49])) == messages.MoveTokens([50, 61], [48, 49])
     assert messages.decode(messages.encode_storage(70, 16)) == messages.SetStorage(70, 16)
     assert messages.decode(messages.encode_end()) == messages.End()
 

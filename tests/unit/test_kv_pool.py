@@ -97,6 +97,35 @@ def test_a_failed_copy_on_write_changes_nothing() -> None:
     assert fork.blocks == table.blocks and pool.num_references(fork.blocks[1]) == 2
 
 
+def test_stored_tokens_are_rewritten_in_blocks_of_their_own() -> None:
+    pool = KVPool(8, block_size=4)
+    table = pool.new_table()
+    table.reserve(14)
+    pool.prefix.publish(table, range(14))  # blocks 0 to 2
+    fork = table.fork()
+    before = list(table.blocks)
+    assert table.rewrite(6, 6) == []
+    copies = table.rewrite(6, 12)  # blocks 1 and 2
+    assert copies == [(before[1], table.blocks[1]), (before[2], table.blocks[2])]
+    assert fork.blocks == before and (table.blocks[0], table.blocks[3]) == (before[0], before[3])
+    assert [pool.prefix.is_published(block) for block in table.blocks] == [True, False, False, False]
+    assert len(table.digests) == 2 and table.num_tokens == 14
+    assert table.free() == 2
+    assert fork.rewrite(13, 14) == [] and fork.rewrite(1, 2) == []  # the only holder by now
+    assert [pool.prefix.is_published(block) for block in fork.blocks] == [False, True, True, False]
+
+
+def test_a_rewrite_that_finds_no_block_changes_nothing() -> None:
+    pool = KVPool(3, block_size=4)
+    table = pool.new_table()
+    table.reserve(8)
+    pool.prefix.publish(table, range(8))
+    fork = table.fork()
+    with pytest.raises(OutOfBlocks):
+        fork.rewrite(3, 5)
+    assert fork.blocks == table.blocks and fork.digests == table.digests and pool.prefix.num_published == 2
+
+
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (4, 0)])
 def test_impossible_sizes_are_refused(num_blocks: int, block_size: int) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):

@@ -204,14 +204,13 @@ static void finish(const Query& query, const float* sums, vf total, int size) {
     for (int d = 0; d < size; ++d) narrow(static_cast<Out*>(query.out) + d, sums[d] * share);
 }
 
-// `queries` in the order of their positions; `table` is their sequence's, and holds the last of those.
+// The tiles of the keys up to `last`. `queries`, the first of them number `number` of the work, come in the order of their
+// positions, or every position is past all these keys.
 template <class KV>
-static void attend(const Cache<KV>& cache, int head, const int32_t* table, const Query* queries, int count,
-                   Softmax& state, bool narrow_out) {
-    state.reset(count, cache.padded);
+static void attend_tiles(const Cache<KV>& cache, int head, const int32_t* table, const Query* queries, int count,
+                         int32_t last, Softmax& state, int number) {
     int32_t from = queries[0].first;
     for (int i = 1; i < count; ++i) from = std::min(from, queries[i].first);
-    const int32_t last = queries[count - 1].position;
     for (int32_t first = from / TILE * TILE; first <= last; first += TILE) {
         const Tile<KV> tile(cache, head, table, first, last);
         for (int at = 0; at < count; at += GROUP) {
@@ -220,14 +219,27 @@ static void attend(const Cache<KV>& cache, int head, const int32_t* table, const
             int32_t begin = queries[at].first;
             for (int r = 1; r < rows; ++r) begin = std::min(begin, queries[at + r].first);
             if (seen <= 0 || begin >= first + TILE) continue;
-            attend_rows<KV, GROUP>(rows, queries + at, tile, first, seen, cache.size, cache.padded, state, at);
+            attend_rows<KV, GROUP>(rows, queries + at, tile, first, seen, cache.size, cache.padded, state,
+                                   number + at);
         }
     }
+}
+
+static void finish_all(const Query* queries, int count, int size, int padded, const Softmax& state, bool narrow_out) {
     for (int i = 0; i < count; ++i) {
-        const float* sums = state.sums.data() + static_cast<int64_t>(i) * cache.padded;
-        if (narrow_out) finish<bf16>(queries[i], sums, state.total[i], cache.size);
-        else finish<float>(queries[i], sums, state.total[i], cache.size);
+        const float* sums = state.sums.data() + static_cast<int64_t>(i) * padded;
+        if (narrow_out) finish<bf16>(queries[i], sums, state.total[i], size);
+        else finish<float>(queries[i], sums, state.total[i], size);
     }
+}
+
+// `queries` in the order of their positions; `table` is their sequence's, and holds the last of those.
+template <class KV>
+static void attend(const Cache<KV>& cache, int head, const int32_t* table, const Query* queries, int count,
+                   Softmax& state, bool narrow_out) {
+    state.reset(count, cache.padded);
+    attend_tiles(cache, head, table, queries, count, queries[count - 1].position, state, 0);
+    finish_all(queries, count, cache.size, cache.padded, state, narrow_out);
 }
 
 }  // namespace outrider

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention.h"
+#include "branch.h"
 #include "gemm.h"
 #include "rows.h"
 #include "threads.h"
@@ -28,8 +29,12 @@ struct Layer {
 
 struct RowPlan {
     int32_t num_new, num_cached, num_logits, num_blocks;
+    int32_t num_nodes;       // of the token tree that its last tokens are; 0 for a chain
     int32_t first_token;
     const int32_t* table;
+    const int32_t* parents;  // [num_nodes]
+
+    Tree tree() const { return {num_cached + num_new - num_nodes, parents}; }
 };
 
 // Tokens `from` to `to` of a row, for one key and value head.
@@ -63,6 +68,7 @@ struct Scratch {
     alignas(64) float sums[MOST_ROWS * PIECE];
     Softmax softmax;
     std::vector<Query> queries;
+    Branch branch;
 };
 
 class Model {
@@ -99,7 +105,8 @@ class Model {
     int group() const { return spec.heads / spec.kv_heads; }
     int padded_head() const { return static_cast<int>(round_up(spec.head_size, PADDED)); }
 
-    // plan: token ids, then (new, cached, logits, blocks) of each row, then the rows' tables.
+    // plan: token ids, then (new, cached, logits, blocks, nodes) of each row, then the rows' tables, then the nodes'
+    // parents: indices among the row's nodes, -1 for the token before the tree.
     // Returns 0, or 1 + the index of a token id outside the vocabulary.
     int64_t forward(const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits);
 
@@ -120,6 +127,7 @@ class Model {
     template <class KV> void attend_work(int layer, const HeadWork& work, Scratch& scratch);
     template <class KV> int attention(int phase, int layer, Scratch& scratch);
     void read_plan(const int32_t* plan);
+    void place_tree(const RowPlan& row);
     void split_heads();
     template <class Use>
     int linear(int phase, Scratch& scratch, const Matrix& matrix, const Rows& x, int64_t rows, Use use);
@@ -143,6 +151,7 @@ class Model {
     int32_t num_tokens_ = 0;
     std::vector<RowPlan> rows_;
     std::vector<int32_t> positions_, all_, wanted_;  // by token; token numbers
+    std::vector<int32_t> depths_;                    // of a tree's nodes
     std::vector<HeadWork> prepare_, attend_;         // prepare_ is empty when each of attend_ prepares its own
     float* logits_ = nullptr;
 };

@@ -6,14 +6,14 @@ namespace outrider {
 inline void Model::read_plan(const int32_t* plan) {
     ids_ = plan;
     const int32_t* numbers = plan + num_tokens_;
-    const int32_t* table = numbers + 4 * rows_.size();
+    const int32_t* table = numbers + 5 * rows_.size();
     positions_.resize(num_tokens_);
     all_.resize(num_tokens_);
     wanted_.clear();
     int32_t token = 0;
     for (auto& row : rows_) {
-        row = {numbers[0], numbers[1], numbers[2], numbers[3], token, table};
-        numbers += 4;
+        row = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], token, table, nullptr};
+        numbers += 5;
         table += row.num_blocks;
         for (int32_t i = 0; i < row.num_new; ++i, ++token) {
             all_[token] = token;
@@ -21,6 +21,28 @@ inline void Model::read_plan(const int32_t* plan) {
             if (i >= row.num_new - row.num_logits) wanted_.push_back(token);
         }
     }
+    const int32_t* parents = table;
+    for (auto& row : rows_) {
+        if (row.num_nodes == 0) continue;
+        row.parents = parents;
+        parents += row.num_nodes;
+        place_tree(row);
+    }
+}
+
+// A node's position is that of a chain that ends with it.
+inline void Model::place_tree(const RowPlan& row) {
+    const int32_t start = row.tree().start, num_before = row.num_nodes - row.num_new;
+    int32_t deepest = 0;
+    depths_.resize(row.num_nodes);
+    for (int32_t node = 0; node < row.num_nodes; ++node) {
+        const int32_t parent = row.parents[node];
+        depths_[node] = parent < 0 ? 0 : depths_[parent] + 1;
+        deepest = std::max(deepest, depths_[node]);
+        if (node >= num_before) positions_[row.first_token + node - num_before] = start + depths_[node];
+    }
+    const int64_t bytes = element_bytes(static_cast<Kind>(spec.dtype));
+    for (auto& scratch : scratch_) scratch.branch.fit(start, deepest, spec.head_size, padded_head(), bytes);
 }
 
 // Short rows are prepared and attended in one piece per head; a long one is prepared everywhere before any is attended.
@@ -109,7 +131,7 @@ void Model::prepare(int layer_index, const HeadWork& work) {
     const float* query_norm = layer.query_norm.empty() ? nullptr : layer.query_norm.data();
     const float* key_norm = layer.key_norm.empty() ? nullptr : layer.key_norm.data();
     for (int32_t i = work.from; i < work.to; ++i) {
-        const int32_t token = row.first_token + i, position = positions_[token];
+        const int32_t token = row.first_token + i, position = positions_[token], place = row.num_cached + i;
         const float* cosines = cosine.data() + static_cast<int64_t>(position) * (size / 2);
         const float* sines = sine.data() + static_cast<int64_t>(position) * (size / 2);
         float* heads = qkv_.floats(token, static_cast<int64_t>(work.head) * queries * size);
@@ -119,7 +141,7 @@ void Model::prepare(int layer_index, const HeadWork& work) {
         float* key = qkv_.floats(token, static_cast<int64_t>(spec.heads + work.head) * size);
         rotate_head(key, size, key_norm, spec.epsilon, cosines, sines, 1.0f);
         const float* value = qkv_.floats(token, static_cast<int64_t>(spec.heads + spec.kv_heads + work.head) * size);
-        const int32_t block = row.table[position / BLOCK], slot = position % BLOCK;
+        const int32_t block = row.table[place / BLOCK], slot = place % BLOCK;
         KV* keys_at = const_cast<KV*>(store_to.key_block(block, work.head)) + slot;
         KV* values_at = const_cast<KV*>(store_to.value_block(block, work.head)) + slot * padded;
         for (int d = 0; d < size; ++d) narrow(keys_at + d * BLOCK, key[d]);
@@ -141,8 +163,11 @@ void Model::attend_work(int layer_index, const HeadWork& work, Scratch& scratch)
                                         window ? std::max(0, position - window + 1) : 0, mixed_.at(token, column)};
         }
     }
-    attend(cache<KV>(layer_index), work.head, row.table, scratch.queries.data(), count, scratch.softmax,
-           input == Kind::bfloat16);
+    if (row.num_nodes == 0)
+        return attend(cache<KV>(layer_index), work.head, row.table, scratch.queries.data(), count, scratch.softmax,
+                      input == Kind::bfloat16);
+    attend_tree(cache<KV>(layer_index), work.head, row.table, row.tree(), row.num_nodes - row.num_new + work.from,
+                scratch.queries.data(), count, group(), scratch.branch, scratch.softmax, input == Kind::bfloat16);
 }
 
 template <class KV>

@@ -61,7 +61,8 @@ def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) ->
 
     from outrider.engine.loader import load_runner
     from outrider.engine.parallel.group import Group, join_group
-    from outrider.engine.parallel.messages import CopyBlocks, End, Forward, SetStorage, decode
+    from outrider.engine.parallel.messages import CopyBlocks, End, Forward, MoveTokens, SetStorage, decode
+    from outrider.engine.paths.forward_path import RunsTrees
 
     torch.set_num_threads(num_threads)
     store = Path(settings.pop("store"))
@@ -83,6 +84,9 @@ def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) ->
                     path.forward(rows)
                 case CopyBlocks(copies):
                     path.copy_blocks(copies)
+                case MoveTokens(sources, destinations):
+                    assert isinstance(path, RunsTrees)
+                    path.move_tokens(sources, destinations)
                 case SetStorage(num_blocks, block_size):
                     path.set_storage(num_blocks, block_size)
                 case End():

@@ -5,14 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from outrider.engine.step_plan import Row
 
 _KIND = struct.Struct("<8s")
-_FORWARD, _COPY, _STORAGE, _END = b"forward", b"copy", b"storage", b"end"
-_NUM_ROW_FIELDS = 5
+_FORWARD, _COPY, _MOVE, _STORAGE, _END = b"forward", b"copy", b"move", b"storage", b"end"
+_NUM_ROW_FIELDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,12 @@ class CopyBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveTokens:
+    sources: list[int]
+    destinations: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class SetStorage:
     num_blocks: int
     block_size: int
@@ -44,7 +51,7 @@ class End:
     """The worker stops in good order."""
 
 
-Message = Forward | CopyBlocks | SetStorage | End
+Message = Forward | CopyBlocks | MoveTokens | SetStorage | End
 
 
 def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
@@ -53,15 +60,21 @@ def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
     numbers: list[int] = [len(rows), rows[0].table.block_size if rows else 1]
     for row in rows:
         past = row.last_ids(min(widest, row.num_tokens))[: -row.num_new] if with_past else []
-        numbers += (row.num_new, row.num_cached, row.num_logits, len(row.table.blocks), len(past))
+        parents = row.parents or ()
+        numbers += (row.num_new, row.num_cached, row.num_logits, len(row.table.blocks), len(past), len(parents))
         numbers += row.new_ids
         numbers += row.table.blocks
         numbers += past
+        numbers += parents
     return _pack(_FORWARD, numbers)
 
 
 def encode_copies(copies: Sequence[tuple[int, int]]) -> bytes:
     return _pack(_COPY, [block for pair in copies for block in pair])
+
+
+def encode_move(sources: Sequence[int], destinations: Sequence[int]) -> bytes:
+    return _pack(_MOVE, [*sources, *destinations])
 
 
 def encode_storage(num_blocks: int, block_size: int) -> bytes:
@@ -79,6 +92,8 @@ def decode(message: bytes) -> Message:
         return Forward(_rows(numbers))
     if kind == _COPY:
         return CopyBlocks(list(zip(numbers[::2], numbers[1::2], strict=True)))
+    if kind == _MOVE:
+        return MoveTokens(numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :])
     if kind == _STORAGE:
         return SetStorage(*numbers)
     assert kind == _END, f"a message of kind {kind!r}"
@@ -93,11 +108,13 @@ def _rows(numbers: list[int]) -> list[Row]:
     num_rows, block_size, at = numbers[0], numbers[1], 2
     rows = []
     for _ in range(num_rows):
-        num_new, num_cached, num_logits, num_blocks, num_past = numbers[at : at + _NUM_ROW_FIELDS]
+        num_new, num_cached, num_logits, num_blocks, num_past, num_nodes = numbers[at : at + _NUM_ROW_FIELDS]
         at += _NUM_ROW_FIELDS
         new_ids, at = numbers[at : at + num_new], at + num_new
         blocks, at = numbers[at : at + num_blocks], at + num_blocks
         past, at = numbers[at : at + num_past], at + num_past
+        parents, at = numbers[at : at + num_nodes] or None, at + num_nodes
         past_ids = [0] * (num_cached - num_past) + past if past else []  # what lies before them is never read
-        rows.append(Row(LentTable(blocks, block_size), new_ids, num_cached, num_logits, past_ids))  # type: ignore[arg-type]
+        table: Any = LentTable(blocks, block_size)
+        rows.append(Row(table, new_ids, num_cached, num_logits, past_ids, parents))
     return rows

@@ -24,7 +24,7 @@ from outrider.engine.parallel import messages
 from outrider.engine.parallel.checks import check_devices
 from outrider.engine.parallel.group import STEP_TIMEOUT, Group, join_group
 from outrider.engine.parallel.meeting import Guest, make_private, receive_guests
-from outrider.engine.paths.forward_path import ForwardPath
+from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
 from outrider.engine.step_plan import Row, check_ids
 from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.host import split_evenly
@@ -221,6 +221,11 @@ class ParallelPath:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         with self._team.together(messages.encode_copies(copies)):
             self._path.copy_blocks(copies)
+
+    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        assert isinstance(self._path, RunsTrees)
+        with self._team.together(messages.encode_move(sources, destinations)):
+            self._path.move_tokens(sources, destinations)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Raises Unavailable when a rank was lost on the way, or this one failed: the team is lost then."""

@@ -12,10 +12,10 @@ from outrider.engine.model_files import first_line
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.packed_linear import pack_linears, unpack_linears
 from outrider.engine.paths.dense import DensePath
-from outrider.engine.paths.forward_path import BLOCK_SIZE, ForwardPath, PathUnavailable
+from outrider.engine.paths.forward_path import BLOCK_SIZE, ForwardPath, PathUnavailable, RunsTrees
 from outrider.engine.paths.fused import FusedPath
 from outrider.engine.paths.paged import PagedPath
-from outrider.engine.self_test import NUM_BLOCKS, TOLERANCE, Remembered, largest_error
+from outrider.engine.self_test import NUM_BLOCKS, TOLERANCE, Remembered, largest_error, largest_tree_error
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
@@ -84,6 +84,9 @@ def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered
         raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), model.device)
     _self_test(runner, truth)
+    runner.tree_refusal = tree_refusal(runner, truth)
+    if runner.tree_refusal is not None:
+        log.info("%s runs no token trees on the path %s: %s", type(model).__name__, name, runner.tree_refusal)
     return runner
 
 
@@ -99,6 +102,20 @@ def _pack(model: PreTrainedModel, runner: ModelRunner, truth: Remembered) -> Non
         log.warning("%s keeps its plain linear layers: packed, it %s", type(model).__name__, reason)
         return
     log.info("%d linear layers of %s have packed weights", num_packed, type(model).__name__)
+
+
+def tree_refusal(runner: ModelRunner, truth: UncachedModel | Remembered) -> str | None:
+    """Why rows may not be token trees; None when they may."""
+    if not isinstance(runner.path, RunsTrees):
+        return "it has no attention of trees"
+    runner.tree_refusal = None  # or it would not be tried
+    try:
+        error = largest_tree_error(runner, truth)
+    except Exception as reason:  # whatever a class does with positions or a mask that it does not know
+        return f"does not run with them: {type(reason).__name__}: {first_line(reason)}"
+    if not error <= TOLERANCE[runner.facts.dtype]:  # NaN fails
+        return f"computes other logits than for a chain: largest difference {error:.2e} of the largest logit"
+    return None
 
 
 def _self_test(runner: ModelRunner, truth: Remembered) -> None:

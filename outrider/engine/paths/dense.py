@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine.paths.dense_cache import DenseCache
+from outrider.engine.paths.dense_masks import TreeMasks
 from outrider.engine.paths.forward_path import BLOCK_SIZE
 from outrider.engine.step_plan import Row, StepPlan, group_rows
 
@@ -29,6 +30,7 @@ class DensePath:
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+        self._masks = TreeMasks(model.config.get_text_config(decoder=True), takes_positions=self._takes_positions)
         self._cache: DenseCache | None = None
 
     @property
@@ -41,6 +43,10 @@ class DensePath:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         assert self._cache is not None
         self._cache.copy_blocks(copies)
+
+    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        assert self._cache is not None
+        self._cache.move_tokens(sources, destinations, self._model.device)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         groups = group_rows(rows)
@@ -62,6 +68,8 @@ class DensePath:
         # 0 would mean every column to transformers; one row of the head too many is the cheapest there is.
         num_kept = max(1, max(row.num_logits for row in rows))
         arguments: dict[str, Any] = {"input_ids": plan.input_ids, "attention_mask": plan.attention_mask}
+        if any(row.parents is not None for row in rows):
+            arguments["attention_mask"] = self._masks.of(rows, plan, self._model.dtype)
         if self._takes_positions:
             arguments["position_ids"] = plan.position_ids
         if self._takes_logits_to_keep:

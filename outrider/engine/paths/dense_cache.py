@@ -6,7 +6,7 @@ right-aligned. Sliding-window layers keep every token too, since a ring buffer c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,13 @@ class DenseLayer(CacheLayerMixin):
                 for source, destination in copies:
                     storage[destination].copy_(storage[source])
 
+    def move_tokens(self, sources: Tensor, destinations: Tensor) -> None:
+        """Both [N] int64 storage indices, on the storage's device."""
+        for storage in (self.keys, self.values):
+            if storage is not None:
+                flat = storage.flatten(0, 1)  # [tokens, H, D], a view
+                flat.index_copy_(0, destinations, flat.index_select(0, sources))
+
     @property
     def bytes_per_token(self) -> int:
         """0 while the shape is unknown."""
@@ -98,6 +105,11 @@ class DenseCache(Cache):
         if copies:
             for layer in self.layers:
                 layer.copy_blocks(copies)
+
+    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int], device: torch.device) -> None:
+        read, written = torch.tensor([sources, destinations], device=device)  # [N] each
+        for layer in self.layers:
+            layer.move_tokens(read, written)
 
     @property
     def bytes_per_token(self) -> int:

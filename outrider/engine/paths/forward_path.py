@@ -50,6 +50,18 @@ class ForwardPath(Protocol):
 
 
 @runtime_checkable
+class RunsTrees(Protocol):
+    """A path whose rows may be token trees (`Row.parents`), as far as the model's own modules let it: the self-test of
+    trees has the last word."""
+
+    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """KV of every layer from one place of the storage to another, which may have been a source: all are read first.
+
+        Counted in tokens over all blocks.
+        """
+
+
+@runtime_checkable
 class Repacks(Protocol):
     """A path that has the weights in a form of its own, after which the model's modules may go."""
 

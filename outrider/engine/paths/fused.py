@@ -64,19 +64,28 @@ class FusedPath:
             for storage in (self._keys, self._values):
                 storage[:, destination].copy_(storage[:, source])
 
+    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        read, written = torch.tensor([sources, destinations])  # [N] each
+        (blocks, slots), (to_blocks, to_slots) = ((at // BLOCK_SIZE, at % BLOCK_SIZE) for at in (read, written))
+        self._keys[:, to_blocks, :, :, to_slots] = self._keys[:, blocks, :, :, slots]
+        self._values[:, to_blocks, :, to_slots] = self._values[:, blocks, :, slots]
+
     def forward(self, rows: Sequence[Row]) -> Tensor:
         ids: list[int] = []
         numbers: list[int] = []
         blocks: list[int] = []
+        parents: list[int] = []
         num_logits = 0
         for row in rows:
             table = row.table.blocks
             ids += row.new_ids
-            numbers += (len(row.new_ids), row.num_cached, row.num_logits, len(table))
+            nodes = row.parents or ()
+            numbers += (len(row.new_ids), row.num_cached, row.num_logits, len(table), len(nodes))
             blocks += table
+            parents += nodes
             num_logits += row.num_logits
         try:
-            plan = array("i", ids + numbers + blocks)
+            plan = array("i", ids + numbers + blocks + parents)
         except OverflowError:
             raise self._outside(next(i for i in ids if not 0 <= i < self._shape.vocab)) from None
         logits = torch.empty(num_logits, self._shape.vocab)  # [N, V] float32

@@ -1,4 +1,4 @@
-"""Which keys a layer's queries may see, as the model's class reads its configuration. Used by `fused` and `paged`."""
+"""Which keys a layer's queries may see, as the model's class reads its configuration. Used by every path."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def layer_limits(config: PreTrainedConfig, index: int) -> tuple[int | None, int 
 
     Of classes whose attention leaves them to the mask. Those that tell the attention function are believed there.
     """
-    layer_types = _declared(config, "layer_types")
+    layer_types = declared(config, "layer_types")
     kind = layer_types[index] if layer_types else "sliding_attention"
-    window = _declared(config, "sliding_window") if kind == "sliding_attention" else None
-    chunk = _declared(config, "attention_chunk_size") if kind == "chunked_attention" else None
+    window = declared(config, "sliding_window") if kind == "sliding_attention" else None
+    chunk = declared(config, "attention_chunk_size") if kind == "chunked_attention" else None
     return window, chunk
 
 
-def _declared(config: PreTrainedConfig, name: str) -> Any:
+def declared(config: PreTrainedConfig, name: str) -> Any:
     """None for a name that the class does not know: transformers keeps it, and the model pays no heed to it.
 
     A Mistral or Qwen that was saved as a Llama has its window in config.json, and full attention.

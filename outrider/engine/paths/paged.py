@@ -54,6 +54,10 @@ class PagedPath:
         assert self._cache is not None
         self._cache.copy_blocks(copies)
 
+    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        assert self._cache is not None
+        self._cache.move_tokens(sources, destinations, self._model.device)
+
     def forward(self, rows: Sequence[Row]) -> Tensor:
         assert self._cache is not None
         if not rows:

@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from outrider.engine.kv_pool import TRASH_BLOCK
 from outrider.engine.paths.paged_plan import AttentionOptions, PackedRow, PagedPlan
+from outrider.engine.token_tree import seen
 
 TOGETHER_BYTES = 1 << 20
 """Rows are read together while their padded keys take at most this. On CPU, 32 rows of 16 to 64 tokens cost 1.27 of the
@@ -156,7 +157,8 @@ def _first_key_seen(group: _Group, options: AttentionOptions) -> int:
     """Keys of a single row before this one are outside every query's window."""
     if len(group.rows) > 1:
         return 0
-    position = group.kv_len - group.width  # of the first query
+    parents = group.rows[0].parents
+    position = group.kv_len - (group.width if parents is None else len(parents))  # no query has an earlier one
     if options.chunk is not None:
         return position // options.chunk * options.chunk
     return 0 if options.window is None else max(0, position + 1 - options.window)
@@ -176,12 +178,12 @@ def _mask(
     group: _Group, first: int, num_shared: int, options: AttentionOptions, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
     """[B, 1, G * q, L - first], 0 or -inf to be added to the scores; None when everything is seen."""
-    if len(group.rows) == 1 and group.width == 1:
+    if len(group.rows) == 1 and group.width == 1 and group.rows[0].parents is None:
         return None
     key = (options.window, options.chunk, num_shared, dtype)
     if key not in group.masks:
-        seen = _seen(group, first, options)  # [B, q, L]
-        mask = torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf)))
+        sees = _seen(group, first, options)  # [B, q, L]
+        mask = torch.from_numpy(np.where(sees, np.float32(0), np.float32(-np.inf)))
         mask = mask[:, None, None].expand(-1, 1, num_shared, -1, -1)  # [B, 1, G, q, L]
         group.masks[key] = mask.reshape(len(group.rows), 1, -1, mask.shape[-1]).to(device, dtype)
     return group.masks[key]
@@ -189,15 +191,25 @@ def _mask(
 
 def _seen(group: _Group, first: int, options: AttentionOptions) -> np.ndarray:
     """[B, q, L - first] bool."""
+    if any(row.parents is not None for row in group.rows):
+        return _seen_in_trees(group, options)[:, :, first:]
     kv_lens = np.array([row.kv_len for row in group.rows])
     queries = (kv_lens[:, None] - group.width + np.arange(group.width))[:, :, None]  # [B, q, 1] positions
     keys = np.arange(first, group.kv_len)[None, None, :]
-    seen = keys <= queries
+    sees = keys <= queries
     if options.window is not None:
-        seen &= keys > queries - options.window
+        sees &= keys > queries - options.window
     if options.chunk is not None:
-        seen &= keys // options.chunk == queries // options.chunk
-    return seen
+        sees &= keys // options.chunk == queries // options.chunk
+    return sees
+
+
+def _seen_in_trees(group: _Group, options: AttentionOptions) -> np.ndarray:
+    """[B, q, L] bool, chains beside them included."""
+    sees = np.zeros((len(group.rows), group.width, group.kv_len), dtype=bool)
+    for i, row in enumerate(group.rows):
+        sees[i, :, : row.kv_len] = seen(row.kv_len, row.parents, group.width, options.window, options.chunk)
+    return sees
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: AttentionOptions) -> Tensor:

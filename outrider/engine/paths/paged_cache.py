@@ -7,7 +7,7 @@ chunks are the attention backend's work. It finds the blocks through the cache t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,6 +80,13 @@ class PagedLayer(CacheLayerMixin):
                 for source, destination in copies:
                     storage[destination].copy_(storage[source])
 
+    def move_tokens(self, sources: Tensor, destinations: Tensor) -> None:
+        """Both [N] int64 storage indices, on the storage's device."""
+        for storage in (self.keys, self.values):
+            if storage is not None:
+                flat = storage.flatten(0, 1)  # [tokens, H, D], a view
+                flat.index_copy_(0, destinations, flat.index_select(0, sources))
+
     @property
     def bytes_per_token(self) -> int:
         """0 while the shape is unknown."""
@@ -125,6 +132,11 @@ class PagedCache(Cache):
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         for layer in self.layers:
             layer.copy_blocks(copies)
+
+    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int], device: torch.device) -> None:
+        read, written = torch.tensor([sources, destinations], device=device)  # [N] each
+        for layer in self.layers:
+            layer.move_tokens(read, written)
 
     @property
     def bytes_per_token(self) -> int:

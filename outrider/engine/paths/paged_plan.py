@@ -29,6 +29,8 @@ class PackedRow:
     """Tokens it has with the new ones: the last query sees this many keys."""
     blocks: Sequence[int]
     """Enough for kv_len tokens, in order. The table's own list: read it during this forward only."""
+    parents: Sequence[int] | None = None
+    """Of a token tree; as in `Row`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,17 @@ class PagedPlan:
         packed = _packed(rows)
         ids = np.concatenate([np.asarray(row.new_ids, dtype=np.int64) for row in rows])  # [T]
         check_ids(ids, vocab_size)
-        positions = np.concatenate([np.arange(row.num_cached, row.num_tokens) for row in rows])  # [T]
+        places = np.concatenate([np.arange(row.num_cached, row.num_tokens) for row in rows])  # [T]
+        positions = places
+        if any(row.parents is not None for row in rows):
+            positions = np.concatenate([row.positions(row.num_cached) for row in rows])  # [T]
         num_new = np.array([row.num_new for row in packed], dtype=np.int64)  # [B]
         kv_lens = np.array([row.kv_len for row in packed], dtype=np.int64)  # [B]
         table, block_size = _block_table(packed), rows[0].table.block_size
         ends = [row.start + row.num_new for row in packed]
         wanted = [np.arange(end - row.num_logits, end) for end, row in zip(ends, rows, strict=True)]
         arrays = [
-            *(ids, positions, _indices(table, num_new, positions, block_size), np.concatenate(wanted)),
+            *(ids, positions, _indices(table, num_new, places, block_size), np.concatenate(wanted)),
             *([_indices(table, kv_lens, _ranges(kv_lens), block_size)] if gathers else []),
             *(_cumulative(num_new), kv_lens.astype(np.int32), _cumulative(kv_lens), table),
         ]
@@ -85,15 +90,15 @@ class PagedPlan:
 def _packed(rows: Sequence[Row]) -> list[PackedRow]:
     packed, start = [], 0
     for row in rows:
-        packed.append(PackedRow(start, row.num_new, row.num_tokens, row.table.blocks))
+        packed.append(PackedRow(start, row.num_new, row.num_tokens, row.table.blocks, row.parents))
         start += row.num_new
     return packed
 
 
-def _indices(table: np.ndarray, counts: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
-    """Storage indices of the tokens at `positions` [N] of rows that have counts [B] of them each -> [N] int64."""
-    blocks = table[np.repeat(np.arange(len(counts)), counts), positions // block_size].astype(np.int64)
-    return blocks * block_size + positions % block_size
+def _indices(table: np.ndarray, counts: np.ndarray, places: np.ndarray, block_size: int) -> np.ndarray:
+    """Storage indices of the tokens at `places` [N] of rows that have counts [B] of them each -> [N] int64."""
+    blocks = table[np.repeat(np.arange(len(counts)), counts), places // block_size].astype(np.int64)
+    return blocks * block_size + places % block_size
 
 
 def _ranges(counts: np.ndarray) -> np.ndarray:

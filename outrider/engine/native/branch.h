@@ -1,0 +1,103 @@
+// Attention of token trees: a node sees what comes before the tree, its ancestors and itself.
+//
+// Nodes lie in the cache in the order in which they were fed. Where the tree begins, each node's keys and values are laid
+// out anew as a chain that ends with it, so that its sums take the order of a chain's and have the same bits.
+#pragma once
+
+#include "attention.h"
+
+namespace outrider {
+
+struct Tree {
+    int32_t start;           // tokens before it
+    const int32_t* parents;  // of each node, the index of the one it follows; -1 for the token before the tree
+};
+
+// One node's chain from the tile on in which the tree begins, for one key and value head.
+class Branch {
+   public:
+    // Room for the chains of a tree; what no thread may wait for or fail at.
+    void fit(int32_t start, int32_t deepest, int size, int padded, int64_t element_bytes) {
+        const int32_t num_blocks = (start % TILE + deepest) / BLOCK + 1;
+        const int64_t key_bytes = num_blocks * size * BLOCK * element_bytes;
+        const int64_t value_bytes = num_blocks * padded * BLOCK * element_bytes;
+        if (key_bytes > keys_.bytes()) keys_.resize(key_bytes);
+        if (value_bytes > values_.bytes()) values_.resize(value_bytes);
+        while (static_cast<int32_t>(table_.size()) < num_blocks) table_.push_back(static_cast<int32_t>(table_.size()));
+        path_.reserve(deepest + 1);
+        held_.reserve(deepest + 1);
+    }
+
+    // What every node sees of the tile in which the tree begins.
+    template <class KV>
+    void begin(const Cache<KV>& from, int head, const int32_t* table, const Tree& tree) {
+        const int32_t base = tree.start / TILE * TILE;
+        const Cache<KV> to = cache<KV>(from.size, from.padded);
+        for (int32_t place = base; place < tree.start; place += BLOCK) {
+            const int32_t block = (place - base) / BLOCK;
+            copy(to.key_block(block, 0), from.key_block(table[place / BLOCK], head), from.size * BLOCK);
+            copy(to.value_block(block, 0), from.value_block(table[place / BLOCK], head), from.padded * BLOCK);
+        }
+        held_.clear();
+    }
+
+    // The chain that ends with `node`; what it shares with the one before stays.
+    template <class KV>
+    void follow(const Cache<KV>& from, int head, const int32_t* table, const Tree& tree, int32_t node) {
+        path_.clear();
+        for (int32_t at = node; at >= 0; at = tree.parents[at]) path_.push_back(at);
+        std::reverse(path_.begin(), path_.end());
+        const Cache<KV> to = cache<KV>(from.size, from.padded);
+        for (size_t depth = 0; depth < path_.size(); ++depth)
+            if (depth >= held_.size() || held_[depth] != path_[depth])
+                copy_token(from, head, table, tree.start + path_[depth], to, tree.start % TILE + static_cast<int>(depth));
+        held_.assign(path_.begin(), path_.end());
+    }
+
+    template <class KV>
+    Cache<KV> cache(int size, int padded) const {
+        return {static_cast<const KV*>(keys_.data()), static_cast<const KV*>(values_.data()), 1, size, padded};
+    }
+    const int32_t* table() const { return table_.data(); }  // its blocks are in order
+
+   private:
+    template <class KV>
+    static void copy(const KV* to, const KV* from, int64_t count) {
+        std::memcpy(const_cast<KV*>(to), from, count * sizeof(KV));
+    }
+
+    template <class KV>
+    static void copy_token(const Cache<KV>& from, int head, const int32_t* table, int32_t place, const Cache<KV>& to,
+                           int32_t at) {
+        const KV* key = from.key_block(table[place / BLOCK], head) + place % BLOCK;
+        KV* key_to = const_cast<KV*>(to.key_block(at / BLOCK, 0)) + at % BLOCK;
+        for (int d = 0; d < from.size; ++d) key_to[d * BLOCK] = key[d * BLOCK];
+        copy(to.value_block(at / BLOCK, 0) + at % BLOCK * from.padded,
+             from.value_block(table[place / BLOCK], head) + place % BLOCK * from.padded, from.padded);
+    }
+
+    Memory keys_, values_;
+    std::vector<int32_t> table_, path_, held_;
+};
+
+// `queries`: `group` for each of the nodes from `node` on; their positions are changed.
+template <class KV>
+static void attend_tree(const Cache<KV>& cache, int head, const int32_t* table, const Tree& tree, int32_t node,
+                        Query* queries, int count, int group, Branch& branch, Softmax& state, bool narrow_out) {
+    state.reset(count, cache.padded);
+    const int32_t base = tree.start / TILE * TILE;
+    attend_tiles(cache, head, table, queries, count, base - 1, state, 0);
+    branch.begin(cache, head, table, tree);
+    for (int at = 0; at < count; at += group, ++node) {
+        branch.follow(cache, head, table, tree, node);
+        for (int g = 0; g < group; ++g) {
+            queries[at + g].position -= base;
+            queries[at + g].first = std::max(0, queries[at + g].first - base);
+        }
+        attend_tiles(branch.cache<KV>(cache.size, cache.padded), 0, branch.table(), queries + at, group,
+                     queries[at].position, state, at);
+    }
+    finish_all(queries, count, cache.size, cache.padded, state, narrow_out);
+}
+
+}  // namespace outrider
