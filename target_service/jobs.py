@@ -53,6 +53,10 @@ class Timings:
     forward_s: float
     accept_s: float
     batch_size: int
+    num_batch_tokens: int = 0
+    """Fed by the forward, all slots and pieces of prompts together."""
+    num_batch_prompt_tokens: int = 0
+    """Of these, tokens of pieces of prompts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,8 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
         forward_us=_us(timings.forward_s),
         accept_us=_us(timings.accept_s),
         batch_size=timings.batch_size,
+        num_batch_tokens=timings.num_batch_tokens,
+        num_batch_prompt_tokens=timings.num_batch_prompt_tokens,
         num_cached_tokens=result.num_cached_tokens,
     )
     return {"verdict": verdict}

@@ -55,6 +55,7 @@ class Verifier:
         self._in_step: list[Ready] = []
         self._going_on: list[SlotKey] = []  # of the step, those that need no proposal for their next one
         self._turn: Turn | None = None
+        self._num_fed = (0, 0)  # tokens of the step, and of these of prompts
 
     # jobs
 
@@ -113,6 +114,9 @@ class Verifier:
         rows = [*(_row(r) for r in self._in_step), *(p.row for p in turn.pieces)]
         if not rows:
             return turn.worked
+        num_run_tokens = sum(row.num_new for row in rows[: len(self._in_step)])
+        num_prompt_tokens = sum(p.row.num_new for p in turn.pieces)
+        self._num_fed = (num_run_tokens + num_prompt_tokens, num_prompt_tokens)
         started = time.monotonic()
         logits = self._runner.forward(rows)  # [sum(K_b + 1), V] float32; pieces have none
         forwarded = time.monotonic()
@@ -121,7 +125,6 @@ class Verifier:
         self._going_on = []
         if self._in_step:
             self._decide(self._in_step, logits, started, forwarded)
-        num_run_tokens = sum(row.num_new for row in rows[: len(self._in_step)])
         ended = time.monotonic()
         self._turns.done(turn, num_run_tokens, ended - started)
         if self._in_step:
@@ -156,7 +159,8 @@ class Verifier:
             return
         ended = time.monotonic()
         for r, own in zip(ready, decided, strict=True):
-            self._commit(r, own, _timings(r.waiting, started, forwarded, ended, len(ready)))
+            timings = _timings(r.waiting, started, forwarded, ended, len(self._in_step), self._num_fed)
+            self._commit(r, own, timings)
 
     def _decide_without(
         self, error: NonFiniteLogits, ready: list[Ready], logits: Tensor, started: float, forwarded: float
@@ -208,11 +212,14 @@ def _row(ready: Ready) -> Row:
     return Row(slot.table, new_ids, len(slot.cached), len(ready.draft_ids) + 1, slot.cached)
 
 
-def _timings(waiting: Waiting, started: float, forwarded: float, ended: float, batch: int) -> Timings:
+def _timings(
+    waiting: Waiting, started: float, forwarded: float, ended: float, batch: int, num_fed: tuple[int, int]
+) -> Timings:
     arrived, proposal = waiting.job.arrived_s, waiting.proposal
     if proposal is None:
         wait_s = 0.0
     else:
         completed = started if proposal.completed_s is None else proposal.completed_s
         wait_s = max(0.0, min(completed, started) - arrived)
-    return Timings(wait_s, max(0.0, started - arrived - wait_s), forwarded - started, ended - forwarded, batch)
+    queue_s = max(0.0, started - arrived - wait_s)
+    return Timings(wait_s, queue_s, forwarded - started, ended - forwarded, batch, *num_fed)

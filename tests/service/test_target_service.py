@@ -65,8 +65,10 @@ async def test_plain_steps_are_the_target_alone(target: ControlClient, reference
     await target.opened(1, PROMPT)
     ids, expected = list(PROMPT), reference.greedy(PROMPT, 12)
     new: list[int] = []
-    for _ in range(12):
+    for step in range(12):
         verdict = await target.ask(verify(1, len(ids), new))
+        if step:  # the first may feed the prompt as well
+            assert (verdict.num_batch_tokens, verdict.num_batch_prompt_tokens) == (1, 0)
         ids, new = [*ids, *new], list(verdict.token_ids)
         assert verdict.committed_len == len(ids)
         assert list(verdict.kinds) == [PLAIN]
@@ -86,6 +88,7 @@ async def test_greedy_proposal(target: ControlClient, reference: ReferenceModel,
     assert list(verdict.token_ids) == expected[: wrong_at + 1]
     assert list(verdict.kinds) == [ACCEPTED] * wrong_at + [RECOVERED if wrong_at < 4 else BONUS]
     assert (verdict.num_drafted, verdict.num_accepted) == (4, wrong_at)
+    assert verdict.num_batch_tokens - verdict.num_batch_prompt_tokens >= 5
     # The slot goes on from there with the target's own next token.
     committed = [*PROMPT, *verdict.token_ids]
     after = await target.ask(verify(1, len(committed)))
