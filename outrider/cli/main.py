@@ -14,6 +14,7 @@ from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.keys import app as keys
 from outrider.cli.scale import scale
+from outrider.cli.tune import tune
 from outrider.cli.up import up
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(scale)
 app.command()(alpha)
+app.command()(tune)
 app.command()(certs)
 app.add_typer(keys, name="keys")
 

@@ -57,12 +57,15 @@ def _without_workers(flags: Values, no_draft: bool) -> Values:
     """The file names pools: flags for the one target or draft would be about none of them."""
     given = [(role, name) for role in _ROLES for name, value in flags[role].items() if value is not None]
     if no_draft or given:
-        flag = "--no-draft" if no_draft else "--dtype" if given[0][1] == "dtype" else _flag(*given[0])
+        flag = "--no-draft" if no_draft else flag_of(*given[0])
         raise ConfigError(f"{flag} is for one target and one draft, and the file names pools; say it there")
     return {part: values for part, values in flags.items() if part not in _ROLES}
 
 
-def _flag(role: str, name: str) -> str:
+def flag_of(role: str, name: str) -> str:
+    """Of a worker's setting on the command line."""
+    if name == "dtype":  # for both
+        return "--dtype"
     return f"--{role}" if name == "model" else f"--{role}-{name.removeprefix('cpu_')}"
 
 

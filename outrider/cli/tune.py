@@ -1,0 +1,241 @@
+"""`outrider tune`: how fast a pair should be with drafts, how fast it is, and which setting to run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from outrider.cli import options as opt
+from outrider.cli.console import answer_console, note_console
+from outrider.cli.demo_runs import read_prompts
+from outrider.cli.merging import flag_of, merged
+from outrider.cli.progress import StartProgress
+from outrider.cli.stopping import StopFlag
+from outrider.cli.supervisor import Supervisor
+from outrider.cli.system import demo_model
+from outrider.cli.tuning.picture import check_can_draw, draw
+from outrider.cli.tuning.report import show, to_json
+from outrider.cli.tuning.runs import Load
+from outrider.cli.tuning.settings import environment, gateway_settings
+from outrider.cli.tuning.study import Study, Tell, study
+from outrider.cli.up import (
+    DraftCores,
+    DraftDevice,
+    DType,
+    TargetCores,
+    TargetDevice,
+    Verbose,
+    failures_as_lines,
+    log_to,
+)
+from outrider.client import AsyncClient, ConnectOptions, Model
+from outrider.client.aio import DEFAULT_TIMEOUT_S
+from outrider.wire.errors import ConfigError
+from outrider.wire.params import MAX_DRAFT_TOKENS
+
+Address = Annotated[
+    str | None,
+    typer.Option(help="host:port of a running gateway's gRPC server; absent = start the pair here, and end it."),
+]
+Target = Annotated[str | None, typer.Option(help="Folder or hub id of the target; absent = the demo pair.")]
+Draft = Annotated[str | None, typer.Option(help="Folder or hub id of the draft.")]
+Prompts = Annotated[
+    Path | None, typer.Option(help="JSONL file, a `prompt` in each line; absent = those of the demo pair.")
+]
+Temperature = Annotated[list[float] | None, typer.Option(help="May be given several times; absent = 0 and 1.")]
+Workers = dict[str, dict[str, str | None]]
+"""Settings of target and draft, None where one was not given."""
+Png = Annotated[Path | None, typer.Option(help="Draw speed by K, and the best K by alpha, into this file.")]
+
+
+def tune(
+    address: Address = None,
+    target: Target = None,
+    draft: Draft = None,
+    target_device: TargetDevice = None,
+    draft_device: DraftDevice = None,
+    dtype: DType = None,
+    target_cores: TargetCores = None,
+    draft_cores: DraftCores = None,
+    prompts: Prompts = None,
+    num_prompts: Annotated[int, typer.Option(help="The first so many of the file.")] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens of each answer.")] = 96,
+    temperature: Temperature = None,
+    top_p: opt.TopP = None,
+    top_k: opt.TopK = None,
+    min_p: opt.MinP = None,
+    max_k: Annotated[int, typer.Option(help="The largest K that is measured.")] = 12,
+    repeats: Annotated[int, typer.Option(help="Passes of each setting, in turn with the others.")] = 3,
+    png: Png = None,
+    model: opt.ModelId = None,
+    timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
+    tls: opt.Tls = False,
+    tls_ca: opt.TlsCa = None,
+    tls_cert: opt.TlsCert = None,
+    tls_key: opt.TlsKey = None,
+    api_key: opt.ApiKey = None,
+    verbose: Verbose = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Measure what a pair's speculation gains, and recommend drafts, K, rule and encoding, or none.
+
+    From costs and acceptance at a few K it says how fast every K should be (Leviathan et al. 2023, Theorem 3.8, and
+    with all that was measured), then measures every K and what else the deployment offers. One answer at a time: on
+    machines that do nothing else.
+    """
+    notes = note_console()
+    with failures_as_lines(notes):
+        for name, value, least in (("num-prompts", num_prompts, 1), ("repeats", repeats, 1), ("max-k", max_k, 1)):
+            if value < least:
+                raise ConfigError(f"--{name} is {value}, must be at least {least}")
+        if max_k > MAX_DRAFT_TOKENS:
+            raise ConfigError(f"--max-k is {max_k}, must be at most {MAX_DRAFT_TOKENS}")
+        if max_tokens < 2 * (max_k + 1):
+            raise ConfigError(
+                f"--max-tokens is {max_tokens}: answers need two rounds of --max-k {max_k} tokens and the target's "
+                f"own at least, {2 * (max_k + 1)}"
+            )
+        if png is not None:
+            check_can_draw(png)
+        texts = _texts(prompts, num_prompts)
+        workers = {
+            "target": {"model": target, "device": target_device, "dtype": dtype, "cpu_cores": target_cores},
+            "draft": {"model": draft, "device": draft_device, "dtype": dtype, "cpu_cores": draft_cores},
+        }
+        stop = StopFlag()
+        stop.install()
+        cuts = {
+            name: value for name, value in (("top_p", top_p), ("top_k", top_k), ("min_p", min_p)) if value is not None
+        }
+        wish = Wish(texts, max_tokens, temperature or [0.0, 1.0], cuts, max_k, repeats, model, timeout, stop)
+        connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)
+        with _gateway(address, workers, stop, notes, verbose) as gateway, _telling(notes) as tell:
+            served, studies = asyncio.run(_studies(gateway, wish, connect, tell))
+        started = None if address is not None else workers
+        if as_json:
+            typer.echo(json.dumps(_json(served, wish, studies, started)))
+        else:
+            console = answer_console()
+            console.print(f"{served.id}, drafted for by {served.draft_id}: {len(texts)} prompts, one at a time")
+            for one in studies:
+                show(one, console)
+                console.print(f"start with: {start_with(one, started)}\n", markup=False)
+        if png is not None:
+            draw(studies, f"{served.id}, drafted for by {served.draft_id}", png)
+            notes.print(f"drawn: {png}")
+
+
+@dataclass(frozen=True)
+class Wish:
+    prompts: list[str]
+    max_tokens: int
+    temperatures: list[float]
+    cuts: dict[str, float]
+    max_k: int
+    repeats: int
+    model: str | None
+    timeout_s: float
+    stop: StopFlag
+
+
+def _texts(prompts: Path | None, num_prompts: int) -> list[str]:
+    file = prompts or Path(demo_model("target")).parent / "prompts.jsonl"
+    texts = read_prompts(file)[:num_prompts]
+    if not texts:
+        raise ConfigError(f"{file} has no prompt; each line is to be an object with a `prompt`")
+    return texts
+
+
+@contextmanager
+def _gateway(address: str | None, workers: Workers, stop: StopFlag, notes: Console, verbose: bool) -> Iterator[str]:
+    """Address of the one that runs, or of one that this starts, with its pair, and ends."""
+    if address is not None:
+        given = [flag_of(role, name) for role in workers for name, value in workers[role].items() if value is not None]
+        if given:
+            raise ConfigError(f"{given[0]} and --address contradict each other: the pair there runs as it was started")
+        yield address
+        return
+    given = [f"--{role}" for role, values in workers.items() if values["model"] is not None]
+    if len(given) == 1:
+        missing = "--draft" if given == ["--target"] else "--target"
+        raise ConfigError(f"{given[0]} without {missing}: say both models of the pair")
+    flags = {**workers, "gateway": {"port": 0, "grpc_port": 0}, "ray": {"address": None}}
+    settings = merged({}, flags, no_draft=False, no_ray=True)
+    with Supervisor(settings, stop, log_to(notes, verbose)) as system:
+        with StartProgress(notes) as progress:
+            endpoints = system.start(progress)
+        yield endpoints.grpc
+
+
+@contextmanager
+def _telling(notes: Console) -> Iterator[Tell]:
+    """A spinner on a terminal, else lines."""
+    if not notes.is_terminal:
+        yield lambda text: notes.print(text, markup=False)
+        return
+    with notes.status("starting") as status:
+        yield status.update
+
+
+async def _studies(address: str, wish: Wish, connect: ConnectOptions, tell: Tell) -> tuple[Model, list[Study]]:
+    async with AsyncClient(address, timeout_s=wish.timeout_s, **connect) as client:
+        served = _chosen(await client.models(), wish.model, address)
+        studies = []
+        for temperature in wish.temperatures:
+            sampling = {"temperature": temperature, **wish.cuts}
+            load = Load(wish.prompts, wish.max_tokens, sampling, served.id, wish.timeout_s, wish.stop)
+            studies.append(await study(client, load, wish.max_k, wish.repeats, tell))
+        return served, studies
+
+
+def _chosen(models: tuple[Model, ...], wanted: str | None, address: str) -> Model:
+    known = ", ".join(model.id for model in models) or "none"
+    found = [model for model in models if wanted in (None, model.id)]
+    if len(found) != 1:
+        what = "serves several models; say --model" if wanted is None else f"does not serve {wanted}"
+        raise ConfigError(f"the gateway at {address} {what}; it has {known}")
+    if found[0].draft_id is None:
+        raise ConfigError(
+            f"the gateway at {address} serves {found[0].id} without a draft: there is nothing to tune; give it one "
+            "(outrider up --draft), or wait until the draft is back"
+        )
+    return found[0]
+
+
+def up_command(workers: Workers, *, with_draft: bool = True) -> str:
+    """`outrider up` with the same pair, or its target alone."""
+    roles = ("target", "draft") if with_draft else ("target",)
+    named = {flag_of(role, name): workers[role][name] for name in workers["target"] for role in roles}
+    words = [word for flag, value in named.items() if value is not None for word in (flag, value)]
+    return shlex.join(["outrider", "up", *words, *(() if with_draft else ("--no-draft",))])
+
+
+def start_with(one: Study, workers: Workers | None) -> str:
+    """What to type for the recommendation. workers: of the pair that was started here; None where somebody else did."""
+    wish = one.tried[one.choice.name]
+    if workers is None:
+        return environment(gateway_settings(wish))
+    if not wish.enabled:
+        return up_command(workers, with_draft=False)
+    return f"{environment(gateway_settings(wish))} {up_command(workers)}"
+
+
+def _json(served: Model, wish: Wish, studies: list[Study], started: Workers | None) -> dict[str, Any]:
+    return {
+        "model": served.id,
+        "draft": served.draft_id,
+        "num_prompts": len(wish.prompts),
+        "max_tokens": wish.max_tokens,
+        "repeats": wish.repeats,
+        "sampling": wish.cuts,
+        "studies": [{**to_json(one), "start_with": start_with(one, started)} for one in studies],
+    }

@@ -1,0 +1,116 @@
+"""What a round costs by K: measured at a few, in between on a straight line."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from outrider.cli.tuning.runs import Answer, Pass
+from outrider.client import Round
+from outrider.wire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of a round with k drafts; seconds."""
+
+    first_s: float
+    """From the call to the first round's tokens: the prompt, too."""
+    round_s: float
+    """Of every later round, as the client sees it; the four that follow are its parts."""
+    draft_s: float
+    """The draft's work."""
+    wire_s: float
+    """The target's wait for the proposal beyond that."""
+    verify_s: float
+    """In the target: queue, forward and acceptance."""
+    rest_s: float
+    """Gateway, control streams, and the way to the client."""
+    plain_share: float
+    """Of rounds that were to have k drafts and had none: late or refused ones, and the pauses after them."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    measured: Mapping[int, Cost]
+    """By k, ascending, from 0."""
+
+    def at(self, k: int) -> Cost:
+        """On the straight line between the nearest that were measured."""
+        if k in self.measured:
+            return self.measured[k]
+        known = list(self.measured)
+        above = min(bisect_right(known, k), len(known) - 1)
+        low, high = known[above - 1], known[above]
+        share = (k - low) / (high - low)
+        ends = [self.measured[low], self.measured[high]]
+        values = {name: (1 - share) * getattr(ends[0], name) + share * getattr(ends[1], name) for name in _NAMES}
+        return Cost(**values)
+
+    @property
+    def step_s(self) -> float:
+        """A plain step of the target."""
+        return self.measured[0].verify_s
+
+    @property
+    def draft_token_s(self) -> float:
+        """At the largest k."""
+        k = max(self.measured)
+        return self.measured[k].draft_s / k
+
+    @property
+    def c(self) -> float:
+        """A draft token's time over a step of the target (Leviathan et al. 2023, definition 3.7)."""
+        return self.draft_token_s / self.step_s
+
+
+_NAMES = [field.name for field in fields(Cost)]
+
+
+def costs_of(passes: Mapping[int, Sequence[Pass]], max_tokens: int) -> Costs:
+    """By k. Of each value the median over passes of a pass's mean: what a hiccup does to one pass is left out.
+
+    Raises ConfigError when the answers are too short to tell.
+    """
+    return Costs({k: _cost(k, passes[k], max_tokens) for k in sorted(passes)})
+
+
+def _cost(k: int, passes: Sequence[Pass], max_tokens: int) -> Cost:
+    each = [_cost_of_pass(k, one, max_tokens) for one in passes]
+    return Cost(**{name: statistics.median(getattr(cost, name) for cost in each) for name in _NAMES})
+
+
+def _cost_of_pass(k: int, one: Pass, max_tokens: int) -> Cost:
+    rounds = [found for answer in one.answers for found in _later_rounds(k, answer, max_tokens)]
+    drafted = [timed for timed in rounds if timed[0].num_drafted == k]
+    if not drafted:
+        raise ConfigError(
+            f"no round had {k} drafts in {len(one.answers)} answers of {one.num_tokens} tokens in all; give longer "
+            "--max-tokens, more prompts or a smaller --max-k, and see that the draft keeps up"
+        )
+    timings = [round_.timings for round_, _ in rounds]
+    parts = {
+        "round_s": statistics.fmean(gap_s for _, gap_s in rounds),
+        "draft_s": statistics.fmean(round_.timings.propose_s for round_, _ in drafted),
+        "wire_s": statistics.fmean(round_.timings.deliver_s for round_, _ in drafted),
+        "verify_s": statistics.fmean(round_.timings.verify_s for round_, _ in drafted),
+    }
+    workers_s = statistics.fmean(each.propose_s + each.deliver_s + each.verify_s for each in timings)
+    return Cost(
+        first_s=statistics.fmean(answer.gaps_s[0] for answer in one.answers),
+        rest_s=parts["round_s"] - workers_s,
+        plain_share=1.0 - len(drafted) / len(rounds),
+        **parts,
+    )
+
+
+def _later_rounds(k: int, answer: Answer, max_tokens: int) -> list[tuple[Round, float]]:
+    """With the wait for each: those after the first that had room for k drafts, and had as many or none."""
+    found, start = [], 0
+    for index, (round_, gap_s) in enumerate(zip(answer.rounds, answer.gaps_s, strict=True)):
+        if index and max_tokens - start - 1 >= k and round_.num_drafted in (0, k):
+            found.append((round_, gap_s))
+        start += len(round_.tokens)
+    return found

@@ -1,0 +1,135 @@
+"""What `outrider tune` prints: tables in the form of Leviathan et al. (2023), Table 4, or JSON."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from outrider.cli.tuning.choice import Ratio, fastest_of
+from outrider.cli.tuning.settings import PLAIN, gateway_settings
+from outrider.cli.tuning.study import Study
+
+
+def show(study: Study, console: Console) -> None:
+    _show_acceptance(study, console)
+    _show_costs(study, console)
+    _show_speeds(study, console)
+    _show_alternatives(study, console)
+    console.print(f"[bold]temperature {study.temperature:g}:[/] {reason(study)}")
+
+
+def reason(study: Study) -> str:
+    """The recommendation and the numbers that it rests on."""
+    choice = study.choice
+    because = f"alpha {study.acceptance.alpha:.2f}, c {study.costs.c:.2f}"
+    if choice.name == PLAIN:
+        return (
+            f"do not speculate: the fastest setting with drafts, {_fastest_drafted(study)} the speed of plain decoding "
+            f"({because})"
+        )
+    text = f"{choice.name}, {choice.speedup} the speed of plain decoding ({because})"
+    if choice.fastest == choice.name:
+        return f"{text}, the fastest measured"
+    return f"{text}; {choice.fastest} with {choice.fastest_speedup} is not faster beyond noise, and less simple"
+
+
+def _fastest_drafted(study: Study) -> str:
+    name = fastest_of(study.speeds)
+    return f"{name}, has {Ratio.of(study.speeds[name], study.speeds[PLAIN])}"
+
+
+def _show_acceptance(study: Study, console: Console) -> None:
+    rates = " ".join("-" if rate is None else f"{rate:.2f}" for rate in study.acceptance.by_position)
+    num_seen = sum(study.acceptance.reached)
+    console.print(f"\n[bold]temperature {study.temperature:g}[/]")
+    console.print(f"alpha {study.acceptance.alpha:.3f} over {num_seen} drafts; by position in the proposal: {rates}")
+    console.print(
+        f"c {study.costs.c:.3f}: a draft token takes {1e3 * study.costs.draft_token_s:.2f} ms, "
+        f"a step of the target {1e3 * study.costs.step_s:.2f} ms"
+    )
+
+
+def _show_costs(study: Study, console: Console) -> None:
+    table = _table("What a round costs, ms", "K", "round", "draft", "wire", "verify", "rest", "first round", "plain")
+    for k, cost in study.costs.measured.items():
+        parts = (cost.round_s, cost.draft_s, cost.wire_s, cost.verify_s, cost.rest_s, cost.first_s)
+        table.add_row(str(k), *(f"{1e3 * part:.2f}" for part in parts), f"{100 * cost.plain_share:.1f} %" if k else "")
+    console.print(table)
+    console.print(
+        "draft: its work; wire: the target's wait beyond that; verify: queue, forward and acceptance in the target; "
+        "rest: gateway and streams; plain: rounds whose drafts came too late.",
+        style="dim",
+    )
+
+
+def _show_speeds(study: Study, console: Console) -> None:
+    columns = ("K", "tok/round", "paper", "expected", "measured", "range", "tok/s", "met")
+    table = _table("Speed over plain decoding, expected and measured", *columns)
+    for point in study.points:
+        table.add_row(
+            str(point.k),
+            "" if point.tokens_per_round is None else f"{point.tokens_per_round:.2f}",
+            f"{point.paper_speedup:.2f}x",
+            f"{point.expected_speedup:.2f}x",
+            f"{point.speedup.median:.2f}x",
+            f"{point.speedup.low:.2f}-{point.speedup.high:.2f}",
+            f"{point.tokens_per_s:.1f}",
+            f"{point.met:.2f}",
+        )
+    console.print(table)
+    console.print(
+        "paper: Theorem 3.8 with alpha and c; expected: with the costs above and the drafts that were kept at the "
+        "largest K; range: over repeats; met: measured over expected tok/s.",
+        style="dim",
+    )
+
+
+def _show_alternatives(study: Study, console: Console) -> None:
+    table = _table("Alternatives", "setting", "tok/s", "speed over plain (range)")
+    for name, speeds in study.speeds.items():
+        ratio = Ratio.of(speeds, study.speeds[PLAIN])
+        table.add_row(name, f"{statistics.median(speeds):.1f}", str(ratio))
+    console.print(table)
+    for name, message in study.refused.items():
+        console.print(f"{name} is not offered: {message}", style="dim", markup=False)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "setting" else "right", no_wrap=True)
+    return table
+
+
+def to_json(study: Study) -> dict[str, Any]:
+    return {
+        "temperature": study.temperature,
+        "alpha": study.acceptance.alpha,
+        "alpha_by_position": study.acceptance.by_position,
+        "num_drafts_seen": sum(study.acceptance.reached),
+        "c": study.costs.c,
+        "draft_token_s": study.costs.draft_token_s,
+        "step_s": study.costs.step_s,
+        "costs": [{"k": k, **asdict(cost)} for k, cost in study.costs.measured.items()],
+        "speeds": [{**asdict(point), "measured_over_expected": point.met} for point in study.points],
+        "alternatives": [
+            {
+                "name": name,
+                "gateway_settings": gateway_settings(study.tried[name]),
+                "tokens_per_s": list(speeds),
+                "speedup": asdict(Ratio.of(speeds, study.speeds[PLAIN])),
+            }
+            for name, speeds in study.speeds.items()
+        ],
+        "not_offered": dict(study.refused),
+        "recommendation": {
+            **asdict(study.choice),
+            "speculate": study.choice.name != PLAIN,
+            "gateway_settings": gateway_settings(study.tried[study.choice.name]),
+            "reason": reason(study),
+        },
+    }

@@ -1,0 +1,106 @@
+"""Passes over the prompts through a running gateway, one answer at a time, and the clock of each round."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outrider.cli.stopping import StopFlag
+from outrider.client import AsyncClient, GenerateOptions, Round, Speculation
+from outrider.wire.errors import OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    rounds: tuple[Round, ...]
+    gaps_s: tuple[float, ...]
+    """How long the client waited for each round: the first from its call, the others from the round before."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(round_.tokens) for round_ in self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """All prompts once under one setting."""
+
+    answers: tuple[Answer, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(answer.num_tokens for answer in self.answers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / sum(sum(answer.gaps_s) for answer in self.answers)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked in every pass."""
+
+    prompts: Sequence[str]
+    max_tokens: int
+    sampling: Mapping[str, float]
+    """temperature, top_p, top_k, min_p."""
+    model: str
+    timeout_s: float
+    stop: StopFlag
+    _salt: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def temperature(self) -> float:
+        return self.sampling["temperature"]
+
+    def options(self, index: int, repeat: int, speculation: Speculation) -> GenerateOptions:
+        """The seed is the prompt's and the repeat's. No two calls share a cached prompt: each pays for its own."""
+        options = GenerateOptions(
+            model=self.model,
+            max_tokens=self.max_tokens,
+            seed=1_000_003 * repeat + index,
+            speculation=speculation,
+            cache_salt=f"tune-{self._salt}-{uuid.uuid4().hex}",
+            timeout_s=self.timeout_s,
+        )
+        options.update(self.sampling)  # type: ignore[typeddict-item]
+        return options
+
+
+async def run_answer(client: AsyncClient, load: Load, index: int, repeat: int, speculation: Speculation) -> Answer:
+    """Raises StopRequested between two rounds, and the error tree."""
+    rounds: list[Round] = []
+    gaps_s: list[float] = []
+    last_s = time.perf_counter()
+    async with client.stream(load.prompts[index], **load.options(index, repeat, speculation)) as stream:
+        async for round_ in stream:
+            load.stop.check()
+            now_s = time.perf_counter()
+            rounds.append(round_)
+            gaps_s.append(now_s - last_s)
+            last_s = now_s
+    if not rounds or rounds[-1].usage is None:
+        raise OutriderError("the gateway ended an answer without its last message")
+    return Answer(tuple(rounds), tuple(gaps_s))
+
+
+async def run_pass(client: AsyncClient, load: Load, repeat: int, speculation: Speculation) -> Pass:
+    """The first answer twice, once unmeasured: the gateway learns how long this setting's proposals take."""
+    await run_answer(client, load, 0, repeat, speculation)
+    answers = [await run_answer(client, load, index, repeat, speculation) for index in range(len(load.prompts))]
+    return Pass(tuple(answers))
+
+
+async def run_interleaved(
+    client: AsyncClient, load: Load, settings: Mapping[str, Speculation], repeats: int, done: Callable[[str], None]
+) -> dict[str, list[Pass]]:
+    """Passes by setting, one a repeat. Every other repeat goes backwards, so that a drift of the machine hits all."""
+    passes: dict[str, list[Pass]] = {name: [] for name in settings}
+    for repeat in range(repeats):
+        names = list(settings) if repeat % 2 == 0 else list(settings)[::-1]
+        for name in names:
+            passes[name].append(await run_pass(client, load, repeat, settings[name]))
+            done(name)
+    return passes

@@ -1,0 +1,131 @@
+"""All that is measured at one temperature, in the order in which it is."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from outrider.cli.tuning import settings
+from outrider.cli.tuning.choice import Choice, Ratio, choose, fastest_of, speeds_of
+from outrider.cli.tuning.costs import Costs, costs_of
+from outrider.cli.tuning.expected import Acceptance, expected_speed, improvement
+from outrider.cli.tuning.runs import Load, Pass, run_answer, run_interleaved
+from outrider.client import AsyncClient, Speculation
+from outrider.wire.errors import InvalidRequest
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One K: what was to be expected, and what came of it."""
+
+    k: int
+    paper_speedup: float
+    """Theorem 3.8 with one alpha and c."""
+    expected_tokens_per_s: float
+    expected_speedup: float
+    tokens_per_s: float
+    """Median over the repeats."""
+    speedup: Ratio
+    tokens_per_round: float | None
+    """Of rounds with drafts; None where there were none."""
+
+    @property
+    def met(self) -> float:
+        """Measured over expected speed."""
+        return self.tokens_per_s / self.expected_tokens_per_s
+
+
+@dataclass(frozen=True)
+class Study:
+    temperature: float
+    acceptance: Acceptance
+    costs: Costs
+    points: Sequence[Point]
+    """By K, from 0."""
+    speeds: Mapping[str, Sequence[float]]
+    """Tokens per second by setting and repeat, of the settings that were compared at last, simplest first."""
+    refused: Mapping[str, str]
+    """Settings that the deployment does not offer, with what it said."""
+    tried: Mapping[str, Speculation]
+    choice: Choice
+
+
+async def study(client: AsyncClient, load: Load, max_k: int, repeats: int, tell: Tell) -> Study:
+    """Costs and acceptance at a few K, what follows from them for all, all K, and the alternatives at the best K.
+
+    Raises the error tree; ConfigError when the answers are too short to tell.
+    """
+    temperature = load.temperature
+    ks = calibrated(max_k)
+    passes = await _run(client, load, settings.chains(ks, temperature), repeats, tell, "costs")
+    costs = costs_of({k: passes[settings.chain_name(k)] for k in ks}, load.max_tokens)
+    acceptance = Acceptance.of(passes[settings.chain_name(max_k)], max_k)
+    chances = acceptance.chances()
+    expected = [expected_speed(chances, costs, k, load.max_tokens) for k in range(max_k + 1)]
+
+    passes = await _run(client, load, settings.chains(range(max_k + 1), temperature), repeats, tell, "every K")
+    points = points_of(passes, expected, acceptance.alpha, costs.c)
+
+    name = choose(speeds_of(passes)).name
+    best = name if name != settings.PLAIN else fastest_of(speeds_of(passes))
+    k = next(k for k in range(max_k + 1) if settings.chain_name(k) == best)
+    tried, refused = await _offered(client, load, settings.alternatives(k, temperature))
+    speeds = speeds_of(await _run(client, load, tried, repeats, tell, "alternatives"))
+    return Study(temperature, acceptance, costs, points, speeds, refused, tried, choose(speeds))
+
+
+def calibrated(max_k: int) -> tuple[int, ...]:
+    """The K at which costs are measured: none, one, the largest, and one between, where most of the gain is."""
+    return tuple(sorted({0, 1, max(1, max_k // 3), max_k}))
+
+
+async def _run(
+    client: AsyncClient, load: Load, wishes: Mapping[str, Speculation], repeats: int, tell: Tell, stage: str
+) -> dict[str, list[Pass]]:
+    num_done, num_passes = 0, repeats * len(wishes)
+
+    def done(name: str) -> None:
+        nonlocal num_done
+        num_done += 1
+        tell(f"temperature {load.temperature:g}, {stage}: {num_done} of {num_passes} passes ({name})")
+
+    return await run_interleaved(client, load, wishes, repeats, done)
+
+
+def points_of(passes: Mapping[str, Sequence[Pass]], expected: Sequence[float], alpha: float, c: float) -> list[Point]:
+    speeds = speeds_of(passes)
+    return [
+        Point(
+            k=k,
+            paper_speedup=improvement(alpha, k, c),
+            expected_tokens_per_s=tokens_per_s,
+            expected_speedup=tokens_per_s / expected[0],
+            tokens_per_s=statistics.median(speeds[settings.chain_name(k)]),
+            speedup=Ratio.of(speeds[settings.chain_name(k)], speeds[settings.PLAIN]),
+            tokens_per_round=_tokens_per_round(passes[settings.chain_name(k)]),
+        )
+        for k, tokens_per_s in enumerate(expected)
+    ]
+
+
+def _tokens_per_round(passes: Sequence[Pass]) -> float | None:
+    rounds = [round_ for one in passes for answer in one.answers for round_ in answer.rounds if round_.num_drafted]
+    return statistics.fmean(len(round_.tokens) for round_ in rounds) if rounds else None
+
+
+async def _offered(
+    client: AsyncClient, load: Load, wishes: Mapping[str, Speculation]
+) -> tuple[dict[str, Speculation], dict[str, str]]:
+    """Those that the deployment takes, and what it said to the others."""
+    tried, refused = {}, {}
+    for name, wish in wishes.items():
+        try:
+            await run_answer(client, load, 0, 0, wish)
+        except InvalidRequest as error:
+            refused[name] = error.message
+        else:
+            tried[name] = wish
+    return tried, refused

@@ -1,0 +1,71 @@
+"""`outrider tune` on the demo pair, with a load so small that its figures mean nothing: only that all is measured."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.process_tree import Command, tree
+from tests.stack import Stack
+
+SMALL = ("--num-prompts", "1", "--max-tokens", "12", "--max-k", "2", "--repeats", "1")
+
+
+@contextmanager
+def tune(*args: str) -> Iterator[Command]:
+    command = Command("-c", "from outrider.cli.main import main; main()", "tune", *SMALL, *args)
+    try:
+        yield command
+    finally:
+        command.end()
+
+
+def study_of(*args: str) -> dict[str, Any]:
+    with tune(*args, "--json") as command:
+        assert command.wait(110) == 0, command.log()
+        (study,) = json.loads(command.out[-1])["studies"]
+    return dict(study)
+
+
+def test_a_running_pair_is_measured(stack: Stack, tmp_path: Path) -> None:
+    picture = tmp_path / "curve.png"
+    study = study_of("--address", stack.grpc, "--temperature", "1", "--png", str(picture))
+    assert [point["k"] for point in study["speeds"]] == [0, 1, 2]
+    assert all(point["tokens_per_s"] > 0 and point["expected_tokens_per_s"] > 0 for point in study["speeds"])
+    assert study["speeds"][1]["tokens_per_round"] > 1.0
+    assert [cost["k"] for cost in study["costs"]] == [0, 1, 2]
+    assert study["costs"][0]["draft_s"] == 0.0 < study["costs"][2]["draft_s"]
+    assert study["costs"][0]["verify_s"] == study["step_s"] > 0
+    assert 0 < study["alpha"] < 1 and study["c"] > 0
+    names = [each["name"] for each in study["alternatives"]]
+    assert names[0] == "plain" and names[-1].endswith("coupled") and len(names) == 5
+    assert study["not_offered"] == {}
+    assert study["recommendation"]["name"] in names
+    assert study["start_with"].startswith("OUTRIDER_GATEWAY_NUM_DRAFT_TOKENS=")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert stack.target_info().num_slots_in_use == stack.draft_info().num_slots_in_use == 0
+
+
+@pytest.mark.slow
+def test_it_starts_the_pair_itself_and_ends_it() -> None:
+    with tree() as left:
+        study = study_of("--temperature", "0")
+        assert "outrider up" in study["start_with"]
+        assert [each["name"] for each in study["alternatives"]][:1] == ["plain"]
+        assert left.wait_empty(20) == {}
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_and_its_pair() -> None:
+    with tree() as left, tune("--repeats", "50") as command:
+        command.wait_for("2 of 150 passes")
+        command.signal(signal.SIGINT)
+        assert command.wait() == 0
+        assert command.out == []
+        assert left.wait_empty(20) == {}

@@ -1,0 +1,130 @@
+"""`outrider tune`: what it refuses, before anything was measured and by whom it asks."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from outrider.cli import tune
+from outrider.cli.main import app
+from outrider.cli.tuning import picture
+from tests.unit.scripted_gateway import ScriptedGateway, serving
+from tests.unit.test_tuning import studied
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """The command takes them; in a test it is a guest."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[ScriptedGateway]:
+    with serving() as scripted:
+        yield scripted
+
+
+def tuned(*args: str) -> Result:
+    return CliRunner().invoke(app, ["tune", *args])
+
+
+def refused(made: Result, *words: str) -> None:
+    assert made.exit_code == 1 and not made.stdout
+    assert made.stderr.strip().count("\n") == 0, made.stderr
+    for word in words:
+        assert word in made.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--max-tokens", "25"), ("--max-tokens is 25", "26")),
+        (("--max-k", "0"), ("--max-k is 0", "at least 1")),
+        (("--max-k", "65", "--max-tokens", "200"), ("--max-k is 65", "at most 64")),
+        (("--repeats", "0"), ("--repeats is 0",)),
+        (("--num-prompts", "0"), ("--num-prompts is 0",)),
+        (("--target", "models/x"), ("--target without --draft",)),
+        (("--draft", "models/x"), ("--draft without --target",)),
+        (("--address", "127.0.0.1:1", "--target", "models/x"), ("--target and --address",)),
+        (("--address", "127.0.0.1:1", "--dtype", "float32"), ("--dtype and --address",)),
+        (("--prompts", "/nowhere.jsonl"), ("cannot read prompts from /nowhere.jsonl",)),
+        (("--png", "curve.pdf"), ("curve.pdf", "must end in .png")),
+        (("--png", "/nowhere/curve.png"), ("no folder /nowhere",)),
+    ],
+    ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
+)
+def test_what_cannot_be_is_refused_at_once(args: tuple[str, ...], words: tuple[str, ...]) -> None:
+    refused(tuned(*args), *words)
+
+
+def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "none.jsonl").write_text("\n")
+    refused(tuned("--prompts", str(tmp_path / "none.jsonl")), "none.jsonl has no prompt")
+
+
+def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture.importlib.util, "find_spec", lambda name: None)
+    refused(tuned("--png", "curve.png"), "--png needs matplotlib", "outrider[tune]")
+
+
+def test_nobody_there() -> None:
+    refused(tuned("--address", "127.0.0.1:1", "--timeout", "5"), "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), ("serves several models", "--model", "pair, alone")),
+        (("--model", "other"), ("does not serve other", "pair, alone")),
+        (("--model", "alone"), ("serves alone without a draft", "outrider up --draft")),
+    ],
+)
+def test_models_that_cannot_be_tuned(gateway: ScriptedGateway, args: tuple[str, ...], words: tuple[str, ...]) -> None:
+    refused(tuned("--address", gateway.address, *args), *words)
+
+
+def test_a_gateway_that_drafts_otherwise_than_asked_is_told_of(gateway: ScriptedGateway) -> None:
+    """Its answers never have 12 drafts in a round: no cost can be told, and that is said, not a number."""
+    made = tuned("--address", gateway.address, "--model", "pair", "--repeats", "1")
+    assert made.exit_code == 1 and not made.stdout
+    *progress, error = made.stderr.strip().splitlines()
+    assert len(progress) == 4 and progress[-1] == "temperature 0, costs: 4 of 4 passes (K = 12)"
+    assert error.startswith("error: no round had 1 drafts in 6 answers of 42 tokens")
+
+
+# ---- what to type
+
+
+PAIR = {
+    "target": {"model": "big", "device": "cuda:0", "dtype": "bfloat16", "cpu_cores": None},
+    "draft": {"model": "small", "device": None, "dtype": "bfloat16", "cpu_cores": "0"},
+}
+
+
+def test_the_pair_is_started_as_it_was_measured() -> None:
+    command = tune.up_command(PAIR)
+    assert command == "outrider up --target big --draft small --target-device cuda:0 --dtype bfloat16 --draft-cores 0"
+    assert tune.up_command(PAIR, with_draft=False) == (
+        "outrider up --target big --target-device cuda:0 --dtype bfloat16 --no-draft"
+    )
+
+
+def test_what_to_start_with_is_the_recommendation() -> None:
+    study = studied()
+    assert study.choice.name == "K = 4, coupled"
+    settings = "OUTRIDER_GATEWAY_NUM_DRAFT_TOKENS=4 OUTRIDER_GATEWAY_ACCEPTANCE=coupled"
+    assert tune.start_with(study, None) == settings
+    assert tune.start_with(study, PAIR) == f"{settings} {tune.up_command(PAIR)}"
+    plain = studied(faster_alone=True)
+    assert tune.start_with(plain, None) == "OUTRIDER_GATEWAY_NUM_DRAFT_TOKENS=0"
+    assert tune.start_with(plain, PAIR).endswith("--no-draft")

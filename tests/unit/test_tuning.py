@@ -1,0 +1,319 @@
+"""What `outrider tune` expects and recommends: the paper's own numbers, and pairs whose speed is known."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from outrider.cli.tuning.choice import Ratio, choose, fastest_of
+from outrider.cli.tuning.costs import Costs, costs_of
+from outrider.cli.tuning.expected import Acceptance, best_k, expected_speed, expected_tokens, improvement
+from outrider.cli.tuning.picture import draw
+from outrider.cli.tuning.report import reason, show, to_json
+from outrider.cli.tuning.runs import Pass
+from outrider.cli.tuning.settings import alternatives, chain, chain_name, environment, gateway_settings
+from outrider.cli.tuning.study import Study, calibrated, points_of
+from outrider.client import AcceptanceRule, TokenKind
+from outrider.wire.errors import ConfigError
+from tests.unit import simulated_pair
+from tests.unit.simulated_pair import MAX_TOKENS, PROMPT_S, answer, moods, one_pass, round_s
+
+# ---- the paper
+
+TABLE_1 = [(0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 2, 2.44), (0.8, 5, 3.69), (0.9, 2, 2.71), (0.9, 10, 6.86)]
+"""alpha, gamma, speed where drafts cost nothing (Leviathan et al. 2023)."""
+TABLE_4 = [
+    (0.02, 7, 0.75, 3.2), (0.04, 7, 0.80, 3.3), (0.11, 7, 0.82, 2.5),
+    (0.02, 7, 0.62, 2.3), (0.04, 5, 0.68, 2.4), (0.11, 3, 0.71, 2.0),
+    (0.02, 5, 0.65, 2.4), (0.04, 5, 0.73, 2.6), (0.11, 3, 0.74, 2.0),
+    (0.02, 5, 0.53, 1.9), (0.04, 3, 0.55, 1.8), (0.11, 3, 0.56, 1.6),
+]  # fmt: skip
+"""c, gamma, alpha, expected improvement: T5 small, base and large; alpha has two digits there."""
+
+
+@pytest.mark.parametrize(("alpha", "gamma", "speed"), TABLE_1)
+def test_tokens_of_a_round_are_the_papers(alpha: float, gamma: int, speed: float) -> None:
+    assert expected_tokens(alpha, gamma) == pytest.approx(speed, abs=0.006)
+
+
+@pytest.mark.parametrize(("c", "gamma", "alpha", "expected"), TABLE_4)
+def test_the_improvement_is_the_papers(c: float, gamma: int, alpha: float, expected: float) -> None:
+    assert improvement(alpha, gamma, c) == pytest.approx(expected, abs=0.07)
+
+
+def test_the_ends_of_the_formula() -> None:
+    assert expected_tokens(1.0, 7) == 8.0
+    assert expected_tokens(0.0, 7) == 1.0
+    assert improvement(0.7, 0, 0.2) == 1.0
+    assert improvement(0.7, 1, 0.2) == pytest.approx(1.7 / 1.2)  # Corollary 3.9: (1 + alpha) / (1 + c)
+
+
+def test_drafts_pay_where_alpha_is_above_c_and_more_the_better_they_are() -> None:
+    for c in (0.01, 0.05, 0.2, 0.5):
+        best = [best_k(step / 100, c, 12) for step in range(100)]
+        assert best == sorted(best)
+        assert all((k > 0) == (step / 100 > c) for step, k in enumerate(best))
+    assert [best_k(0.8, c, 12) for c in (0.0, 0.05, 0.1, 0.5)] == [12, 8, 6, 2]
+
+
+# ---- from rounds to costs and acceptance
+
+
+def pair_texts(seed: int, count: int = 8) -> list[list[bool]]:
+    draws = random.Random(seed)
+    return [moods(draws) for _ in range(count)]
+
+
+def costs_at(ks: tuple[int, ...], texts: list[list[bool]]) -> Costs:
+    return costs_of({k: [one_pass(k, texts)] for k in ks}, MAX_TOKENS)
+
+
+def test_costs_are_those_of_the_rounds_with_all_their_drafts() -> None:
+    costs = costs_at((0, 1, 4, 12), pair_texts(1))
+    for k, cost in costs.measured.items():
+        assert cost.round_s == pytest.approx(round_s(k))
+        assert cost.draft_s == pytest.approx(0.002 * k)
+        assert cost.verify_s == pytest.approx(simulated_pair.verify_s(k))
+        assert cost.rest_s == pytest.approx(0.002)
+        assert cost.first_s == pytest.approx(PROMPT_S + round_s(k))
+        assert cost.plain_share == 0.0
+    assert costs.c == pytest.approx(0.002 / 0.020)
+    assert costs.at(2).round_s == pytest.approx(round_s(2))
+    assert costs.at(8).round_s == pytest.approx((round_s(4) + round_s(12)) / 2)
+
+
+def test_one_slow_pass_does_not_count() -> None:
+    texts = pair_texts(1, 4)
+    calm = one_pass(4, texts)
+    slow = Pass(tuple(type(each)(each.rounds, tuple(9 * gap_s for gap_s in each.gaps_s)) for each in calm.answers))
+    plain = one_pass(0, texts)
+    costs = costs_of({0: [plain] * 3, 4: [calm, slow, calm]}, MAX_TOKENS)
+    assert costs.at(4).round_s == pytest.approx(round_s(4))
+
+
+def test_answers_too_short_to_tell_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no round had 12 drafts in 1 answers of 3 tokens"):
+        costs_of({12: [one_pass(12, [[True] * 3])]}, MAX_TOKENS)
+
+
+def test_acceptance_by_position_counts_what_was_looked_at() -> None:
+    found = Acceptance.of([one_pass(3, [[True, True, False, True, True, True, True, False, True]])], 3)
+    # 1 1 0 | 1 1 1 + | 0 | 1 and what would have come
+    assert found.reached == (4, 3, 3)
+    assert found.accepted == (3, 3, 2)
+    assert found.alpha == pytest.approx(8 / 10)
+    assert found.by_position == [3 / 4, 1.0, 2 / 3]
+    assert found.answers[0][:7] == (TokenKind.ACCEPTED,) * 2 + (TokenKind.RECOVERED,) + (TokenKind.ACCEPTED,) * 3 + (
+        TokenKind.BONUS,
+    )
+    assert found.chances()[0] == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 2 / 3, 0.0, 1.0]
+
+
+def test_a_position_that_no_round_reached_has_no_rate() -> None:
+    found = Acceptance.of([one_pass(4, [[False, False, True, False]])], 4)
+    assert found.by_position == [1 / 3, 0.0, None, None]
+    assert Acceptance.of([one_pass(0, [[True] * 5])], 0).alpha == 0.0
+
+
+# ---- expected against what comes
+
+
+def test_the_expected_speed_is_what_comes() -> None:
+    """Costs from four K, drafts from the largest: the speed at every K, on other text, within a few per cent."""
+    costs = costs_at((0, 1, 4, 12), pair_texts(1))
+    chances = Acceptance.of([one_pass(12, pair_texts(2, 40))], 12).chances()
+    texts = pair_texts(3, 40)
+    for k in range(13):
+        measured = one_pass(k, texts).tokens_per_s
+        assert expected_speed(chances, costs, k, MAX_TOKENS) == pytest.approx(measured, rel=0.06), k
+
+
+def test_runs_of_easy_text_are_not_lost_in_a_mean() -> None:
+    """At K = 1 most rounds begin inside an easy run, at K = 12 after its end: one alpha is too low for the first."""
+    texts, unit = pair_texts(4, 30), costs_at((0, 1, 4, 12), pair_texts(1))
+    found = Acceptance.of([one_pass(12, texts)], 12)
+    at_one = one_pass(1, texts)
+    kept = statistics.fmean(round_.num_accepted for each in at_one.answers for round_ in each.rounds)
+    assert found.by_position[0] is not None and found.by_position[0] < kept - 0.05
+    assert expected_speed(found.chances(), unit, 1, MAX_TOKENS) == pytest.approx(at_one.tokens_per_s, rel=0.01)
+
+
+def test_late_proposals_are_expected_to_go_on() -> None:
+    draws = random.Random(5)
+    texts = pair_texts(6, 30)
+
+    def is_late() -> bool:
+        return draws.random() < 0.3
+
+    costs = costs_of({0: [one_pass(0, texts)], 6: [one_pass(6, texts, is_late)]}, MAX_TOKENS)
+    assert costs.at(6).plain_share == pytest.approx(0.3, abs=0.04)
+    chances = Acceptance.of([one_pass(6, texts, is_late)], 6).chances()
+    measured = one_pass(6, texts, is_late).tokens_per_s
+    assert expected_speed(chances, costs, 6, MAX_TOKENS) == pytest.approx(measured, rel=0.05)
+
+
+def test_independent_drafts_give_the_closed_form() -> None:
+    """A long answer, a round costs one second: tokens per second are equation 1's."""
+    draws = random.Random(7)
+    texts = [[draws.random() < 0.7 for _ in range(MAX_TOKENS)] for _ in range(150)]
+    chances = Acceptance.of([one_pass(12, texts)], 12).chances()
+    costs = costs_at((0, 1, 4, 12), pair_texts(1))
+    unit = dict.fromkeys(("first_s", "round_s"), 1.0)
+    zero = dict.fromkeys(("draft_s", "wire_s", "verify_s", "rest_s", "plain_share"), 0.0)
+    flat = Costs({k: type(cost)(**unit, **zero) for k, cost in costs.measured.items()})
+    for k in (1, 3, 6):
+        assert expected_speed(chances, flat, k, MAX_TOKENS) == pytest.approx(expected_tokens(0.7, k), rel=0.03)
+
+
+def test_an_answer_ends_at_its_last_token() -> None:
+    """One that ends early has no round behind its end, and its last round is cut."""
+    costs = costs_at((0, 1, 4, 12), pair_texts(1))
+    right = [True] * 7
+    seconds = 7 / expected_speed([[1.0] * 7], costs, 4, MAX_TOKENS)
+    assert seconds == pytest.approx(sum(answer(4, right).gaps_s)) == pytest.approx(PROMPT_S + 2 * round_s(4))
+
+
+# ---- what is recommended
+
+
+def test_the_fastest_is_recommended() -> None:
+    choice = choose({"plain": [10, 10, 10], "K = 2": [14, 15, 14], "K = 4": [20, 21, 22]})
+    assert choice.name == choice.fastest == "K = 4"
+    assert choice.speedup == Ratio(2.1, 2.0, 2.2)
+
+
+def test_a_tie_goes_to_what_is_simpler() -> None:
+    speeds = {"plain": [10, 10, 10], "K = 2": [19.9, 21, 20], "K = 4": [20, 20.5, 20.2]}
+    choice = choose(speeds)
+    assert (choice.name, choice.fastest) == ("K = 2", "K = 4")
+
+
+@pytest.mark.parametrize("speeds", [[19.9, 20.4, 20.1], [18, 21, 19]], ids=["never ahead", "too far behind"])
+def test_what_is_slower_beyond_noise_is_not_a_tie(speeds: list[float]) -> None:
+    assert choose({"plain": [10, 10, 10], "K = 2": speeds, "K = 4": [20, 20.5, 20.2]}).name == "K = 4"
+
+
+def test_no_drafts_where_they_do_not_pay() -> None:
+    worse = choose({"plain": [10, 10, 10], "K = 2": [9, 9.5, 9], "K = 4": [7, 7, 7]})
+    assert worse.name == worse.fastest == "plain" and worse.speedup.median == 1.0
+    same = choose({"plain": [10, 10, 10], "K = 2": [10.1, 9.9, 10.2]})
+    assert (same.name, same.fastest) == ("plain", "K = 2")
+    assert fastest_of({"plain": [10], "K = 2": [9.5], "K = 4": [7]}) == "K = 2"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_recommended_is_never_far_from_the_fastest(seed: int) -> None:
+    draws = random.Random(seed)
+    speeds = {name: [draws.gauss(20, 1.5) for _ in range(3)] for name in ("plain", "a", "b", "c", "d")}
+    choice = choose(speeds)
+    ratio = Ratio.of(speeds[choice.name], speeds[choice.fastest])
+    assert ratio.median >= 0.98
+
+
+# ---- the study and what is said of it
+
+
+@functools.cache
+def studied(*, faster_alone: bool = False) -> Study:
+    """At temperature 1, of texts whose drafts are right or never right."""
+    texts = [[False] * MAX_TOKENS] * 4 if faster_alone else pair_texts(8, 8)
+    costs = costs_at((0, 1, 4, 12), pair_texts(1))
+    acceptance = Acceptance.of([one_pass(12, texts)], 12)
+    expected = [expected_speed(acceptance.chances(), costs, k, MAX_TOKENS) for k in range(13)]
+    passes = {chain_name(k): [one_pass(k, texts)] * 2 for k in range(13)}
+    speeds = {name: [own[0].tokens_per_s] * 2 for name, own in passes.items() if name in ("plain", "K = 4")}
+    speeds["K = 4, coupled"] = [1.1 * speed for speed in speeds["K = 4"]]
+    return Study(
+        1.0,
+        acceptance,
+        costs,
+        points_of(passes, expected, acceptance.alpha, costs.c),
+        speeds,
+        {"K = 4, full": "no such thing"},
+        alternatives(4, 1.0),
+        choose(speeds),
+    )
+
+
+def test_a_study_is_shown_in_80_columns() -> None:
+    study = studied()
+    console = Console(width=80, file=io.StringIO(), record=True)
+    show(study, console)
+    text = console.export_text()
+    assert "…" not in text
+    rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in text.splitlines() if line.startswith("│")}
+    row = [cell.strip() for cell in rows["12"]]
+    point = study.points[12]
+    assert row[1:4] == [
+        f"{value:.2f}x" for value in (point.paper_speedup, point.expected_speedup, point.speedup.median)
+    ]
+    assert row[-1] == f"{point.met:.2f}"
+    assert rows["K = 4, coupled"][0].strip() == f"{study.speeds['K = 4, coupled'][0]:.1f}"
+    assert "K = 4, full is not offered: no such thing" in text
+    assert "temperature 1: K = 4, coupled" in text and "the fastest measured" in text
+
+
+def test_where_drafts_do_not_pay_it_says_so_and_why() -> None:
+    study = studied(faster_alone=True)
+    said = reason(study)
+    assert said.startswith("do not speculate: the fastest setting with drafts, K = 4, coupled, has 0.")
+    assert "alpha 0.00, c 0.10" in said
+    found = to_json(study)["recommendation"]
+    assert found["speculate"] is False and found["gateway_settings"] == {"num_draft_tokens": "0"}
+
+
+def test_the_json_has_all_that_the_tables_have() -> None:
+    study = studied()
+    found = json.loads(json.dumps(to_json(study)))
+    assert [each["k"] for each in found["speeds"]] == list(range(13))
+    assert [each["k"] for each in found["costs"]] == [0, 1, 4, 12]
+    assert found["alpha"] == pytest.approx(study.acceptance.alpha) and len(found["alpha_by_position"]) == 12
+    assert [each["name"] for each in found["alternatives"]] == ["plain", "K = 4", "K = 4, coupled"]
+    assert found["recommendation"]["gateway_settings"] == {"num_draft_tokens": "4", "acceptance": "coupled"}
+    assert found["not_offered"] == {"K = 4, full": "no such thing"}
+
+
+def test_the_curves_are_drawn(tmp_path: Path) -> None:
+    draw([studied(), studied(faster_alone=True)], "a pair", tmp_path / "curve.png")
+    with Image.open(tmp_path / "curve.png") as picture:
+        assert picture.format == "PNG" and picture.width > 1000
+        assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 50  # lines, and not a blank sheet
+
+
+# ---- settings
+
+
+def test_costs_are_measured_at_few_k() -> None:
+    assert calibrated(12) == (0, 1, 4, 12)
+    assert calibrated(2) == (0, 1, 2)
+    assert calibrated(1) == (0, 1)
+
+
+def test_a_setting_is_told_to_the_gateway_in_full() -> None:
+    found = alternatives(4, 1.0)
+    assert list(found) == ["plain", "K = 4", "K = 4, full", "K = 4, topk:128", "K = 4, coupled"]
+    assert gateway_settings(found["K = 4, topk:128"]) == {
+        "num_draft_tokens": "4",
+        "acceptance": "rejection",
+        "draft_logprobs": "topk",
+        "draft_topk": "128",
+    }
+    assert gateway_settings(found["K = 4, coupled"]) == {"num_draft_tokens": "4", "acceptance": "coupled"}
+    assert gateway_settings(found["plain"]) == {"num_draft_tokens": "0"}
+    assert environment({"num_draft_tokens": "4", "acceptance": "coupled"}) == (
+        "OUTRIDER_GATEWAY_NUM_DRAFT_TOKENS=4 OUTRIDER_GATEWAY_ACCEPTANCE=coupled"
+    )
+
+
+def test_at_temperature_0_there_is_no_rule_to_choose() -> None:
+    assert list(alternatives(4, 0.0)) == ["plain", "K = 4"]
+    assert chain(4, 0.0).acceptance is None
+    assert chain(4, 0.5).acceptance is AcceptanceRule.REJECTION
