@@ -100,7 +100,7 @@ def test_one_slow_pass_does_not_count() -> None:
 
 
 def test_answers_too_short_to_tell_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no round had 12 drafts in 1 answers of 3 tokens"):
+    with pytest.raises(ConfigError, match="no round had all drafts of K = 12 in 1 answers of 3 tokens"):
         costs_of({12: [one_pass(12, [[True] * 3])]}, MAX_TOKENS)
 
 

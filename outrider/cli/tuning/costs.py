@@ -87,8 +87,8 @@ def _cost_of_pass(k: int, one: Pass, max_tokens: int) -> Cost:
     drafted = [timed for timed in rounds if timed[0].num_drafted == k]
     if not drafted:
         raise ConfigError(
-            f"no round had {k} drafts in {len(one.answers)} answers of {one.num_tokens} tokens in all; give longer "
-            "--max-tokens, more prompts or a smaller --max-k, and see that the draft keeps up"
+            f"no round had all drafts of K = {k} in {len(one.answers)} answers of {one.num_tokens} tokens in all; give "
+            "more --max-tokens, more prompts or a smaller --max-k, and see that the draft keeps up"
         )
     timings = [round_.timings for round_, _ in rounds]
     parts = {

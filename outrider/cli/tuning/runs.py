@@ -11,6 +11,8 @@ from outrider.cli.stopping import StopFlag
 from outrider.client import AsyncClient, GenerateOptions, Round, Speculation
 from outrider.wire.errors import OutriderError
 
+_LEAD_IN_TOKENS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -55,11 +57,11 @@ class Load:
     def temperature(self) -> float:
         return self.sampling["temperature"]
 
-    def options(self, index: int, repeat: int, speculation: Speculation) -> GenerateOptions:
+    def options(self, index: int, repeat: int, speculation: Speculation, max_tokens: int) -> GenerateOptions:
         """The seed is the prompt's and the repeat's. No two calls share a cached prompt: each pays for its own."""
         options = GenerateOptions(
             model=self.model,
-            max_tokens=self.max_tokens,
+            max_tokens=max_tokens,
             seed=1_000_003 * repeat + index,
             speculation=speculation,
             cache_salt=f"tune-{self._salt}-{uuid.uuid4().hex}",
@@ -69,12 +71,21 @@ class Load:
         return options
 
 
-async def run_answer(client: AsyncClient, load: Load, index: int, repeat: int, speculation: Speculation) -> Answer:
+async def lead_in(client: AsyncClient, load: Load, speculation: Speculation) -> None:
+    """An answer that nobody measures: the gateway learns how long this setting's proposals take."""
+    two_rounds = 2 * ((speculation.num_draft_tokens or 0) + 1)
+    num_tokens = min(max(_LEAD_IN_TOKENS, two_rounds), load.max_tokens)
+    await _run_answer(client, load, 0, 0, speculation, num_tokens)
+
+
+async def _run_answer(
+    client: AsyncClient, load: Load, index: int, repeat: int, speculation: Speculation, max_tokens: int
+) -> Answer:
     """Raises StopRequested between two rounds, and the error tree."""
     rounds: list[Round] = []
     gaps_s: list[float] = []
     last_s = time.perf_counter()
-    async with client.stream(load.prompts[index], **load.options(index, repeat, speculation)) as stream:
+    async with client.stream(load.prompts[index], **load.options(index, repeat, speculation, max_tokens)) as stream:
         async for round_ in stream:
             load.stop.check()
             now_s = time.perf_counter()
@@ -87,10 +98,9 @@ async def run_answer(client: AsyncClient, load: Load, index: int, repeat: int, s
 
 
 async def run_pass(client: AsyncClient, load: Load, repeat: int, speculation: Speculation) -> Pass:
-    """The first answer twice, once unmeasured: the gateway learns how long this setting's proposals take."""
-    await run_answer(client, load, 0, repeat, speculation)
-    answers = [await run_answer(client, load, index, repeat, speculation) for index in range(len(load.prompts))]
-    return Pass(tuple(answers))
+    await lead_in(client, load, speculation)
+    indices = range(len(load.prompts))
+    return Pass(tuple([await _run_answer(client, load, i, repeat, speculation, load.max_tokens) for i in indices]))
 
 
 async def run_interleaved(

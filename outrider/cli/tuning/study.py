@@ -10,7 +10,7 @@ from outrider.cli.tuning import settings
 from outrider.cli.tuning.choice import Choice, Ratio, choose, fastest_of, speeds_of
 from outrider.cli.tuning.costs import Costs, costs_of
 from outrider.cli.tuning.expected import Acceptance, expected_speed, improvement
-from outrider.cli.tuning.runs import Load, Pass, run_answer, run_interleaved
+from outrider.cli.tuning.runs import Load, Pass, lead_in, run_interleaved
 from outrider.client import AsyncClient, Speculation
 from outrider.wire.errors import InvalidRequest
 
@@ -123,7 +123,7 @@ async def _offered(
     tried, refused = {}, {}
     for name, wish in wishes.items():
         try:
-            await run_answer(client, load, 0, 0, wish)
+            await lead_in(client, load, wish)
         except InvalidRequest as error:
             refused[name] = error.message
         else:
