@@ -143,6 +143,7 @@ class Model(_Answer):
     max_model_len: int
     vocab_size: int
     draft: str | None
+    drafters: list[str]
 
 
 class ModelList(_Answer):

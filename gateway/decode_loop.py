@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 
 from gateway.draft_side import DraftSide
 from gateway.generation import RoundOutput, RoundTimings
+from gateway.own_drafts import OwnDrafts
 from gateway.request_record import Round, tell_round
 from gateway.round_metrics import note_round, note_truncate
 from gateway.served import ServedModel
@@ -35,7 +36,8 @@ class Decoder:
         self.model = model
         self.session = session
         self.draft = DraftSide(model, session)
-        self.target = TargetSide(model, session, deadline_s)
+        self.own = OwnDrafts(model, session)
+        self.target = TargetSide(model, session, deadline_s, self.own)
         self._told: Round | None = None
 
     async def run(self) -> AsyncGenerator[RoundOutput]:
@@ -81,13 +83,15 @@ class Decoder:
         await self.target.open(target)
         ticket, started_s = self.model.new_ticket(), time.monotonic()
 
-        # 1 PROPOSE: leaves now; the proposal goes from the draft to the target directly
-        num_draft_tokens = self.draft.propose(ticket, target, self.target.member)
-        draft = self.draft.member_name if num_draft_tokens else None
-        self._told = told = Round(ticket, started_s, self.target.member.name, num_draft_tokens, draft)
+        # 1 PROPOSE: leaves now; the proposal goes from the draft to the target directly, or the target makes its own
+        own = self.own.plan(target)
+        num_draft_tokens = self.draft.propose(ticket, target, self.target.member) if own is None else 0
+        num_own = 0 if own is None else own.num_draft_tokens
+        draft = self.draft.member_name if num_draft_tokens else own.drafter if own is not None and num_own else None
+        self._told = told = Round(ticket, started_s, self.target.member.name, num_draft_tokens or num_own, draft)
 
         # 2 VERIFY: leaves together with it; the target waits for the proposal within its budget
-        verdict = await self.target.verify(target, ticket, num_draft_tokens, self.draft.wait_budget_s)
+        verdict = await self.target.verify(target, ticket, num_draft_tokens, self.draft.wait_budget_s, num_own)
         if verdict is None:
             return None
         verified_s, told.verdict = time.monotonic(), verdict
@@ -99,7 +103,11 @@ class Decoder:
         output = self.session.apply(verdict, timings)
         if num_draft_tokens:
             self.draft.note_verdict(verdict, ticket, timings.total_s)
-        note_round(self.draft.metrics, verdict, output, timings, self.draft.why_plain)
+        self.own.note_verdict(verdict)
+        if own is None:
+            note_round(self.draft.metrics, verdict, output, timings, self.draft.why_plain)
+        else:
+            note_round(own.metrics, verdict, output, timings, own.why_plain)
         self._truncate(verdict, num_draft_tokens, output)
         return output
 

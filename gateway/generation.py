@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gateway.tokenizer import Tokenizer
 from outrider.wire.kinds import AcceptanceRule as AcceptanceRule  # parts of a request, here for whoever reads one
+from outrider.wire.kinds import Drafter as Drafter
 from outrider.wire.kinds import DraftLogprobs as DraftLogprobs
 from outrider.wire.kinds import TokenKind as TokenKind
 from outrider.wire.params import SamplingParams
@@ -29,6 +30,7 @@ class SpeculationOptions:
     draft_topk: int | None = None
     acceptance: AcceptanceRule | None = None
     lenience: float | None = None
+    drafter: Drafter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,8 @@ class ModelFacts:
     """Unix seconds."""
     draft_id: str | None
     """None when no draft is connected now."""
+    drafters: tuple[Drafter, ...] = ()
+    """Who may draft for a request now."""
 
 
 class Generator(Protocol):

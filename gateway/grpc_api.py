@@ -26,7 +26,7 @@ from gateway.requests import Chat, Demand, FieldNames, Prompt
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.call_room import Places, Turns, host_of
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
-from outrider.wire.params import SamplingParams, acceptance_of
+from outrider.wire.params import SamplingParams, acceptance_of, drafter_of
 from outrider.wire.rpc import abort, parse_message
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -111,6 +111,7 @@ class GenerationServicer:
                     context_limit=facts.context_limit,
                     vocab_size=facts.vocab_size,
                     draft_id=facts.draft_id,
+                    drafters=[drafter.value for drafter in facts.drafters],
                 )
                 for facts in self._door.generator.models()
             ]
@@ -214,6 +215,7 @@ def _speculation_of(wishes: gateway_pb2.SpeculationOptions) -> SpeculationOption
         draft_topk=wishes.draft_topk or None,
         acceptance=acceptance_of(wishes.acceptance, "speculation.acceptance"),
         lenience=wishes.lenience if wishes.HasField("lenience") else None,
+        drafter=drafter_of(wishes.drafter, "speculation.drafter"),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from gateway.cache_salt import salt_of
 from gateway.chat import Message
-from gateway.generation import AcceptanceRule, DraftLogprobs, GenerationRequest, ModelFacts, SpeculationOptions
+from gateway.generation import AcceptanceRule, Drafter, DraftLogprobs, GenerationRequest, ModelFacts, SpeculationOptions
 from gateway.tokenizer import Tokenizer
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
@@ -38,6 +38,7 @@ MAX_ECHO_CHARS = 200
 """Of what a caller sent, in an error that quotes it."""
 MESSAGE_CHARS = 100
 """What a message costs besides its text: a template is run over it."""
+_OF_A_TEXT = (Drafter.UNIGRAM, Drafter.BIGRAM)
 INLINE_CHARS = 20_000
 """Longer texts are tokenised on a thread: about 10 ms on one slow core."""
 
@@ -185,6 +186,7 @@ def check_demand(demand: Demand, served: Sequence[ModelFacts], config: GatewayCo
             f"user has {len(demand.user)} characters, at most {MAX_USER_CHARS} are allowed", param="user"
         )
     _check_speculation(demand.speculation, facts.vocab_size)
+    _check_drafter(demand.speculation.drafter, facts)
     return facts
 
 
@@ -217,6 +219,18 @@ def _check_speculation(wishes: SpeculationOptions, vocab_size: int) -> None:
         raise InvalidRequest(
             f"topk is {topk}, must be from 1 to {vocab_size}, the vocabulary", param="speculation.draft_logprobs"
         )
+
+
+def _check_drafter(drafter: Drafter | None, facts: ModelFacts) -> None:
+    """The target alone runs all but a draft model; without one of those, `model` is plain decoding."""
+    if drafter is None or drafter is Drafter.MODEL or drafter in facts.drafters:
+        return
+    offered = ", ".join(each.label for each in facts.drafters)
+    raise InvalidRequest(
+        f"drafter is {drafter.label}, which no target of {facts.id} has; offered: {offered or 'none'}"
+        + ("; a target has unigram and bigram with --drafter-text" if drafter.own in _OF_A_TEXT else ""),
+        param="speculation.drafter",
+    )
 
 
 def _num_chars(prompt: Prompt) -> int:

@@ -154,5 +154,6 @@ def _by_prompt(usages: dict[int, Usage], demand: Demand) -> list[list[Usage]]:
 
 
 def _model(facts: ModelFacts) -> Json:
-    sizes = {"max_model_len": facts.context_limit, "vocab_size": facts.vocab_size, "draft": facts.draft_id}
-    return {"id": facts.id, "object": "model", "created": facts.created, "owned_by": "outrider", **sizes}
+    sizes = {"max_model_len": facts.context_limit, "vocab_size": facts.vocab_size}
+    drafts = {"draft": facts.draft_id, "drafters": [drafter.label for drafter in facts.drafters]}
+    return {"id": facts.id, "object": "model", "created": facts.created, "owned_by": "outrider", **sizes, **drafts}

@@ -25,6 +25,7 @@ from gateway.parameters import (
 )
 from gateway.requests import MAX_MESSAGES, MAX_STOPS, Chat, Demand, FieldNames
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.kinds import DRAFTERS
 from outrider.wire.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
@@ -63,12 +64,14 @@ class SpeculationBody(_Strict):
     """auto, full, topk or topk:N."""
     acceptance: Literal["rejection", "coupled"] | None = None
     lenience: float | None = None
+    drafter: Literal["model", "ngram", "lookup", "unigram", "bigram", "ngram+model", "lookup+model"] | None = None
 
     def options(self) -> SpeculationOptions:
         kind, topk = draft_logprobs_of(self.draft_logprobs)
         enabled = True if self.enabled is None else self.enabled
         rule = None if self.acceptance is None else AcceptanceRule[self.acceptance.upper()]
-        return SpeculationOptions(enabled, self.num_draft_tokens, kind, topk, rule, self.lenience)
+        drafter = None if self.drafter is None else DRAFTERS[self.drafter]
+        return SpeculationOptions(enabled, self.num_draft_tokens, kind, topk, rule, self.lenience, drafter)
 
 
 class StreamOptions(_Strict):

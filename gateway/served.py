@@ -26,6 +26,7 @@ from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.kinds import Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 
@@ -82,6 +83,7 @@ class ServedModel:
         self._facts: TargetFacts | None = None
         self._tokenizer: Tokenizer | None = None
         self._draft_id = ""
+        self._warned: set[str] = set()
         self._changed = asyncio.Event()
 
     @property
@@ -97,7 +99,15 @@ class ServedModel:
     def model_facts(self) -> ModelFacts:
         facts = self.facts
         drafts = [draft.connection.info.model_id for draft in self.drafts.values() if draft.connection is not None]
-        return ModelFacts(facts.id, facts.context_limit, facts.vocab_size, facts.created, drafts[0] if drafts else None)
+        limits = (facts.context_limit, facts.vocab_size)
+        draft_id = drafts[0] if drafts else None
+        return ModelFacts(facts.id, *limits, facts.created, draft_id, self._drafters(draft_id is not None))
+
+    def _drafters(self, has_draft: bool) -> tuple[Drafter, ...]:
+        """By what its targets said last; those that are gone may be back."""
+        infos = [member.link.info for member in self.targets.values() if member.link.info is not None]
+        offered = {kind for info in infos for kind in info.drafters}
+        return tuple(each for each in Drafter if (has_draft if each.own is None else each.own.value in offered))
 
     def new_ticket(self) -> int:
         """Nobody can guess one: a proposal enters under it alone."""
@@ -110,6 +120,16 @@ class ServedModel:
             self._draft_id = info.model_id
         target_id = "" if self.reference is None else self.reference.info.model_id
         return self.metrics.pair(target_id, self._draft_id)
+
+    def own_metrics(self, drafter: Drafter) -> PairMetrics:
+        """Of rounds that the target drafts for itself."""
+        target_id = "" if self.reference is None else self.reference.info.model_id
+        return self.metrics.pair(target_id, drafter.label)
+
+    def warn_once(self, what: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            log.warning("%s", what)
 
     # who may serve
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 
 from gateway.links import Connection
 from gateway.member import TargetMember
+from gateway.own_drafts import OwnDrafts
 from gateway.placement import prefix_key
 from gateway.served import ServedModel
 from gateway.session import Session
@@ -37,7 +38,7 @@ class GoElsewhere(Exception):
 
 
 class TargetSide:
-    def __init__(self, model: ServedModel, session: Session, deadline_s: float) -> None:
+    def __init__(self, model: ServedModel, session: Session, deadline_s: float, own_drafts: OwnDrafts) -> None:
         """`deadline_s`: monotonic time at which the request's life ends."""
         self.slot = WorkerSlot(session.slot_id, tpb.TargetRequest)
         self.why_again = ""
@@ -45,6 +46,7 @@ class TargetSide:
         self._model = model
         self._session = session
         self._deadline_s = deadline_s
+        self._own_drafts = own_drafts
         self._key = prefix_key(session.request.prompt_ids, session.request.cache_salt)
         self._member: TargetMember | None = None
         self._probes = False
@@ -91,9 +93,15 @@ class TargetSide:
                 await asyncio.sleep(1 / retries.floor_per_s)
 
     async def verify(
-        self, target: Connection, ticket: int, num_draft_tokens: int, wait_budget_s: float
+        self,
+        target: Connection,
+        ticket: int,
+        num_draft_tokens: int,
+        wait_budget_s: float,
+        num_own_draft_tokens: int = 0,
     ) -> tpb.Verdict | None:
-        """Asks for one round. None: the slot is not as we thought; go again.
+        """Asks for one round, of a proposal to wait for or one of the target's own. None: the slot is not as we
+        thought; go again.
 
         Raises WorkerLost, DeadlineExceeded, WorkerFault.
         """
@@ -105,6 +113,7 @@ class TargetSide:
             num_draft_tokens=num_draft_tokens,
             ticket=ticket,
             wait_budget_us=int(wait_budget_s * 1e6) if num_draft_tokens else 0,
+            num_own_draft_tokens=num_own_draft_tokens,
         )
         async with self._in_time():
             reply = await target.call(tpb.TargetRequest(verify=request))
@@ -137,7 +146,7 @@ class TargetSide:
     async def _try_open(self, target: Connection) -> bool:
         """False: no slot is free now. A request that could never fit is refused as INVALID."""
         self.slot.opened(target, self._session.committed_len)
-        reply = await target.call(tpb.TargetRequest(open=self._session.open_message()))
+        reply = await target.call(tpb.TargetRequest(open=self._own_drafts.open_message(target)))
         if reply.WhichOneof("item") == "open":
             return True
         self.slot.open_again()

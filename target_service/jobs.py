@@ -35,6 +35,8 @@ class VerifyJob:
     wait_budget_s: float
     arrived_s: float
     respond: Callable[[Verdict | JobError], None]
+    num_own_draft_tokens: int = 0
+    """Drafted here, and num_draft_tokens is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +80,5 @@ class Verdict:
     timings: Timings
     num_cached_tokens: int
     """Prompt tokens that the slot found in the prefix cache when it first began."""
+    drafter_has_next: bool
+    """The slot's own drafter has something to say behind these tokens."""

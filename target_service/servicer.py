@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from outrider.engine.jobs import invalid
+from outrider.engine.jobs import Fault, JobError, invalid
 from outrider.engine.worker_service import Respond, WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -46,8 +46,11 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     def _verify(self, owner: int, item: tpb.TargetRequest, respond: Respond) -> None:
         message = item.verify
-        error = invalid("num_draft_tokens", message.num_draft_tokens, 0, MAX_DRAFT_TOKENS) or invalid(
-            "wait_budget_us", message.wait_budget_us, 0, 1000 * MAX_WAIT_BUDGET_MS
+        error = (
+            invalid("num_draft_tokens", message.num_draft_tokens, 0, MAX_DRAFT_TOKENS)
+            or invalid("wait_budget_us", message.wait_budget_us, 0, 1000 * MAX_WAIT_BUDGET_MS)
+            or invalid("num_own_draft_tokens", message.num_own_draft_tokens, 0, MAX_DRAFT_TOKENS)
+            or _drafted_twice(message)
         )
         if error is not None:
             respond(error)
@@ -111,6 +114,17 @@ def _verify_job(owner: int, message: tpb.Verify, respond: Respond) -> VerifyJob:
         wait_budget_s=message.wait_budget_us / 1e6,
         arrived_s=time.monotonic(),
         respond=respond,
+        num_own_draft_tokens=message.num_own_draft_tokens,
+    )
+
+
+def _drafted_twice(message: tpb.Verify) -> JobError | None:
+    if not (message.num_draft_tokens and message.num_own_draft_tokens):
+        return None
+    return JobError(
+        Fault.INVALID,
+        f"num_draft_tokens is {message.num_draft_tokens} and num_own_draft_tokens {message.num_own_draft_tokens}; "
+        "a round has one proposal: leave one out",
     )
 
 
@@ -137,6 +151,7 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
         num_batch_tokens=timings.num_batch_tokens,
         num_batch_prompt_tokens=timings.num_batch_prompt_tokens,
         num_cached_tokens=result.num_cached_tokens,
+        drafter_has_next=result.drafter_has_next,
     )
     return {"verdict": verdict}
 

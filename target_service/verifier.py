@@ -11,6 +11,7 @@ import time
 import torch
 from torch import Tensor
 
+from outrider.engine.chain import Chain
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.model_runner import ModelRunner
@@ -26,6 +27,7 @@ from target_service.batch import decide
 from target_service.commit import commit_tokens
 from target_service.device_batch import Decided
 from target_service.jobs import Logprobs, Timings, Verdict, VerifyJob
+from target_service.own_drafts import OwnDrafts
 from target_service.returning import Returning
 from target_service.tickets import TicketTable
 from target_service.waiting import Ready, Waiting, WaitingRoom
@@ -41,6 +43,7 @@ class Verifier:
         metrics: WorkerMetrics,
         max_prefill_tokens: int,
         by_block: bool,
+        own_drafts: OwnDrafts,
     ) -> None:
         """by_block: how acceptance by rejection looks at drafts."""
         self._runner = runner
@@ -49,8 +52,9 @@ class Verifier:
         self._engine = engine
         self._metrics = metrics
         self._by_block = by_block
+        self._own_drafts = own_drafts
         self._turns = Turns(keeper.table, runner.pool, metrics, max_prefill_tokens)
-        self._room = WaitingRoom(tickets, metrics, runner.facts.vocab_size, self._answer)
+        self._room = WaitingRoom(tickets, metrics, runner.facts.vocab_size, self._answer, self._draft)
         self._returning = Returning()
         self._in_step: list[Ready] = []
         self._going_on: list[SlotKey] = []  # of the step, those that need no proposal for their next one
@@ -64,20 +68,31 @@ class Verifier:
             case VerifyJob():
                 self._verify(job)
             case OpenJob():
-                self._room.cancel(job.owner, job.slot_id, "verify cancelled: the slot was opened again")
-                self._keeper.open(job)
+                self._open(job)
             case TruncateJob():
                 self._keeper.truncate(job)
             case CloseJob():
                 self._returning.gone((job.owner, job.slot_id))
                 self._room.cancel(job.owner, job.slot_id, "verify cancelled: the slot was closed")
+                self._own_drafts.close((job.owner, job.slot_id))
                 self._keeper.close(job)
             case OwnerGone():
                 self._returning.owner_gone(job.owner)
                 self._room.cancel_owner(job.owner, "verify cancelled: the gateway's stream ended")
+                self._own_drafts.close_owner(job.owner)
                 self._keeper.close_owner(job)
             case _:
                 raise TypeError(f"unknown job {job!r}")
+
+    def _open(self, job: OpenJob) -> None:
+        self._room.cancel(job.owner, job.slot_id, "verify cancelled: the slot was opened again")
+        refused = self._own_drafts.refuses(job.drafter)
+        if refused is not None:
+            self._engine.answer(lambda: job.respond(refused))
+            return
+        slot = self._keeper.open(job)
+        if slot is not None:
+            self._own_drafts.open(job, slot)
 
     def _verify(self, job: VerifyJob) -> None:
         self._returning.back((job.owner, job.slot_id), job.arrived_s)
@@ -89,7 +104,15 @@ class Verifier:
                 self._tickets.finish(job.ticket, "cancelled")
             self._answer(job, slot)
             return
+        self._own_drafts.commit(job)
+        if job.num_own_draft_tokens and not self._own_drafts.follows(slot.key):
+            why = f"num_own_draft_tokens is {job.num_own_draft_tokens}, and slot {job.slot_id} has no drafter"
+            self._answer(job, JobError(Fault.INVALID, f"{why}; open it with one"))
+            return
         self._room.add(job, slot)
+
+    def _draft(self, slot: Slot, num_draft_tokens: int) -> Chain:
+        return self._own_drafts.draw(slot, self._keeper.sampling_state(slot), num_draft_tokens)
 
     def _answer(self, job: VerifyJob, result: Verdict | JobError) -> None:
         self._engine.answer(lambda: job.respond(result))
@@ -144,6 +167,7 @@ class Verifier:
             # Without its KV the slot is of no use; its verify will be told it is unknown.
             self._room.cancel(*piece.slot.key, f"feeding the prompt failed: {error}", Fault.INTERNAL)
             piece.slot.distrust()
+            self._own_drafts.drop(piece.slot.key)
             self._keeper.close(CloseJob(*piece.slot.key))
         self._in_step, self._turn = [], None
 
@@ -184,6 +208,8 @@ class Verifier:
         commit = commit_tokens(
             slot.params, eos_token_ids, num_output, r.draft_ids, decided.num_accepted, decided.next_id
         )
+        slot.commit_from(committed_len, commit.token_ids)
+        has_next = self._own_drafts.append(slot.key, commit.token_ids)
         verdict = Verdict(
             committed_len=committed_len,
             token_ids=commit.token_ids,
@@ -196,8 +222,8 @@ class Verifier:
             fallback=r.fallback,
             timings=timings,
             num_cached_tokens=slot.num_adopted or 0,
+            drafter_has_next=has_next and commit.finish is None,
         )
-        slot.commit_from(committed_len, commit.token_ids)
         slot.asked_s = time.monotonic()  # the next verify is on its way, however long this one took
         self._room.done(r)
         if r.waiting.proposal is None and commit.finish is None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from outrider.engine.chain import Chain
 from outrider.engine.jobs import Fault, JobError
 from outrider.engine.row_law import RowLaw
 from outrider.engine.scheduler import SlotKey, Want
@@ -32,7 +33,9 @@ class Waiting:
     job: VerifyJob
     slot: Slot
     proposal: Proposal | None
-    """None for a plain step."""
+    """None for a plain step, and where the drafts are made here."""
+    num_own: int = 0
+    """Most tokens that are drafted here."""
     runnable_s: float | None = None
     """When its slot had memory and all committed tokens but the last were fed: the wait budget runs from here."""
     with_drafts: bool = False
@@ -55,7 +58,9 @@ class Ready:
 
 
 class WaitingRoom:
-    """At most one verify a slot. `cancelled(job, error)` answers those that will never run."""
+    """At most one verify a slot. `cancelled(job, error)` answers those that will never run; `draft(slot, count)` makes
+    the drafts of those that are drafted for here.
+    """
 
     def __init__(
         self,
@@ -63,11 +68,13 @@ class WaitingRoom:
         metrics: WorkerMetrics,
         vocab_size: int,
         cancelled: Callable[[VerifyJob, JobError], None],
+        draft: Callable[[Slot, int], Chain],
     ) -> None:
         self._tickets = tickets
         self._metrics = metrics
         self._vocab_size = vocab_size
         self._cancelled = cancelled
+        self._draft = draft
         self._waiting: dict[SlotKey, Waiting] = {}
 
     def add(self, job: VerifyJob, slot: Slot) -> None:
@@ -76,7 +83,8 @@ class WaitingRoom:
         if job.num_draft_tokens:
             length, now = len(slot.committed), time.monotonic()
             proposal = self._tickets.expect(job.ticket, length, job.num_draft_tokens, now)
-        self._waiting[job.owner, job.slot_id] = Waiting(job, slot, proposal)
+        num_own = min(job.num_own_draft_tokens, _room(slot))
+        self._waiting[job.owner, job.slot_id] = Waiting(job, slot, proposal, num_own)
 
     def cancel(
         self, owner: int, slot_id: int, why: str, fault: Fault = Fault.CANCELLED, keep_ticket: int | None = None
@@ -128,12 +136,12 @@ class WaitingRoom:
         slot, proposal = waiting.slot, waiting.proposal
         num_committed = len(slot.committed)
         if needs_prefill(slot):
-            return Wish(Want.PREFILL, num_committed + waiting.job.num_draft_tokens)
+            return Wish(Want.PREFILL, num_committed + waiting.job.num_draft_tokens + waiting.num_own)
         if waiting.runnable_s is None:
             waiting.runnable_s = now
         if proposal is None or proposal.refused is not None:
             waiting.with_drafts = False
-            return Wish(Want.STEP, num_committed)
+            return Wish(Want.STEP, num_committed + waiting.num_own)
         waiting.with_drafts = proposal.complete
         if waiting.with_drafts:
             return Wish(Want.STEP, num_committed + proposal.num_draft_tokens)
@@ -143,6 +151,9 @@ class WaitingRoom:
 
     def _ready(self, waiting: Waiting) -> Ready:
         proposal = waiting.proposal
+        if waiting.num_own:
+            chain = self._draft(waiting.slot, waiting.num_own)
+            return Ready(waiting, chain.ids, chain.laws, None)
         if proposal is None:
             return Ready(waiting, [], None, None)
         if waiting.with_drafts:
@@ -169,7 +180,7 @@ class WaitingRoom:
         slot, draft_ids = waiting.slot, list(proposal.draft_ids)
         if not draft_ids:  # the draft has nothing to say here
             return Ready(waiting, [], None, None)
-        room = slot.max_len - len(slot.committed) - 1
+        room = _room(slot)
         if len(draft_ids) > room:
             raise BadTensor(f"{len(draft_ids)} draft tokens, room for {room} before max_tokens")
         if slot.params.determined:
@@ -182,3 +193,8 @@ class WaitingRoom:
             laws.extend(decode_laws(rows, self._vocab_size, ids))
             start += rows.num_rows
         return Ready(waiting, draft_ids, laws, None)
+
+
+def _room(slot: Slot) -> int:
+    """Draft tokens that a round may use: it commits one more than it accepts."""
+    return slot.max_len - len(slot.committed) - 1

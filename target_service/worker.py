@@ -28,6 +28,7 @@ def start_worker(config: TargetConfig) -> WorkerHandle:
     from outrider.engine.loaded import Loaded, load
     from outrider.engine.worker_handle import Base, Parts, start
     from outrider.v1 import target_pb2, target_pb2_grpc
+    from target_service.own_drafts import make_own_drafts
     from target_service.servicer import TargetServicer
     from target_service.tickets import TicketTable
     from target_service.verifier import Verifier
@@ -42,7 +43,9 @@ def start_worker(config: TargetConfig) -> WorkerHandle:
             on_drop=lambda why, num_tokens: metrics.dropped_tokens.labels(why=why).inc(num_tokens),
         )
         loaded.num_tickets = lambda: len(tickets)
-        rest = (metrics, loaded.max_prefill_tokens, config.verification == "block")
+        own_drafts = make_own_drafts(config, loaded.tokenizer.tokenizer_json, vocab_size)
+        loaded.drafters = own_drafts.offered
+        rest = (metrics, loaded.max_prefill_tokens, config.verification == "block", own_drafts)
         verifier = Verifier(loaded.runner, base.keeper, tickets, base.engine, *rest)
 
         def add_services(server: Any) -> list[str]:

@@ -26,6 +26,7 @@ def chat(
     stop: opt.Stop = None,
     num_draft_tokens: opt.NumDraftTokens = None,
     acceptance: opt.Acceptance = None,
+    drafter: opt.DrafterOption = None,
     no_speculation: opt.NoSpeculation = False,
     model: opt.ModelId = None,
     timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
@@ -48,6 +49,7 @@ def chat(
             stop=stop,
             num_draft_tokens=num_draft_tokens,
             acceptance=acceptance,
+            drafter=drafter,
             no_speculation=no_speculation,
         )
         connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)

@@ -28,6 +28,7 @@ def generate(
     stop: opt.Stop = None,
     num_draft_tokens: opt.NumDraftTokens = None,
     acceptance: opt.Acceptance = None,
+    drafter: opt.DrafterOption = None,
     no_speculation: opt.NoSpeculation = False,
     model: opt.ModelId = None,
     timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
@@ -51,6 +52,7 @@ def generate(
             stop=stop,
             num_draft_tokens=num_draft_tokens,
             acceptance=acceptance,
+            drafter=drafter,
             no_speculation=no_speculation,
         )
         text = _read_stdin() if prompt == "-" else prompt

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.client import AcceptanceRule, GenerateOptions, Speculation
+from outrider.client import AcceptanceRule, Drafter, GenerateOptions, Speculation
 from outrider.client.connect import KEY_VARIABLE
 
 Address = Annotated[str, typer.Option(help="host:port of a gateway's gRPC server.")]
@@ -36,6 +36,10 @@ Acceptance = Annotated[
     AcceptanceRule | None,
     typer.Option(help="Which drafts are kept at temperature > 0; absent = the server's default."),
 ]
+DrafterOption = Annotated[
+    Drafter | None,
+    typer.Option("--drafter", help="Who guesses what comes next; absent = the server's default."),
+]
 NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain decoding: the target alone.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds until an answer is given up.")]
 
@@ -52,6 +56,7 @@ def generate_options(
     stop: list[str] | None,
     num_draft_tokens: int | None,
     acceptance: AcceptanceRule | None,
+    drafter: Drafter | None,
     no_speculation: bool,
 ) -> GenerateOptions:
     """What was not given is left out, so that the defaults are the SDK's and the server's."""
@@ -67,6 +72,6 @@ def generate_options(
     if seed is not None:
         options["seed"] = seed
     options["speculation"] = Speculation(
-        enabled=not no_speculation, num_draft_tokens=num_draft_tokens, acceptance=acceptance
+        enabled=not no_speculation, num_draft_tokens=num_draft_tokens, acceptance=acceptance, drafter=drafter
     )
     return options

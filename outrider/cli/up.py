@@ -18,6 +18,7 @@ from outrider.cli.progress import StartProgress
 from outrider.cli.stopping import StopFlag, StopRequested
 from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
 from outrider.cli.system import SystemConfig, read_yaml
+from outrider.client import Drafter
 from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.errors import OutriderError
 
@@ -37,6 +38,10 @@ Host = Annotated[str | None, typer.Option(help="Address that HTTP and gRPC liste
 HttpPort = Annotated[int | None, typer.Option("--port", help="HTTP port; 8000 unless set; 0 = a free one.")]
 GrpcPort = Annotated[int | None, typer.Option(help="gRPC port; 8001 unless set; 0 = a free one.")]
 K = Annotated[int | None, typer.Option("--num-draft-tokens", "-K", help="Tokens drafted a round; 5 unless set.")]
+DrafterOption = Annotated[
+    Drafter | None,
+    typer.Option("--drafter", help="Who drafts for requests that do not say; model unless set, the others need none."),
+]
 ModelName = Annotated[str | None, typer.Option(help="Id under which the pair is served.")]
 NoRay = Annotated[bool, typer.Option("--no-ray", help="Plain processes; nothing restarts a worker then.")]
 RayAddress = Annotated[
@@ -63,6 +68,7 @@ def up(
     port: HttpPort = None,
     grpc_port: GrpcPort = None,
     num_draft_tokens: K = None,
+    drafter: DrafterOption = None,
     model_name: ModelName = None,
     no_ray: NoRay = False,
     ray_address: RayAddress = None,
@@ -83,6 +89,7 @@ def up(
             "port": port,
             "grpc_port": grpc_port,
             "num_draft_tokens": num_draft_tokens,
+            "drafter": None if drafter is None else drafter.value,
             "model_name": model_name,
         },
         "ray": {"address": ray_address},

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from outrider.client.types import FinishReason, Model, Round, RoundTimings, Token, TokenKind, TokenLogprobs, Usage
+from outrider.client.types import (
+    Drafter,
+    FinishReason,
+    Model,
+    Round,
+    RoundTimings,
+    Token,
+    TokenKind,
+    TokenLogprobs,
+    Usage,
+)
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import OutriderError
+from outrider.wire.kinds import DRAFTERS
 
 _KINDS = {
     common_pb2.TOKEN_KIND_ACCEPTED: TokenKind.ACCEPTED,
@@ -17,6 +28,7 @@ _FINISH_REASONS = {
     common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
 }
+_DRAFTERS = {known.value: Drafter(label) for label, known in DRAFTERS.items()}
 _S_PER_US = 1e-6
 
 
@@ -44,6 +56,7 @@ def parse_model(message: gateway_pb2.Model) -> Model:
         context_limit=message.context_limit,
         vocab_size=message.vocab_size,
         draft_id=message.draft_id if message.HasField("draft_id") else None,
+        drafters=tuple(_DRAFTERS[value] for value in message.drafters if value in _DRAFTERS),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 from outrider.client.types import AcceptanceRule, DraftLogprobs, Speculation
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.kinds import DRAFTERS
 from outrider.wire.params import MAX_CHOICES, SamplingParams, check_cache_salt
 
 _ANY_UINT32 = 1 << 32  # the vocabulary's size is known to the gateway only
@@ -160,6 +161,8 @@ def _speculation(wish: Speculation | bool) -> gateway_pb2.SpeculationOptions:
         message.acceptance = _ACCEPTANCE[wish.acceptance]
     if wish.lenience is not None:
         _encode("speculation.lenience", lambda: setattr(message, "lenience", wish.lenience))
+    if wish.drafter is not None:
+        message.drafter = DRAFTERS[wish.drafter.value].value
     return message
 
 

@@ -45,6 +45,24 @@ class AcceptanceRule(Enum):
     seed, whatever the draft does."""
 
 
+class Drafter(Enum):
+    """Who guesses what comes next. None of them changes the output's law."""
+
+    MODEL = "model"
+    """A draft worker."""
+    NGRAM = "ngram"
+    """The target, from what followed the last tokens in the sequence itself."""
+    LOOKUP = "lookup"
+    """The target, from where the most of the last tokens came before, in the sequence or in recent answers."""
+    UNIGRAM = "unigram"
+    """The target, from how often tokens come in a text that it was started with."""
+    BIGRAM = "bigram"
+    """And how often after which other."""
+    NGRAM_MODEL = "ngram+model"
+    """The first where it has something to say, else a draft worker."""
+    LOOKUP_MODEL = "lookup+model"
+
+
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """A request's wishes; None = the server's default."""
@@ -58,6 +76,7 @@ class Speculation:
     acceptance: AcceptanceRule | None = None
     lenience: float | None = None
     """Greater than 0, at most 1 = exact. Below it more drafts are kept, and the answer is not exactly the target's."""
+    drafter: Drafter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +208,8 @@ class Model:
     vocab_size: int
     draft_id: str | None
     """None when no draft serves it now."""
+    drafters: tuple[Drafter, ...] = ()
+    """Who may draft for a request now."""
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from outrider.wire.kinds import Drafter
 from outrider.wire.params import SamplingParams
 
 
@@ -55,6 +56,8 @@ class OpenJob:
     """Draft only: address of the target's server."""
     target_epoch: int = 0
     """Draft only."""
+    drafter: Drafter | None = None
+    """Target only: of its own, who follows the slot."""
 
 
 @dataclass(frozen=True, slots=True)

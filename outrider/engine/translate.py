@@ -8,7 +8,7 @@ from typing import Any
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, TruncateJob
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.kinds import TRUNCATE_REASONS
-from outrider.wire.params import SamplingParams
+from outrider.wire.params import SamplingParams, drafter_of
 
 _CODES = {
     Fault.UNKNOWN_SLOT: pb.WORKER_ERROR_CODE_UNKNOWN_SLOT,
@@ -49,6 +49,7 @@ def open_job(owner: int, message: pb.OpenSlot, respond: Callable[[Any], None]) -
         cache_salt=message.cache_salt,
         deliver_to=message.deliver_to,
         target_epoch=message.target_epoch,
+        drafter=drafter_of(message.drafter, "drafter"),
     )
 
 

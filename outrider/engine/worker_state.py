@@ -13,6 +13,7 @@ from outrider.engine.step_times import StepTimes
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.fingerprint import tokenizer_fingerprint
+from outrider.wire.kinds import Drafter
 
 
 @dataclass
@@ -29,6 +30,8 @@ class WorkerState:
     num_tickets: Callable[[], int] = field(default=lambda: 0)
     times: StepTimes = field(default_factory=StepTimes)
     """Of the engine thread."""
+    drafters: tuple[Drafter, ...] = ()
+    """That need no model, for its own drafts (target only)."""
     draining: Callable[[], bool] = field(default=lambda: False)
     close: Callable[[], None] = field(default=lambda: None)
     """Ends the processes that hold shares of the weights. After the engine."""
@@ -56,4 +59,5 @@ class WorkerState:
             current_step_us=int(self.times.current_s * 1e6),
             draining=self.draining(),
             version=__version__,
+            drafters=[each.value for each in self.drafters],
         )

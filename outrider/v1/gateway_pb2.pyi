@@ -156,13 +156,15 @@ class GetModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "context_limit", "vocab_size", "draft_id")
+    __slots__ = ("id", "context_limit", "vocab_size", "draft_id", "drafters")
     ID_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LIMIT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     context_limit: int
     vocab_size: int
     draft_id: str
-    def __init__(self, id: _Optional[str] = ..., context_limit: _Optional[int] = ..., vocab_size: _Optional[int] = ..., draft_id: _Optional[str] = ...) -> None: ...
+    drafters: _containers.RepeatedScalarFieldContainer[_common_pb2.Drafter]
+    def __init__(self, id: _Optional[str] = ..., context_limit: _Optional[int] = ..., vocab_size: _Optional[int] = ..., draft_id: _Optional[str] = ..., drafters: _Optional[_Iterable[_Union[_common_pb2.Drafter, str]]] = ...) -> None: ...

@@ -128,6 +128,15 @@ class TargetConfig(_Settings):
     verification: Literal["block", "token"] = "block"
     """How acceptance by rejection looks at drafts: together, which keeps as many of them or more, or one by one. Both
     give exactly the target's law."""
+    drafter_text: str | None = None
+    """Text file (UTF-8) whose tokens and pairs of tokens are counted: requests may then be drafted for by unigram and
+    bigram. ngram and lookup need none."""
+    lookup_min_n: Annotated[int, Field(ge=1, le=64)] = 2
+    """Last tokens that must have come before, for lookup to copy what followed them there."""
+    lookup_max_n: Annotated[int, Field(ge=1, le=64)] = 8
+    """The place where most of them match is copied from; matches longer than this count alike."""
+    lookup_corpus_tokens: Annotated[int, Field(ge=0)] = 65536
+    """Tokens of ended answers that lookup remembers for later requests of the same cache_salt; 0 = none."""
     max_slots: Positive = 64
     """Requests held at once."""
     kv_cache_tokens: Positive | None = None
@@ -178,6 +187,15 @@ class TargetConfig(_Settings):
             parse_cores(value)
         return value
 
+    @model_validator(mode="after")
+    def _lookup_sizes_in_order(self) -> Self:
+        if self.lookup_min_n > self.lookup_max_n:
+            raise ValueError(
+                f"lookup_min_n {self.lookup_min_n} is more than lookup_max_n {self.lookup_max_n}; lower the first or "
+                "raise the second"
+            )
+        return self
+
 
 class GatewayConfig(_Settings):
     """Settings of `python -m gateway`."""
@@ -202,6 +220,9 @@ class GatewayConfig(_Settings):
     """gRPC port; 0 takes a free one and prints it."""
     num_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 5
     """K: tokens drafted a round unless the request says otherwise."""
+    drafter: Literal["model", "ngram", "lookup", "unigram", "bigram", "ngram+model", "lookup+model"] = "model"
+    """Who drafts unless the request says otherwise: a draft worker, or the target itself from what it has seen, which
+    needs none. With +model the draft worker is asked where the target has nothing to say."""
     acceptance: Literal["rejection", "coupled"] = "rejection"
     """Which drafts are kept at temperature > 0 unless the request says otherwise. Both give exactly the target's law;
     with coupled the text is a function of prompt, parameters and seed, whatever the draft does, and no distribution

@@ -36,6 +36,24 @@ class Drafter(Enum):
     NGRAM_MODEL = pb.DRAFTER_NGRAM_MODEL
     LOOKUP_MODEL = pb.DRAFTER_LOOKUP_MODEL
 
+    @property
+    def label(self) -> str:
+        """What users call it, such as ngram+model."""
+        return self.name.lower().replace("_", "+")
+
+    @property
+    def own(self) -> Drafter | None:
+        """Its part in the target worker; None for MODEL."""
+        return None if self is Drafter.MODEL else Drafter[self.name.removesuffix("_MODEL")]
+
+    @property
+    def asks_model(self) -> bool:
+        return self is Drafter.MODEL or self is not self.own
+
+
+DRAFTERS = {each.label: each for each in Drafter}
+"""By what users call them."""
+
 
 class DraftLogprobs(Enum):
     """How `rejection` proposals travel."""

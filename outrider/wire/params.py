@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import AcceptanceRule
+from outrider.wire.kinds import AcceptanceRule, Drafter
 
 MAX_STOP_TOKEN_IDS = 64
 MAX_BAD_WORDS = 256
@@ -167,8 +168,20 @@ class SamplingParams:
 
 def acceptance_of(value: pb.AcceptanceRule, name: str) -> AcceptanceRule | None:
     """Raises InvalidRequest, naming the field, for one that this version does not know. None = unspecified."""
+    return _known(AcceptanceRule, value, name)
+
+
+def drafter_of(value: pb.Drafter, name: str) -> Drafter | None:
+    """As `acceptance_of`."""
+    return _known(Drafter, value, name)
+
+
+Kind = TypeVar("Kind", AcceptanceRule, Drafter)
+
+
+def _known(kinds: type[Kind], value: int, name: str) -> Kind | None:
     try:
-        return AcceptanceRule(value) if value else None
+        return kinds(value) if value else None
     except ValueError:
         raise InvalidRequest(f"{name} is {value}, which this server does not know", param=name) from None
 

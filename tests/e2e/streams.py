@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider.client import AsyncClient, Round, RoundStream
+from outrider.client import AsyncClient, Drafter, Round, RoundStream, Speculation
 
 PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n        self.maxsize = maxsize\n"
 
 
-def greedy(client: AsyncClient, max_tokens: int) -> RoundStream:
-    return client.stream(PROMPT, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+def greedy(client: AsyncClient, max_tokens: int, drafter: Drafter | None = None) -> RoundStream:
+    wish = Speculation(drafter=drafter)
+    return client.stream(PROMPT, max_tokens=max_tokens, temperature=0.0, ignore_eos=True, speculation=wish)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from outrider.client import AsyncClient, Client
+from outrider.client import AsyncClient, Client, Drafter
 from tests.e2e.scripted_registry import ScriptedRegistry
 from tests.e2e.streams import PROMPT, Seen, greedy, speculative
 from tests.samples import total
@@ -56,12 +56,15 @@ def member_of(pools: Pools, role: str) -> tuple[str, Process]:
     return name, members[int(name[-1])]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("number", "drafter"),
+    [(signal.SIGKILL, Drafter.MODEL), (signal.SIGSTOP, Drafter.MODEL), (signal.SIGKILL, Drafter.NGRAM)],
+)
 async def test_a_stream_goes_on_at_the_other_target(
-    pools: Pools, client: AsyncClient, expected: list[int], number: signal.Signals
+    pools: Pools, client: AsyncClient, expected: list[int], number: signal.Signals, drafter: Drafter
 ) -> None:
     seen = Seen()
-    stream = greedy(client, NUM_TOKENS)
+    stream = greedy(client, NUM_TOKENS, drafter)
     await seen.read(stream, speculative(5))
     name, process = await asyncio.to_thread(member_of, pools, "target")
     process.popen.send_signal(number)

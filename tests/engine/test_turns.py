@@ -25,6 +25,7 @@ from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from target_service.jobs import Verdict, VerifyJob
+from target_service.own_drafts import OwnDrafts
 from target_service.tickets import Part, TicketTable
 from target_service.verifier import Verifier
 from tests.tiny_models import tiny_llama
@@ -95,7 +96,8 @@ class Target(Base):
     def __init__(self, runner: ModelRunner, num_blocks: int, **options: Any) -> None:
         super().__init__(runner, num_blocks, **options)
         self.tickets = TicketTable(64, 1 << 20, 10.0)
-        self.verifier = Verifier(runner, self.keeper, self.tickets, self.engine, self.metrics, MAX_PREFILL, True)
+        own = OwnDrafts({}, runner.facts.vocab_size)
+        self.verifier = Verifier(runner, self.keeper, self.tickets, self.engine, self.metrics, MAX_PREFILL, True, own)
         self.ids: dict[int, list[int]] = {}
         self.idle: list[int] = []
         self._num_rounds = 0

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.draft_seat import DraftSeat
 from gateway.generation import GenerationRequest
+from gateway.own_drafts import OwnDrafts
 from gateway.served import ServedModel
 from gateway.session import Session
 from gateway.target_side import GoElsewhere, TargetSide
@@ -48,7 +49,7 @@ class ScriptedTarget:
 
 def side_of(model: ServedModel) -> TargetSide:
     session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.tokenizer, 1)
-    return TargetSide(model, session, time.monotonic() + 60)
+    return TargetSide(model, session, time.monotonic() + 60, OwnDrafts(model, session))
 
 
 async def placed(side: TargetSide) -> str:

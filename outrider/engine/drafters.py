@@ -1,0 +1,73 @@
+"""The drafters without a model that a worker offers, made from its settings at start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from outrider.drafting.drafter import Drafter
+from outrider.drafting.lookup import Lookup
+from outrider.drafting.ngram import Ngram
+from outrider.drafting.tables import Bigram, Unigram
+from outrider.wire import kinds
+from outrider.wire.errors import ConfigError
+
+OF_A_TEXT = (kinds.Drafter.UNIGRAM, kinds.Drafter.BIGRAM)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupSizes:
+    """As in the settings of the same names."""
+
+    min_n: int
+    max_n: int
+    corpus_tokens: int
+
+
+def make_drafters(
+    wanted: Iterable[kinds.Drafter], text: str | None, tokenizer_json: bytes, vocab_size: int, sizes: LookupSizes
+) -> dict[kinds.Drafter, Drafter]:
+    """text: file that unigrams and bigrams are counted in; None = none, and neither of them may be wanted.
+
+    Raises ConfigError naming a text that cannot be used.
+    """
+    ids = () if text is None else text_ids(text, tokenizer_json, vocab_size)
+    made: dict[kinds.Drafter, Drafter] = {}
+    for kind in wanted:
+        match kind:
+            case kinds.Drafter.NGRAM:
+                made[kind] = Ngram()
+            case kinds.Drafter.LOOKUP:
+                made[kind] = Lookup(sizes.min_n, sizes.max_n, sizes.corpus_tokens)
+            case kinds.Drafter.UNIGRAM:
+                made[kind] = Unigram(ids)
+            case kinds.Drafter.BIGRAM:
+                made[kind] = Bigram(ids)
+            case _:
+                raise ValueError(f"{kind} needs a model")
+    return made
+
+
+def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:
+    """The tokens of a UTF-8 file. Raises ConfigError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"drafter_text is {path!r}, which cannot be read: {error}; give a text file in UTF-8", param="drafter_text"
+        ) from None
+    ids: list[int] = Tokenizer.from_buffer(tokenizer_json).encode(text, add_special_tokens=False).ids
+    if not ids:
+        raise ConfigError(
+            f"drafter_text is {path!r}, which has no token; give a longer text or leave it out", param="drafter_text"
+        )
+    if max(ids) >= vocab_size:
+        raise ConfigError(
+            f"drafter_text is {path!r}, of which the token {max(ids)} is outside the model's {vocab_size}; "
+            "tokenizer and model do not belong together",
+            param="drafter_text",
+        )
+    return ids

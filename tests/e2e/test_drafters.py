@@ -1,0 +1,107 @@
+"""Drafts that the target makes itself, through gateways with and without a draft worker: the text is the target's, and
+what was drafted is counted under the drafter's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from outrider.client import Client, Drafter, InvalidRequest, Speculation, Usage
+from tests.e2e.streams import PROMPT
+from tests.samples import total
+from tests.stack import Process, Stack, read_metrics
+
+REPETITIVE = "\n".join(f'{{"name": "item-{i}", "size": {i}, "tags": ["a", "b"]}}' for i in range(12)) + "\n"
+MAX_TOKENS = 48
+OWN = (Drafter.NGRAM, Drafter.LOOKUP)
+BOTH = (Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)
+
+
+@pytest.fixture(scope="module")
+def alone(stack: Stack) -> Iterator[Process]:
+    """A gateway of its own at the same target, without a draft, whose default is to look n-grams up first."""
+    args = ["--target", stack.target.address, "--drafter", "ngram+model", "--port", "0", "--grpc-port", "0"]
+    process = Process("gateway", args)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def said(address: str, prompt: str, wish: Speculation | bool) -> tuple[list[int], Usage]:
+    with Client(address) as client:
+        answer = client.generate(prompt, max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True, speculation=wish)
+    return [token.id for token in answer.choices[0].tokens], answer.usage
+
+
+@pytest.fixture(scope="module")
+def expected(stack: Stack) -> dict[str, list[int]]:
+    """Of the target alone."""
+    return {prompt: said(stack.grpc, prompt, False)[0] for prompt in (PROMPT, REPETITIVE)}
+
+
+@pytest.mark.parametrize("drafter", [*OWN, *BOTH])
+def test_every_drafter_leaves_the_text_the_targets(
+    stack: Stack, expected: dict[str, list[int]], drafter: Drafter
+) -> None:
+    own = {"target": stack.target_info().model_id, "draft": drafter.value.removesuffix("+model")}
+    model = {**own, "draft": stack.draft_info().model_id}
+    before, drafted, accepted, rounds = stack.metrics(), 0, 0, 0
+    for prompt, ids in expected.items():
+        found, usage = said(stack.grpc, prompt, Speculation(drafter=drafter, num_draft_tokens=4))
+        assert found == ids
+        assert usage.num_rounds > 0 and 0 < usage.num_accepted_tokens <= usage.num_draft_tokens
+        drafted += usage.num_draft_tokens
+        accepted += usage.num_accepted_tokens
+        rounds += usage.num_rounds
+    after = stack.metrics()
+
+    def counted(name: str, **labels: str) -> float:
+        return total(after, name, **labels) - total(before, name, **labels)
+
+    pairs = (own, model) if drafter in BOTH else (own,)
+    assert counted("spec_draft_tokens_total", **own) > 0
+    assert sum(counted("spec_draft_tokens_total", **pair) for pair in pairs) == drafted
+    assert sum(counted("spec_accepted_tokens_total", **pair) for pair in pairs) == accepted
+    assert sum(counted("spec_rounds_total", **pair) for pair in pairs) == rounds
+    if drafter in BOTH:
+        assert counted("spec_draft_tokens_total", **model) > 0, "the draft worker had its share"
+
+
+def test_what_repeats_itself_takes_fewer_passes(stack: Stack) -> None:
+    """Copied records are accepted whole."""
+    for drafter in OWN:
+        _, usage = said(stack.grpc, REPETITIVE, Speculation(drafter=drafter, num_draft_tokens=8))
+        assert usage.tokens_per_target_pass is not None and usage.tokens_per_target_pass > 2.0, drafter
+
+
+def test_a_gateway_without_drafts_has_the_targets_own(alone: Process, expected: dict[str, list[int]]) -> None:
+    address, http = str(alone.ready["grpc"]), f"http://{alone.ready['http']}"
+    for prompt, ids in expected.items():
+        found, usage = said(address, prompt, True)
+        assert found == ids and usage.num_rounds > 0
+        assert said(address, prompt, Speculation(drafter=Drafter.MODEL))[1].num_rounds == 0, "there is none to ask"
+    samples = read_metrics(f"{http}/metrics")
+    assert total(samples, "spec_rounds_total", draft="ngram") == total(samples, "spec_rounds_total") > 0
+
+
+def test_what_may_be_asked_for_is_told_and_the_rest_is_refused(stack: Stack, alone: Process) -> None:
+    offered = [*(each.value for each in OWN), *(each.value for each in BOTH)]
+    for http, expected in ((stack.http, ["model", *offered]), (f"http://{alone.ready['http']}", offered)):
+        (facts,) = httpx.get(f"{http}/v1/models").json()["data"]
+        assert facts["drafters"] == expected
+        body: dict[str, Any] = {"prompt": "x", "max_tokens": 2, "speculation": {"drafter": "bigram"}}
+        reply = httpx.post(f"{http}/v1/completions", json=body)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, "speculation.drafter")
+        assert f"offered: {', '.join(expected)}" in error["message"] and "--drafter-text" in error["message"]
+        reply = httpx.post(f"{http}/v1/completions", json=body | {"speculation": {"drafter": "lookup"}})
+        assert reply.status_code == 200
+    with Client(stack.grpc) as client:
+        assert [each.value for each in client.models()[0].drafters] == ["model", *offered]
+        with pytest.raises(InvalidRequest, match="drafter is unigram, which no target of"):
+            client.generate("x", max_tokens=2, speculation=Speculation(drafter=Drafter.UNIGRAM))

@@ -1,0 +1,208 @@
+"""The target's own drafters over real gRPC: the text is the target's, followers are what is committed, none leaks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.kinds import DRAFTERS, AcceptanceRule
+from tests.service.conftest import worker
+from tests.service.control_client import ControlClient, eventually, idle, open_slot, verify
+from tests.service.reference_model import ReferenceModel
+from tests.stack import Process
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+OWN = ("ngram", "lookup", "unigram", "bigram")
+PROMPT = (12, 7, 99, 4, 31, 12, 7, 99, 5, 12, 7)
+COUPLED: dict[str, Any] = {"temperature": 0.8, "seed": 11, "acceptance": AcceptanceRule.COUPLED}
+PLAIN, ACCEPTED = pb.TOKEN_KIND_PLAIN, pb.TOKEN_KIND_ACCEPTED
+
+
+@pytest.fixture(scope="module")
+def drafting_worker(target_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    text = tmp_path_factory.mktemp("text") / "text.txt"
+    text.write_text("the cat sat on the mat and the dog sat on the log, " * 3)
+    with worker("target_service", target_folder, "--max-slots", "8", "--drafter-text", str(text)) as process:
+        yield process
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def target(drafting_worker: Process) -> AsyncIterator[ControlClient]:
+    async with ControlClient(drafting_worker.address, "target") as client:
+        yield client
+    async with ControlClient(drafting_worker.address, "target") as client:
+        await eventually(idle, client)
+
+
+def open_with(drafter: str | None, slot: int, ids: Sequence[int], **options: Any) -> pb.OpenSlot:
+    message = open_slot(slot, ids, **{"max_tokens": 40, **options})
+    if drafter is not None:
+        message.drafter = DRAFTERS[drafter].value
+    return message
+
+
+def verify_own(slot: int, base_len: int, ids: Sequence[int] = (), k: int = 4) -> tpb.Verify:
+    message = verify(slot, base_len, ids)
+    message.num_own_draft_tokens = k
+    return message
+
+
+async def answer(
+    target: ControlClient, drafter: str | None, slot: int = 1, num: int = 30, k: int = 4, **options: Any
+) -> tuple[list[int], list[tpb.Verdict]]:
+    """Output, of at least `num` tokens, and its verdicts."""
+    assert isinstance(await target.ask(open_with(drafter, slot, PROMPT, **options)), pb.OpenReply)
+    ids, verdicts = list(PROMPT), list[tpb.Verdict]()
+    while len(ids) < len(PROMPT) + num:
+        asked = verify(slot, len(ids)) if drafter is None else verify_own(slot, len(ids), k=k)
+        verdicts.append(await target.ask(asked))
+        assert isinstance(verdicts[-1], tpb.Verdict), verdicts[-1]
+        assert verdicts[-1].committed_len == len(ids)
+        ids += verdicts[-1].token_ids
+    target.tell(pb.CloseSlot(slot=slot))
+    return ids[len(PROMPT) :], verdicts
+
+
+async def refused(target: ControlClient, message: pb.OpenSlot | tpb.Verify) -> str:
+    error = await target.ask(message)
+    assert isinstance(error, pb.WorkerError) and error.code == pb.WORKER_ERROR_CODE_INVALID, error
+    return error.message
+
+
+async def test_it_says_which_it_has(target: ControlClient) -> None:
+    assert list((await target.info()).drafters) == [DRAFTERS[name].value for name in OWN]
+
+
+@pytest.mark.parametrize("drafter", OWN)
+async def test_greedy_text_is_the_targets_own(target: ControlClient, reference: ReferenceModel, drafter: str) -> None:
+    ids, verdicts = await answer(target, drafter)
+    assert ids == reference.greedy(PROMPT, len(ids))
+    assert sum(verdict.num_drafted for verdict in verdicts) > 0
+    for verdict in verdicts:
+        assert (verdict.num_drafted == 0) == (list(verdict.kinds) == [PLAIN])
+        assert verdict.num_accepted <= verdict.num_drafted <= 4
+        assert verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED and verdict.wait_us == 0
+
+
+@pytest.mark.parametrize("drafter", OWN)
+async def test_coupled_text_does_not_depend_on_who_drafts(target: ControlClient, drafter: str) -> None:
+    alone, _ = await answer(target, None, num=24, **COUPLED)
+    for k in (1, 8):
+        ids, verdicts = await answer(target, drafter, num=24, k=k, **COUPLED)
+        assert ids[:24] == alone[:24]
+        assert sum(verdict.num_drafted for verdict in verdicts) > 0
+
+
+async def test_a_text_that_repeats_itself_is_accepted(target: ControlClient) -> None:
+    """The bias leaves one token possible, which the drafter learns."""
+    for drafter in ("ngram", "lookup"):
+        ids, verdicts = await answer(target, drafter, logit_bias={50: 100.0})
+        assert set(ids) == {50}
+        assert sum(verdict.num_accepted for verdict in verdicts) > 20 > len(verdicts)
+        assert verdicts[-1].kinds[0] == ACCEPTED and verdicts[-1].drafter_has_next
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", ["ngram", "lookup", "bigram"])
+async def test_a_follower_is_what_is_committed_whatever_came_before(
+    target: ControlClient, drafter: str, temperature: float
+) -> None:
+    """Cut back, sent again and anew, a slot drafts and decides as one that was opened for these tokens."""
+    options: dict[str, Any] = {"temperature": temperature, "seed": 5}
+    await target.ask(open_with(drafter, 1, PROMPT, **options))
+    first = await target.ask(verify_own(1, len(PROMPT)))
+    ids = [*PROMPT, *first.token_ids]
+    second = await target.ask(verify_own(1, len(ids)))
+    again = await target.ask(verify_own(1, len(ids)))  # the verdict was lost: the gateway asks from where it was
+    assert list(again.token_ids) == list(second.token_ids) and again.num_drafted == second.num_drafted
+    other = [*ids[:-1], 12, 7, 99]  # and a stop string cut the text
+    cut = await target.ask(verify_own(1, len(ids) - 1, [12, 7, 99]))
+    await target.ask(open_with(drafter, 2, other[: len(PROMPT)], **options))
+    fresh = await target.ask(verify_own(2, len(PROMPT), other[len(PROMPT) :]))
+    assert (cut.num_drafted, cut.num_accepted, list(cut.token_ids)) == (
+        fresh.num_drafted,
+        fresh.num_accepted,
+        list(fresh.token_ids),
+    )
+    assert cut.drafter_has_next == fresh.drafter_has_next
+    for slot in (1, 2):
+        target.tell(pb.CloseSlot(slot=slot))
+
+
+async def test_no_more_is_drafted_than_there_is_room_for(target: ControlClient) -> None:
+    ids, verdicts = await answer(target, "unigram", num=6, k=64, max_tokens=6)
+    assert len(ids) == 6 and verdicts[0].num_drafted == 5
+    last = list(PROMPT)
+    await target.ask(open_with("unigram", 1, last, max_tokens=1))
+    verdict = await target.ask(verify_own(1, len(last)))
+    assert (verdict.num_drafted, verdict.finish_reason) == (0, pb.FINISH_REASON_LENGTH)
+    assert not verdict.drafter_has_next
+    target.tell(pb.CloseSlot(slot=1))
+
+
+async def test_lookup_copies_what_an_ended_answer_said_under_the_same_salt_alone(target: ControlClient) -> None:
+    prompt = [200, 201, 202]
+
+    async def drafted(salt: bytes, **options: Any) -> int:
+        message = open_with("lookup", 1, prompt, **options)
+        message.cache_salt = salt
+        await target.ask(message)
+        num, ids = 0, list(prompt)
+        while len(ids) < len(prompt) + 12:
+            verdict = await target.ask(verify_own(1, len(ids)))
+            num, ids = num + verdict.num_drafted, [*ids, *verdict.token_ids]
+        target.tell(pb.CloseSlot(slot=1))
+        return num
+
+    first = await drafted(b"one")
+    assert await drafted(b"other") == first
+    assert await drafted(b"one") > first
+
+
+async def test_drafts_beside_others(target: ControlClient, reference: ReferenceModel) -> None:
+    """Slots with different drafters and none share steps."""
+    expected = reference.greedy(PROMPT, 24)
+    ids = {slot: list(PROMPT) for slot in range(5)}
+    for slot, drafter in enumerate((*OWN, None)):
+        await target.ask(open_with(drafter, slot, PROMPT))
+    while open_ := [slot for slot in ids if len(ids[slot]) < len(PROMPT) + 20]:
+        asked = [verify_own(s, len(ids[s])) if s < 4 else verify(s, len(ids[s])) for s in open_]
+        for slot, future in zip(open_, [target.start(each) for each in asked], strict=True):
+            ids[slot] += (await future).token_ids
+    for slot in ids:
+        assert ids[slot][len(PROMPT) :][:20] == expected[:20]
+        target.tell(pb.CloseSlot(slot=slot))
+
+
+async def test_what_makes_no_sense_is_refused_by_name(target: ControlClient) -> None:
+    for kind in ("model", "ngram+model"):
+        why = await refused(target, open_with(kind, 1, PROMPT))
+        assert f"drafter is {kind}, this target has ngram, lookup, unigram, bigram; name one of them" in why
+    message = open_with(None, 1, PROMPT)
+    message.drafter = 99  # type: ignore[assignment]
+    assert "drafter is 99" in await refused(target, message)
+    await target.ask(open_with(None, 1, PROMPT))
+    assert "slot 1 has no drafter; open it with one" in await refused(target, verify_own(1, len(PROMPT)))
+    await target.ask(open_with("ngram", 1, PROMPT))
+    assert "num_own_draft_tokens is 65" in await refused(target, verify_own(1, len(PROMPT), k=65))
+    both = verify_own(1, len(PROMPT))
+    both.num_draft_tokens = 3
+    assert "leave one out" in await refused(target, both)
+    await target.ask(open_with(None, 1, PROMPT))  # opened again, without
+    assert "slot 1 has no drafter" in await refused(target, verify_own(1, len(PROMPT)))
+    target.tell(pb.CloseSlot(slot=1))
+
+
+async def test_a_target_without_a_text_says_what_it_would_need(
+    target_worker: Process, target_folder: str, tmp_path: Path
+) -> None:
+    async with ControlClient(target_worker.address, "target") as client:
+        assert list((await client.info()).drafters) == [DRAFTERS["ngram"].value, DRAFTERS["lookup"].value]
+        assert "start it with --drafter-text" in await refused(client, open_with("bigram", 1, PROMPT))

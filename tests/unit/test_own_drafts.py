@@ -1,0 +1,160 @@
+"""When a request has its target draft for itself, and how much. Rounds between real workers: tests/e2e."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, get_args
+
+import pytest
+
+from gateway.generation import GenerationRequest, ModelFacts, SpeculationOptions
+from gateway.own_drafts import OwnDrafts
+from gateway.requests import Demand, FieldNames, check_demand
+from gateway.schemas import SpeculationBody
+from gateway.session import Session
+from outrider.client.types import Drafter as SdkDrafter
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.config import GatewayConfig
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.kinds import DRAFTERS, Drafter
+from outrider.wire.params import SamplingParams
+from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
+
+HAS_NEXT, HAS_NONE = tpb.Verdict(drafter_has_next=True), tpb.Verdict()
+
+
+def connection(*offered: Drafter) -> Any:
+    made = connection_of()
+    made.info = pb.WorkerInfo()
+    made.info.CopyFrom(INFO)
+    made.info.drafters.extend(each.value for each in offered)
+    return made
+
+
+NGRAM = (Drafter.NGRAM, Drafter.LOOKUP)
+
+
+def own_drafts(wish: SpeculationOptions, max_tokens: int = 50, **settings: Any) -> OwnDrafts:
+    model = served_model({}, {}, gateway=GatewayConfig(target="127.0.0.1:9", **settings))
+    request = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=max_tokens), speculation=wish)
+    return OwnDrafts(model, Session(request, model.tokenizer, 1))
+
+
+def planned(own: OwnDrafts, target: Any) -> int | None:
+    """K; None where a draft worker is asked."""
+    plan = own.plan(target)
+    return None if plan is None else plan.num_draft_tokens
+
+
+def test_a_model_is_asked_unless_somebody_says_otherwise() -> None:
+    own, target = own_drafts(SpeculationOptions()), connection(*NGRAM)
+    assert planned(own, target) is None and not own.open_message(target).drafter
+
+
+def test_the_requests_wish_comes_before_the_servers() -> None:
+    target = connection(*NGRAM)
+    for wish, default, expected in (("ngram", "model", Drafter.NGRAM), (None, "lookup", Drafter.LOOKUP)):
+        own = own_drafts(SpeculationOptions(drafter=DRAFTERS[wish] if wish else None), drafter=default)
+        assert own.open_message(target).drafter == expected.value and planned(own, target) == 5
+        own.note_verdict(HAS_NONE)
+        assert planned(own, target) == 5, "nobody else could be asked"
+    assert planned(own_drafts(SpeculationOptions(drafter=Drafter.MODEL), drafter="ngram"), target) is None
+
+
+def test_a_model_is_asked_where_the_target_has_nothing_to_say() -> None:
+    own, target = own_drafts(SpeculationOptions(drafter=Drafter.NGRAM_MODEL)), connection(*NGRAM)
+    assert own.open_message(target).drafter == pb.DRAFTER_NGRAM
+    found = []
+    for verdict in (HAS_NEXT, HAS_NONE, HAS_NONE, HAS_NEXT):
+        own.note_verdict(verdict)
+        found.append(planned(own, target))
+    assert found == [5, None, None, 5]
+    own.note_verdict(HAS_NONE)
+    own.open_message(target)  # on another target, say
+    assert planned(own, target) == 5
+
+
+@pytest.mark.parametrize(
+    ("wish", "max_tokens", "expected"),
+    [
+        (SpeculationOptions(drafter=Drafter.NGRAM, num_draft_tokens=9), 50, 9),
+        (SpeculationOptions(drafter=Drafter.NGRAM, num_draft_tokens=9), 4, 3),
+        (SpeculationOptions(drafter=Drafter.NGRAM), 1, 0),
+        (SpeculationOptions(drafter=Drafter.NGRAM, num_draft_tokens=0), 50, None),
+        (SpeculationOptions(drafter=Drafter.NGRAM, enabled=False), 50, None),
+    ],
+)
+def test_no_more_is_drafted_than_asked_for_and_than_there_is_room_for(
+    wish: SpeculationOptions, max_tokens: int, expected: int | None
+) -> None:
+    own, target = own_drafts(wish, max_tokens), connection(*NGRAM)
+    assert planned(own, target) == expected
+    assert bool(own.open_message(target).drafter) == (expected is not None), "who drafts nothing has no follower"
+
+
+def test_a_target_without_the_drafter_leaves_it_to_a_model_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    own, target = own_drafts(SpeculationOptions(), drafter="bigram"), connection(*NGRAM)
+    with caplog.at_level(logging.WARNING):
+        assert [planned(own, target) for _ in range(3)] == [None] * 3
+    assert [record.message for record in caplog.records] == [
+        "the target model has no drafter bigram: its requests are drafted for by a model"
+    ]
+    assert not own.open_message(target).drafter
+
+
+def test_rounds_count_under_the_drafters_name() -> None:
+    model = served_model({}, {})
+    wish = SpeculationOptions(drafter=Drafter.LOOKUP_MODEL)
+    request = GenerationRequest("r", "m", (1, 2), SamplingParams(), speculation=wish)
+    plan = OwnDrafts(model, Session(request, model.tokenizer, 1)).plan(connection(*NGRAM))
+    assert plan is not None and plan.drafter == "lookup" and plan.why_plain == "nothing"
+    plan.metrics.rounds.inc()
+    labels = {"draft": "lookup", "target": "model"}
+    assert model.metrics.registry.get_sample_value("spec_rounds_total", labels) == 1
+
+
+def demand(drafter: Drafter | None) -> Demand:
+    wish = SpeculationOptions(drafter=drafter)
+    names = FieldNames(prompt="prompt")
+    return Demand(
+        request_id="r",
+        model="",
+        prompts=("x",),
+        names=names,
+        params=SamplingParams(),
+        max_tokens=4,
+        seed=1,
+        speculation=wish,
+    )
+
+
+def test_a_drafter_that_nobody_has_is_refused_with_those_there_are() -> None:
+    config = GatewayConfig(target="127.0.0.1:9")
+    facts = ModelFacts("m", 512, 128, 0, None, (Drafter.NGRAM, Drafter.NGRAM_MODEL))
+    for drafter in (None, Drafter.MODEL, Drafter.NGRAM, Drafter.NGRAM_MODEL):
+        assert check_demand(demand(drafter), [facts], config) is facts
+    with pytest.raises(InvalidRequest, match=r"drafter is bigram, .* offered: ngram, ngram\+model; .*--drafter-text"):
+        check_demand(demand(Drafter.BIGRAM), [facts], config)
+    with pytest.raises(InvalidRequest, match="offered: none") as error:
+        check_demand(demand(Drafter.LOOKUP_MODEL), [ModelFacts("m", 512, 128, 0, None)], config)
+    assert error.value.param == "speculation.drafter"
+
+
+def test_what_may_be_asked_for_is_what_workers_say() -> None:
+    target, draft = connection(*NGRAM), connection_of()
+    model = served_model({"target-0": link_of(target, target.info)}, {"draft-0": link_of(draft)})
+    assert model.model_facts().drafters == (Drafter.MODEL, *NGRAM, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)
+    model.drafts.clear()
+    assert model.model_facts().drafters == (*NGRAM, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)
+
+
+def test_every_side_knows_the_same_names() -> None:
+    names = list(DRAFTERS)
+    assert [each.value for each in SdkDrafter] == names
+    for owner in (SpeculationBody, GatewayConfig):
+        annotation = owner.model_fields["drafter"].annotation
+        literal = next((each for each in get_args(annotation) if get_args(each)), annotation)
+        assert list(get_args(literal)) == names
