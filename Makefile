@@ -99,6 +99,16 @@ bench-sampling: $(STAMP)
 bench-rules: $(STAMP)
 	$(BIN)/python -m benchmarks.rules $(ARGS)
 
+# Drafts without a model, on text that repeats itself and on text that does not.
+bench-drafters: $(STAMP)
+	$(BIN)/python -m benchmarks.drafters $(ARGS)
+
+# Coupled text is the same whatever drafts, alone and under load, with a draft that is killed: about ten minutes.
+coupled-parity: $(STAMP)
+	$(BIN)/python -m benchmarks.coupled_parity $(ARGS)
+
+.PHONY: bench-drafters coupled-parity
+
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)
 

@@ -121,6 +121,19 @@ def random_94m(context: int) -> Path:
     return folder
 
 
+def random_draft() -> Path:
+    """A draft of the demo draft's shape with random weights, made once: it knows nothing of the target."""
+    folder = WORK / "random-draft"
+    if not (folder / "config.json").exists():
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(DEMO_DRAFT)).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(DEMO_DRAFT).save_pretrained(folder)
+    return folder
+
+
 def spread(values: Sequence[float], digits: int = 1) -> str:
     """Median, and the range when there is one."""
     middle = f"{statistics.median(values):.{digits}f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.client import AsyncClient, Round, Speculation
@@ -41,6 +41,8 @@ async def run_pass(
     max_tokens: int,
     speculation: Speculation | bool,
     seed: int = 0,
+    cache_salt: str | None = None,
+    on_round: Callable[[Round], None] = lambda item: None,
 ) -> Sample:
     """All prompts once, as text or token ids; ends of sequence are ignored. False is plain decoding."""
     places = asyncio.Semaphore(concurrency)
@@ -48,7 +50,8 @@ async def run_pass(
     rounds: list[Round] = []
 
     async def run(index: int, prompt: str | Sequence[int]) -> None:
-        source = {} if isinstance(prompt, str) else {"prompt_ids": list(prompt)}
+        options = {} if isinstance(prompt, str) else {"prompt_ids": list(prompt)}
+        options |= {} if cache_salt is None else {"cache_salt": cache_salt}
         async with (
             places,
             client.stream(
@@ -58,11 +61,12 @@ async def run_pass(
                 seed=seed + index,
                 ignore_eos=True,
                 speculation=speculation,
-                **source,  # type: ignore[arg-type]
+                **options,  # type: ignore[arg-type]
             ) as stream,
         ):
             async for item in stream:
                 rounds.append(item)
+                on_round(item)
                 outputs[index].extend(token.id for token in item.tokens)
 
     started = time.perf_counter()

@@ -8,13 +8,13 @@ logits are the same bits whatever else a forward holds, so the ids must be equal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from outrider.client import AcceptanceRule, AsyncClient, Speculation
+from benchmarks.drafters import repetitive_prompts
+from outrider.client import AcceptanceRule, AsyncClient, Drafter, Speculation
 from tests.forked import run
 from tests.stack import DEMO_TARGET, Stack, running
 
@@ -36,17 +36,23 @@ class Text:
 
 
 async def generate_all(
-    stack: Stack, prompts: Sequence[str], temperature: float, concurrency: int, speculate: bool
+    stack: Stack,
+    prompts: Sequence[str],
+    temperature: float,
+    concurrency: int,
+    drafter: Drafter | None,
+    max_tokens: int = MAX_TOKENS,
 ) -> list[Text]:
+    """drafter: None is plain decoding."""
     places = asyncio.Semaphore(concurrency)
 
     async def one(client: AsyncClient, index: int, prompt: str) -> Text:
         k = NUM_DRAFT_TOKENS[index % len(NUM_DRAFT_TOKENS)]
-        wishes = Speculation(enabled=speculate, num_draft_tokens=k, acceptance=AcceptanceRule.COUPLED)
+        wishes = Speculation(drafter is not None, k, acceptance=AcceptanceRule.COUPLED, drafter=drafter)
         async with places:
             made = await client.generate(
                 prompt,
-                max_tokens=MAX_TOKENS,
+                max_tokens=max_tokens,
                 temperature=temperature,
                 seed=index,
                 ignore_eos=True,
@@ -60,26 +66,39 @@ async def generate_all(
         return await asyncio.gather(*(one(client, index, prompt) for index, prompt in enumerate(prompts)))
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
-async def test_loaded_and_speculative_equals_alone_and_plain(
-    dtype: str, dev_prompts: list[str], tmp_path: Path
-) -> None:
-    prompts = dev_prompts[:NUM_PROMPTS]
-    arguments = ("--batch-invariant", "--dtype", dtype)
-    with running(target_args=arguments, log_folder=tmp_path) as stack:
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+def invariant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    arguments = ("--batch-invariant", "--dtype", request.param)
+    with running(target_args=arguments, log_folder=tmp_path_factory.mktemp("invariant")) as stack:
         info = stack.target_info()
         assert info.batch_invariant
-        assert info.dtype == dtype
-        alone, loaded = list[Text](), list[Text]()
-        for temperature in TEMPERATURES:
-            alone += await generate_all(stack, prompts, temperature, concurrency=1, speculate=False)
-            loaded += await generate_all(stack, prompts, temperature, concurrency=CONCURRENCY, speculate=True)
+        assert info.dtype == request.param
+        yield stack
+
+
+async def test_loaded_and_speculative_equals_alone_and_plain(invariant: Stack, dev_prompts: list[str]) -> None:
+    prompts = dev_prompts[:NUM_PROMPTS]
+    alone, loaded = list[Text](), list[Text]()
+    for temperature in TEMPERATURES:
+        alone += await generate_all(invariant, prompts, temperature, 1, None)
+        loaded += await generate_all(invariant, prompts, temperature, CONCURRENCY, Drafter.MODEL)
     assert all(len(text.ids) == MAX_TOKENS and text.num_drafted == 0 for text in alone)
     assert sum(text.num_drafted for text in loaded) > len(loaded) * MAX_TOKENS / 2  # verifies of many widths ran
     for first in range(0, len(loaded), NUM_PROMPTS):  # guesses came true at each temperature
         assert sum(text.num_accepted for text in loaded[first : first + NUM_PROMPTS]) > NUM_PROMPTS
     different = [index for index, (one, other) in enumerate(zip(alone, loaded, strict=True)) if one.ids != other.ids]
     assert not different
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+async def test_who_drafts_changes_no_coupled_text(invariant: Stack, temperature: float) -> None:
+    """Of text that repeats itself, so that there is something to draft. `make coupled-parity` is the long form."""
+    prompts = repetitive_prompts()[::6]
+    plain = await generate_all(invariant, prompts, temperature, 1, None, max_tokens=32)
+    for drafter in (Drafter.NGRAM, Drafter.LOOKUP):
+        drafted = await generate_all(invariant, prompts, temperature, len(prompts), drafter, max_tokens=32)
+        assert [text.ids for text in drafted] == [text.ids for text in plain], drafter
+        assert sum(text.num_accepted for text in drafted) > len(prompts), drafter
 
 
 def test_a_path_that_cannot_promise_it_is_refused() -> None:

@@ -1,0 +1,300 @@
+"""Does anything but the target change a coupled text? Drafters, K, load, and a draft that dies half-way.
+
+    make coupled-parity                               # or: python -m benchmarks.coupled_parity --help
+
+Every text has a seed of its own, and is first made without speculation, one at a time. With `--batch-invariant` targets
+all others must be the same to the last token, or the exit code is 1. Without, floating point may flip two ids whose
+sums of log-prob and noise all but coincide: each flip is listed with that gap, and one above NEAR_TIE is a failure too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts, random_draft
+from benchmarks.passes import Sample, run_pass
+from benchmarks.running import running
+from benchmarks.throughput import worker_info
+from outrider.cli.supervisor import Endpoints
+from outrider.client import AcceptanceRule, AsyncClient, Drafter, Round, Speculation
+from outrider.engine.coupled import gumbels_of, uniforms
+from outrider.engine.host_sampling import HostLogits
+from outrider.engine.loader import load_runner
+from outrider.engine.penalties import LogitRow, SamplingState
+from outrider.engine.reference_generate import first_difference
+from outrider.engine.step_plan import Row
+from outrider.v1 import draft_pb2_grpc
+from outrider.wire.params import SamplingParams
+
+NEAR_TIE = 1e-3
+"""Nats. In float32 the order of sums moves a log-prob by about a hundredth of it."""
+INVARIANT = "batch-invariant"
+MODES = (INVARIANT, "default")
+OFF, MODEL, RANDOM, KILLED = "none", "model", "model of random weights", "model, killed half-way"
+IN_THE_TARGET = ("ngram", "lookup")
+DRAFTERS = {OFF: Drafter.MODEL, MODEL: Drafter.MODEL, RANDOM: Drafter.MODEL, KILLED: Drafter.MODEL}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How texts are made. They must not depend on it."""
+
+    drafter: str
+    k: int
+    concurrency: int
+    temperature: float
+
+    def __str__(self) -> str:
+        return f"drafter {self.drafter}, K = {self.k}, {self.concurrency} at once, T = {self.temperature:g}"
+
+    @property
+    def cells(self) -> list[str]:
+        return [self.drafter, str(self.k), str(self.concurrency), f"{self.temperature:g}"]
+
+    @property
+    def speculation(self) -> Speculation:
+        return Speculation(
+            enabled=self.drafter != OFF,
+            num_draft_tokens=self.k,
+            acceptance=AcceptanceRule.COUPLED,
+            drafter=DRAFTERS.get(self.drafter) or Drafter(self.drafter),
+        )
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Where a text first leaves that of plain decoding."""
+
+    prompt: int
+    position: int
+    """Of the answer's tokens."""
+    expected: int
+    found: int
+    gap: float
+    """Nats from the largest sum of log-prob and noise down to the smaller of these two."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one pass."""
+
+    setting: Setting
+    num_texts: int
+    num_drafted: int
+    num_accepted: int
+    num_plain_steps: int
+    flips: list[Flip]
+
+
+class Judge:
+    """The target alone, in this process: how near the sums at a position are."""
+
+    def __init__(self, dtype: str, prompts: Sequence[Sequence[int]]) -> None:
+        self._runner = load_runner(
+            str(DEMO_TARGET), device="cpu", dtype=dtype, kv_cache_tokens=2048, max_slots=1, context_limit=None
+        )
+        self._prompts = prompts
+
+    def gap(self, index: int, before: Sequence[int], ids: Sequence[int], temperature: float) -> float:
+        """Of the answer to prompt `index` after its tokens `before`: from the largest sum to the least of `ids`."""
+        tokens, table = [*self._prompts[index], *before], self._runner.pool.new_table()
+        try:
+            logits = self._runner.forward([Row.of(table, tokens, 0, 1)])  # [1, V] float32
+            params = SamplingParams(temperature=temperature, seed=index, acceptance=AcceptanceRule.COUPLED)
+            law = HostLogits(logits).law(0, LogitRow(SamplingState(params, (), ())))
+            sums = law.scores + gumbels_of(uniforms(params, len(tokens), law.vocab_size))  # [V] float64
+        finally:
+            table.free()
+        return float(sums.max() - np.min(sums[list(ids)]))
+
+
+class Killer:
+    """Ends a process as kill -9 does once so many tokens have come."""
+
+    def __init__(self, pid: int, num_tokens: int) -> None:
+        self._pid = pid
+        self._num_left = num_tokens
+        self.done = False
+
+    def seen(self, item: Round) -> None:
+        self._num_left -= len(item.tokens)
+        if self._num_left <= 0 and not self.done:
+            self.done = True
+            os.kill(self._pid, signal.SIGKILL)
+
+
+class Parity:
+    """The reference of one mode, and what was compared with it."""
+
+    def __init__(self, options: argparse.Namespace, prompts: list[list[int]], mode: str, judge: Judge) -> None:
+        self.outcomes: list[Outcome] = []
+        self._options, self._prompts, self._mode, self._judge = options, prompts, mode, judge
+        self._plain: dict[float, list[list[int]]] = {}
+
+    @contextlib.contextmanager
+    def system(self, draft: Path) -> Iterator[Endpoints]:
+        """Patient: what is compared are drafts that were verified, not plain steps."""
+        target = {"model": str(DEMO_TARGET), "batch_invariant": self._mode == INVARIANT, "dtype": self._options.dtype}
+        budgets = {"wait_budget_min_ms": 2000.0, "wait_budget_max_ms": 2000.0}
+        with running(target, {"model": str(draft), "dtype": self._options.dtype}, budgets) as endpoints:
+            yield endpoints
+
+    def run(self) -> None:
+        settings = wanted(self._options, self._mode)
+        with self.system(DEMO_DRAFT) as endpoints:
+            for temperature in self._options.temperatures:
+                sample = asyncio.run(self._pass(endpoints, Setting(OFF, 0, 1, temperature)))
+                self._plain[temperature] = sample.outputs
+            for setting in settings:
+                if setting.drafter not in (RANDOM, KILLED):
+                    self._compare(setting, asyncio.run(self._pass(endpoints, setting)))
+        with self.system(random_draft()) as endpoints:
+            for setting in settings:
+                if setting.drafter == RANDOM:
+                    self._compare(setting, asyncio.run(self._pass(endpoints, setting)))
+        for setting in settings:
+            if setting.drafter == KILLED:
+                with self.system(DEMO_DRAFT) as endpoints:
+                    pid = worker_info(endpoints.first("draft").address, draft_pb2_grpc.DraftServiceStub).pid
+                    killer = Killer(pid, len(self._prompts) * self._options.max_tokens // 2)
+                    self._compare(setting, asyncio.run(self._pass(endpoints, setting, killer)))
+
+    async def _pass(self, endpoints: Endpoints, setting: Setting, killer: Killer | None = None) -> Sample:
+        async with AsyncClient(endpoints.grpc) as client:
+            return await run_pass(
+                client,
+                self._prompts,
+                concurrency=setting.concurrency,
+                temperature=setting.temperature,
+                max_tokens=self._options.max_tokens,
+                speculation=setting.speculation,
+                on_round=(lambda item: None) if killer is None else killer.seen,
+            )
+
+    def _compare(self, setting: Setting, sample: Sample) -> None:
+        plain = self._plain[setting.temperature]
+        flips = [
+            self._flip(index, setting.temperature, one, other, position)
+            for index, (one, other) in enumerate(zip(plain, sample.outputs, strict=True))
+            if (position := first_difference(one, other)) is not None
+        ]
+        self.outcomes.append(
+            Outcome(
+                setting,
+                len(plain),
+                sum(item.num_drafted for item in sample.rounds),
+                sum(item.num_accepted for item in sample.rounds),
+                sum(not item.num_drafted for item in sample.rounds),
+                flips,
+            )
+        )
+        print(f"{self._mode}, {setting}: {len(flips)} of {len(plain)} texts differ", flush=True)
+
+    def _flip(self, index: int, temperature: float, one: list[int], other: list[int], position: int) -> Flip:
+        expected, found = one[position], other[position]  # all are max_tokens long: ends of sequence are ignored
+        gap = self._judge.gap(index, one[:position], (expected, found), temperature)
+        return Flip(index, position, expected, found, gap)
+
+
+def wanted(options: argparse.Namespace, mode: str) -> list[Setting]:
+    """Under load everything. One at a time every drafter with one K, and the model with each; where batches matter the
+    model alone, and nobody is killed.
+    """
+    found = []
+    middle, last = options.k[len(options.k) // 2], options.k[-1]
+    for concurrency, temperature in itertools.product(options.concurrency, options.temperatures):
+        alone = concurrency == 1
+        if not alone:
+            found.append(Setting(OFF, 0, concurrency, temperature))
+        for drafter in (MODEL, *IN_THE_TARGET, RANDOM):
+            if drafter == MODEL or not alone:
+                found += [Setting(drafter, k, concurrency, temperature) for k in options.k]
+            elif mode == INVARIANT:
+                found.append(Setting(drafter, middle, concurrency, temperature))
+        if mode == INVARIANT or not alone:
+            found.append(Setting(KILLED, last, concurrency, temperature))
+    return found
+
+
+def violations(mode: str, outcomes: Sequence[Outcome]) -> list[str]:
+    """What must not be."""
+    found = []
+    for each in outcomes:
+        where = f"{mode}, {each.setting}"
+        for flip in each.flips:
+            if mode == INVARIANT or not flip.gap < NEAR_TIE:
+                found.append(f"{where}: prompt {flip.prompt} differs at token {flip.position}, gap {flip.gap:.1e}")
+        if each.setting.drafter != OFF and not each.num_drafted:
+            found.append(f"{where}: nothing was drafted, so nothing was shown")
+        if each.setting.drafter == KILLED and not each.num_plain_steps:
+            found.append(f"{where}: no plain step: the draft was killed too late")
+    return found
+
+
+def add_outcomes(report: Report, mode: str, outcomes: Sequence[Outcome]) -> None:
+    rows = []
+    for each in outcomes:
+        equal = f"{each.num_texts - len(each.flips)} of {each.num_texts}"
+        drafted = [str(each.num_drafted), str(each.num_accepted), str(each.num_plain_steps)]
+        rows.append([*each.setting.cells, equal, *drafted])
+    where = ("drafter", "K", "at once", "T")
+    report.table(f"Target in {mode} mode", (*where, "texts as plain", "drafted", "kept", "plain steps"), rows)
+    flips = [
+        [*each.setting.cells, str(f.prompt), str(f.position), str(f.expected), str(f.found), f"{f.gap:.1e}"]
+        for each in outcomes
+        for f in each.flips
+    ]
+    if flips:
+        report.table(
+            f"First differences in {mode} mode, with the gap of the two sums of log-prob and noise, nats",
+            (*where, "prompt", "token", "expected", "found", "gap"),
+            flips,
+        )
+    report.data[mode] = [asdict(each) for each in outcomes]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[8, 1])
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of both")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    options = parser.parse_args()
+    report = Report("coupled-parity", "Coupled text, whatever drafts")
+    report.text(
+        f"The demo pair, {options.dtype}; {options.prompts} prompts of held-out text, {options.max_tokens} tokens an "
+        "answer, `coupled`, a seed each. Every text is compared with that of plain decoding, one at a time."
+    )
+    tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
+    prompts = [tokenizer.encode(text).ids for text in dev_prompts(options.prompts)]
+    judge = Judge(options.dtype, prompts)
+    wrong: list[str] = []
+    for mode in options.modes:
+        parity = Parity(options, prompts, mode, judge)
+        parity.run()
+        add_outcomes(report, mode, parity.outcomes)
+        wrong += violations(mode, parity.outcomes)
+    report.text("## Violations\n\n" + "\n".join(f"- {each}" for each in wrong) if wrong else "No violation.")
+    report.data["violations"] = wrong
+    report.write(options.results)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""What do drafts without a model bring, and what do they cost? On text that repeats itself and on text that does not.
+
+    make bench-drafters                               # or: python -m benchmarks.drafters --help
+
+The target is the demo target widened, each worker on its own core. Each prompt is answered by every arm in turn before
+the next one, in another order each time, so that a drift of the machine hits all alike; K is the server's own choice. A
+ratio is that of two answers to one prompt in one repetition. Each request has a cache salt of its own: no prefix is
+found again, and `lookup` sees nothing of the answer that another arm gave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, RESULTS, Report, dev_prompts, widened
+from benchmarks.passes import Sample, run_pass
+from benchmarks.running import running
+from outrider.client import AsyncClient, Drafter, Speculation
+
+PLAIN = "plain"
+WITHOUT_MODEL = ("ngram", "lookup")
+ARMS: Mapping[str, Speculation] = {
+    PLAIN: Speculation(enabled=False),
+    **{name: Speculation(drafter=Drafter(name)) for name in (*WITHOUT_MODEL, "model", "ngram+model")},
+}
+REPETITIVE, DEV = "repetitive", "held-out"
+LEAST_RATIO = 0.98
+"""Median of what a drafter without a model may leave of plain decoding's speed where nothing repeats."""
+PROMPT_TOKENS = 512
+NUM_RESAMPLES = 2000
+
+
+def repetitive_prompts() -> list[str]:
+    lines = (REPO / "benchmarks" / "prompts" / "repetitive.jsonl").read_text(encoding="utf-8").splitlines()
+    return [str(json.loads(line)["prompt"]) for line in lines]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Median over answers, and the interval of 95 % from a bootstrap that draws whole prompts."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, by_prompt: Sequence[Sequence[float]]) -> Ratio:
+        """by_prompt: at least one value each."""
+        rng = np.random.default_rng(0)
+        picks = rng.integers(len(by_prompt), size=(NUM_RESAMPLES, len(by_prompt)))
+        medians = [float(np.median(np.concatenate([by_prompt[i] for i in row]))) for row in picks]
+        low, high = np.quantile(medians, (0.025, 0.975))
+        return cls(float(np.median(np.concatenate([*by_prompt]))), float(low), float(high))
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f}-{self.high:.3f})"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Answers of one arm to one set of prompts at one temperature."""
+
+    samples: list[list[Sample]]
+    """By prompt, one a repetition."""
+
+    @property
+    def tokens_per_pass(self) -> float:
+        every = [sample for each in self.samples for sample in each]
+        return sum(sample.num_tokens for sample in every) / sum(len(sample.rounds) for sample in every)
+
+    @property
+    def share_kept(self) -> float | None:
+        """Of the drafts; None without any."""
+        rounds = [item for each in self.samples for sample in each for item in sample.rounds]
+        drafted = sum(item.num_drafted for item in rounds)
+        return sum(item.num_accepted for item in rounds) / drafted if drafted else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        return statistics.median(sample.tokens_per_s for each in self.samples for sample in each)
+
+    def over(self, plain: Cell) -> Ratio:
+        """Of the speeds, answer by answer."""
+        pairs = zip(self.samples, plain.samples, strict=True)
+        return Ratio.of([[a.tokens_per_s / b.tokens_per_s for a, b in zip(*pair, strict=True)] for pair in pairs])
+
+
+async def measure(
+    address: str, prompts: Sequence[list[int]], arms: Sequence[str], temperature: float, options: argparse.Namespace
+) -> dict[str, Cell]:
+    cells = {name: Cell([[] for _ in prompts]) for name in arms}
+    async with AsyncClient(address) as client:
+        for repetition in range(options.repetitions):
+            for index, prompt in enumerate(prompts):
+                first = (repetition + index) % len(arms)
+                for name in (*arms[first:], *arms[:first]):
+                    sample = await run_pass(
+                        client,
+                        [prompt],
+                        concurrency=1,
+                        temperature=temperature,
+                        max_tokens=options.max_tokens,
+                        speculation=ARMS[name],
+                        seed=1000 * repetition + index,
+                        cache_salt=f"{repetition} {index} {name} {temperature}",
+                    )
+                    cells[name].samples[index].append(sample)
+    return cells
+
+
+def add_cells(report: Report, name: str, temperature: float, cells: Mapping[str, Cell]) -> list[str]:
+    """The violations."""
+    rows, wrong = [], []
+    for arm, cell in cells.items():
+        kept = "" if cell.share_kept is None else f"{100 * cell.share_kept:.0f} %"
+        row = [arm, f"{cell.tokens_per_pass:.2f}", kept, f"{cell.tokens_per_s:.1f}"]
+        ratio = None if arm == PLAIN else cell.over(cells[PLAIN])
+        rows.append([*row, "" if ratio is None else str(ratio)])
+        if ratio is not None and name == DEV and arm in WITHOUT_MODEL and ratio.median < LEAST_RATIO:
+            wrong.append(
+                f"{arm} on {name} prompts at T = {temperature:g}: {ratio} of plain, at least {LEAST_RATIO:g} wanted"
+            )
+    columns = ("drafter", "tokens a target pass", "kept", "tok/s", "speed over plain")
+    report.table(f"{name.capitalize()} prompts, T = {temperature:g}", columns, rows)
+    report.data[f"{name}, T = {temperature:g}"] = {
+        arm: {
+            "tokens_per_pass": cell.tokens_per_pass,
+            "tokens_per_s": [[sample.tokens_per_s for sample in each] for each in cell.samples],
+        }
+        for arm, cell in cells.items()
+    }
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="94M", choices=["94M", "111M", "1b"], help="of the widened target")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of both")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--prompts", type=int, default=24, help="of each set")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--repetitions", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    options = parser.parse_args()
+    report = Report("drafters", "Drafters without a model")
+    report.text(
+        f"The demo pair, its target WIDENED to {options.size}, {options.dtype}, placed as `outrider up` places it; one "
+        f"answer at a time, {options.max_tokens} tokens each, {options.repetitions} repetitions. In brackets the "
+        "interval of 95 % from a bootstrap over prompts."
+    )
+    tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
+    sets = {REPETITIVE: repetitive_prompts()[: options.prompts], DEV: dev_prompts(options.prompts)}
+    common = {"dtype": options.dtype, "prefix_caching": False}
+    target, draft = {"model": str(widened(options.size)), **common}, {"model": str(DEMO_DRAFT), **common}
+    wrong: list[str] = []
+    with running(target, draft) as endpoints:
+        for name, texts in sets.items():
+            arms = list(ARMS) if name == REPETITIVE else [PLAIN, *WITHOUT_MODEL]
+            prompts = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in texts]
+            for temperature in options.temperatures:
+                cells = asyncio.run(measure(endpoints.grpc, prompts, arms, temperature, options))
+                wrong += add_cells(report, name, temperature, cells)
+    report.text("## Violations\n\n" + "\n".join(f"- {each}" for each in wrong) if wrong else "No violation.")
+    report.data["violations"] = wrong
+    report.write(options.results)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
