@@ -25,7 +25,7 @@ from outrider.cli.system import demo_model
 from outrider.cli.tuning.picture import check_can_draw, draw
 from outrider.cli.tuning.report import show, to_json
 from outrider.cli.tuning.runs import Load
-from outrider.cli.tuning.settings import environment, gateway_settings
+from outrider.cli.tuning.settings import environment, gateway_settings, needs_draft
 from outrider.cli.tuning.study import Study, Tell, study
 from outrider.cli.up import (
     DraftCores,
@@ -86,7 +86,7 @@ def tune(
     verbose: Verbose = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Measure what a pair's speculation gains, and recommend drafts, K, rule and encoding, or none.
+    """Measure what a pair's speculation gains, and recommend drafter, K, rule and encoding, or none.
 
     From costs and acceptance at a few K it says how fast every K should be (Leviathan et al. 2023, Theorem 3.8, and
     with all that was measured), then measures every K and what else the deployment offers. One answer at a time: on
@@ -193,7 +193,7 @@ async def _studies(address: str, wish: Wish, connect: ConnectOptions, tell: Tell
         for temperature in wish.temperatures:
             sampling = {"temperature": temperature, **wish.cuts}
             load = Load(wish.prompts, wish.max_tokens, sampling, served.id, wish.timeout_s, wish.stop)
-            studies.append(await study(client, load, wish.max_k, wish.repeats, tell))
+            studies.append(await study(client, load, served.drafters, wish.max_k, wish.repeats, tell))
         return served, studies
 
 
@@ -205,8 +205,8 @@ def _chosen(models: tuple[Model, ...], wanted: str | None, address: str) -> Mode
         raise ConfigError(f"the gateway at {address} {what}; it has {known}")
     if found[0].draft_id is None:
         raise ConfigError(
-            f"the gateway at {address} serves {found[0].id} without a draft: there is nothing to tune; give it one "
-            "(outrider up --draft), or wait until the draft is back"
+            f"the gateway at {address} serves {found[0].id} without a draft worker: there is no K to tune; give it "
+            "one (outrider up --draft), or wait until it is back"
         )
     return found[0]
 
@@ -222,11 +222,11 @@ def up_command(workers: Workers, *, with_draft: bool = True) -> str:
 def start_with(one: Study, workers: Workers | None) -> str:
     """What to type for the recommendation. workers: of the pair that was started here; None where somebody else did."""
     wish = one.tried[one.choice.name]
+    settings = environment(gateway_settings(wish))
     if workers is None:
-        return environment(gateway_settings(wish))
-    if not wish.enabled:
-        return up_command(workers, with_draft=False)
-    return f"{environment(gateway_settings(wish))} {up_command(workers)}"
+        return settings
+    command = up_command(workers, with_draft=needs_draft(wish))
+    return f"{settings} {command}" if wish.enabled else command
 
 
 def _json(served: Model, wish: Wish, studies: list[Study], started: Workers | None) -> dict[str, Any]:

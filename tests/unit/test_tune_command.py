@@ -86,7 +86,7 @@ def test_nobody_there() -> None:
     [
         ((), ("serves several models", "--model", "pair, alone")),
         (("--model", "other"), ("does not serve other", "pair, alone")),
-        (("--model", "alone"), ("serves alone without a draft", "outrider up --draft")),
+        (("--model", "alone"), ("serves alone without a draft worker", "outrider up --draft")),
     ],
 )
 def test_models_that_cannot_be_tuned(gateway: ScriptedGateway, args: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -122,9 +122,12 @@ def test_the_pair_is_started_as_it_was_measured() -> None:
 def test_what_to_start_with_is_the_recommendation() -> None:
     study = studied()
     assert study.choice.name == "K = 4, coupled"
-    settings = "OUTRIDER_GATEWAY_NUM_DRAFT_TOKENS=4 OUTRIDER_GATEWAY_ACCEPTANCE=coupled"
+    settings = "OUTRIDER_GATEWAY_NUM_DRAFT_TOKENS=4 OUTRIDER_GATEWAY_DRAFTER=model OUTRIDER_GATEWAY_ACCEPTANCE=coupled"
     assert tune.start_with(study, None) == settings
     assert tune.start_with(study, PAIR) == f"{settings} {tune.up_command(PAIR)}"
     plain = studied(faster_alone=True)
     assert tune.start_with(plain, None) == "OUTRIDER_GATEWAY_NUM_DRAFT_TOKENS=0"
-    assert tune.start_with(plain, PAIR).endswith("--no-draft")
+    assert tune.start_with(plain, PAIR) == tune.up_command(PAIR, with_draft=False)
+    ngram = studied(fastest="K = 4, ngram")
+    words = tune.start_with(ngram, PAIR)
+    assert "OUTRIDER_GATEWAY_DRAFTER=ngram" in words and words.endswith(tune.up_command(PAIR, with_draft=False))

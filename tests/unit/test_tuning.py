@@ -8,6 +8,7 @@ import json
 import random
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -19,9 +20,10 @@ from outrider.cli.tuning.expected import Acceptance, best_k, expected_speed, exp
 from outrider.cli.tuning.picture import draw
 from outrider.cli.tuning.report import reason, show, to_json
 from outrider.cli.tuning.runs import Pass
-from outrider.cli.tuning.settings import alternatives, chain, chain_name, environment, gateway_settings
+from outrider.cli.tuning.settings import alternatives, chain, chain_name, environment, gateway_settings, needs_draft
 from outrider.cli.tuning.study import Study, calibrated, points_of
-from outrider.client import AcceptanceRule, TokenKind
+from outrider.client import AcceptanceRule, Drafter, TokenKind
+from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError
 from tests.unit import simulated_pair
 from tests.unit.simulated_pair import MAX_TOKENS, PROMPT_S, answer, moods, one_pass, round_s
@@ -222,7 +224,7 @@ def test_the_recommended_is_never_far_from_the_fastest(seed: int) -> None:
 
 
 @functools.cache
-def studied(*, faster_alone: bool = False) -> Study:
+def studied(*, faster_alone: bool = False, fastest: str = "K = 4, coupled") -> Study:
     """At temperature 1, of texts whose drafts are right or never right."""
     texts = [[False] * MAX_TOKENS] * 4 if faster_alone else pair_texts(8, 8)
     costs = costs_at((0, 1, 4, 12), pair_texts(1))
@@ -230,7 +232,7 @@ def studied(*, faster_alone: bool = False) -> Study:
     expected = [expected_speed(acceptance.chances(), costs, k, MAX_TOKENS) for k in range(13)]
     passes = {chain_name(k): [one_pass(k, texts)] * 2 for k in range(13)}
     speeds = {name: [own[0].tokens_per_s] * 2 for name, own in passes.items() if name in ("plain", "K = 4")}
-    speeds["K = 4, coupled"] = [1.1 * speed for speed in speeds["K = 4"]]
+    speeds[fastest] = [1.1 * speed for speed in speeds["K = 4"]]
     return Study(
         1.0,
         acceptance,
@@ -238,7 +240,8 @@ def studied(*, faster_alone: bool = False) -> Study:
         points_of(passes, expected, acceptance.alpha, costs.c),
         speeds,
         {"K = 4, full": "no such thing"},
-        alternatives(4, 1.0),
+        alternatives(4, 12, 1.0, [Drafter.MODEL, Drafter.NGRAM]),
+        dict.fromkeys(speeds, 2.5),
         choose(speeds),
     )
 
@@ -256,7 +259,8 @@ def test_a_study_is_shown_in_80_columns() -> None:
         f"{value:.2f}x" for value in (point.paper_speedup, point.expected_speedup, point.speedup.median)
     ]
     assert row[-1] == f"{point.met:.2f}"
-    assert rows["K = 4, coupled"][0].strip() == f"{study.speeds['K = 4, coupled'][0]:.1f}"
+    coupled = [cell.strip() for cell in rows["K = 4, coupled"]]
+    assert coupled[:2] == ["2.50", f"{study.speeds['K = 4, coupled'][0]:.1f}"]
     assert "K = 4, full is not offered: no such thing" in text
     assert "temperature 1: K = 4, coupled" in text and "the fastest measured" in text
 
@@ -265,7 +269,7 @@ def test_where_drafts_do_not_pay_it_says_so_and_why() -> None:
     study = studied(faster_alone=True)
     said = reason(study)
     assert said.startswith("do not speculate: the fastest setting with drafts, K = 4, coupled, has 0.")
-    assert "alpha 0.00, c 0.10" in said
+    assert "the draft's alpha 0.00, c 0.10" in said
     found = to_json(study)["recommendation"]
     assert found["speculate"] is False and found["gateway_settings"] == {"num_draft_tokens": "0"}
 
@@ -277,7 +281,8 @@ def test_the_json_has_all_that_the_tables_have() -> None:
     assert [each["k"] for each in found["costs"]] == [0, 1, 4, 12]
     assert found["alpha"] == pytest.approx(study.acceptance.alpha) and len(found["alpha_by_position"]) == 12
     assert [each["name"] for each in found["alternatives"]] == ["plain", "K = 4", "K = 4, coupled"]
-    assert found["recommendation"]["gateway_settings"] == {"num_draft_tokens": "4", "acceptance": "coupled"}
+    settings = {"num_draft_tokens": "4", "drafter": "model", "acceptance": "coupled"}
+    assert found["recommendation"]["gateway_settings"] == settings
     assert found["not_offered"] == {"K = 4, full": "no such thing"}
 
 
@@ -298,22 +303,39 @@ def test_costs_are_measured_at_few_k() -> None:
 
 
 def test_a_setting_is_told_to_the_gateway_in_full() -> None:
-    found = alternatives(4, 1.0)
+    found = alternatives(4, 12, 1.0, [])
     assert list(found) == ["plain", "K = 4", "K = 4, full", "K = 4, topk:128", "K = 4, coupled"]
     assert gateway_settings(found["K = 4, topk:128"]) == {
         "num_draft_tokens": "4",
+        "drafter": "model",
         "acceptance": "rejection",
         "draft_logprobs": "topk",
         "draft_topk": "128",
     }
-    assert gateway_settings(found["K = 4, coupled"]) == {"num_draft_tokens": "4", "acceptance": "coupled"}
+    coupled = {"num_draft_tokens": "4", "drafter": "model", "acceptance": "coupled"}
+    assert gateway_settings(found["K = 4, coupled"]) == coupled
     assert gateway_settings(found["plain"]) == {"num_draft_tokens": "0"}
     assert environment({"num_draft_tokens": "4", "acceptance": "coupled"}) == (
         "OUTRIDER_GATEWAY_NUM_DRAFT_TOKENS=4 OUTRIDER_GATEWAY_ACCEPTANCE=coupled"
     )
 
 
+def test_every_setting_is_one_that_a_gateway_knows() -> None:
+    for wish in alternatives(4, 12, 1.0, Drafter).values():
+        values: dict[str, Any] = dict(gateway_settings(wish))
+        config = GatewayConfig(target="127.0.0.1:7001", **values)
+        assert config.num_draft_tokens == (wish.num_draft_tokens or 0)
+
+
+def test_drafters_that_the_deployment_has_are_tried_and_what_needs_no_draft_is_simpler() -> None:
+    found = alternatives(3, 12, 0.0, [Drafter.MODEL, Drafter.NGRAM, Drafter.NGRAM_MODEL])
+    assert list(found) == ["plain", "K = 3, ngram", "K = 8, ngram", "K = 3", "K = 3, ngram+model"]
+    assert [needs_draft(wish) for wish in found.values()] == [False, False, False, True, True]
+    assert all(wish.acceptance is None for wish in found.values())
+    assert "K = 5, lookup" in alternatives(3, 5, 0.0, [Drafter.LOOKUP])
+
+
 def test_at_temperature_0_there_is_no_rule_to_choose() -> None:
-    assert list(alternatives(4, 0.0)) == ["plain", "K = 4"]
+    assert list(alternatives(4, 12, 0.0, [])) == ["plain", "K = 4"]
     assert chain(4, 0.0).acceptance is None
     assert chain(4, 0.5).acceptance is AcceptanceRule.REJECTION

@@ -25,7 +25,7 @@ def show(study: Study, console: Console) -> None:
 def reason(study: Study) -> str:
     """The recommendation and the numbers that it rests on."""
     choice = study.choice
-    because = f"alpha {study.acceptance.alpha:.2f}, c {study.costs.c:.2f}"
+    because = f"the draft's alpha {study.acceptance.alpha:.2f}, c {study.costs.c:.2f}"
     if choice.name == PLAIN:
         return (
             f"do not speculate: the fastest setting with drafts, {_fastest_drafted(study)} the speed of plain decoding "
@@ -89,10 +89,10 @@ def _show_speeds(study: Study, console: Console) -> None:
 
 
 def _show_alternatives(study: Study, console: Console) -> None:
-    table = _table("Alternatives", "setting", "tok/s", "speed over plain (range)")
+    table = _table("Alternatives", "setting", "tok/pass", "tok/s", "speed over plain (range)")
     for name, speeds in study.speeds.items():
-        ratio = Ratio.of(speeds, study.speeds[PLAIN])
-        table.add_row(name, f"{statistics.median(speeds):.1f}", str(ratio))
+        ratio, per_pass = Ratio.of(speeds, study.speeds[PLAIN]), study.tokens_per_pass[name]
+        table.add_row(name, f"{per_pass:.2f}", f"{statistics.median(speeds):.1f}", str(ratio))
     console.print(table)
     for name, message in study.refused.items():
         console.print(f"{name} is not offered: {message}", style="dim", markup=False)
@@ -121,6 +121,7 @@ def to_json(study: Study) -> dict[str, Any]:
                 "name": name,
                 "gateway_settings": gateway_settings(study.tried[name]),
                 "tokens_per_s": list(speeds),
+                "tokens_per_pass": study.tokens_per_pass[name],
                 "speedup": asdict(Ratio.of(speeds, study.speeds[PLAIN])),
             }
             for name, speeds in study.speeds.items()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from outrider.client import AcceptanceRule, DraftLogprobs, Speculation
+from collections.abc import Iterable
+from dataclasses import replace
+
+from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
 
 PLAIN = "plain"
 TOPK = 128
+_OWN_K = 8
+"""Of drafts that the target makes itself: they cost nothing, so that more of them may pay than of a model's."""
+_ASKING_A_MODEL = (Drafter.MODEL, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)
 
 
 def chain_name(k: int) -> str:
@@ -13,46 +19,65 @@ def chain_name(k: int) -> str:
 
 
 def chain(k: int, temperature: float) -> Speculation:
-    """What is simplest: the draft's next k tokens, by rejection. At temperature 0 there is no rule to choose."""
-    if not k:
-        return Speculation(enabled=False)
-    if not temperature:
-        return Speculation(num_draft_tokens=k)
-    return Speculation(num_draft_tokens=k, acceptance=AcceptanceRule.REJECTION, draft_logprobs=DraftLogprobs.AUTO)
+    """What is simplest: the draft's next k tokens, by rejection."""
+    return _drafted(k, temperature, Drafter.MODEL) if k else Speculation(enabled=False)
 
 
-def chains(ks: tuple[int, ...] | range, temperature: float) -> dict[str, Speculation]:
+def chains(ks: Iterable[int], temperature: float) -> dict[str, Speculation]:
     return {chain_name(k): chain(k, temperature) for k in ks}
 
 
-def alternatives(k: int, temperature: float) -> dict[str, Speculation]:
-    """By name, simplest first: plain decoding, the chain of k, and what else a round with k drafts may be."""
-    found = chains((0, k), temperature)
-    if temperature:
-        rejection = AcceptanceRule.REJECTION
-        full, topk = DraftLogprobs.FULL, DraftLogprobs.TOPK
-        found |= {
-            f"K = {k}, full": Speculation(num_draft_tokens=k, acceptance=rejection, draft_logprobs=full),
-            f"K = {k}, topk:{TOPK}": Speculation(
-                num_draft_tokens=k, acceptance=rejection, draft_logprobs=topk, draft_topk=TOPK
-            ),
-            f"K = {k}, coupled": Speculation(num_draft_tokens=k, acceptance=AcceptanceRule.COUPLED),
-        }
+def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Drafter]) -> dict[str, Speculation]:
+    """By name, simplest first: plain decoding, drafters that need no draft worker, the draft's chain of k tokens, other
+    encodings and rules for it, and other drafters beside it. offered: drafters that the deployment has.
+    """
+    offered = list(offered)
+    found = chains((0,), temperature)
+    for drafter in (each for each in offered if each not in _ASKING_A_MODEL):
+        for own_k in sorted({k, min(_OWN_K, max_k)}):
+            found[f"{chain_name(own_k)}, {drafter.value}"] = _drafted(own_k, temperature, drafter)
+    found |= chains((k,), temperature) | (_encoded_and_coupled(k) if temperature else {})
+    for drafter in (each for each in offered if each in _ASKING_A_MODEL and each is not Drafter.MODEL):
+        found[f"{chain_name(k)}, {drafter.value}"] = _drafted(k, temperature, drafter)
     return found
 
 
-def gateway_settings(speculation: Speculation) -> dict[str, str]:
+def needs_draft(wish: Speculation) -> bool:
+    """Whether a draft worker has any part in it."""
+    return wish.enabled and wish.drafter in _ASKING_A_MODEL
+
+
+def gateway_settings(wish: Speculation) -> dict[str, str]:
     """Of the gateway whose every answer is to be so."""
-    if not speculation.enabled:
+    if not wish.enabled:
         return {"num_draft_tokens": "0"}
-    settings = {"num_draft_tokens": str(speculation.num_draft_tokens)}
-    if speculation.acceptance is not None:
-        settings["acceptance"] = speculation.acceptance.value
-    if speculation.draft_logprobs is not None:
-        settings["draft_logprobs"] = speculation.draft_logprobs.value
-    if speculation.draft_topk is not None:
-        settings["draft_topk"] = str(speculation.draft_topk)
-    return settings
+    values = {
+        "num_draft_tokens": wish.num_draft_tokens,
+        "drafter": wish.drafter and wish.drafter.value,
+        "acceptance": wish.acceptance and wish.acceptance.value,
+        "draft_logprobs": wish.draft_logprobs and wish.draft_logprobs.value,
+        "draft_topk": wish.draft_topk,
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _drafted(k: int, temperature: float, drafter: Drafter) -> Speculation:
+    """At temperature 0 there is no rule to choose, and no distribution travels."""
+    if not temperature:
+        return Speculation(num_draft_tokens=k, drafter=drafter)
+    rule, encoding = AcceptanceRule.REJECTION, DraftLogprobs.AUTO
+    return Speculation(num_draft_tokens=k, drafter=drafter, acceptance=rule, draft_logprobs=encoding)
+
+
+def _encoded_and_coupled(k: int) -> dict[str, Speculation]:
+    simplest = chain(k, temperature=1.0)
+    topk = replace(simplest, draft_logprobs=DraftLogprobs.TOPK, draft_topk=TOPK)
+    coupled = replace(simplest, draft_logprobs=None, acceptance=AcceptanceRule.COUPLED)
+    return {
+        f"{chain_name(k)}, full": replace(simplest, draft_logprobs=DraftLogprobs.FULL),
+        f"{chain_name(k)}, topk:{TOPK}": topk,
+        f"{chain_name(k)}, coupled": coupled,
+    }
 
 
 def environment(settings: dict[str, str]) -> str:

@@ -11,7 +11,7 @@ from outrider.cli.tuning.choice import Choice, Ratio, choose, fastest_of, speeds
 from outrider.cli.tuning.costs import Costs, costs_of
 from outrider.cli.tuning.expected import Acceptance, expected_speed, improvement
 from outrider.cli.tuning.runs import Load, Pass, lead_in, run_interleaved
-from outrider.client import AsyncClient, Speculation
+from outrider.client import AsyncClient, Drafter, Speculation
 from outrider.wire.errors import InvalidRequest
 
 Tell = Callable[[str], None]
@@ -50,13 +50,17 @@ class Study:
     refused: Mapping[str, str]
     """Settings that the deployment does not offer, with what it said."""
     tried: Mapping[str, Speculation]
+    tokens_per_pass: Mapping[str, float]
+    """Of each of them: tokens over the target's forwards, rounds and plain steps."""
     choice: Choice
 
 
-async def study(client: AsyncClient, load: Load, max_k: int, repeats: int, tell: Tell) -> Study:
+async def study(
+    client: AsyncClient, load: Load, offered: Sequence[Drafter], max_k: int, repeats: int, tell: Tell
+) -> Study:
     """Costs and acceptance at a few K, what follows from them for all, all K, and the alternatives at the best K.
 
-    Raises the error tree; ConfigError when the answers are too short to tell.
+    offered: the deployment's drafters. Raises the error tree; ConfigError when the answers are too short to tell.
     """
     temperature = load.temperature
     ks = calibrated(max_k)
@@ -72,9 +76,10 @@ async def study(client: AsyncClient, load: Load, max_k: int, repeats: int, tell:
     name = choose(speeds_of(passes)).name
     best = name if name != settings.PLAIN else fastest_of(speeds_of(passes))
     k = next(k for k in range(max_k + 1) if settings.chain_name(k) == best)
-    tried, refused = await _offered(client, load, settings.alternatives(k, temperature))
-    speeds = speeds_of(await _run(client, load, tried, repeats, tell, "alternatives"))
-    return Study(temperature, acceptance, costs, points, speeds, refused, tried, choose(speeds))
+    tried, refused = await _offered(client, load, settings.alternatives(k, max_k, temperature, offered))
+    passes = await _run(client, load, tried, repeats, tell, "alternatives")
+    speeds, per_pass = speeds_of(passes), {name: _tokens_per_pass(own) for name, own in passes.items()}
+    return Study(temperature, acceptance, costs, points, speeds, refused, tried, per_pass, choose(speeds))
 
 
 def calibrated(max_k: int) -> tuple[int, ...]:
@@ -114,6 +119,10 @@ def points_of(passes: Mapping[str, Sequence[Pass]], expected: Sequence[float], a
 def _tokens_per_round(passes: Sequence[Pass]) -> float | None:
     rounds = [round_ for one in passes for answer in one.answers for round_ in answer.rounds if round_.num_drafted]
     return statistics.fmean(len(round_.tokens) for round_ in rounds) if rounds else None
+
+
+def _tokens_per_pass(passes: Sequence[Pass]) -> float:
+    return statistics.fmean(len(round_.tokens) for one in passes for answer in one.answers for round_ in answer.rounds)
 
 
 async def _offered(
