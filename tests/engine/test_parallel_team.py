@@ -31,7 +31,7 @@ from outrider.engine.step_plan import Row
 from outrider.wire.config import TargetConfig
 from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
 from tests.forked import Forked
-from tests.rounds import largest_error, some_ids, truth_of
+from tests.rounds import largest_error, largest_tree_error, some_ids, truth_of
 from tests.tiny_models import tiny_llama
 
 VOCAB_SIZE = 97
@@ -58,6 +58,9 @@ class Computes:
         self.forward([])
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self.forward([])
+
+    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         self.forward([])
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
@@ -106,7 +109,7 @@ def row_of(ids: list[int]) -> Row:
 @pytest.mark.parametrize(
     "error", [RuntimeError("CUDA out of memory"), MemoryError("no memory"), InvalidRequest("found out late")]
 )
-@pytest.mark.parametrize("what", ["forward", "copy", "storage"])
+@pytest.mark.parametrize("what", ["forward", "copy", "move", "storage"])
 def test_what_fails_on_rank_0_alone_ends_the_team(
     error: Exception, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +118,7 @@ def test_what_fails_on_rank_0_alone_ends_the_team(
         do = {
             "forward": lambda: found.path.forward([row_of([1, 2, 3])]),
             "copy": lambda: found.path.copy_blocks([(1, 2)]),
+            "move": lambda: found.path.move_tokens([40], [39]),
             "storage": lambda: found.path.set_storage(4, 16),
         }[what]
         found.part.error = error
@@ -285,6 +289,7 @@ def test_two_ranks_compute_what_one_does_until_one_of_them_stalls(
     try:
         truth = truth_of(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval())
         assert largest_error(runner, truth) < TOLERANCE
+        assert runner.supports_trees and largest_tree_error(runner, truth) < TOLERANCE
         os.kill(follower, signal.SIGSTOP)
         with pytest.raises(Unavailable, match=r"2 ranks no longer work together.*Timed out"):
             runner.forward([Row.of(runner.pool.new_table(), [1, 2, 3], 0, 1)])

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -41,6 +42,7 @@ from outrider.engine.slots import Slot, SlotTable
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest, Overloaded
 from outrider.wire.params import SamplingParams
+from tests.rounds import Grown
 from tests.tiny_models import random_model
 
 TOLERANCE = 1e-4
@@ -62,6 +64,7 @@ EXPECTED_EVENTS = (
     "preempted",
     "adopted",
     "evicted",
+    "branches",
 )
 
 
@@ -189,6 +192,43 @@ class Workers(RuleBasedStateMachine):
             request.worker.extend(new)
             if dice.random() < 0.8 and request.committed == request.worker[: -len(new)]:
                 request.committed = list(request.worker)
+
+    @precondition(lambda self: self.requests)
+    @rule(which=PICK, seed=SEED, num_rounds=st.integers(1, 4))
+    def verify_trees(self, which: int, seed: int, num_rounds: int) -> None:
+        """Token trees in two feeds, one path of each kept; the next message drops what was fed before a failure."""
+        slot, request = self.pick(which)
+        dice = self.dice(seed)
+        for _ in range(num_rounds):
+            if len(request.committed) == request.max_len or not self.commit(slot, request, dice):
+                return
+            self.begin(slot)
+            start, room = len(slot.cached), request.max_len - len(slot.committed) - 1
+            tree = Grown(self.runner, slot.table, list(slot.cached), slot.committed[start:], [])
+            tree.parents = list(range(-1, len(tree.nodes) - 1))
+            last = len(tree.nodes) - 1
+            for _ in range(dice.randint(0, 7)):
+                node = dice.randint(last, len(tree.nodes) - 1)
+                if len(tree.path_to(node)) - 1 - last < room:
+                    tree.parents.append(node)
+                    tree.nodes += tokens(dice, 1)
+            cut = dice.randint(1, len(tree.nodes))
+            parts = [self.runner.forward([tree.row(0, cut)])]
+            if cut < len(tree.nodes):
+                parts.append(self.runner.forward([tree.row(cut, len(tree.nodes))]))
+            for node, logits in enumerate(torch.cat(parts)):
+                self.compare(tree.chain_to(node), logits)
+            SEEN["branches"] += len(tree.leaves()) > 1
+            if dice.random() < 0.1:
+                slot.reconcile()
+                continue
+            tree.keep(dice.randint(last, len(tree.nodes) - 1))
+            slot.fed(tree.ids[start:])
+            new = [*tree.ids[len(slot.committed) :], *tokens(dice, 1)]
+            slot.commit_from(len(slot.committed), new)
+            if dice.random() < 0.8 and request.committed == request.worker:
+                request.committed = [*request.worker, *new]
+            request.worker.extend(new)
 
     @precondition(lambda self: self.requests)
     @rule(which=PICK, seed=SEED, num_rounds=st.integers(1, 4))
@@ -416,6 +456,7 @@ def test_every_order_of_messages_leaves_what_a_fresh_prefill_gives() -> None:
     SEEN.clear()
     for path, num_examples in paths():
         runner = ModelRunner(path, FACTS, KVPool(1, BLOCK_SIZE), MODEL.device)
+        runner.tree_refusal = None
         machine = type(f"WorkersOf{type(path).__name__}", (Workers,), {"runner": runner})
         course = settings(max_examples=num_examples, stateful_step_count=50, deadline=None)
         run_state_machine_as_test(machine, settings=course)
