@@ -95,6 +95,7 @@ async def test_info(slow_worker: tuple[Kind, Process], slow_folder: str) -> None
     assert list(info.eos_token_ids) == [0]
     assert len(info.tokenizer_fingerprint) == 64 and info.num_parameters > 1_000_000
     assert info.metrics_address == process.ready["metrics_address"]
+    assert info.trees
     assert files.tokenizer_json == (Path(slow_folder) / "tokenizer.json").read_bytes()
 
 
