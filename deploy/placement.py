@@ -160,7 +160,9 @@ def _shared_cpus(pools: Iterable[Pool], on_cpu: list[Pool], local_cores: frozens
         reserved = sum(1 / users[core] for core in cores)
         found[name] = float(int(reserved)) if reserved >= 1 else int(100 * reserved) / 100
     free = (local_cores - frozenset().union(*given.values())) or local_cores
-    sharing = [pool for pool in on_cpu if pool.name not in given and pool.num_cpus is None]
+    unnamed = [pool for pool in on_cpu if pool.name not in given and pool.num_cpus is None]
+    sharing = [pool for pool in unnamed if pool.has_model]
+    found |= {pool.name: 0.0 for pool in unnamed if not pool.has_model}
     numbers = {role: sum(pool.max for pool in sharing if pool.role == role) for role in ("target", "draft")}
     said = sum(int(max(1.0, pool.num_cpus)) * pool.max for pool in on_cpu if pool.num_cpus is not None)
     of_target, of_draft = shares(max(1, len(free) - said), numbers["target"], numbers["draft"])
@@ -171,7 +173,7 @@ def _num_cores(pool: Pool, cpus: Mapping[str, float]) -> int | None:
     if pool.worker.cpu_cores is not None:
         return None
     amount = pool.num_cpus if pool.num_cpus is not None else cpus.get(pool.name)
-    return None if amount is None else max(1, int(amount))
+    return max(1, int(amount)) if amount else None
 
 
 def _split(pool: Pool, whole: Placement) -> Placement:
@@ -191,6 +193,8 @@ def _split(pool: Pool, whole: Placement) -> Placement:
 
 
 def _device(pool: Pool, nodes: list[Node]) -> str:
+    if not pool.has_model:
+        return "cpu"
     num_gpus = sum(node.num_gpus for node in nodes if matches(node.labels, pool.labels))
     device = pool.worker.device
     if device == "auto":

@@ -14,6 +14,7 @@ from dataclasses import replace
 from draft_service.active import Asked, CopiedLaw, Law, Payload
 from draft_service.jobs import PartOut
 from outrider.engine.engine_thread import EngineThread
+from outrider.engine.row_law import RowLaw
 from outrider.engine.wire_tensors import encode_laws
 from outrider.wire.codec import DenseRows
 
@@ -32,6 +33,11 @@ class Sender:
         if a.unsent and (a.topk is None or len(a.unsent) * a.topk * 8 > SMALL_PAYLOAD_BYTES):
             self._deliver_part(a)
         if a.done and (a.num_sent < len(a.draft_ids) or not a.draft_ids):
+            self._deliver_part(a)
+
+    def send_large(self, a: Asked) -> None:
+        """Of a proposal that is there at once: what has grown too large for one part leaves before the rest."""
+        if sum(law.scores.nbytes for law in a.unsent if isinstance(law, RowLaw)) > SMALL_PAYLOAD_BYTES:
             self._deliver_part(a)
 
     def _deliver_part(self, a: Asked) -> None:

@@ -5,49 +5,82 @@ Torch is imported inside `start_worker`, after the process has been pinned.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from outrider.wire.config import DraftConfig
 from outrider.wire.host import prepare_process
 
 if TYPE_CHECKING:
-    from outrider.engine.worker_handle import WorkerHandle
+    from draft_service.jobs import PartOut
+    from draft_service.table_state import TableState
+    from outrider.engine.engine_thread import EngineWorker
+    from outrider.engine.loaded import Loaded
+    from outrider.engine.worker_handle import Base, Parts, WorkerHandle
+
+    Deliver = Callable[[PartOut], None]
 
 
 def start_worker(config: DraftConfig) -> WorkerHandle:
-    """Pin, load the model, listen. Returns when the worker can be called; raises ConfigError when it cannot start."""
+    """Pin, load the model or make the tables, listen. Returns when the worker can be called; raises ConfigError when it
+    cannot start.
+    """
     cores = prepare_process(config.cpu_cores)
 
-    from draft_service.deliveries import Deliverer
+    from outrider.engine import worker_handle
+
+    if not config.has_model:
+        from draft_service.table_state import load_tables
+
+        return worker_handle.start("draft", config, len(cores), load_tables, _with_tables)
+    from outrider.engine.loaded import load
+
+    return worker_handle.start("draft", config, len(cores), load, _with_model)
+
+
+def _with_model(base: Base[Loaded]) -> Parts:
     from draft_service.proposer import Proposer
+
+    loaded, config = base.loaded, base.loaded.config
+    assert isinstance(config, DraftConfig)
+
+    def make(deliver: Deliver) -> EngineWorker:
+        rest = (base.metrics, loaded.max_prefill_tokens, config.full_logprobs_budget_bytes)
+        return Proposer(loaded.runner, base.keeper, base.engine, deliver, *rest)
+
+    return _parts(base, config, loaded.runner.facts.vocab_size, make)
+
+
+def _with_tables(base: Base[TableState]) -> Parts:
+    from draft_service.table_proposer import TableProposer
+
+    loaded, config = base.loaded, base.loaded.config
+    assert isinstance(config, DraftConfig)
+
+    def make(deliver: Deliver) -> EngineWorker:
+        rest = (base.metrics, loaded.vocabulary.size, config.full_logprobs_budget_bytes)
+        return TableProposer(base.keeper, base.engine, deliver, *rest)
+
+    return _parts(base, config, loaded.vocabulary.size, make)
+
+
+def _parts(base: Base[Any], config: DraftConfig, vocab_size: int, make: Callable[[Deliver], EngineWorker]) -> Parts:
+    """`make`: the proposer, from what delivers its proposals."""
+    from draft_service.deliveries import Deliverer
     from draft_service.servicer import DraftServicer
-    from outrider.engine.loaded import Loaded, load
-    from outrider.engine.worker_handle import Base, Parts, start
+    from outrider.engine.worker_handle import Parts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
 
-    def make(base: Base[Loaded]) -> Parts:
-        metrics, loaded = base.metrics, base.loaded
-        vocab_size = loaded.runner.facts.vocab_size
-        deliverer = Deliverer(
-            vocab_size,
-            config.max_message_bytes,
-            dropped=lambda num_tokens: metrics.dropped_tokens.labels(why="backlog").inc(num_tokens),
-            certificates=base.certificates,
-        )
-        proposer = Proposer(
-            loaded.runner,
-            base.keeper,
-            base.engine,
-            deliverer.send,
-            metrics,
-            loaded.max_prefill_tokens,
-            config.full_logprobs_budget_bytes,
-        )
+    metrics = base.metrics
+    deliverer = Deliverer(
+        vocab_size,
+        config.max_message_bytes,
+        dropped=lambda num_tokens: metrics.dropped_tokens.labels(why="backlog").inc(num_tokens),
+        certificates=base.certificates,
+    )
 
-        def add_services(server: Any) -> list[str]:
-            draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service, vocab_size), server)
-            return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
+    def add_services(server: Any) -> list[str]:
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service, vocab_size), server)
+        return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
-        return Parts(proposer, add_services, deliverer.close)
-
-    return start("draft", config, len(cores), load, make)
+    return Parts(make(deliverer.send), add_services, deliverer.close)

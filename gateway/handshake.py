@@ -49,7 +49,7 @@ class Reference:
             )
         raise IncompatiblePair(
             f"{pair}: logits have {target.vocab_size} entries in the target and {info.vocab_size} in the draft; "
-            "use two models of one vocabulary size"
+            "use two models of one vocabulary size, or the target's folder for a draft without a model"
         )
 
     def fits(self, draft: pb.WorkerInfo) -> bool:

@@ -13,6 +13,8 @@ from outrider.wire.errors import ConfigError
 DEMO_NAME = "outrider-demo"
 """Id under which the demo pair is served: its folder's path would say little."""
 _ROLES = ("target", "draft")
+TABLE_DRAFTERS = ("ngram", "lookup", "unigram", "bigram")
+"""Values of a draft's setting `drafter` that need no model."""
 
 
 def merged(
@@ -26,6 +28,7 @@ def merged(
         raise ConfigError("--no-draft and --draft contradict each other; leave one out")
     if no_ray and flags["ray"]["address"] is not None:
         raise ConfigError("--no-ray and --ray-address contradict each other; leave one out")
+    flags = {**flags, "draft": _draft(flags["draft"], file.get("draft"))}
     off = {"draft": no_draft, "ray": no_ray}
     if "targets" in file or "drafts" in file:
         flags = _without_workers(flags, no_draft)
@@ -66,7 +69,7 @@ def flag_of(role: str, name: str) -> str:
     """Of a worker's setting on the command line."""
     if name == "dtype":  # for both
         return "--dtype"
-    return f"--{role}" if name == "model" else f"--{role}-{name.removeprefix('cpu_')}"
+    return f"--{role}" if name in ("model", "drafter", "drafter_text") else f"--{role}-{name.removeprefix('cpu_')}"
 
 
 def _part(part: str, file: Values, flags: Values, off: bool) -> Values | None:
@@ -75,14 +78,32 @@ def _part(part: str, file: Values, flags: Values, off: bool) -> Values | None:
     from_file = file.get(part, {})
     if from_file is not None and not isinstance(from_file, dict):
         raise ConfigError(f"{part} is {from_file!r}, must be settings by name")
-    if off or (from_file is None and not {"model", "address"} & set(given)):
+    if off or (from_file is None and not {"model", "drafter", "address"} & set(given)):
         return None
     return {**(from_file or {}), **given}
 
 
+def _draft(flags: Values, from_file: object) -> Values:
+    """`--draft`: a model, or one of those that need none, the latter with a text where they count in one."""
+    named = flags["model"]
+    if named is None:
+        return flags
+    drafter, _, text = str(named).partition(":")
+    if drafter in TABLE_DRAFTERS:
+        return {**flags, "model": None, "drafter": drafter, "drafter_text": text or None}
+    told = (isinstance(from_file, dict) and "drafter" in from_file) or _in_environment("draft", "drafter")
+    return {**flags, "drafter": "model"} if told else flags
+
+
+def _is_of_tables(role: str, settings: Values) -> bool:
+    """A draft without a model, which takes its tokenizer from the target where it names none."""
+    drafter = settings.get("drafter") or os.environ.get("OUTRIDER_DRAFT_DRAFTER")
+    return role == "draft" and drafter in TABLE_DRAFTERS and "model" not in settings
+
+
 def _fill_pair(values: Values) -> None:
     """The demo pair where no model is named at all; half a pair is refused."""
-    wanted = [role for role in _ROLES if values[role] is not None]
+    wanted = [role for role in _ROLES if values[role] is not None and not _is_of_tables(role, values[role])]
     unnamed = [role for role in wanted if "model" not in values[role] and not _in_environment(role, "model")]
     if unnamed and len(unnamed) < len(wanted):
         missing = unnamed[0]

@@ -83,6 +83,18 @@ class Pool:
         return setting_of(self.role, self.name)
 
     @property
+    def has_model(self) -> bool:
+        """False of drafts that guess from tables, and take next to nothing of their machine."""
+        return not isinstance(self.worker, DraftConfig) or self.worker.has_model
+
+    @property
+    def works_with(self) -> str:
+        """The model, or who drafts without one."""
+        if isinstance(self.worker, DraftConfig) and not self.worker.has_model:
+            return f"{self.worker.drafter}, without a model"
+        return self.worker.model
+
+    @property
     def sized_by_load(self) -> bool:
         return self.min < self.max
 
@@ -105,11 +117,11 @@ def setting_of(role: Role, name: str) -> str:
 
 def read_pools(targets: Mapping[str, Any], drafts: Mapping[str, Any]) -> tuple[Pool, ...]:
     """Settings by name of the pool. Raises ConfigError naming pool and setting."""
-    pools = [_pool("target", name, values, ()) for name, values in targets.items()]
-    names = tuple(pool.name for pool in pools)
-    if not names:
+    pools = [_pool("target", name, values, {}) for name, values in targets.items()]
+    if not pools:
         raise ConfigError("targets is empty: a system needs a target; add one, such as targets: {chat: {model: ...}}")
-    pools += [_pool("draft", name, values, names) for name, values in drafts.items()]
+    served = {pool.name: pool for pool in pools}
+    pools += [_pool("draft", name, values, served) for name, values in drafts.items()]
     twice = set(targets) & set(drafts)
     if twice:
         raise ConfigError(f"targets and drafts both have a pool {min(twice)!r}; give them different names")
@@ -150,14 +162,16 @@ def read_model(name: str, cls: type[Any], values: object) -> Any:
         raise ConfigError(f"{name}.{setting} is {first.get('input')!r}: {reason(first)}", param=setting) from None
 
 
-def _pool(role: Role, name: str, values: object, targets: tuple[str, ...]) -> Pool:
-    """`targets`: names of the target pools, for a draft."""
+def _pool(role: Role, name: str, values: object, targets: Mapping[str, Pool]) -> Pool:
+    """`targets`: the target pools by name, for a draft."""
     called = setting_of(role, name)
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{role}s has a pool {name!r}: a name is up to 40 of a-z, 0-9 and - between them")
     given = dict(mapping(called, values))
     size: _Size = read_model(called, _Size, {key: given.pop(key) for key in [*given] if key in _Size.model_fields})
-    served = _serves(called, given, targets) if role == "draft" else ()
+    served = _serves(called, given, tuple(targets)) if role == "draft" else ()
+    if served and _needs_no_model(given):
+        given["model"] = targets[served[0]].worker.model  # for its tokenizer
     model_name = given.pop("model_name", None) if role == "target" else None
     of_pools = [*_Size.model_fields, "serves" if role == "draft" else "model_name"]
     cls = TargetConfig if role == "target" else DraftConfig
@@ -184,6 +198,14 @@ def _pool(role: Role, name: str, values: object, targets: tuple[str, ...]) -> Po
     )
     _check_several(pool)
     return pool
+
+
+def _needs_no_model(given: Values) -> bool:
+    """A draft that names none, and guesses without one."""
+    prefix = str(DraftConfig.model_config["env_prefix"])
+    named = given.get("model") or os.environ.get(f"{prefix}MODEL")
+    drafter = given.get("drafter") or os.environ.get(f"{prefix}DRAFTER")
+    return not named and drafter not in (None, "", "model")
 
 
 def _serves(called: str, given: Values, targets: tuple[str, ...]) -> tuple[str, ...]:

@@ -242,7 +242,7 @@ class Supervisor:
             pool = pools[name]
             worker = pool.worker if cores is None else pool.worker.model_copy(update={"cpu_cores": cores})
             self._roles[name] = pool.role
-            self._progress(name, "loading", f"{worker.model} {_on_cores(cores)}".rstrip())
+            self._progress(name, "loading", f"{pool.works_with} {_on_cores(cores)}".rstrip())
             self._spawn(name, ["-m", f"{pool.role}_service", *flags(worker)])
         for name, pool in pools.items():
             ready = self._await_ready(self._children[name], timeout_s=900.0)
@@ -368,7 +368,7 @@ def check_free(host: str, port: int, option: str) -> None:
 def _own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:
     """By worker, as `cpu_cores` takes them; None = not pinned: it runs on a GPU. Raises ConfigError."""
     on_cpu = {"cpu"} if Path("/dev/nvidiactl").exists() else {"cpu", "auto"}
-    without_gpu = [name for name, pool in pools.items() if pool.worker.device in on_cpu]
+    without_gpu = [name for name, pool in pools.items() if pool.worker.device in on_cpu and pool.has_model]
     workers = {name: (pool.role, pool.worker) for name, pool in pools.items()}
     shared = share_cores(workers, without_gpu, frozenset(os.sched_getaffinity(0)))
     return {name: None if cores is None else format_cores(cores) for name, cores in shared.items()}

@@ -27,7 +27,12 @@ _ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|cri
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with the parts' settings; flags win.")]
 Target = Annotated[str | None, typer.Option(help="Folder or hub id of the target; absent = the demo pair.")]
-Draft = Annotated[str | None, typer.Option(help="Folder or hub id of the draft.")]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder or hub id of the draft; or, without a model, ngram, lookup, unigram:TEXTFILE or bigram:TEXTFILE."
+    ),
+]
 NoDraft = Annotated[bool, typer.Option("--no-draft", help="The target alone: plain decoding.")]
 TargetDevice = Annotated[str | None, typer.Option(help="cpu, cuda or auto; without Ray also cuda:N.")]
 DraftDevice = Annotated[str | None, typer.Option(help="The same for the draft.")]

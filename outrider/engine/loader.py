@@ -71,9 +71,9 @@ def load_runner(
     folder = local_folder(model)
     if folder is not None:
         check_folder(folder)
-    config = _read_config(model)
+    config = read_config(model)
     _check_class(config)
-    limit = _context_limit(config, context_limit)
+    limit = context_limit_of(config, context_limit)
     check_readable(model, config, torch_device, quantization)
     quantization = method_of(config) or quantization
     group = None
@@ -122,7 +122,8 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cuda", resolved.index or 0)
 
 
-def _read_config(model: str) -> PreTrainedConfig:
+def read_config(model: str) -> PreTrainedConfig:
+    """Raises ConfigError."""
     try:
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -147,7 +148,8 @@ def _check_class(config: PreTrainedConfig) -> None:
         )
 
 
-def _context_limit(config: PreTrainedConfig, wanted: int | None) -> int:
+def context_limit_of(config: PreTrainedConfig, wanted: int | None) -> int:
+    """Tokens, of what the model was made for. Raises ConfigError when `wanted` does not fit."""
     text = config.get_text_config(decoder=True)
     names = ("max_position_embeddings", "max_seq_len", "seq_length")
     own = next((n for name in names if isinstance(n := getattr(text, name, None), int) and n > 0), None)

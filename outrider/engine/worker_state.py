@@ -31,7 +31,7 @@ class WorkerState:
     times: StepTimes = field(default_factory=StepTimes)
     """Of the engine thread."""
     drafters: tuple[Drafter, ...] = ()
-    """That need no model, for its own drafts (target only)."""
+    """That need no model: of a target for its own drafts, of a draft without a model the one that it is."""
     draining: Callable[[], bool] = field(default=lambda: False)
     close: Callable[[], None] = field(default=lambda: None)
     """Ends the processes that hold shares of the weights. After the engine."""

@@ -50,7 +50,20 @@ class DraftConfig(_Settings):
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_DRAFT_")
 
     model: str
-    """Model folder or hub id of the draft."""
+    """Model folder or hub id of the draft; with another drafter than model, of anything that has the target's tokenizer
+    and vocabulary, such as the target's own: no weights are read."""
+    drafter: Literal["model", "ngram", "lookup", "unigram", "bigram"] = "model"
+    """Who guesses. All but model need none: ngram counts what followed in the answer itself, lookup copies what
+    followed there or in recent answers, unigram and bigram count in drafter_text. What a model alone has (dtype, KV
+    cache, attention_path, quantization, ...) means nothing to them."""
+    drafter_text: str | None = None
+    """Text file (UTF-8) whose tokens or pairs of tokens are counted: for unigram and bigram, which need it."""
+    lookup_min_n: Annotated[int, Field(ge=1, le=64)] = 2
+    """Last tokens that must have come before, for lookup to copy what followed them there."""
+    lookup_max_n: Annotated[int, Field(ge=1, le=64)] = 8
+    """The place where most of them match is copied from; matches longer than this count alike."""
+    lookup_corpus_tokens: Annotated[int, Field(ge=0)] = 65536
+    """Tokens of ended answers that lookup remembers for later requests of the same cache_salt; 0 = none."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Port = 0
@@ -104,6 +117,31 @@ class DraftConfig(_Settings):
         if value is not None:
             parse_cores(value)
         return value
+
+    @model_validator(mode="after")
+    def _drafter_has_what_it_needs(self) -> Self:
+        of_a_text = self.drafter in ("unigram", "bigram")
+        if of_a_text and self.drafter_text is None:
+            raise ValueError(f"drafter is {self.drafter!r} and drafter_text is missing: name a text file to count in")
+        if self.drafter_text is not None and not of_a_text:
+            raise ValueError(
+                f"drafter_text is {self.drafter_text!r} and drafter {self.drafter!r}, which reads none; leave it out, "
+                "or say unigram or bigram"
+            )
+        if self.drafter != "model" and self.device.startswith("cuda"):
+            raise ValueError(
+                f"device is {self.device!r} and drafter {self.drafter!r}, which runs on the CPU; say cpu or auto"
+            )
+        if self.lookup_min_n > self.lookup_max_n:
+            raise ValueError(
+                f"lookup_min_n {self.lookup_min_n} is more than lookup_max_n {self.lookup_max_n}; lower the first or "
+                "raise the second"
+            )
+        return self
+
+    @property
+    def has_model(self) -> bool:
+        return self.drafter == "model"
 
 
 class TargetConfig(_Settings):

@@ -47,8 +47,8 @@ def http_of(command: Command) -> str:
     return found[0]
 
 
-def complete(url: str) -> dict[str, object]:
-    body = {"prompt": "import os\n\ndef ", "max_tokens": 16, "temperature": 0}
+def complete(url: str, prompt: str = "import os\n\ndef ") -> dict[str, object]:
+    body = {"prompt": prompt, "max_tokens": 16, "temperature": 0}
     reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
@@ -89,16 +89,18 @@ def test_it_serves_and_ctrl_c_leaves_no_process(args: tuple[str, ...]) -> None:
 
 @pytest.mark.timeout(300)
 def test_with_a_folder_of_certificates_all_parts_speak_tls(tmp_path: Path) -> None:
+    """The draft is one without a model, which Ray places as any other."""
     succeeds("certs", str(tmp_path))
     with tree() as left:
-        command = up(*WITH_RAY, "--tls-dir", str(tmp_path))
+        command = up(*WITH_RAY, "--tls-dir", str(tmp_path), "--draft", "ngram")
         try:
             workers = dict(re.findall(r"(target|draft)-0 (\S+:\d+)", command.wait_for("ready  target-0")))
             url = http_of(command)
             (registry,) = re.findall(r"registry  (\S+)", command.wait_for("registry  "))
             for role, address in {**workers, "launcher": registry}.items():
                 shakes_hands(role, address, tmp_path / "ca.pem")
-            assert complete(url)["usage"]["speculation"]["num_draft_tokens"] > 0  # type: ignore[index]
+            said = complete(url, "import os\nimport os\nimport os\n")["usage"]["speculation"]  # type: ignore[index]
+            assert said["num_draft_tokens"] > 0
             succeeds("scale", "--registry", registry, "--tls-dir", str(tmp_path / "launcher"))
             command.signal(signal.SIGINT)
             assert command.wait() == 0, command.log()

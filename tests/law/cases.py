@@ -115,6 +115,7 @@ def _cases() -> list[Case]:
         *_group("coupled, off", coupled_off, ["everything"]),
         *_group("by token", full, ["everything"]),
         *_group("lenient", replace(full, lenience=0.5), ["nothing", "frequency_penalty"]),
+        *_group("draft of bigrams", full, ["nothing", "everything"]),
         *_group("unreliable draft", replace(full, num_draft_tokens=2), some),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
@@ -132,7 +133,7 @@ def batches(cases: list[Case]) -> list[list[Case]]:
 
     `auto` is alone, so that its own load makes it change between whole and cut laws.
     """
-    alone = ("auto", "by token", "unreliable draft")
+    alone = ("auto", "by token", "draft of bigrams", "unreliable draft")
     mixed = [case for case in cases if case.group not in alone]
     return [
         *(mixed[i::_NUM_MIXED] for i in range(_NUM_MIXED)),

@@ -48,6 +48,8 @@ class Samples:
             return self._services.gateway(draft_module="tests.law.faults.unreliable", options=HASTY)
         if batch[0].group == "by token":
             return self._services.gateway(target_options=("--verification", "token"))
+        if batch[0].group == "draft of bigrams":
+            return self._services.gateway(draft_options=self._services.models.bigrams)
         return self._services.gateway()
 
     def _draw(self, batch: list[Case]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from tests.law.cases import TOPK, VOCAB_SIZE
 from tests.stack import Process, stop_all
@@ -23,13 +24,22 @@ class Models:
 
     target: str
     draft: str
+    text: str
+    """A file in which every pair of words comes, each at its own rate."""
+
+    @property
+    def bigrams(self) -> tuple[str, ...]:
+        """Options of a draft without a model."""
+        return ("--drafter", "bigram", "--drafter-text", self.text)
 
 
 def make_models(folder: Path) -> Models:
     def make(name: str, seed: int) -> str:
         return tiny_llama(folder / name, VOCAB_SIZE, seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
 
-    return Models(make("target", 4), make("draft", 3))
+    text = folder / "text"
+    text.write_text(" ".join(f"t{token_id}" for token_id in Random(1).choices(range(2, VOCAB_SIZE), k=400)))
+    return Models(make("target", 4), make("draft", 3), str(text))
 
 
 class Services:
@@ -46,12 +56,13 @@ class Services:
         draft_module: str = "draft_service",
         options: tuple[str, ...] = PATIENT,
         target_options: tuple[str, ...] = (),
+        draft_options: tuple[str, ...] = (),
     ) -> Process:
         cores = sorted(os.sched_getaffinity(0))
         common = ("--log-level", "error", "--cpu-cores")
         budget = ("--full-logprobs-budget-bytes", str(AUTO_BUDGET_BYTES))
         target = self._start(target_module, "--model", self.models.target, *common, str(cores[-1]), *target_options)
-        draft = self._start(draft_module, "--model", self.models.draft, *common, str(cores[0]), *budget)
+        draft = self._start(draft_module, "--model", self.models.draft, *common, str(cores[0]), *budget, *draft_options)
         pair = ("--target", target.address, "--draft", draft.address)
         return self._start("gateway", *pair, "--port", "0", "--grpc-port", "0", *options)
 

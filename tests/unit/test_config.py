@@ -42,6 +42,24 @@ def test_without_a_command_line_the_environment_decides(monkeypatch: pytest.Monk
     assert load(DraftConfig).model == "from-environment"
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"drafter": "bigram"}, "drafter is 'bigram' and drafter_text is missing"),
+        ({"drafter": "lookup", "drafter_text": "a"}, "drafter_text is 'a' and drafter 'lookup', which reads none"),
+        ({"drafter_text": "a"}, "drafter_text is 'a' and drafter 'model', which reads none"),
+        ({"drafter": "ngram", "device": "cuda:1"}, "device is 'cuda:1' and drafter 'ngram', which runs on the CPU"),
+        ({"lookup_min_n": 9}, "lookup_min_n 9 is more than lookup_max_n 8"),
+        ({"drafter": "trigram"}, "drafter is 'trigram'"),
+    ],
+)
+def test_a_drafter_and_what_it_needs(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(DraftConfig, [], env(DraftConfig, **settings))
+    assert message in error.value.message
+    assert not load(DraftConfig, [], env(DraftConfig, drafter="unigram", drafter_text="a")).has_model
+
+
 @pytest.mark.parametrize("cls", ALL)
 def test_frozen(cls: type) -> None:
     config = load(cls, [], env(cls))

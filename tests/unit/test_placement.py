@@ -249,3 +249,16 @@ def test_ranks_never_share_a_gpu() -> None:
     fits(config, [Node(16, 3)])
     with pytest.raises(ConfigError, match="cannot be placed"):
         fits(config, TWO_GPUS)
+
+
+def test_a_draft_without_a_model_takes_no_core_and_no_gpu() -> None:
+    config = SystemConfig.read({"target": {"model": "t"}, "draft": {"drafter": "ngram"}})
+    placed = place(config, NO_GPUS, frozenset({0, 1}))
+    assert (placed["target"].num_cpus, placed["target"].num_cores) == (2.0, 2)
+    assert (placed["draft"].num_cpus, placed["draft"].num_cores, placed["draft"].device) == (0.0, None, "cpu")
+    fits(config, NO_GPUS, frozenset({0, 1}))
+    on_gpu = place(config, ONE_GPU, frozenset(range(16)))
+    assert (on_gpu["target"].num_gpus, on_gpu["draft"].num_gpus, on_gpu["draft"].device) == (1.0, 0.0, "cpu")
+    told = SystemConfig.read({"target": {"model": "t"}, "draft": {"drafter": "ngram", "num_cpus": 1}})
+    assert [one.num_cores for one in place(told, NO_GPUS, frozenset({0, 1})).values()] == [1, 1]
+    assert place(config, NO_GPUS, None)["draft"].num_cpus == 1.0, "a cluster's heads have no CPU for workers"

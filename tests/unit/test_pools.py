@@ -18,6 +18,7 @@ from outrider.cli.merging import DEMO_NAME, merged
 from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
 from outrider.cli.system import RayConfig, ScalingConfig, SystemConfig, read_yaml
+from outrider.wire.config import DraftConfig
 from outrider.wire.errors import ConfigError
 from tests.forked import REPO
 
@@ -70,6 +71,62 @@ def test_a_target_and_a_draft_are_short_for_a_pool_of_each() -> None:
 def test_the_models_name_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_GATEWAY_MODEL_NAME", "mine")
     assert read({"target": {"model": "t"}}).targets[0].model_name == "mine"
+
+
+def test_a_draft_without_a_model_takes_its_tokenizer_from_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read({**CLUSTER, "drafts": {"guesses": {"drafter": "ngram", "serves": ["code", "chat"]}}})
+    (guesses,) = config.drafts
+    assert (guesses.worker.drafter, guesses.worker.model, guesses.has_model) == ("ngram", "u", False)
+    assert read(json.loads(config.to_json())) == config
+    named = read({**CLUSTER, "drafts": {"guesses": {"drafter": "lookup", "model": "v", "serves": "chat"}}})
+    assert named.drafts[0].worker.model == "v"
+    monkeypatch.setenv("OUTRIDER_DRAFT_DRAFTER", "lookup")
+    assert read({"target": {"model": "t"}, "draft": {}}).drafts[0].worker.model == "t"
+    monkeypatch.setenv("OUTRIDER_DRAFT_MODEL", "w")
+    assert read({"target": {"model": "t"}, "draft": {}}).drafts[0].worker.model == "w"
+
+
+@pytest.mark.parametrize(
+    ("said", "drafter", "text"),
+    [("ngram", "ngram", None), ("lookup", "lookup", None), ("bigram:a/b.txt", "bigram", "a/b.txt")],
+)
+def test_a_drafter_may_stand_in_place_of_the_drafts_model(said: str, drafter: str, text: str | None) -> None:
+    for target in ("t", None):
+        flags = {**NO_FLAGS, "target": {"model": target}, "draft": {"model": said, "cpu_cores": None}}
+        config = merged({}, flags, no_draft=False, no_ray=False)
+        (draft,) = config.drafts
+        assert isinstance(draft.worker, DraftConfig)
+        assert (draft.worker.drafter, draft.worker.drafter_text) == (drafter, text)
+        assert draft.worker.model == config.targets[0].worker.model
+        assert config.targets[0].model_name == (DEMO_NAME if target is None else None)
+
+
+def test_a_model_on_the_command_line_comes_before_the_files_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    file: dict[str, Any] = {"target": {"model": "t"}, "draft": {"drafter": "ngram"}}
+    flags = {**NO_FLAGS, "draft": {"model": "d"}}
+    for settings in (file, {"target": {"model": "t"}}):
+        (draft,) = merged(settings, flags, no_draft=False, no_ray=False).drafts
+        assert isinstance(draft.worker, DraftConfig) and (draft.worker.model, draft.has_model) == ("d", True)
+        monkeypatch.setenv("OUTRIDER_DRAFT_DRAFTER", "ngram")
+    assert merged(file, NO_FLAGS, no_draft=False, no_ray=False).drafts[0].worker.model == "t"
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("unigram", "draft.drafter is 'unigram' and drafter_text is missing: name a text file to count in"),
+        ("ngram:a.txt", "draft.drafter_text is 'a.txt' and drafter 'ngram', which reads none; leave it out"),
+    ],
+)
+def test_a_drafter_that_lacks_its_text_or_needs_none_is_refused(said: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        merged({}, {**NO_FLAGS, "draft": {"model": said}}, no_draft=False, no_ray=False)
+    assert error.value.message.startswith(message)
+
+
+def test_a_drafter_on_the_command_line_says_nothing_of_the_files_pools() -> None:
+    with pytest.raises(ConfigError, match="--draft is for one target and one draft, and the file names pools"):
+        merged(CLUSTER, {**NO_FLAGS, "draft": {"model": "ngram"}}, no_draft=False, no_ray=False)
 
 
 @pytest.mark.parametrize(
