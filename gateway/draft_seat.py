@@ -5,14 +5,16 @@ from __future__ import annotations
 from gateway.member import DraftMember, TargetMember
 from gateway.served import ServedModel
 from outrider.v1 import common_pb2 as pb
+from outrider.wire.kinds import Drafter
 
 
 class DraftSeat:
     """Of one request. It keeps its draft, whose cache knows it, while that does its part."""
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: ServedModel, wish: Drafter = Drafter.MODEL) -> None:
         self.member: DraftMember | None = None
         self._model = model
+        self._wish = wish
         self._target = ""
         """Whose proposals they are for."""
         self._probes = False
@@ -32,13 +34,13 @@ class DraftSeat:
         if not self._probes and (draft.breaker.is_open or draft.deliveries[target.name].is_open):
             return False
         if self._failed or draft.draining or (unanswered and draft.silent):
-            return self._model.choose_draft(target, avoid=draft.name) is None
-        return True
+            return self._model.choose_draft(target, draft.name, self._wish) is None
+        return unanswered or not self._model.has_better_draft(draft, target, self._avoid, self._wish)
 
     def take(self, target: TargetMember) -> bool:
         """Gives it a draft if it has none. False when none is to be had."""
         if self.member is None:
-            self.member = self._model.choose_draft(target, self._avoid) or self._model.choose_draft(target)
+            self.member = self._choose(target, self._avoid) or self._choose(target, None)
             if self.member is None:
                 return False
             self.member.attach()
@@ -50,6 +52,9 @@ class DraftSeat:
             self._target = target.name
             delivery.begin()
         return True
+
+    def _choose(self, target: TargetMember, avoid: str | None) -> DraftMember | None:
+        return self._model.choose_draft(target, avoid, self._wish)
 
     def leave(self) -> None:
         if self.member is not None:

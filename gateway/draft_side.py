@@ -64,7 +64,7 @@ class DraftSide:
         """Of the target's model and that of the draft it has, or had last."""
         self._model = model
         self._session = session
-        self._seat = DraftSeat(model)
+        self._seat = DraftSeat(model, model.drafter_for(session.request))
         self._backoff = Backoff()
         self._worth = Worth()
         self._fed_prompt = False

@@ -13,6 +13,7 @@ from gateway.room import Room
 from gateway.wait_budget import WaitBudget
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import GatewayConfig
+from outrider.wire.kinds import Drafter
 
 SILENT_S = 1.0
 ALONE_S = 1.0
@@ -138,6 +139,12 @@ class DraftMember(Member):
         """For proposals that feed a prompt, a slot's first above all: they say nothing about the others."""
         self.deliveries: defaultdict[str, Breaker] = defaultdict(lambda: Breaker(MAX_UNDELIVERED))
         """By target: whether proposals that were made in time arrive there."""
+
+    @property
+    def kind(self) -> Drafter:
+        """MODEL, or what it drafts by without one."""
+        drafters = () if self.link.info is None else self.link.info.drafters
+        return next((each for each in Drafter if each.value in drafters), Drafter.MODEL)
 
     def serves(self, target: str) -> bool:
         """A request at this target may be given to it."""

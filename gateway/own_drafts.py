@@ -13,7 +13,7 @@ from gateway.served import ServedModel
 from gateway.session import Session
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import DRAFTERS, Drafter
+from outrider.wire.kinds import Drafter
 from outrider.wire.metrics import PairMetrics
 
 
@@ -34,7 +34,7 @@ class OwnDrafts:
     def __init__(self, model: ServedModel, session: Session) -> None:
         self._model = model
         self._session = session
-        self._wish = session.request.speculation.drafter or DRAFTERS[model.config.drafter]
+        self._wish = model.drafter_for(session.request)
         self._has_next = True
         """The target's drafter has something to say, as far as is known."""
 
@@ -53,9 +53,11 @@ class OwnDrafts:
             return None
         if kind.value in target.info.drafters:
             return kind
-        self._model.warn_once(
-            f"the target {target.info.model_id} has no drafter {kind.label}: its requests are drafted for by a model"
-        )
+        if not any(draft.kind is kind for draft in self._model.drafts.values()):
+            name = target.info.model_id
+            self._model.warn_once(
+                f"the target {name} has no drafter {kind.label}: its requests are drafted for by a model"
+            )
         return None
 
     def plan(self, target: Connection) -> OwnRound | None:

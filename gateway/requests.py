@@ -227,7 +227,7 @@ def _check_drafter(drafter: Drafter | None, facts: ModelFacts) -> None:
         return
     offered = ", ".join(each.label for each in facts.drafters)
     raise InvalidRequest(
-        f"drafter is {drafter.label}, which no target of {facts.id} has; offered: {offered or 'none'}"
+        f"drafter is {drafter.label}, which neither target nor draft of {facts.id} has; offered: {offered or 'none'}"
         + ("; a target has unigram and bigram with --drafter-text" if drafter.own in _OF_A_TEXT else ""),
         param="speculation.drafter",
     )

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 from gateway.breaker import RetryBudget
-from gateway.generation import ModelFacts
+from gateway.generation import GenerationRequest, ModelFacts
 from gateway.handshake import Reference
 from gateway.links import WorkerLink
 from gateway.member import DraftMember, TargetMember
@@ -26,7 +26,7 @@ from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from outrider.wire.kinds import Drafter
+from outrider.wire.kinds import DRAFTERS, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 
@@ -98,16 +98,25 @@ class ServedModel:
 
     def model_facts(self) -> ModelFacts:
         facts = self.facts
-        drafts = [draft.connection.info.model_id for draft in self.drafts.values() if draft.connection is not None]
+        wish = DRAFTERS[self.config.drafter]
+        drafts = sorted(self.drafts.values(), key=lambda draft: _rank(draft, wish))
+        ids = [draft.connection.info.model_id for draft in drafts if draft.connection is not None]
         limits = (facts.context_limit, facts.vocab_size)
-        draft_id = drafts[0] if drafts else None
+        draft_id = ids[0] if ids else None
         return ModelFacts(facts.id, *limits, facts.created, draft_id, self._drafters(draft_id is not None))
 
     def _drafters(self, has_draft: bool) -> tuple[Drafter, ...]:
-        """By what its targets said last; those that are gone may be back."""
+        """By what its workers said last; those that are gone may be back."""
         infos = [member.link.info for member in self.targets.values() if member.link.info is not None]
-        offered = {kind for info in infos for kind in info.drafters}
-        return tuple(each for each in Drafter if (has_draft if each.own is None else each.own.value in offered))
+        own = {kind for info in infos for kind in info.drafters}
+        drafted = {draft.kind.value for draft in self.drafts.values()}
+
+        def offered(each: Drafter) -> bool:
+            if each.own is None:
+                return has_draft
+            return each.own.value in own or (not each.asks_model and each.value in drafted)
+
+        return tuple(each for each in Drafter if offered(each))
 
     def new_ticket(self) -> int:
         """Nobody can guess one: a proposal enters under it alone."""
@@ -120,6 +129,10 @@ class ServedModel:
             self._draft_id = info.model_id
         target_id = "" if self.reference is None else self.reference.info.model_id
         return self.metrics.pair(target_id, self._draft_id)
+
+    def drafter_for(self, request: GenerationRequest) -> Drafter:
+        """As it asks, or else as the gateway's settings say."""
+        return request.speculation.drafter or DRAFTERS[self.config.drafter]
 
     def own_metrics(self, drafter: Drafter) -> PairMetrics:
         """Of rounds that the target drafts for itself."""
@@ -232,15 +245,28 @@ class ServedModel:
         """Another target has a free slot."""
         return any(member is not target and member.usable and not member.load.full for member in self.targets.values())
 
-    def choose_draft(self, target: TargetMember, avoid: str | None = None) -> DraftMember | None:
-        """None when no draft is usable for requests at this target, `avoid` aside."""
-        loads = [
-            draft.load
+    def choose_draft(
+        self, target: TargetMember, avoid: str | None = None, wish: Drafter = Drafter.MODEL
+    ) -> DraftMember | None:
+        """One that drafts as wished, else one with a model, else any. None when no draft is usable for requests at this
+        target, `avoid` aside.
+        """
+        usable = [
+            draft
             for draft in self.drafts.values()
             if draft.name != avoid and draft.serves(target.name) and self._fits(draft)
         ]
-        name = choose_draft(loads)
-        return None if name is None else self.drafts[name]
+        for rank in sorted({_rank(draft, wish) for draft in usable}):
+            name = choose_draft([draft.load for draft in usable if _rank(draft, wish) == rank])
+            if name is not None:
+                return self.drafts[name]
+        return None
+
+    def has_better_draft(self, draft: DraftMember, target: TargetMember, avoid: str | None, wish: Drafter) -> bool:
+        """One that is usable and nearer to what is wished."""
+        rank = _rank(draft, wish)
+        other = self.choose_draft(target, avoid, wish) if rank else None
+        return other is not None and _rank(other, wish) < rank
 
     def _fits(self, draft: DraftMember) -> bool:
         """It was compared with another model that it serves as well."""
@@ -250,6 +276,12 @@ class ServedModel:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
+
+
+def _rank(draft: DraftMember, wish: Drafter) -> int:
+    """0: it drafts as wished. +model wishes for a model: the rest is the target's own."""
+    wanted = Drafter.MODEL if wish.asks_model else wish
+    return 0 if draft.kind is wanted else 1 if draft.kind is Drafter.MODEL else 2
 
 
 def _why_not(member: TargetMember) -> str:

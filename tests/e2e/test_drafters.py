@@ -103,5 +103,5 @@ def test_what_may_be_asked_for_is_told_and_the_rest_is_refused(stack: Stack, alo
         assert reply.status_code == 200
     with Client(stack.grpc) as client:
         assert [each.value for each in client.models()[0].drafters] == ["model", *offered]
-        with pytest.raises(InvalidRequest, match="drafter is unigram, which no target of"):
+        with pytest.raises(InvalidRequest, match="drafter is unigram, which neither target nor draft of"):
             client.generate("x", max_tokens=2, speculation=Speculation(drafter=Drafter.UNIGRAM))

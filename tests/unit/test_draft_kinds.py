@@ -1,0 +1,119 @@
+"""Drafts with a model and without behind one gateway: which of them a request is given, and what may be asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.draft_seat import DraftSeat
+from gateway.generation import GenerationRequest, SpeculationOptions
+from gateway.served import ServedModel
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.config import GatewayConfig
+from outrider.wire.kinds import Drafter
+from outrider.wire.params import SamplingParams
+from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
+
+
+def draft_link(*drafters: Drafter, **changes: Any) -> Any:
+    info = pb.WorkerInfo()
+    info.CopyFrom(INFO)
+    info.drafters.extend(each.value for each in drafters)
+    info.model_id = drafters[0].label if drafters else "small"
+    link = link_of(connection_of(), info)
+    link.connection.info = info
+    return link
+
+
+def mixed(**settings: Any) -> ServedModel:
+    drafts = {
+        "guesses": draft_link(Drafter.NGRAM),
+        "pairs": draft_link(Drafter.BIGRAM),
+        "small": draft_link(),
+    }
+    config = GatewayConfig(target="127.0.0.1:9", **settings)
+    return served_model({"a": link_of(connection_of())}, drafts, gateway=config)
+
+
+def given(model: ServedModel, wish: Drafter) -> str | None:
+    draft = model.choose_draft(model.targets["a"], wish=wish)
+    return None if draft is None else draft.name
+
+
+def lost(model: ServedModel, *names: str) -> None:
+    for name in names:
+        link: Any = model.drafts[name].link
+        link.connection = None
+
+
+@pytest.mark.parametrize(
+    ("wish", "name"),
+    [
+        (Drafter.MODEL, "small"),
+        (Drafter.NGRAM, "guesses"),
+        (Drafter.BIGRAM, "pairs"),
+        (Drafter.NGRAM_MODEL, "small"),
+        (Drafter.LOOKUP, "small"),
+    ],
+)
+def test_a_request_is_given_a_draft_of_the_kind_that_it_asks_for(wish: Drafter, name: str) -> None:
+    """However many have that one already; +model leaves only the model to a draft; else a model is the best guess."""
+    model = mixed()
+    model.drafts[name].num_requests = 20
+    assert given(model, wish) == name
+
+
+def test_where_that_kind_is_gone_or_full_another_is_better_than_none() -> None:
+    model = mixed()
+    model.drafts["small"].num_requests = INFO.num_slots
+    assert given(model, Drafter.MODEL) == "guesses"
+    lost(model, "small", "guesses")
+    assert given(model, Drafter.NGRAM) == given(model, Drafter.MODEL) == "pairs"
+    lost(model, "pairs")
+    assert given(model, Drafter.MODEL) is None
+
+
+def test_a_request_goes_to_the_kind_that_it_asks_for_as_soon_as_it_may() -> None:
+    model = mixed()
+    target, small = model.targets["a"], model.drafts["small"]
+    connection, small_link = small.connection, small.link
+    lost(model, "small")
+    seat = DraftSeat(model, Drafter.MODEL)
+    assert seat.take(target) and seat.member is model.drafts["guesses"]
+    assert seat.may_stay(target, unanswered=False), "the bigrams are no better"
+    small_link.connection = connection
+    assert seat.may_stay(target, unanswered=True), "its proposal is on its way"
+    assert not seat.may_stay(target, unanswered=False)
+    seat.leave()
+    assert seat.take(target) and seat.member is small
+
+
+def test_a_draft_that_it_left_for_being_slow_does_not_get_it_back() -> None:
+    model = mixed()
+    target, seat = model.targets["a"], DraftSeat(model, Drafter.MODEL)
+    assert seat.take(target) and seat.member is model.drafts["small"]
+    seat.is_slow()
+    assert not seat.may_stay(target, unanswered=False)
+    seat.leave()
+    assert seat.take(target) and seat.member is model.drafts["guesses"]
+    assert seat.may_stay(target, unanswered=False)
+
+
+def test_what_drafts_say_without_a_model_may_be_asked_for() -> None:
+    model = mixed()
+    assert model.model_facts().drafters == (Drafter.MODEL, Drafter.NGRAM, Drafter.BIGRAM)
+    assert model.model_facts().draft_id == "small"
+    lost(model, "small")
+    assert model.model_facts().draft_id == "ngram"
+    assert mixed(drafter="bigram").model_facts().draft_id == "bigram"
+
+
+def test_the_requests_wish_comes_before_the_gateways() -> None:
+    model = mixed(drafter="bigram")
+
+    def request(drafter: Drafter | None) -> GenerationRequest:
+        wish = SpeculationOptions(drafter=drafter)
+        return GenerationRequest("r", "m", (1,), SamplingParams(max_tokens=1), speculation=wish)
+
+    assert [model.drafter_for(request(each)) for each in (None, Drafter.NGRAM)] == [Drafter.BIGRAM, Drafter.NGRAM]
