@@ -209,22 +209,23 @@ class Parity:
 
 
 def wanted(options: argparse.Namespace, mode: str) -> list[Setting]:
-    """Under load everything. One at a time every drafter with one K, and the model with each; where batches matter the
-    model alone, and nobody is killed.
+    """Under load every drafter with every K, and one at a time with one K each, in turn. Where batches matter the
+    smallest and the largest K, one at a time the model alone, and nobody is killed.
     """
     found = []
-    middle, last = options.k[len(options.k) // 2], options.k[-1]
-    for concurrency, temperature in itertools.product(options.concurrency, options.temperatures):
-        alone = concurrency == 1
-        if not alone:
+    ks = options.k if mode == INVARIANT else sorted({options.k[0], options.k[-1]})
+    for concurrency, (turn, temperature) in itertools.product(options.concurrency, enumerate(options.temperatures)):
+        if concurrency > 1:
+            drafted = [*itertools.product((MODEL, *IN_THE_TARGET, RANDOM), ks)]
             found.append(Setting(OFF, 0, concurrency, temperature))
-        for drafter in (MODEL, *IN_THE_TARGET, RANDOM):
-            if drafter == MODEL or not alone:
-                found += [Setting(drafter, k, concurrency, temperature) for k in options.k]
-            elif mode == INVARIANT:
-                found.append(Setting(drafter, middle, concurrency, temperature))
-        if mode == INVARIANT or not alone:
-            found.append(Setting(KILLED, last, concurrency, temperature))
+        elif mode == INVARIANT:
+            drafters = (MODEL, *IN_THE_TARGET, RANDOM)
+            drafted = [(drafter, ks[(turn + index) % len(ks)]) for index, drafter in enumerate(drafters)]
+        else:
+            drafted = [(MODEL, ks[-1])]
+        found += [Setting(drafter, k, concurrency, temperature) for drafter, k in drafted]
+        if mode == INVARIANT:
+            found.append(Setting(KILLED, ks[-1], concurrency, temperature))
     return found
 
 
