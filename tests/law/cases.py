@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.client import AcceptanceRule, DraftLogprobs, Speculation
+from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
 from outrider.wire.params import SamplingParams
 
 VOCAB_SIZE = 8
@@ -62,6 +62,17 @@ UNDER_COUPLED = ("nothing", "min_p", "repeated drafts", "everything")
 """The same: the target's laws are computed as for `full`, and then another hand draws."""
 
 
+UNDER_DRAFTERS = {
+    "ngram": ("nothing", "everything"),
+    "lookup": ("repeated drafts",),
+    "unigram": ("nothing",),
+    "bigram": ("top_k", "everything"),
+    "ngram+model": ("frequency_penalty",),
+    "lookup+model": ("nothing",),
+}
+"""The same: by whom but a draft worker alone the drafts are made."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One law to be tested."""
@@ -75,7 +86,7 @@ class Case:
     @property
     def slow(self) -> bool:
         """Tested with the larger samples alone."""
-        some = {"topk": UNDER_TOPK, "coupled": UNDER_COUPLED}
+        some = {"topk": UNDER_TOPK, "coupled": UNDER_COUPLED, **UNDER_DRAFTERS}
         return self.name not in some.get(self.group, (self.name,))
 
     @property
@@ -105,6 +116,8 @@ def _cases() -> list[Case]:
     off = Speculation(enabled=False)
     coupled_off = replace(coupled, enabled=False)
     some = ["nothing", "frequency_penalty", "everything"]
+    several = ["temperature 0.7", "top_p", "min_p", "frequency_penalty"]
+    drafters = {name: replace(full, drafter=Drafter(name)) for name in UNDER_DRAFTERS}
     cases = [
         *_group("full", full, list(PARAMETERS)),
         *_group("topk", topk, list(PARAMETERS)),
@@ -112,6 +125,9 @@ def _cases() -> list[Case]:
         *_lengths(),
         *_group("off", off, some),
         *_group("coupled", coupled, [name for name in PARAMETERS if name != "temperature 0"]),
+        *_group("coupled, ngram", replace(coupled, drafter=Drafter.NGRAM), ["repeated drafts"]),
+        *(case for name, wish in drafters.items() for case in _group(name, wish, list(UNDER_DRAFTERS[name]))),
+        *(case for name in ("ngram", "bigram") for case in _group(name, drafters[name], several)),
         *_group("coupled, off", coupled_off, ["everything"]),
         *_group("by token", full, ["everything"]),
         *_group("lenient", replace(full, lenience=0.5), ["nothing", "frequency_penalty"]),

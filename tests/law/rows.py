@@ -33,6 +33,8 @@ def drafts_of(case: Case) -> str:
     """Who drafts."""
     if not case.speculation.enabled:
         return "none"
+    if case.speculation.drafter is not None:
+        return case.speculation.drafter.value
     if case.group == "draft of bigrams":
         return "bigram, a draft service"
     return "model, unreliable" if case.group == "unreliable draft" else "model"
