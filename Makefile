@@ -103,11 +103,15 @@ bench-rules: $(STAMP)
 bench-drafters: $(STAMP)
 	$(BIN)/python -m benchmarks.drafters $(ARGS)
 
+# Trees of drafts against chains: tokens per target pass and speed; about twenty minutes.
+bench-trees: $(STAMP)
+	$(BIN)/python -m benchmarks.trees $(ARGS)
+
 # Coupled text is the same whatever drafts, alone and under load, with a draft that is killed: about ten minutes.
 coupled-parity: $(STAMP)
 	$(BIN)/python -m benchmarks.coupled_parity $(ARGS)
 
-.PHONY: bench-drafters coupled-parity
+.PHONY: bench-drafters bench-trees coupled-parity
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

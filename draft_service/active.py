@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from draft_service.jobs import ProposeJob
+from draft_service.tree_growth import Growth, tree_row
 from outrider.engine.cuda.host_copy import HostCopy
 from outrider.engine.noise import Purpose
 from outrider.engine.open_slots import BareSlot
@@ -54,6 +55,8 @@ class Asked:
     topk: int | None
     """Cut each law to this many best tokens before drawing; None = the whole law."""
     draft_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    """Of a tree, which is here when it is grown: as many as draft_ids."""
     unsent: list[Law] = field(default_factory=list)
     """What drafted tokens that have not been sent yet were drawn from."""
     num_sent: int = 0
@@ -74,6 +77,11 @@ class Asked:
         return self.slot.params.determined
 
     @property
+    def most_laws(self) -> int:
+        """That a step may add to what is sent."""
+        return 1 if self.job.tree is None else self.job.tree.most_parents
+
+    @property
     def done(self) -> bool:
         return len(self.draft_ids) >= self.num_announced
 
@@ -89,6 +97,9 @@ class Asked:
         if law is not None:
             self.unsent.append(law)
 
+    def leave(self) -> None:
+        """It is over, complete or not."""
+
 
 @dataclass(slots=True)
 class Active(Asked):
@@ -96,19 +107,27 @@ class Active(Asked):
 
     slot: Slot
     uniforms: list[float] = field(init=False)
-    """One per token to draft; empty where it is not drawn."""
+    """One per token of a chain to draft; empty where it is not drawn."""
+    growth: Growth | None = field(init=False)
+    """Of a tree, until it is grown."""
 
     def __post_init__(self) -> None:
         self.uniforms = proposal_uniforms(self.job, self.slot)
+        tree = self.job.tree
+        shape = None if tree is None else tree.fitted(tree.depth, self.job.num_draft_tokens)
+        self.growth = None if shape is None else Growth(shape)
 
     def wish(self, at_once: bool) -> Wish:
         """Its next token; to begin at all, or to be made at once, it wants room for the whole proposal."""
         wants_all = at_once or not self.slot.table.blocks
-        num_guesses = self.job.num_draft_tokens if wants_all else len(self.draft_ids)
+        num_next = len(self.draft_ids if self.growth is None else self.growth.fed)
+        num_guesses = self.job.num_draft_tokens if wants_all else num_next
         return Wish(Want.STEP, len(self.slot.committed) + num_guesses)
 
     def row(self) -> Row:
         """Its share of the next forward: all committed tokens and guesses that are not cached yet."""
+        if self.growth is not None:
+            return tree_row(self.slot, self.growth)
         slot, num_cached = self.slot, len(self.slot.cached)
         num_committed = len(slot.committed)
         new_ids = [*slot.committed[num_cached:], *self.draft_ids[max(0, num_cached - num_committed) :]]
@@ -117,12 +136,25 @@ class Active(Asked):
     def fed(self, row: Row) -> None:
         """`row` has been through the model. What came before the first draft token was catching up."""
         self.slot.fed(row.new_ids)
-        self.num_fed += 0 if self.draft_ids else row.num_new
+        has_begun = self.draft_ids if self.growth is None else self.growth.nodes
+        self.num_fed += 0 if has_begun else row.num_new
+
+    def take_tree(self) -> None:
+        """It is grown."""
+        assert self.growth is not None, "no tree grows here"
+        tree, laws = self.growth.tree()
+        self.draft_ids, self.parents, self.unsent = list(tree.ids), list(tree.parents), list(laws)
+        self.length, self.growth = len(self.draft_ids), None
+
+    def leave(self) -> None:
+        """A tree's nodes lie in the cache side by side, as in no sequence: what is accepted of them is fed again."""
+        if self.job.tree is not None:
+            self.slot.forget_guesses()
 
 
 def proposal_uniforms(job: ProposeJob, slot: Slot) -> list[float]:
     """What each token of the proposal will be drawn with."""
-    if slot.params.determined:
+    if slot.params.determined or job.tree is not None:
         return []
     start, count = len(slot.committed), job.num_draft_tokens
     params, rounds = [slot.params] * count, [start] * count

@@ -79,6 +79,7 @@ class Deliverer:
             draft_ids=part.draft_ids,
             distributions=None if part.rows is None else rows_to_proto(part.rows, self._vocab_size),
             num_draft_tokens=part.num_draft_tokens,
+            parents=part.parents,
         )
 
     async def close(self) -> None:

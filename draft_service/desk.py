@@ -13,6 +13,7 @@ from draft_service.active import Asked
 from draft_service.jobs import Proposed, ProposeJob
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
+from outrider.engine.open_slots import BareSlot
 from outrider.engine.scheduler import SlotKey
 from outrider.engine.slot_keeper import SlotKeeper
 from outrider.wire.kinds import DraftLogprobs
@@ -32,8 +33,9 @@ class Desk(Generic[A]):
         vocab_size: int,
         full_logprobs_budget_bytes: int,
         make: Callable[..., A],
+        no_trees: str | None = "it has no model to grow them with",
     ) -> None:
-        """make(job, slot, deliver_to, target_epoch, topk)"""
+        """make(job, slot, deliver_to, target_epoch, topk). no_trees: why it makes chains alone; None when trees too."""
         self.active: dict[SlotKey, A] = {}
         self._keeper = keeper
         self._engine = engine
@@ -41,6 +43,7 @@ class Desk(Generic[A]):
         self._vocab_size = vocab_size
         self._full_budget_bytes = full_logprobs_budget_bytes
         self._make = make
+        self._no_trees = no_trees
         self._routes: dict[SlotKey, tuple[str, int]] = {}
 
     def handle(self, job: object) -> None:
@@ -68,12 +71,14 @@ class Desk(Generic[A]):
     def cancel(self, owner: int, slot_id: int, why: str, fault: Fault = Fault.CANCELLED) -> None:
         asked = self.active.pop((owner, slot_id), None)
         if asked is not None:
+            asked.leave()
             self._answer(asked.job, JobError(fault, f"propose cancelled: {why}"))
 
     def finish(self, asked: A, num_cached_tokens: int = 0) -> None:
         """It is complete, and its last part is on its way."""
         now = time.monotonic()
         started = now if asked.started_s is None else asked.started_s
+        asked.leave()
         asked.slot.asked_s = now  # it is asked again when the target has verified
         del self.active[asked.job.owner, asked.job.slot_id]
         self._metrics.steps.labels(kind="propose").inc()
@@ -100,13 +105,26 @@ class Desk(Generic[A]):
         if isinstance(slot, JobError):
             self._answer(job, slot)
             return
-        room = slot.max_len - len(slot.committed) - 1
-        if not 1 <= job.num_draft_tokens <= room:
-            message = f"num_draft_tokens is {job.num_draft_tokens}, must be from 1 to {room} here"
-            self._answer(job, JobError(Fault.INVALID, message))
+        wrong = self._wrong(job, slot)
+        if wrong is not None:
+            self._answer(job, JobError(Fault.INVALID, wrong))
             return
         topk = None if slot.params.determined else self._cut(job)
         self.active[job.owner, job.slot_id] = self._make(job, slot, *self._routes[job.owner, job.slot_id], topk)
+
+    def _wrong(self, job: ProposeJob, slot: BareSlot) -> str | None:
+        """Why the proposal cannot be made; None when it can."""
+        num_committed, most = len(slot.committed), job.num_draft_tokens
+        room = slot.max_len - num_committed - 1
+        if job.tree is None:
+            return None if 1 <= most <= room else f"num_draft_tokens is {most}, must be from 1 to {room} here"
+        if self._no_trees is not None:
+            return f"tree is {job.tree}, and this draft proposes chains alone: {self._no_trees}"
+        if job.tree.depth > room:
+            return f"tree is {job.tree}, must be at most {room} deep here"
+        if num_committed + most > slot.most_cached:
+            return f"num_draft_tokens is {most}, the cache has room for {slot.most_cached - num_committed} nodes here"
+        return None
 
     def _cut(self, job: ProposeJob) -> int | None:
         """`auto`: whole laws while a step's payload over all its slots stays under the budget."""
@@ -114,7 +132,8 @@ class Desk(Generic[A]):
             return None
         if job.encoding is DraftLogprobs.TOPK:
             return job.topk
-        num_full = 1 + sum(1 for a in self.active.values() if not a.determined and a.topk is None)
+        num_full = 1 if job.tree is None else job.tree.most_parents
+        num_full += sum(a.most_laws for a in self.active.values() if not a.determined and a.topk is None)
         return None if num_full * self._vocab_size * 4 <= self._full_budget_bytes else job.topk
 
     def _answer(self, job: ProposeJob, result: JobError) -> None:

@@ -40,10 +40,13 @@ def draw_tokens(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tenso
 
 
 def _sampled(a: Active, law: RowLaw) -> Drawn:
-    if a.topk is not None:
-        law = truncate_topk(law, a.topk)
-    law = law.normalised()
+    law = as_sent(a, law)
     return law.draw(a.uniforms[len(a.draft_ids)]), law
+
+
+def as_sent(a: Active, law: RowLaw) -> RowLaw:
+    """What is drawn from, and what the target is told of it."""
+    return (law if a.topk is None else truncate_topk(law, a.topk)).normalised()
 
 
 def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor) -> list[Drawn]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from outrider.engine.jobs import JobError
 from outrider.wire.codec import Rows
 from outrider.wire.kinds import DraftLogprobs
+from outrider.wire.tree_shape import TreeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class ProposeJob:
     topk: int
     arrived_s: float
     respond: Callable[[Proposed | JobError], None]
+    tree: TreeShape | None = None
+    """None = a chain of num_draft_tokens, which else is the most nodes that it may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +52,5 @@ class PartOut:
     draft_ids: tuple[int, ...]
     rows: Rows | None
     num_draft_tokens: int
+    parents: tuple[int, ...] = ()
+    """Of a tree, as many as draft_ids."""

@@ -24,7 +24,7 @@ def loop_of(runner: ModelRunner) -> DraftLoop | None:
 
 def may_loop(a: Active) -> bool:
     """It has not begun, and its laws are the model's own at a temperature."""
-    return not a.draft_ids and is_plain(a.slot.params)
+    return a.growth is None and not a.draft_ids and is_plain(a.slot.params)
 
 
 def is_plain(p: SamplingParams) -> bool:

@@ -1,12 +1,14 @@
-"""The draft's engine worker: every active proposal advances by one token a step; slots join and leave in between.
+"""The draft's engine worker: every active proposal advances by one token a step, or a tree by one level; slots join and
+leave in between.
 
-How a token is drawn is in `drawing.py`. Runs on the engine thread.
+How a token is drawn is in `drawing.py`, a level of a tree in `tree_drawing.py`. Runs on the engine thread.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -16,12 +18,15 @@ from draft_service.drawing import draw_tokens
 from draft_service.jobs import PartOut
 from draft_service.looping import loop_of, may_loop, run_loops
 from draft_service.sender import Sender
+from draft_service.tree_drawing import grow_level
 from outrider.engine.engine_thread import EngineThread
+from outrider.engine.host_sampling import HostLogits
 from outrider.engine.jobs import CloseJob, Fault
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.penalties import LogitRow, NonFiniteLogits
 from outrider.engine.slot_keeper import SlotKeeper
 from outrider.engine.slots import Slot
+from outrider.engine.step_plan import Row
 from outrider.engine.turns import Turns
 from outrider.wire.metrics import WorkerMetrics
 
@@ -40,7 +45,8 @@ class Proposer:
         self._runner = runner
         self._keeper = keeper
         self._sender = Sender(engine, deliver)
-        self._desk = Desk(keeper, engine, metrics, runner.facts.vocab_size, full_logprobs_budget_bytes, Active)
+        rest = runner.facts.vocab_size, full_logprobs_budget_bytes, Active, runner.tree_refusal
+        self._desk = Desk(keeper, engine, metrics, *rest)
         self._metrics = metrics
         self._loop = loop_of(runner)
         self._turns = Turns(keeper.table, runner.pool, metrics, max_prefill_tokens)
@@ -72,7 +78,7 @@ class Proposer:
             for a, row in zip(ready, rows, strict=True):
                 a.fed(row)
             if ready:
-                self._extend(ready, logits)
+                self._extend(ready, rows, logits)
         seconds = time.monotonic() - now
         self._turns.done(turn, sum(row.num_new for row in rows) + num_looped, seconds)
         self._metrics.batch_size.observe(len(turn.running) + len(turn.pieces))
@@ -87,7 +93,33 @@ class Proposer:
             a.slot.distrust()
             self._keeper.close(CloseJob(a.job.owner, a.job.slot_id))
 
-    def _extend(self, ready: list[Active], logits: Tensor) -> None:
+    def _extend(self, ready: list[Active], rows: list[Row], logits: Tensor) -> None:
+        """Draw what follows in each slot, a token of a chain or a level of a tree, from logits [R, V]: one row for a
+        chain, one for each node of a tree's frontier.
+        """
+        starts = list(accumulate((row.num_logits for row in rows), initial=0))
+        trees = [(a, start) for a, start in zip(ready, starts, strict=False) if a.growth is not None]
+        if trees:
+            host, chains = HostLogits(logits), [i for i, a in enumerate(ready) if a.growth is None]
+            for a, start in trees:
+                self._grow(a, host, start)
+            ready, logits = [ready[i] for i in chains], logits[[starts[i] for i in chains]]
+        if ready:
+            self._extend_chains(ready, logits)
+
+    def _grow(self, a: Active, host: HostLogits, start: int) -> None:
+        """The next level of a tree, and when it is the last, its way to the target."""
+        try:
+            grow_level(a, self._keeper.sampling_state(a.slot), host, start)
+        except NonFiniteLogits as error:
+            a.slot.distrust()
+            self._desk.cancel(a.job.owner, a.job.slot_id, error.message, Fault.INTERNAL)
+            return
+        if a.done:
+            self._sender.send_tree(a)
+            self._desk.finish(a, a.slot.num_adopted or 0)
+
+    def _extend_chains(self, ready: list[Active], logits: Tensor) -> None:
         """Draw one token per slot from logits [R, V] and send what is due."""
         states = [self._keeper.sampling_state(a.slot) for a in ready]
         rows = [LogitRow(state, tuple(a.draft_ids)) for a, state in zip(ready, states, strict=True)]
@@ -128,4 +160,4 @@ class Proposer:
             self._desk.cancel(ready[i].job.owner, ready[i].job.slot_id, error.message, Fault.INTERNAL)
         sound = [i for i in range(len(ready)) if i not in error.rows]
         if sound:
-            self._extend([ready[i] for i in sound], logits[sound])
+            self._extend_chains([ready[i] for i in sound], logits[sound])

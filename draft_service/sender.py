@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from draft_service.active import Asked, CopiedLaw, Law, Payload
 from draft_service.jobs import PartOut
@@ -40,9 +41,21 @@ class Sender:
         if sum(law.scores.nbytes for law in a.unsent if isinstance(law, RowLaw)) > SMALL_PAYLOAD_BYTES:
             self._deliver_part(a)
 
-    def _deliver_part(self, a: Asked) -> None:
-        laws, a.unsent = a.unsent, []
-        ids = tuple(a.draft_ids[a.num_sent :])
+    def send_tree(self, a: Asked) -> None:
+        """When it is grown, for then it is known how many nodes it has. Wide laws go one by one, each with the tokens
+        that were drawn from it.
+        """
+        if a.unsent and (a.topk is None or len(a.unsent) * a.topk * 8 > SMALL_PAYLOAD_BYTES):
+            for _, brood in groupby(a.parents):
+                self._deliver_part(a, len(list(brood)), 1)
+        else:
+            self._deliver_part(a)
+
+    def _deliver_part(self, a: Asked, num_ids: int | None = None, num_laws: int | None = None) -> None:
+        """The next tokens with their laws; all that there are without a number."""
+        laws, a.unsent = a.unsent[:num_laws], [] if num_laws is None else a.unsent[num_laws:]
+        end = len(a.draft_ids) if num_ids is None else a.num_sent + num_ids
+        ids = tuple(a.draft_ids[a.num_sent : end])
         part = PartOut(
             address=a.deliver_to,
             ticket=a.job.ticket,
@@ -52,6 +65,7 @@ class Sender:
             draft_ids=ids,
             rows=None,
             num_draft_tokens=a.num_announced,
+            parents=tuple(a.parents[a.num_sent : end]),
         )
         a.num_sent += len(ids)
         self._engine.answer(lambda: self._send(part, laws, a.topk is not None, a.payload))

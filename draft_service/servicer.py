@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from draft_service.jobs import Proposed, ProposeJob
-from outrider.engine.jobs import invalid
+from outrider.engine.jobs import Fault, JobError, invalid
 from outrider.engine.worker_service import Respond, WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc
+from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.params import MAX_DRAFT_TOKENS
+from outrider.wire.tree_shape import TreeShape
 
 DEFAULT_TOPK = 128
 _ENCODINGS = {encoding.value: encoding for encoding in DraftLogprobs}
@@ -46,13 +48,17 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         error = invalid("num_draft_tokens", message.num_draft_tokens, 1, MAX_DRAFT_TOKENS) or invalid(
             "draft_topk", message.draft_topk, least_topk, self._vocab_size
         )
+        try:
+            tree = TreeShape.from_proto(message.tree) if message.HasField("tree") else None
+        except InvalidRequest as refused:
+            error = error or JobError(Fault.INVALID, refused.message)
         if error is not None:
             respond(error)
         else:
-            self._service.engine.submit(_propose_job(owner, message, respond))
+            self._service.engine.submit(_propose_job(owner, message, tree, respond))
 
 
-def _propose_job(owner: int, message: dpb.Propose, respond: Respond) -> ProposeJob:
+def _propose_job(owner: int, message: dpb.Propose, tree: TreeShape | None, respond: Respond) -> ProposeJob:
     return ProposeJob(
         owner=owner,
         slot_id=message.slot,
@@ -64,6 +70,7 @@ def _propose_job(owner: int, message: dpb.Propose, respond: Respond) -> ProposeJ
         topk=message.draft_topk or DEFAULT_TOPK,
         arrived_s=time.monotonic(),
         respond=respond,
+        tree=tree,
     )
 
 

@@ -105,9 +105,9 @@ class Decoder:
             self.draft.note_verdict(verdict, ticket, timings.total_s)
         self.own.note_verdict(verdict)
         if own is None:
-            note_round(self.draft.metrics, verdict, output, timings, self.draft.why_plain)
+            note_round(self.draft.metrics, verdict, output, timings, self.draft.why_plain, self.draft.asked_for_tree)
         else:
-            note_round(own.metrics, verdict, output, timings, own.why_plain)
+            note_round(own.metrics, verdict, output, timings, own.why_plain, is_tree=False)
         self._truncate(verdict, num_draft_tokens, output)
         return output
 

@@ -18,12 +18,14 @@ from gateway.member import DraftMember, TargetMember
 from gateway.round_metrics import note_fallback, note_proposal
 from gateway.served import ServedModel
 from gateway.session import Session
+from gateway.tree_rounds import both_take_trees, room_for_nodes, tree_of
 from gateway.wait_budget import Backoff, Worth
 from gateway.worker_slot import WorkerSlot
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.log import about, get_logger
+from outrider.wire.tree_shape import TreeShape
 
 log = get_logger(__name__)
 
@@ -60,11 +62,14 @@ class DraftSide:
         """How long the target may wait for the proposal that was asked for last."""
         self.why_plain = "end"
         """Why the last round has no drafts, if it has none: one of PLAIN_REASONS."""
+        self.asked_for_tree = False
+        """The last proposal was to be a tree."""
         self.metrics = model.pair_metrics(None)
         """Of the target's model and that of the draft it has, or had last."""
         self._model = model
         self._session = session
         self._seat = DraftSeat(model, model.drafter_for(session.request))
+        self._tree = tree_of(session.request, model.config)
         self._backoff = Backoff()
         self._worth = Worth()
         self._fed_prompt = False
@@ -87,7 +92,8 @@ class DraftSide:
         """
         draft = self._place(member) if self._wanted() else None
         connection = None if draft is None else draft.connection
-        num_draft_tokens = 0 if connection is None else self._num_draft_tokens(connection)
+        num_draft_tokens, tree = (0, None) if connection is None else self._plan(target, connection)
+        self.asked_for_tree = tree is not None
         if draft is None or connection is None or not num_draft_tokens:
             self.why_plain = self._why_never(connection is not None)
             return 0
@@ -100,7 +106,7 @@ class DraftSide:
             opening = connection.call(dpb.DraftRequest(open=self._open_message(target, member, connection)))
             opening.add_done_callback(functools.partial(self._on_opened, draft))
             self.slot.opened(connection, self._session.committed_len, target.epoch)
-        future = connection.call(dpb.DraftRequest(propose=self._propose_message(ticket, num_draft_tokens)))
+        future = connection.call(dpb.DraftRequest(propose=self._propose_message(ticket, num_draft_tokens, tree)))
         committed_len = self._session.committed_len
         num_new = committed_len - self.slot.agreed_len
         proposing = Proposing(future, draft, ticket, committed_len, time.monotonic(), is_first, num_new)
@@ -174,21 +180,32 @@ class DraftSide:
         self._session.usage.num_wasted_tokens += num_tokens
         self.metrics.wasted_tokens.inc(num_tokens)
 
-    def _num_draft_tokens(self, draft: Connection) -> int:
-        """K: the wish, capped by what is left of max_tokens and of the draft's context."""
+    def _plan(self, target: Connection, draft: Connection) -> tuple[int, TreeShape | None]:
+        """Draft tokens and their shape, None for a chain: the wish, capped by what is left of max_tokens and of the
+        draft's context.
+        """
         context_left = draft.info.context_limit - self._session.committed_len - 1
-        return max(0, min(self._wanted(), self._session.draft_room(), context_left))
+        room = max(0, min(self._session.draft_room(), context_left))
+        if self._tree is None:
+            return min(self._wanted(), room), None
+        if not both_take_trees(target.info, draft.info):  # a chain as long as the tree is deep
+            return min(self._tree.depth, room), None
+        num_nodes = min(room_for_nodes(info, self._session.committed_len) for info in (target.info, draft.info))
+        tree = self._tree.fitted(room, num_nodes)
+        return (0, None) if tree is None else (tree.most_nodes, tree)
 
     def _wanted(self) -> int:
         options = self._session.request.speculation
         if not options.enabled:
             return 0
+        if self._tree is not None:
+            return self._tree.most_nodes
         return self._model.config.num_draft_tokens if options.num_draft_tokens is None else options.num_draft_tokens
 
     @property
     def _fixed(self) -> bool:
-        """The request names its K: under `rejection` that is what its seed gives the same text again for."""
-        return self._session.request.speculation.num_draft_tokens is not None
+        """The request names its K, or a tree: under `rejection` that is what its seed gives the same text again for."""
+        return self._tree is not None or self._session.request.speculation.num_draft_tokens is not None
 
     def _why_never(self, connected: bool) -> str:
         """Of a round that could have no drafts."""
@@ -206,7 +223,7 @@ class DraftSide:
         message.target_epoch = target.epoch
         return message
 
-    def _propose_message(self, ticket: int, num_draft_tokens: int) -> dpb.Propose:
+    def _propose_message(self, ticket: int, num_draft_tokens: int, tree: TreeShape | None) -> dpb.Propose:
         options, config = self._session.request.speculation, self._model.config
         encoding = options.draft_logprobs or DraftLogprobs[config.draft_logprobs.upper()]
         topk: Any = options.draft_topk or config.draft_topk
@@ -218,6 +235,7 @@ class DraftSide:
             ticket=ticket,
             draft_logprobs=encoding.value,
             draft_topk=min(topk, self._model.facts.vocab_size),
+            tree=None if tree is None else tree.to_proto(),
         )
 
     def _on_opened(self, draft: DraftMember, future: asyncio.Future[dpb.DraftReply]) -> None:

@@ -13,6 +13,7 @@ from outrider.wire.kinds import Drafter as Drafter
 from outrider.wire.kinds import DraftLogprobs as DraftLogprobs
 from outrider.wire.kinds import TokenKind as TokenKind
 from outrider.wire.params import SamplingParams
+from outrider.wire.tree_shape import TreeShape
 
 
 class FinishReason(Enum):
@@ -31,6 +32,7 @@ class SpeculationOptions:
     acceptance: AcceptanceRule | None = None
     lenience: float | None = None
     drafter: Drafter | None = None
+    tree: TreeShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ class ModelFacts:
     """None when no draft is connected now."""
     drafters: tuple[Drafter, ...] = ()
     """Who may draft for a request now."""
+    no_trees: str | None = None
+    """Why no proposal can be a tree now; None when it can, or when there is no draft."""
 
 
 class Generator(Protocol):

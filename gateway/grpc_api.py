@@ -28,6 +28,7 @@ from outrider.wire.call_room import Places, Turns, host_of
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
 from outrider.wire.params import SamplingParams, acceptance_of, drafter_of
 from outrider.wire.rpc import abort, parse_message
+from outrider.wire.tree_shape import TreeShape
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -216,6 +217,7 @@ def _speculation_of(wishes: gateway_pb2.SpeculationOptions) -> SpeculationOption
         acceptance=acceptance_of(wishes.acceptance, "speculation.acceptance"),
         lenience=wishes.lenience if wishes.HasField("lenience") else None,
         drafter=drafter_of(wishes.drafter, "speculation.drafter"),
+        tree=TreeShape.from_proto(wishes.tree, "speculation.tree") if wishes.HasField("tree") else None,
     )
 
 

@@ -29,6 +29,7 @@ _TEXT = {"minLength": 1, "maxLength": MAX_STOP_CHARS}
 _SPECULATION: dict[str, Json] = {
     "num_draft_tokens": {"minimum": 0, "maximum": MAX_DRAFT_TOKENS},
     "lenience": {"exclusiveMinimum": 0, "maximum": 1},
+    "tree": {"pattern": "^([1-9][0-9]?(x[1-9][0-9]?){0,63}|best:[1-9][0-9]?x[1-9][0-9]?)$"},
     "draft_logprobs": {"pattern": "^(auto|full|topk|topk:[1-9][0-9]{0,9})$"},
 }
 BOUNDS: dict[str, Json] = {

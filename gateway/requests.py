@@ -105,7 +105,8 @@ async def build_requests(
     rule = demand.speculation.acceptance or AcceptanceRule[config.acceptance.upper()]
     lenience = demand.speculation.lenience
     if lenience is None:  # what is set for all does not contradict who asks for exactness
-        lenience = 1.0 if rule is AcceptanceRule.COUPLED else config.lenience
+        is_exact = rule is AcceptanceRule.COUPLED or demand.speculation.tree is not None
+        lenience = 1.0 if is_exact else config.lenience
     base = dataclasses.replace(
         demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule, lenience=lenience
     )
@@ -187,6 +188,7 @@ def check_demand(demand: Demand, served: Sequence[ModelFacts], config: GatewayCo
         )
     _check_speculation(demand.speculation, facts.vocab_size)
     _check_drafter(demand.speculation.drafter, facts)
+    _check_tree(demand.speculation, facts)
     return facts
 
 
@@ -231,6 +233,27 @@ def _check_drafter(drafter: Drafter | None, facts: ModelFacts) -> None:
         + ("; a target has unigram and bigram with --drafter-text" if drafter.own in _OF_A_TEXT else ""),
         param="speculation.drafter",
     )
+
+
+def _check_tree(wishes: SpeculationOptions, facts: ModelFacts) -> None:
+    if wishes.tree is None:
+        return
+    shown, name = f"speculation.tree is {wishes.tree}", "speculation.tree"
+    if wishes.num_draft_tokens is not None:
+        raise InvalidRequest(
+            f"{shown} and num_draft_tokens {wishes.num_draft_tokens}, which is of chains; give one of them", param=name
+        )
+    if wishes.lenience is not None and wishes.lenience < 1.0:
+        raise InvalidRequest(
+            f"{shown} and lenience {wishes.lenience:g}, which is of chains alone; leave one out", param=name
+        )
+    if wishes.drafter is not None and not wishes.drafter.asks_model:
+        raise InvalidRequest(
+            f"{shown} and drafter {wishes.drafter.label}, which drafts chains; ask for model, or leave tree out",
+            param=name,
+        )
+    if facts.no_trees is not None:
+        raise InvalidRequest(f"{shown}, and {facts.no_trees}; give num_draft_tokens instead", param=name)
 
 
 def _num_chars(prompt: Prompt) -> int:

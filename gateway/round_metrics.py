@@ -24,9 +24,16 @@ def note_truncate(metrics: GatewayMetrics, worker: str, reason: pb.TruncateReaso
 
 
 def note_round(
-    metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, timings: RoundTimings, why_plain: str
+    metrics: PairMetrics,
+    verdict: tpb.Verdict,
+    output: RoundOutput,
+    timings: RoundTimings,
+    why_plain: str,
+    is_tree: bool,
 ) -> None:
-    """`why_plain`: one of PLAIN_REASONS, for a round without drafts."""
+    """`why_plain`: one of PLAIN_REASONS, for a round without drafts. Positions are those of a chain: a tree has several
+    drafts for each, of which one at most is kept, so its rounds do not count there.
+    """
     for token in output.tokens:
         metrics.emitted_tokens.labels(kind=token.kind.name.lower()).inc()
     if not verdict.num_drafted:
@@ -37,10 +44,11 @@ def note_round(
     metrics.accepted_tokens.inc(verdict.num_accepted)
     metrics.rounds.inc()
     metrics.accepted_length.observe(verdict.num_accepted + 1)
-    for position in range(verdict.num_drafted):
-        metrics.drafted_per_position.labels(position=str(position)).inc()
-    for position in range(verdict.num_accepted):
-        metrics.accepted_per_position.labels(position=str(position)).inc()
+    if not is_tree:
+        for position in range(verdict.num_drafted):
+            metrics.drafted_per_position.labels(position=str(position)).inc()
+        for position in range(verdict.num_accepted):
+            metrics.accepted_per_position.labels(position=str(position)).inc()
     phases = (
         ("propose", timings.propose_s),
         ("deliver", timings.deliver_s),

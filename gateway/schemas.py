@@ -27,6 +27,7 @@ from gateway.requests import MAX_MESSAGES, MAX_STOPS, Chat, Demand, FieldNames
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS
 from outrider.wire.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
+from outrider.wire.tree_shape import TreeShape
 
 DEFAULT_MAX_TOKENS = 16
 MAX_FIELDS = 64
@@ -65,13 +66,16 @@ class SpeculationBody(_Strict):
     acceptance: Literal["rejection", "coupled"] | None = None
     lenience: float | None = None
     drafter: Literal["model", "ngram", "lookup", "unigram", "bigram", "ngram+model", "lookup+model"] | None = None
+    tree: str | None = None
+    """Children by depth, 4x2x1, or best:NODESxDEPTH."""
 
     def options(self) -> SpeculationOptions:
         kind, topk = draft_logprobs_of(self.draft_logprobs)
         enabled = True if self.enabled is None else self.enabled
         rule = None if self.acceptance is None else AcceptanceRule[self.acceptance.upper()]
         drafter = None if self.drafter is None else DRAFTERS[self.drafter]
-        return SpeculationOptions(enabled, self.num_draft_tokens, kind, topk, rule, self.lenience, drafter)
+        tree = None if self.tree is None else TreeShape.parse(self.tree, "speculation.tree")
+        return SpeculationOptions(enabled, self.num_draft_tokens, kind, topk, rule, self.lenience, drafter, tree)
 
 
 class StreamOptions(_Strict):

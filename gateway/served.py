@@ -103,7 +103,8 @@ class ServedModel:
         ids = [draft.connection.info.model_id for draft in drafts if draft.connection is not None]
         limits = (facts.context_limit, facts.vocab_size)
         draft_id = ids[0] if ids else None
-        return ModelFacts(facts.id, *limits, facts.created, draft_id, self._drafters(draft_id is not None))
+        drafters = self._drafters(draft_id is not None)
+        return ModelFacts(facts.id, *limits, facts.created, draft_id, drafters, self._no_trees())
 
     def _drafters(self, has_draft: bool) -> tuple[Drafter, ...]:
         """By what its workers said last; those that are gone may be back."""
@@ -118,6 +119,14 @@ class ServedModel:
 
         return tuple(each for each in Drafter if offered(each))
 
+    def _no_trees(self) -> str | None:
+        """Why no proposal can be a tree now."""
+        for role, members in (("target", self.targets), ("draft", self.drafts)):
+            infos = [member.connection.info for member in members.values() if member.connection is not None]
+            if infos and not any(info.trees for info in infos):
+                return f"the {role} {infos[0].model_id} takes chains alone (path {infos[0].attention_path or 'none'})"
+        return None
+
     def new_ticket(self) -> int:
         """Nobody can guess one: a proposal enters under it alone."""
         return secrets.randbits(64)
@@ -131,8 +140,10 @@ class ServedModel:
         return self.metrics.pair(target_id, self._draft_id)
 
     def drafter_for(self, request: GenerationRequest) -> Drafter:
-        """As it asks, or else as the gateway's settings say."""
-        return request.speculation.drafter or DRAFTERS[self.config.drafter]
+        """As it asks, a model where it asks for a tree, or else as the gateway's settings say."""
+        wishes = request.speculation
+        default = DRAFTERS[self.config.drafter] if wishes.tree is None else Drafter.MODEL
+        return wishes.drafter or default
 
     def own_metrics(self, drafter: Drafter) -> PairMetrics:
         """Of rounds that the target drafts for itself."""

@@ -22,6 +22,7 @@ from outrider.engine.row_law import RowLaw
 from outrider.engine.side_by_side import side_by_side
 from outrider.engine.slot_noise import host_slot_uniforms
 from target_service.device_batch import Decided, decide_on_device
+from target_service.tree_decision import decide_tree
 from target_service.waiting import Ready
 
 
@@ -34,12 +35,16 @@ def decide(
     may hold anything on the host.
     """
     if not HostLogits.reads(logits):
-        return decide_on_device(ready, states, logits, by_block=by_block)
+        if all(r.tree is None for r in ready):
+            return decide_on_device(ready, states, logits, by_block=by_block)
+        logits = logits.cpu()  # where it goes on in a tree is seen row by row
     host, noise = HostLogits(logits), slots_noise(ready)
     starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
 
     def decide_one(b: int) -> Decided:
         r, state, start, own = ready[b], states[b], starts[b], noise[b]
+        if r.tree is not None:
+            return decide_tree(r, r.tree, state, host, logits, start)
         if own is None:
             outcome = _determined(r, state, host, start)
         else:
@@ -88,8 +93,8 @@ def _row(ready: Ready, state: SamplingState, j: int) -> LogitRow:
 
 
 def slots_noise(ready: Sequence[Ready]) -> list[Noise | None]:
-    """Of every slot whose drafts are kept by chance; all numbers are made at once."""
-    sampled = [r for r in ready if not r.slot.params.determined]
+    """Of every slot whose drafts are a chain and kept by chance; all numbers are made at once."""
+    sampled = [r for r in ready if not r.slot.params.determined and r.tree is None]
     if not sampled:
         return [None] * len(ready)
     purposes = (Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET)
@@ -100,4 +105,4 @@ def slots_noise(ready: Sequence[Ready]) -> list[Noise | None]:
     numbers = host_slot_uniforms(params, rounds, positions, purposes)  # [P, sum(K_b + 1)]
     ends = list(accumulate(widths))
     own = iter(Noise(*numbers[:, end - width : end]) for width, end in zip(widths, ends, strict=True))
-    return [None if r.slot.params.determined else next(own) for r in ready]
+    return [None if r.slot.params.determined or r.tree is not None else next(own) for r in ready]

@@ -18,24 +18,28 @@ class Commit:
     stop_token_id: int | None
 
 
+def kind_of_next(num_drafted: int, all_kept: bool) -> TokenKind:
+    """What the target's own token is; all_kept: up to the end of the proposal, of a tree of one of its branches."""
+    if not num_drafted:
+        return TokenKind.PLAIN
+    return TokenKind.BONUS if all_kept else TokenKind.RECOVERED
+
+
 def commit_tokens(
     params: SamplingParams,
     eos_token_ids: Sequence[int],
     num_output: int,
-    draft_ids: Sequence[int],
-    num_accepted: int,
+    accepted_ids: Sequence[int],
     next_id: int,
+    last: TokenKind,
 ) -> Commit:
     """Accepted drafts and the target's own token, cut at the first end-of-sequence id, stop id, or at max_tokens.
 
-    `num_output` counts the output tokens before this round. A stop id stays as the last token; text leaves it out.
+    `num_output` counts the output tokens before this round; `last` is what next_id is. A stop id stays as the last
+    token; text leaves it out.
     """
-    if num_accepted < len(draft_ids):
-        last = TokenKind.RECOVERED
-    else:
-        last = TokenKind.BONUS if draft_ids else TokenKind.PLAIN
-    tokens = [*draft_ids[:num_accepted], next_id]
-    kinds = [*[TokenKind.ACCEPTED] * num_accepted, last]
+    tokens = [*accepted_ids, next_id]
+    kinds = [*[TokenKind.ACCEPTED] * len(accepted_ids), last]
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
     for index, token_id in enumerate(tokens):
         num_now = num_output + index + 1

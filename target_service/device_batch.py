@@ -37,6 +37,8 @@ class Decided:
     next_id: int
     reported: Sequence[Reported] = ()
     """Of the accepted tokens and the next one, when the request asks for it."""
+    path: tuple[int, ...] = ()
+    """Of a tree: the nodes that were accepted."""
 
 
 Rule = Callable[["Batch", Tensor, list[LogitRow]], Outcome]

@@ -96,11 +96,15 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         for token_id in draft_ids:
             if token_id >= self._vocab_size:
                 raise BadTensor(f"drafted id {token_id} is outside 0 to {self._vocab_size - 1}")
+        parents = tuple(item.parents)
+        if parents and len(parents) != len(draft_ids):
+            raise BadTensor(f"{len(parents)} parents for {len(draft_ids)} draft tokens; a tree has one for each")
         rows = None
         if item.HasField("distributions"):
-            rows = rows_from_proto(item.distributions, len(draft_ids), self._vocab_size)
+            num_rows = len(set(parents)) if parents else len(draft_ids)
+            rows = rows_from_proto(item.distributions, num_rows, self._vocab_size)
         size = item.ByteSize()
-        return Part(item.ticket, item.committed_len, item.start, draft_ids, item.num_draft_tokens, rows, size)
+        return Part(item.ticket, item.committed_len, item.start, draft_ids, item.num_draft_tokens, rows, size, parents)
 
 
 def _verify_job(owner: int, message: tpb.Verify, respond: Respond) -> VerifyJob:

@@ -39,6 +39,8 @@ class Proposal:
     committed_len: int = 0
     num_draft_tokens: int = 0
     draft_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    """Of a tree, as many as draft_ids; none of a chain."""
     rows: list[Rows] = field(default_factory=list)
     num_bytes: int = 0
     refused: str | None = None
@@ -64,6 +66,8 @@ class Part:
     num_draft_tokens: int
     rows: Rows | None
     num_bytes: int
+    parents: tuple[int, ...] = ()
+    """Of a tree, as many as draft_ids; none of a chain."""
 
 
 class TicketTable:
@@ -145,6 +149,7 @@ class TicketTable:
     def _append(self, proposal: Proposal, part: Part, now: float) -> Arrival:
         proposal.committed_len, proposal.num_draft_tokens = part.committed_len, part.num_draft_tokens
         proposal.draft_ids.extend(part.draft_ids)
+        proposal.parents.extend(part.parents)
         if part.rows is not None:
             proposal.rows.append(part.rows)
         proposal.num_bytes += part.num_bytes
@@ -232,6 +237,7 @@ class TicketTable:
         self._num_bytes -= proposal.num_bytes
         proposal.num_bytes = 0
         proposal.draft_ids.clear()
+        proposal.parents.clear()
         proposal.rows.clear()
 
     def _drop(self, why: str, num_tokens: int) -> None:
@@ -253,6 +259,8 @@ def _wrong(proposal: Proposal, part: Part) -> str | None:
             return "parts of one proposal disagree"
         if (part.rows is None) != (not proposal.rows):
             return "some parts carry distributions, others do not"
+        if bool(part.parents) != bool(proposal.parents):
+            return "some parts are of a tree, others of a chain"
     return (
         None if proposal.expected is None else _mismatch(proposal.expected, part.committed_len, part.num_draft_tokens)
     )

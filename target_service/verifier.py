@@ -7,11 +7,13 @@ cut in `commit.py`. Runs on the engine thread.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from outrider.engine.chain import Chain
+from outrider.engine.draft_tree import ROOT
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.model_runner import ModelRunner
@@ -24,7 +26,7 @@ from outrider.engine.turns import Turn, Turns
 from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.batch import decide
-from target_service.commit import commit_tokens
+from target_service.commit import commit_tokens, kind_of_next
 from target_service.device_batch import Decided
 from target_service.jobs import Logprobs, Timings, Verdict, VerifyJob
 from target_service.own_drafts import OwnDrafts
@@ -54,9 +56,11 @@ class Verifier:
         self._by_block = by_block
         self._own_drafts = own_drafts
         self._turns = Turns(keeper.table, runner.pool, metrics, max_prefill_tokens)
-        self._room = WaitingRoom(tickets, metrics, runner.facts.vocab_size, self._answer, self._draft)
+        rest = runner.facts.vocab_size, self._answer, self._draft, runner.tree_refusal
+        self._room = WaitingRoom(tickets, metrics, *rest)
         self._returning = Returning()
         self._in_step: list[Ready] = []
+        self._rows: dict[SlotKey, Row] = {}  # of the step
         self._going_on: list[SlotKey] = []  # of the step, those that need no proposal for their next one
         self._turn: Turn | None = None
         self._num_fed = (0, 0)  # tokens of the step, and of these of prompts
@@ -143,8 +147,9 @@ class Verifier:
         started = time.monotonic()
         logits = self._runner.forward(rows)  # [sum(K_b + 1), V] float32; pieces have none
         forwarded = time.monotonic()
-        for r, row in zip(self._in_step, rows, strict=False):
-            r.slot.fed(row.new_ids)
+        self._rows = {r.slot.key: row for r, row in zip(self._in_step, rows, strict=False)}
+        for r in self._in_step:
+            r.slot.fed(self._rows[r.slot.key].new_ids)
         self._going_on = []
         if self._in_step:
             self._decide(self._in_step, logits, started, forwarded)
@@ -152,7 +157,7 @@ class Verifier:
         self._turns.done(turn, num_run_tokens, ended - started)
         if self._in_step:
             self._returning.answered(self._going_on, ended, None if turn.pieces else ended - started)
-        self._in_step, self._turn = [], None
+        self._in_step, self._rows, self._turn = [], {}, None
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(forwarded - started)
         self._keeper.refresh_gauges()
@@ -169,7 +174,7 @@ class Verifier:
             piece.slot.distrust()
             self._own_drafts.drop(piece.slot.key)
             self._keeper.close(CloseJob(*piece.slot.key))
-        self._in_step, self._turn = [], None
+        self._in_step, self._rows, self._turn = [], {}, None
 
     # commit
 
@@ -205,8 +210,17 @@ class Verifier:
         committed_len = len(slot.committed)
         num_output = committed_len - slot.num_prompt
         eos_token_ids = self._runner.facts.eos_token_ids
+        accepted_ids = r.draft_ids[: decided.num_accepted]
+        if r.tree is not None:
+            accepted_ids = [r.draft_ids[node] for node in decided.path]
+            self._keep_path(r, decided.path)
         commit = commit_tokens(
-            slot.params, eos_token_ids, num_output, r.draft_ids, decided.num_accepted, decided.next_id
+            slot.params,
+            eos_token_ids,
+            num_output,
+            accepted_ids,
+            decided.next_id,
+            kind_of_next(len(r.draft_ids), _all_kept(r, decided)),
         )
         slot.commit_from(committed_len, commit.token_ids)
         has_next = self._own_drafts.append(slot.key, commit.token_ids)
@@ -231,11 +245,30 @@ class Verifier:
         self._answer(r.waiting.job, verdict)
         self._metrics.steps.labels(kind="verify" if TokenKind.PLAIN not in commit.kinds else "plain").inc()
 
+    def _keep_path(self, r: Ready, path: Sequence[int]) -> None:
+        """Of the tree that was fed, in the cache."""
+        row = self._rows[r.slot.key]
+        first = row.num_new - len(r.draft_ids)  # committed tokens before the tree
+        kept = [*range(first), *(first + node for node in path)]
+        self._runner.compact(row, kept)
+        r.slot.compacted(row.num_cached, [row.new_ids[place] for place in kept])
+
 
 def _row(ready: Ready) -> Row:
-    slot = ready.slot
-    new_ids = [*slot.committed[len(slot.cached) :], *ready.draft_ids]
-    return Row(slot.table, new_ids, len(slot.cached), len(ready.draft_ids) + 1, slot.cached)
+    slot, tree = ready.slot, ready.tree
+    tail = slot.committed[len(slot.cached) :]
+    parents = None
+    if tree is not None:  # the committed tokens before it are a part of the path to each of its nodes
+        parents = [*range(-1, len(tail) - 1), *(len(tail) + parent for parent in tree.parents)]
+    new_ids = [*tail, *ready.draft_ids]
+    return Row(slot.table, new_ids, len(slot.cached), len(ready.draft_ids) + 1, slot.cached, parents)
+
+
+def _all_kept(r: Ready, decided: Decided) -> bool:
+    """Up to the end of the proposal, of a tree of one of its branches."""
+    if r.tree is None:
+        return decided.num_accepted == len(r.draft_ids)
+    return not r.tree.children(decided.path[-1] if decided.path else ROOT)
 
 
 def _timings(

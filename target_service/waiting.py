@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from outrider.engine.chain import Chain
+from outrider.engine.draft_tree import DraftTree
 from outrider.engine.jobs import Fault, JobError
 from outrider.engine.row_law import RowLaw
 from outrider.engine.scheduler import SlotKey, Want
@@ -49,8 +50,12 @@ class Ready:
     waiting: Waiting
     draft_ids: list[int]
     draft_laws: list[RowLaw] | None
-    """What each of draft_ids was drawn from; None where that does not matter, and for plain."""
+    """What each of draft_ids was drawn from, of a tree what the children of each of its inner nodes were; None where
+    that does not matter, and for plain.
+    """
     fallback: Fallback | None
+    tree: DraftTree | None = None
+    """None for a chain."""
 
     @property
     def slot(self) -> Slot:
@@ -69,12 +74,15 @@ class WaitingRoom:
         vocab_size: int,
         cancelled: Callable[[VerifyJob, JobError], None],
         draft: Callable[[Slot, int], Chain],
+        no_trees: str | None,
     ) -> None:
+        """no_trees: why the model verifies chains alone; None when it does not."""
         self._tickets = tickets
         self._metrics = metrics
         self._vocab_size = vocab_size
         self._cancelled = cancelled
         self._draft = draft
+        self._no_trees = no_trees
         self._waiting: dict[SlotKey, Waiting] = {}
 
     def add(self, job: VerifyJob, slot: Slot) -> None:
@@ -180,19 +188,37 @@ class WaitingRoom:
         slot, draft_ids = waiting.slot, list(proposal.draft_ids)
         if not draft_ids:  # the draft has nothing to say here
             return Ready(waiting, [], None, None)
+        tree = self._tree(proposal, slot) if proposal.parents else None
         room = _room(slot)
-        if len(draft_ids) > room:
-            raise BadTensor(f"{len(draft_ids)} draft tokens, room for {room} before max_tokens")
+        depth = len(draft_ids) if tree is None else max(map(len, tree.paths))
+        if depth > room:
+            raise BadTensor(f"{depth} draft tokens after each other, room for {room} before max_tokens")
         if slot.params.determined:
-            return Ready(waiting, draft_ids, None, None)
+            return Ready(waiting, draft_ids, None, None, tree)
         if not proposal.rows:
             raise BadTensor("distributions are missing, and acceptance is by rejection at a temperature above 0")
+        drafted = [[token_id] for token_id in draft_ids] if tree is None else tree.broods()
+        num_rows = sum(rows.num_rows for rows in proposal.rows)
+        if num_rows != len(drafted):
+            raise BadTensor(f"{num_rows} distributions for the children of {len(drafted)} nodes: one each, in one part")
         start, laws = 0, list[RowLaw]()
         for rows in proposal.rows:
-            ids = draft_ids[start : start + rows.num_rows]
-            laws.extend(decode_laws(rows, self._vocab_size, ids))
+            laws.extend(decode_laws(rows, self._vocab_size, drafted[start : start + rows.num_rows]))
             start += rows.num_rows
-        return Ready(waiting, draft_ids, laws, None)
+        return Ready(waiting, draft_ids, laws, None, tree)
+
+    def _tree(self, proposal: Proposal, slot: Slot) -> DraftTree:
+        """Raises BadTensor."""
+        if self._no_trees is not None:
+            raise BadTensor(f"the proposal is a tree, and this target verifies chains alone: {self._no_trees}")
+        if slot.params.lenience < 1.0:
+            raise BadTensor(f"the proposal is a tree, and lenience is {slot.params.lenience:g}: trees are exact")
+        if len(slot.committed) + len(proposal.draft_ids) > slot.most_cached:
+            raise BadTensor(f"a tree of {len(proposal.draft_ids)} nodes has no room in the cache beside the sequence")
+        try:
+            return DraftTree.checked(proposal.draft_ids, proposal.parents)
+        except ValueError as error:
+            raise BadTensor(str(error)) from None
 
 
 def _room(slot: Slot) -> int:

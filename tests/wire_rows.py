@@ -19,5 +19,5 @@ def encode_rows(log_probs: Tensor, *, prefer_sparse: bool) -> Rows:
 
 def decode_rows(rows: Rows, vocab_size: int, draft_ids: Sequence[int]) -> Tensor:
     """[R, V] float32 log-probs, -inf outside the support."""
-    laws = decode_laws(rows, vocab_size, draft_ids)
+    laws = decode_laws(rows, vocab_size, [[token_id] for token_id in draft_ids])
     return scattered(list(enumerate(laws)), len(laws), vocab_size, torch.device("cpu"))

@@ -27,6 +27,7 @@ def chat(
     num_draft_tokens: opt.NumDraftTokens = None,
     acceptance: opt.Acceptance = None,
     drafter: opt.DrafterOption = None,
+    tree: opt.Tree = None,
     no_speculation: opt.NoSpeculation = False,
     model: opt.ModelId = None,
     timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
@@ -50,6 +51,7 @@ def chat(
             num_draft_tokens=num_draft_tokens,
             acceptance=acceptance,
             drafter=drafter,
+            tree=tree,
             no_speculation=no_speculation,
         )
         connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)

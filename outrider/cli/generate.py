@@ -29,6 +29,7 @@ def generate(
     num_draft_tokens: opt.NumDraftTokens = None,
     acceptance: opt.Acceptance = None,
     drafter: opt.DrafterOption = None,
+    tree: opt.Tree = None,
     no_speculation: opt.NoSpeculation = False,
     model: opt.ModelId = None,
     timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
@@ -53,6 +54,7 @@ def generate(
             num_draft_tokens=num_draft_tokens,
             acceptance=acceptance,
             drafter=drafter,
+            tree=tree,
             no_speculation=no_speculation,
         )
         text = _read_stdin() if prompt == "-" else prompt

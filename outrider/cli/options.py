@@ -40,6 +40,10 @@ DrafterOption = Annotated[
     Drafter | None,
     typer.Option("--drafter", help="Who guesses what comes next; absent = the server's default."),
 ]
+Tree = Annotated[
+    str | None,
+    typer.Option(help="Draft a tree: children by depth, 4x2x1, or best:12x4, nodes and depth; absent = as the server."),
+]
 NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain decoding: the target alone.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds until an answer is given up.")]
 
@@ -57,6 +61,7 @@ def generate_options(
     num_draft_tokens: int | None,
     acceptance: AcceptanceRule | None,
     drafter: Drafter | None,
+    tree: str | None,
     no_speculation: bool,
 ) -> GenerateOptions:
     """What was not given is left out, so that the defaults are the SDK's and the server's."""
@@ -72,6 +77,6 @@ def generate_options(
     if seed is not None:
         options["seed"] = seed
     options["speculation"] = Speculation(
-        enabled=not no_speculation, num_draft_tokens=num_draft_tokens, acceptance=acceptance, drafter=drafter
+        enabled=not no_speculation, num_draft_tokens=num_draft_tokens, acceptance=acceptance, drafter=drafter, tree=tree
     )
     return options

@@ -47,6 +47,10 @@ DrafterOption = Annotated[
     Drafter | None,
     typer.Option("--drafter", help="Who drafts for requests that do not say; model unless set, the others need none."),
 ]
+Tree = Annotated[
+    str | None,
+    typer.Option(help="Draft trees: children by depth, 4x2x1, or best:12x4, nodes and depth; chains unless set."),
+]
 ModelName = Annotated[str | None, typer.Option(help="Id under which the pair is served.")]
 NoRay = Annotated[bool, typer.Option("--no-ray", help="Plain processes; nothing restarts a worker then.")]
 RayAddress = Annotated[
@@ -74,6 +78,7 @@ def up(
     grpc_port: GrpcPort = None,
     num_draft_tokens: K = None,
     drafter: DrafterOption = None,
+    tree: Tree = None,
     model_name: ModelName = None,
     no_ray: NoRay = False,
     ray_address: RayAddress = None,
@@ -95,6 +100,7 @@ def up(
             "grpc_port": grpc_port,
             "num_draft_tokens": num_draft_tokens,
             "drafter": None if drafter is None else drafter.value,
+            "tree": tree,
             "model_name": model_name,
         },
         "ray": {"address": ray_address},

@@ -12,6 +12,7 @@ from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS
 from outrider.wire.params import MAX_CHOICES, SamplingParams, check_cache_salt
+from outrider.wire.tree_shape import TreeShape
 
 _ANY_UINT32 = 1 << 32  # the vocabulary's size is known to the gateway only
 
@@ -163,6 +164,8 @@ def _speculation(wish: Speculation | bool) -> gateway_pb2.SpeculationOptions:
         _encode("speculation.lenience", lambda: setattr(message, "lenience", wish.lenience))
     if wish.drafter is not None:
         message.drafter = DRAFTERS[wish.drafter.value].value
+    if wish.tree is not None:
+        message.tree.CopyFrom(TreeShape.parse(wish.tree, "speculation.tree").to_proto())
     return message
 
 

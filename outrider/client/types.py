@@ -77,6 +77,9 @@ class Speculation:
     lenience: float | None = None
     """Greater than 0, at most 1 = exact. Below it more drafts are kept, and the answer is not exactly the target's."""
     drafter: Drafter | None = None
+    tree: str | None = None
+    """Draft a tree: children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up to a depth of 4. Not
+    with num_draft_tokens or lenience."""
 
 
 @dataclass(frozen=True, slots=True)

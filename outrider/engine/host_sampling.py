@@ -11,7 +11,7 @@ import math
 import numpy as np
 from torch import Tensor
 
-from outrider.engine.candidates import Ids, Scores, kth_best, nucleus
+from outrider.engine.candidates import Ids, Scores, exactly_best, kth_best, nucleus
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, process_row
 from outrider.engine.row_law import RowLaw
 from outrider.wire.params import SamplingParams
@@ -32,6 +32,10 @@ class HostLogits:
         """logits [R, V] float32, on the CPU."""
         self._rows = logits.numpy()
 
+    @property
+    def vocab_size(self) -> int:
+        return self._rows.shape[1]  # type: ignore[no-any-return]
+
     def best_id(self, index: int, row: LogitRow, guess: int | None = None) -> int:
         """Of row `index`, the lowest among equals; or a guess with `lenience` times its probability. Raises
         NonFiniteLogits.
@@ -41,6 +45,18 @@ class HostLogits:
         if guess is not None and lenience < 1.0 and processed[guess] >= processed[best] + math.log(lenience):
             return guess
         return best
+
+    def ranked(self, index: int, row: LogitRow, num: int) -> tuple[list[int], list[float]]:
+        """The `num` best ids of row `index`, best first, fewer where the rest is banned, and their probabilities at
+        temperature 1; the lowest id first among equals. Raises NonFiniteLogits.
+        """
+        processed = self._processed(index, row)
+        ids = exactly_best(processed, min(num, processed.size))
+        ids = ids[np.argsort(-processed[ids], kind="stable")]
+        ids = ids[processed[ids] > -math.inf]
+        best = processed[ids[0]]
+        total = float(np.exp(processed - best, dtype=np.float64).sum())
+        return ids.tolist(), (np.exp(processed[ids] - best, dtype=np.float64) / total).tolist()
 
     def law(self, index: int, row: LogitRow) -> RowLaw:
         """The law that the token of row `index` is drawn from. Raises NonFiniteLogits."""

@@ -1,8 +1,8 @@
 """Random numbers as a function of where they are used: counter-based, so that no generator carries state.
 
-A draw is keyed by the request's seed and counted by (choice, position, purpose, round): a retry, another batch or
-another device gives the same number. Used by the proposer (DRAFT), the verifier (ACCEPT, RECOVER, TARGET) and both
-(COUPLED, in `coupled.py`). NumPy makes the few numbers of a step on the host, whatever device the model is on.
+A draw is keyed by the request's seed and counted by (choice, position, purpose, round, candidate): a retry, another
+batch or another device gives the same number. Used by the proposer (DRAFT), the verifier (ACCEPT, RECOVER, TARGET) and
+both (COUPLED, in `coupled.py`). NumPy makes the few numbers of a step on the host, whatever device the model is on.
 """
 
 from __future__ import annotations
@@ -42,18 +42,21 @@ def host_uniforms(
     positions: NDArray[np.uint64],
     purposes: NDArray[np.uint64] | Purpose,
     rounds: NDArray[np.uint64] | int = 0,
+    candidates: NDArray[np.uint64] | int = 0,
 ) -> NDArray[np.float64]:
     """Uniform numbers in the open interval (0, 1), 53 bits each. All [N] uint64 -> [N] float64.
 
     choices in [0, 2^24). positions: index of the token in the sequence, [0, 2^32). purposes: one for all, or [N].
     rounds: committed_len of the round, [0, 2^32), one for all, or [N]: a rule may look at a position and leave it to
     the next round, which then needs numbers that nobody has looked at.
-    The key is the seed, the counter is (round, position, purpose + 256 choice, 0).
+    candidates: which of several drafts for a position, [0, 2^32), one for all, or [N]; 0 for the only one.
+    The key is the seed, the counter is (round, position, purpose + 256 choice, candidate).
     """
     counter = np.zeros((4, seeds.size), dtype=np.uint64)
     counter[0] = rounds
     counter[1] = positions
     counter[2] = choices << np.uint64(8) | np.uint64(purposes)
+    counter[3] = candidates
     key = np.stack((seeds & _WORD, seeds >> _SHIFT))  # [2, N]
     words = host_philox4x32(counter, key)
     return unit_doubles(words[0], words[1])

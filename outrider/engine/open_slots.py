@@ -43,6 +43,11 @@ class BareSlot:
         """Most tokens, prompt and output, that the slot may ever hold."""
         return self.num_prompt + self.params.max_tokens
 
+    @property
+    def most_cached(self) -> int:
+        """Most tokens that may lie in its cache at once: of a tree of guesses some are side by side."""
+        return self.max_len
+
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         """committed = committed[:base_len] + ids. The message decides: it may repeat, extend or shorten what is here.
 

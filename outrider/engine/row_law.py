@@ -44,10 +44,8 @@ class RowLaw:
 
     def prob(self, token_id: int) -> float:
         """Of one id; 0 outside the support."""
-        place = token_id if self.ids is None else int(np.searchsorted(self.ids, token_id))
-        if self.ids is not None and (place == self.ids.size or self.ids[place] != token_id):
-            return 0.0
-        return float(self.weights[place]) / self.total
+        place = self.place_of(token_id)
+        return 0.0 if place is None else float(self.weights[place]) / self.total
 
     def probs(self) -> Weights:
         """[N] float64, of its own entries."""
@@ -69,6 +67,22 @@ class RowLaw:
 
     def id_of(self, place: int) -> int:
         return place if self.ids is None else int(self.ids[place])
+
+    def place_of(self, token_id: int) -> int | None:
+        """None where it has no entry."""
+        if self.ids is None:
+            return token_id
+        place = int(np.searchsorted(self.ids, token_id))
+        return place if place < self.ids.size and self.ids[place] == token_id else None
+
+    def without(self, token_id: int) -> RowLaw:
+        """What is left to draw from after it."""
+        place = self.place_of(token_id)
+        if place is None:
+            return self
+        scores = self.scores.copy()
+        scores[place] = -math.inf
+        return RowLaw(self.vocab_size, scores, self.ids)
 
     def normalised(self) -> RowLaw:
         """With scores that are log-probs. Their rounding changes the law: before the draw, never after it."""

@@ -41,6 +41,10 @@ class Slot(BareSlot):
         self._num_agreed = 0  # cached[:_num_agreed] == committed[:_num_agreed] is known
 
     @property
+    def most_cached(self) -> int:
+        return max(self.max_len, (self._pool.num_blocks - 1) * self._pool.block_size)  # one may have to be copied
+
+    @property
     def num_copied(self) -> int:
         """Blocks that the next token costs because it goes into one that others read: 0 or 1."""
         index, within = divmod(len(self.cached), self._pool.block_size)
@@ -73,6 +77,15 @@ class Slot(BareSlot):
     def fed(self, ids: Sequence[int]) -> None:
         """A forward has written the KV of these ids after the cached ones."""
         self.cached.extend(ids)
+
+    def compacted(self, num_cached: int, ids: Sequence[int]) -> None:
+        """After `num_cached` entries, of what was fed only these ids are left, in this order."""
+        assert num_cached >= self._num_agreed, f"{self._num_agreed} entries are known to be committed"
+        self.cached[num_cached:] = ids
+
+    def forget_guesses(self) -> int:
+        """Drop what is cached past the committed tokens; returns the blocks freed."""
+        return self._crop(min(len(self.cached), len(self.committed)))
 
     def fed_committed(self, ids: Sequence[int]) -> None:
         """The same for ids that are committed, such as a prompt's: others may adopt them at once."""

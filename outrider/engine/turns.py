@@ -151,7 +151,7 @@ class Turns:
 def _demand(slot: Slot, wish: Wish | None, now: float, feed_all: bool) -> Demand:
     num_committed, num_cached, table = len(slot.committed), len(slot.cached), slot.table
     if wish is not None:
-        want, num_after = wish.want, min(wish.num_after, slot.max_len)
+        want, num_after = wish.want, min(wish.num_after, slot.most_cached)
     elif now - slot.asked_s >= DORMANT_S:  # not even its prompt: it would take back what was taken from it
         want, num_after = Want.DORMANT, num_committed
     else:

@@ -32,8 +32,8 @@ def encode_laws(laws: Sequence[RowLaw], *, prefer_sparse: bool) -> Rows:
     return SparseRows(sizes, ids.tobytes(), np.concatenate([scores for _, scores in supports]).tobytes())
 
 
-def decode_laws(rows: Rows, vocab_size: int, draft_ids: Sequence[int]) -> list[RowLaw]:
-    """A law per row, over the bytes of `rows`: nothing is copied.
+def decode_laws(rows: Rows, vocab_size: int, drafted: Sequence[Sequence[int]]) -> list[RowLaw]:
+    """A law per row, over the bytes of `rows`: nothing is copied. drafted: of each row the ids that were drawn from it.
 
     Raises BadTensor for NaN, +inf, ids out of range or repeated, a mass that is not 1, or a drafted id without mass:
     acceptance is exact only if these are the rows that the ids were drawn from.
@@ -49,7 +49,7 @@ def decode_laws(rows: Rows, vocab_size: int, draft_ids: Sequence[int]) -> list[R
         raise BadTensor("log-probs hold NaN")
     if any(abs(total - 1.0) > MASS_TOLERANCE for total in totals):
         raise BadTensor(f"probabilities of the rows sum to {[round(t, 6) for t in totals]}, each must sum to 1")
-    if any(law.prob(token_id) == 0.0 for law, token_id in zip(laws, draft_ids, strict=True)):
+    if any(law.prob(token_id) == 0.0 for law, ids in zip(laws, drafted, strict=True) for token_id in ids):
         raise BadTensor("a drafted id has probability 0 in its own row")
     return laws
 

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from outrider.wire.errors import ConfigError
+from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.params import MAX_DRAFT_TOKENS, MAX_WAIT_BUDGET_MS
+from outrider.wire.tree_shape import TreeShape
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
@@ -268,6 +269,9 @@ class GatewayConfig(_Settings):
     lenience: Annotated[float, Field(gt=0, le=1)] = 1.0
     """1 = exact. Below it, under acceptance by rejection and at temperature 0, more drafts are kept and answers are no
     longer exactly the target's; they say so. No token comes more than 1 / lenience times as often as by the target."""
+    tree: str | None = None
+    """Draft trees instead of chains unless the request says otherwise: children by depth such as 4x2x1, or best:12x4,
+    the 12 most likely nodes up to a depth of 4. Absent = chains. Not under lenience."""
     draft_logprobs: Literal["auto", "full", "topk"] = "auto"
     """How distributions travel from draft to target at temperature > 0."""
     draft_topk: Positive = 128
@@ -328,6 +332,16 @@ class GatewayConfig(_Settings):
         if self.registry is not None and extra:
             raise ValueError(f"registry and {extra[0]} contradict each other: the registry says it; leave one out")
         return self
+
+    @field_validator("tree")
+    @classmethod
+    def _tree(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                TreeShape.parse(value)
+            except InvalidRequest as error:
+                raise ValueError(error.message) from None
+        return value
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:

@@ -44,6 +44,10 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
         "Delivery.committed_len": _LEN,
         "Delivery.target_epoch": epochs,
         "Delivery.distributions": _distributions(),
+        "Delivery.parents": st.one_of(st.just([]), st.lists(st.integers(-1, 3), max_size=4), st.just([2**31 - 1])),
+        "TreeShape.widths": st.lists(st.sampled_from([1, 2, 3, 0, 64, 2**32 - 1]), max_size=4),
+        "TreeShape.num_nodes": st.sampled_from([0, 0, 1, 5, 64, 2**32 - 1]),
+        "TreeShape.max_depth": st.sampled_from([0, 1, 3, 64, 2**32 - 1]),
         "Verify.wait_budget_us": st.sampled_from([0, 0, 1000, 5000, 60_000_000, 2**32 - 1]),
     }
     for kind in ("OpenSlot", "Verify", "Propose", "Truncate", "CloseSlot"):
@@ -78,6 +82,8 @@ def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> A
         ask.committed_ids.extend(ids)
         if request is tpb.TargetRequest:
             ask.wait_budget_us = 2000
+        elif draw(st.booleans()):
+            ask.tree.widths.extend(draw(st.sampled_from([[1], [2], [2, 1]])))
     return item
 
 
@@ -86,11 +92,14 @@ def valid_part(draw: Draw, epoch: int) -> tpb.Delivery:
     ids = draw(st.lists(_ID, min_size=1, max_size=3))
     length = draw(st.integers(3, 5))
     part = tpb.Delivery(ticket=draw(st.integers(1, 4)), target_epoch=epoch, committed_len=length, draft_ids=ids)
-    part.num_draft_tokens = len(ids)
+    part.num_draft_tokens, num_rows = len(ids), len(ids)
+    if draw(st.booleans()):  # a tree; siblings that are alike are refused
+        part.parents.extend(draw(st.integers(-1, node - 1)) for node in range(len(ids)))
+        num_rows = len(set(part.parents))
     if draw(st.booleans()):
-        rows = floats([-math.log(VOCAB)] * VOCAB) * len(ids)
+        rows = floats([-math.log(VOCAB)] * VOCAB) * num_rows
         part.distributions.vocab_size = VOCAB
-        part.distributions.dense.CopyFrom(pb.Tensor(dtype=1, shape=[len(ids), VOCAB], data=rows))
+        part.distributions.dense.CopyFrom(pb.Tensor(dtype=1, shape=[num_rows, VOCAB], data=rows))
     return part
 
 

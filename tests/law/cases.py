@@ -112,6 +112,9 @@ def _cases() -> list[Case]:
     full = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.FULL)
     topk = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.TOPK, draft_topk=TOPK)
     auto = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.AUTO)
+    tree = Speculation(tree="3x2x1", draft_logprobs=DraftLogprobs.FULL)
+    best_tree = Speculation(tree="best:6x3", draft_logprobs=DraftLogprobs.TOPK, draft_topk=TOPK)
+    coupled_tree = Speculation(tree="2x2x2", acceptance=AcceptanceRule.COUPLED)
     coupled = Speculation(num_draft_tokens=3, acceptance=AcceptanceRule.COUPLED)
     off = Speculation(enabled=False)
     coupled_off = replace(coupled, enabled=False)
@@ -130,6 +133,9 @@ def _cases() -> list[Case]:
         *(case for name in ("ngram", "bigram") for case in _group(name, drafters[name], several)),
         *_group("coupled, off", coupled_off, ["everything"]),
         *_group("by token", full, ["everything"]),
+        *_group("tree", tree, ["nothing", "temperature 0", "repeated drafts", "everything"]),
+        *_group("best tree", best_tree, ["nothing", "repeated drafts", "everything"]),
+        *_group("coupled tree", coupled_tree, ["everything"]),
         *_group("lenient", replace(full, lenience=0.5), ["nothing", "frequency_penalty"]),
         *_group("draft of bigrams", full, ["nothing", "everything"]),
         *_group("unreliable draft", replace(full, num_draft_tokens=2), some),

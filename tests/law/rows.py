@@ -26,6 +26,8 @@ def rule_of(case: Case) -> str:
         return "coupled"
     if wish.lenience is not None:
         return f"lenient, {wish.lenience:g}"
+    if wish.tree is not None:
+        return "rejection in a tree"
     return "rejection by token" if case.group == "by token" else "rejection by block"
 
 
@@ -59,7 +61,7 @@ def chi_square_row(case: Case, num_answers: int, found: Mapping[str, Fit]) -> Ro
         "group": case.group,
         "rule": rule_of(case),
         "drafts": drafts_of(case),
-        "k": case.speculation.num_draft_tokens if case.speculation.enabled else 0,
+        "k": (case.speculation.tree or case.speculation.num_draft_tokens) if case.speculation.enabled else 0,
         "encoding": None if encoding is None else encoding.value,
         "parameters": parameters_of(case.params),
         "answers": num_answers,

@@ -84,7 +84,7 @@ def markdown(document: Mapping[str, Any]) -> str:
             (
                 "rule",
                 "drafts",
-                "K",
+                "K or tree",
                 "sampling parameters",
                 "answers",
                 "first three: χ² / df",
@@ -136,7 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="to write; the JSON file lies beside it")
     options, pytest_arguments = parser.parse_known_args(arguments)
     collector = Collector()
-    tests = [str(REPO / "tests" / "law"), str(REPO / "tests" / "unit" / "test_acceptance_law.py")]
+    enumerations = [str(REPO / "tests" / "unit" / f"test_{name}_law.py") for name in ("acceptance", "tree")]
+    tests = [str(REPO / "tests" / "law"), *enumerations]
     patience = ("--timeout", "900")  # all that is wanted are counts, on however busy a machine
     code = int(pytest.main([*tests, *patience, *pytest_arguments], plugins=[collector]))
     if code or not (collector.rows[CHI_SQUARE] and collector.rows[ENUMERATED]):

@@ -6,7 +6,7 @@ import pytest
 
 from outrider.wire.kinds import TokenKind
 from outrider.wire.params import SamplingParams
-from target_service.commit import Commit, commit_tokens
+from target_service.commit import Commit, commit_tokens, kind_of_next
 from target_service.jobs import Finish
 
 DRAFTS, NEXT, EOS = (11, 12, 13, 14), 15, (0, 1)
@@ -16,7 +16,8 @@ ALL_KEPT = (*[TokenKind.ACCEPTED] * 4, TokenKind.BONUS)
 
 def commit(num_output: int = 0, drafts: tuple[int, ...] = DRAFTS, kept: int = 4, **params: object) -> Commit:
     made = SamplingParams(**{"max_tokens": 100, **params})
-    return commit_tokens(made, EOS, num_output, drafts, kept, NEXT)
+    last = kind_of_next(len(drafts), kept == len(drafts))
+    return commit_tokens(made, EOS, num_output, drafts[:kept], NEXT, last)
 
 
 @pytest.mark.parametrize("kept", range(5))
@@ -42,8 +43,9 @@ def test_stop_ids_cut_anywhere(at: int) -> None:
 def test_end_of_sequence_cuts_anywhere(at: int, eos: int) -> None:
     run = [eos if j == at else token for j, token in enumerate(RUN)]
     params = SamplingParams(max_tokens=100)
-    assert commit_tokens(params, EOS, 0, run[:4], 4, run[4]).token_ids == tuple(run[: at + 1])
-    ignoring = commit_tokens(SamplingParams(max_tokens=100, ignore_eos=True), EOS, 0, run[:4], 4, run[4])
+    rest = EOS, 0, run[:4], run[4], TokenKind.BONUS
+    assert commit_tokens(params, *rest).token_ids == tuple(run[: at + 1])
+    ignoring = commit_tokens(SamplingParams(max_tokens=100, ignore_eos=True), *rest)
     assert ignoring == Commit(tuple(run), ALL_KEPT, None, None)
 
 

@@ -1,0 +1,167 @@
+"""What a target keeps of a tree: in words, against chains, and with what is reported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outrider.engine.coupled import coupled_id
+from outrider.engine.draft_tree import ROOT, DraftTree
+from outrider.engine.host_sampling import HostLogits
+from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState
+from outrider.engine.reported import reported
+from outrider.engine.row_law import RowLaw
+from outrider.wire.kinds import AcceptanceRule
+from outrider.wire.params import SamplingParams
+from target_service import batch
+from target_service.batch import decide
+from target_service.waiting import Ready
+from tests.unit.test_decide import PROMPT, PlainSlot, PlainWaiting
+
+VOCAB = 12
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.0, "frequency_penalty": 1.5, "bad_words": ((7,), (1, 2))},
+    {"acceptance": AcceptanceRule.COUPLED},
+    {"acceptance": AcceptanceRule.COUPLED, "top_k": 6, "temperature": 0.6, "repetition_penalty": 1.3},
+    {},
+    {"top_k": 5, "presence_penalty": 0.7},
+)
+
+
+@dataclass
+class Slot:
+    ready: Ready
+    state: SamplingState
+    logits: Tensor
+
+
+def make(kind: int, parents: list[int], seed: int, chain: bool = False, **params: Any) -> Slot:
+    """A tree (or, of one branch, a chain) whose siblings are the draft's best, or drawn from its law."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = np.random.default_rng(seed)
+    made = SamplingParams(max_tokens=100, seed=seed, **KINDS[kind], **params)
+    state = SamplingState(made, PROMPT, (0,))
+    own = 2 * torch.randn(len(parents) + 1, VOCAB, generator=generator)
+    off = HostLogits(own + 0.7 * torch.randn(own.shape, generator=generator))
+    ids, laws, left = list[int](), dict[int, RowLaw](), dict[int, RowLaw]()
+    for node, parent in enumerate(parents):
+        prefix = DraftTree(tuple(ids), tuple(parents[:node])).prefix(parent)
+        if parent not in laws:
+            laws[parent] = left[parent] = off.law(parent + 1, LogitRow(state, prefix)).normalised()
+        if made.greedy:
+            ranked = off.ranked(parent + 1, LogitRow(state, prefix), VOCAB)[0]
+            ids.append(next(i for i in ranked if i not in [ids[c] for c in range(node) if parents[c] == parent]))
+        elif made.determined:
+            ids.append(coupled_id(left[parent], made, len(PROMPT) + len(prefix)))
+        else:
+            ids.append(left[parent].draw(float(numbers.uniform(1e-9, 1))))
+        left[parent] = left[parent].without(ids[-1])
+    tree = None if chain else DraftTree.checked(ids, parents)
+    waiting: Any = PlainWaiting(PlainSlot(made, PROMPT))
+    draft_laws = None if made.determined else list(laws.values())
+    return Slot(Ready(waiting, ids, draft_laws, None, tree), state, own)
+
+
+def decided(*slots: Slot) -> list[Any]:
+    return decide(
+        [s.ready for s in slots], [s.state for s in slots], torch.cat([s.logits for s in slots]), by_block=False
+    )
+
+
+@st.composite
+def parents_of(draw: st.DrawFn) -> list[int]:
+    """Of at most 8 nodes, no more than 4 siblings."""
+    parents: list[int] = []
+    for node in range(draw(st.integers(1, 8))):
+        open_ = [p for p in range(-1, node) if parents.count(p) < 4]
+        parents.append(draw(st.sampled_from(open_)))
+    return parents
+
+
+@given(st.sampled_from([0, 1, 2, 3]), parents_of(), st.integers(0, 10_000))
+@settings(max_examples=80, deadline=None)
+def test_guesses_are_walked_as_far_as_they_match(kind: int, parents: list[int], seed: int) -> None:
+    slot = make(kind, parents, seed)
+    tree = slot.ready.tree
+    assert tree is not None
+    found = decided(slot)[0]
+    node, host = ROOT, HostLogits(slot.logits)
+    for kept in (*found.path, None):
+        row, position = LogitRow(slot.state, tree.prefix(node)), len(PROMPT) + tree.depth(node)
+        best = host.best_id(node + 1, row)
+        says = best if slot.state.params.greedy else coupled_id(host.law(node + 1, row), slot.state.params, position)
+        if kept is None:
+            assert found.next_id == says and says not in [tree.ids[c] for c in tree.children(node)]
+        else:
+            assert tree.parents[kept] == node and tree.ids[kept] == says
+            node = kept
+    assert found.num_accepted == len(found.path)
+
+
+@given(st.integers(0, len(KINDS) - 1), st.integers(1, 5), st.integers(0, 10_000))
+@settings(max_examples=80, deadline=None)
+def test_a_tree_of_one_branch_is_decided_as_the_chain(kind: int, num: int, seed: int) -> None:
+    """Of the same numbers of the generator: by token, under `rejection`."""
+    parents = list(range(-1, num - 1))
+    tree, chain = (decided(make(kind, parents, seed, chain=is_chain))[0] for is_chain in (False, True))
+    assert (tree.num_accepted, tree.next_id) == (chain.num_accepted, chain.next_id)
+    assert tree.path == tuple(range(tree.num_accepted))
+
+
+@given(st.lists(st.tuples(st.integers(0, len(KINDS) - 1), parents_of(), st.booleans()), min_size=2, max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_trees_and_chains_in_one_step(wanted: list[tuple[int, list[int], bool]]) -> None:
+    """Each as if it were alone, on the host and where the logits had to be copied there."""
+    slots = []
+    for seed, (kind, parents, chain) in enumerate(wanted):
+        slots.append(make(kind, list(range(-1, len(parents) - 1)) if chain else parents, seed, chain=chain))
+    together = decided(*slots)
+    assert together == [decided(slot)[0] for slot in slots]
+    reads = HostLogits.reads
+    HostLogits.reads = staticmethod(lambda logits: False)  # type: ignore[method-assign]
+    try:
+        if any(slot.ready.tree is not None for slot in slots):
+            assert decided(*slots) == together
+    finally:
+        HostLogits.reads = reads  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_log_probs_of_the_path(kind: int) -> None:
+    parents = [-1, -1, -1, 0, 0, 1, 2, 3, 5]
+    lengths = set()
+    for seed in range(12):
+        slot = make(kind, parents, seed, num_logprobs=2)
+        tree, found = slot.ready.tree, decided(slot)[0]
+        assert tree is not None
+        rows = slot.logits[[0, *(node + 1 for node in found.path)]]
+        ids = [*(tree.ids[node] for node in found.path), found.next_id]
+        assert list(found.reported) == reported(rows, ids, 2)
+        lengths.add(len(ids))
+    assert len(lengths) > 1
+
+
+def test_logits_off_the_path_may_be_anything() -> None:
+    slot = make(0, [-1, -1, 0, 1], 3)
+    tree = slot.ready.tree
+    assert tree is not None
+    before = decided(slot)[0]
+    off = next(node for node in range(4) if node not in before.path)
+    slot.logits[off + 1] = torch.nan
+    assert decided(slot)[0] == before
+    slot.logits[0] = torch.nan
+    with pytest.raises(NonFiniteLogits) as caught:
+        decided(make(0, [-1], 1), slot)
+    assert caught.value.rows == (2,)
+
+
+def test_the_numbers_of_a_chain_are_not_taken_for_a_tree() -> None:
+    assert batch.slots_noise([make(4, [-1, -1], 1).ready, make(0, [-1], 1).ready]) == [None, None]

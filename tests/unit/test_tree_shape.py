@@ -1,0 +1,86 @@
+"""How trees are written, and cut to the room that is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.tree_shape import TreeShape
+
+
+@pytest.mark.parametrize(
+    ("text", "num_nodes", "depth"),
+    [("1", 1, 1), ("4", 4, 1), ("4x2x1", 20, 3), ("1x1x1x1", 4, 4), ("best:12x4", 12, 4), ("best:3x9", 3, 3)],
+)
+def test_written_and_read(text: str, num_nodes: int, depth: int) -> None:
+    shape = TreeShape.parse(text)
+    assert (str(shape), shape.most_nodes, shape.depth) == (text, num_nodes, depth)
+    assert TreeShape.from_proto(pb.TreeShape.FromString(shape.to_proto().SerializeToString())) == shape
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "4x",
+        "-1",
+        "4x0x1",
+        "8x8",
+        "best:12",
+        "best:0x4",
+        "best:12x0",
+        "best:65x4",
+        "best:1x65",
+        "1e3",
+        "65",
+        "٤",
+    ],
+)
+def test_what_is_no_tree_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"speculation\.tree is") as caught:
+        TreeShape.parse(text, "speculation.tree")
+    assert caught.value.param == "speculation.tree"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.TreeShape(),
+        pb.TreeShape(max_depth=3),
+        pb.TreeShape(widths=[1], num_nodes=1, max_depth=1),
+        pb.TreeShape(widths=[2**32 - 1] * 10_000),
+        pb.TreeShape(num_nodes=2**32 - 1, max_depth=2**32 - 1),
+    ],
+)
+def test_a_message_is_checked_likewise(message: pb.TreeShape) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        TreeShape.from_proto(message)
+    assert len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "depth", "num_nodes", "fits"),
+    [
+        ("4x2x1", 64, 64, "4x2x1"),
+        ("4x2x1", 3, 20, "4x2x1"),
+        ("4x2x1", 2, 20, "4x2"),
+        ("4x2x1", 1, 64, "4"),
+        ("4x2x1", 64, 19, "3x2x1"),
+        ("4x2x1", 64, 4, "1x1x1"),
+        ("4x2x1", 64, 2, "1x1"),
+        ("4", 9, 3, "3"),
+        ("best:12x4", 64, 5, "best:5x4"),
+        ("best:12x4", 3, 64, "best:12x3"),
+    ],
+)
+def test_cut_to_the_room(text: str, depth: int, num_nodes: int, fits: str) -> None:
+    shape = TreeShape.parse(text).fitted(depth, num_nodes)
+    assert str(shape) == fits
+    assert shape is not None and shape.most_nodes <= num_nodes and shape.depth <= depth
+
+
+def test_no_room() -> None:
+    assert TreeShape.parse("4x2x1").fitted(0, 64) is None
+    assert TreeShape.parse("best:12x4").fitted(4, 0) is None
