@@ -59,6 +59,7 @@ class Verifier:
         rest = runner.facts.vocab_size, self._answer, self._draft, runner.tree_refusal
         self._room = WaitingRoom(tickets, metrics, *rest)
         self._returning = Returning()
+        self._held_until: float | None = None  # the last `step` looked at nothing, and is to be called again then
         self._in_step: list[Ready] = []
         self._rows: dict[SlotKey, Row] = {}  # of the step
         self._going_on: list[SlotKey] = []  # of the step, those that need no proposal for their next one
@@ -124,16 +125,15 @@ class Verifier:
     # steps
 
     def next_wake(self) -> float | None:
-        now = time.monotonic()
-        held_until = self._returning.wait_until(now)
-        if held_until is not None:  # `step` looks at nothing else before that
-            return held_until
-        times = (self._room.next_wake(), self._turns.next_wake(now))
+        if self._held_until is not None:  # even if it has passed: what came since has not been looked at
+            return self._held_until
+        times = (self._room.next_wake(), self._turns.next_wake(time.monotonic()))
         return min((at for at in times if at is not None), default=None)
 
     def step(self, now: float) -> bool:
         """One forward over every ready verify, and the pieces of prompts that fit beside them."""
-        if self._returning.wait_until(now) is not None:
+        self._held_until = self._returning.wait_until(now)
+        if self._held_until is not None:
             return False
         turn = self._turn = self._turns.take(self._room.wishes(now), now, feed_all=True)
         self._room.not_runnable(turn.starved)

@@ -217,9 +217,10 @@ def test_a_step_is_held_back_for_a_plain_slot_that_was_just_answered(
         assert target.verifier.step(answered_s + 1000)
     lengths = [len(target.ids[slot]) for slot in range(2)]
     target.ask_plain(0)
-    now, held_until = time.monotonic(), target.verifier.next_wake()
-    assert held_until is not None
-    assert not target.verifier.step(now) and now < held_until
+    now = time.monotonic()
+    assert not target.verifier.step(now)
+    held_until = target.verifier.next_wake()
+    assert held_until is not None and now < held_until
     if how == "is back":
         target.ask_plain(1)
     elif how == "is closed":
@@ -229,6 +230,25 @@ def test_a_step_is_held_back_for_a_plain_slot_that_was_just_answered(
     assert target.verifier.step(now)
     grown = [len(target.ids[slot]) - length for slot, length in enumerate(lengths)]
     assert grown == [1, 1 if how == "is back" else 0]
+
+
+def test_what_came_while_a_step_was_held_back_is_looked_at_however_late_that_ends(runner: ModelRunner) -> None:
+    target = Target(runner, LARGE)
+    for slot in range(2):
+        target.open(slot, prompt(slot), max_tokens=50)
+    for _ in range(2):
+        target.ask_plain(0)
+        target.ask_plain(1)
+        while len(target.idle) < 2:
+            before_s = time.monotonic()
+            target.verifier.step(before_s)
+    target.ask_plain(0)
+    assert not target.verifier.step(before_s)
+    time.sleep(1.0)  # far longer than a step takes: nobody is waited for any more
+    wake = target.verifier.next_wake()
+    assert wake is not None and wake <= time.monotonic()
+    assert target.verifier.step(time.monotonic())
+    assert target.idle == [1, 0]
 
 
 class Draft(Base):

@@ -51,7 +51,7 @@ class Tally:
         began_s = time.monotonic()
         status, details, arrived = talk(*arguments)
         self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
-        assert status in CLEAR, (status, details)
+        assert status in CLEAR, (arguments[1], status, details)
         return status, details, arrived
 
     def changed(self, message: bytes, valid: bytes | None) -> None:
