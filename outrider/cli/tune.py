@@ -86,7 +86,7 @@ def tune(
     verbose: Verbose = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Measure what a pair's speculation gains, and recommend drafter, K, rule and encoding, or none.
+    """Measure what a pair's speculation gains, and recommend drafter, K or tree, rule and encoding, or none.
 
     From costs and acceptance at a few K it says how fast every K should be (Leviathan et al. 2023, Theorem 3.8, and
     with all that was measured), then measures every K and what else the deployment offers. One answer at a time: on

@@ -25,6 +25,7 @@ from outrider.cli.tuning.study import Study, calibrated, points_of
 from outrider.client import AcceptanceRule, Drafter, TokenKind
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError
+from outrider.wire.tree_shape import TreeShape
 from tests.unit import simulated_pair
 from tests.unit.simulated_pair import MAX_TOKENS, PROMPT_S, answer, moods, one_pass, round_s
 
@@ -304,7 +305,7 @@ def test_costs_are_measured_at_few_k() -> None:
 
 def test_a_setting_is_told_to_the_gateway_in_full() -> None:
     found = alternatives(4, 12, 1.0, [])
-    assert list(found) == ["plain", "K = 4", "K = 4, full", "K = 4, topk:128", "K = 4, coupled"]
+    assert list(found)[:5] == ["plain", "K = 4", "K = 4, full", "K = 4, topk:128", "K = 4, coupled"]
     assert gateway_settings(found["K = 4, topk:128"]) == {
         "num_draft_tokens": "4",
         "drafter": "model",
@@ -324,18 +325,33 @@ def test_every_setting_is_one_that_a_gateway_knows() -> None:
     for wish in alternatives(4, 12, 1.0, Drafter).values():
         values: dict[str, Any] = dict(gateway_settings(wish))
         config = GatewayConfig(target="127.0.0.1:7001", **values)
-        assert config.num_draft_tokens == (wish.num_draft_tokens or 0)
+        assert config.num_draft_tokens == wish.num_draft_tokens or wish.tree or not wish.enabled
+        assert config.tree == wish.tree
 
 
 def test_drafters_that_the_deployment_has_are_tried_and_what_needs_no_draft_is_simpler() -> None:
     found = alternatives(3, 12, 0.0, [Drafter.MODEL, Drafter.NGRAM, Drafter.NGRAM_MODEL])
-    assert list(found) == ["plain", "K = 3, ngram", "K = 8, ngram", "K = 3", "K = 3, ngram+model"]
-    assert [needs_draft(wish) for wish in found.values()] == [False, False, False, True, True]
+    assert list(found)[:5] == ["plain", "K = 3, ngram", "K = 8, ngram", "K = 3", "K = 3, ngram+model"]
+    assert [needs_draft(wish) for wish in found.values()] == [False, False, False, True, True, True, True]
     assert all(wish.acceptance is None for wish in found.values())
     assert "K = 5, lookup" in alternatives(3, 5, 0.0, [Drafter.LOOKUP])
 
 
+@pytest.mark.parametrize(("k", "shapes"), [(1, ("2x2", "best:8x2")), (12, ("2x2x1x1x1x1x1x1", "best:32x8"))])
+def test_trees_are_as_deep_as_the_chain_and_no_larger_than_a_step(k: int, shapes: tuple[str, str]) -> None:
+    found = {name: wish for name, wish in alternatives(k, 12, 1.0, []).items() if wish.tree}
+    assert list(found) == [f"tree {shape}{rule}" for shape in shapes for rule in ("", ", coupled")]
+    for wish in found.values():
+        assert wish.tree is not None and wish.num_draft_tokens is None
+        assert TreeShape.parse(wish.tree).most_nodes <= 32
+    assert gateway_settings(found[f"tree {shapes[0]}, coupled"]) == {
+        "tree": shapes[0],
+        "drafter": "model",
+        "acceptance": "coupled",
+    }
+
+
 def test_at_temperature_0_there_is_no_rule_to_choose() -> None:
-    assert list(alternatives(4, 12, 0.0, [])) == ["plain", "K = 4"]
+    assert list(alternatives(4, 12, 0.0, [])) == ["plain", "K = 4", "tree 2x2x1x1", "tree best:16x4"]
     assert chain(4, 0.0).acceptance is None
     assert chain(4, 0.5).acceptance is AcceptanceRule.REJECTION

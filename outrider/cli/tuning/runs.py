@@ -73,7 +73,8 @@ class Load:
 
 async def lead_in(client: AsyncClient, load: Load, speculation: Speculation) -> None:
     """An answer that nobody measures: the gateway learns how long this setting's proposals take."""
-    two_rounds = 2 * ((speculation.num_draft_tokens or 0) + 1)
+    k = speculation.num_draft_tokens
+    two_rounds = 2 * (k + 1) if isinstance(k, int) else 0
     num_tokens = min(max(_LEAD_IN_TOKENS, two_rounds), load.max_tokens)
     await _run_answer(client, load, 0, 0, speculation, num_tokens)
 

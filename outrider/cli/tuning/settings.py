@@ -11,6 +11,8 @@ PLAIN = "plain"
 TOPK = 128
 _OWN_K = 8
 """Of drafts that the target makes itself: they cost nothing, so that more of them may pay than of a model's."""
+_DEEPEST = 8
+"""Of trees: with four nodes for each level there are few enough for one step."""
 _ASKING_A_MODEL = (Drafter.MODEL, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)
 
 
@@ -29,7 +31,7 @@ def chains(ks: Iterable[int], temperature: float) -> dict[str, Speculation]:
 
 def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Drafter]) -> dict[str, Speculation]:
     """By name, simplest first: plain decoding, drafters that need no draft worker, the draft's chain of k tokens, other
-    encodings and rules for it, and other drafters beside it. offered: drafters that the deployment has.
+    encodings and rules for it, other drafters beside it, and trees. offered: drafters that the deployment has.
     """
     offered = list(offered)
     found = chains((0,), temperature)
@@ -39,7 +41,7 @@ def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Draft
     found |= chains((k,), temperature) | (_encoded_and_coupled(k) if temperature else {})
     for drafter in (each for each in offered if each in _ASKING_A_MODEL and each is not Drafter.MODEL):
         found[f"{chain_name(k)}, {drafter.value}"] = _drafted(k, temperature, drafter)
-    return found
+    return found | _trees(k, temperature)
 
 
 def needs_draft(wish: Speculation) -> bool:
@@ -53,6 +55,7 @@ def gateway_settings(wish: Speculation) -> dict[str, str]:
         return {"num_draft_tokens": "0"}
     values = {
         "num_draft_tokens": wish.num_draft_tokens,
+        "tree": wish.tree,
         "drafter": wish.drafter and wish.drafter.value,
         "acceptance": wish.acceptance and wish.acceptance.value,
         "draft_logprobs": wish.draft_logprobs and wish.draft_logprobs.value,
@@ -69,14 +72,29 @@ def _drafted(k: int, temperature: float, drafter: Drafter) -> Speculation:
     return Speculation(num_draft_tokens=k, drafter=drafter, acceptance=rule, draft_logprobs=encoding)
 
 
+def _trees(k: int, temperature: float) -> dict[str, Speculation]:
+    """As deep as the chain: two guesses at each of the first two tokens, and the best nodes of any form."""
+    depth = min(max(k, 2), _DEEPEST)
+    found = {}
+    for shape in ("x".join(["2", "2", *["1"] * (depth - 2)]), f"best:{4 * depth}x{depth}"):
+        tree = replace(chain(k, temperature), num_draft_tokens=None, tree=shape)
+        found[f"tree {shape}"] = tree
+        if temperature:
+            found[f"tree {shape}, coupled"] = _coupled(tree)
+    return found
+
+
+def _coupled(wish: Speculation) -> Speculation:
+    return replace(wish, draft_logprobs=None, acceptance=AcceptanceRule.COUPLED)
+
+
 def _encoded_and_coupled(k: int) -> dict[str, Speculation]:
     simplest = chain(k, temperature=1.0)
     topk = replace(simplest, draft_logprobs=DraftLogprobs.TOPK, draft_topk=TOPK)
-    coupled = replace(simplest, draft_logprobs=None, acceptance=AcceptanceRule.COUPLED)
     return {
         f"{chain_name(k)}, full": replace(simplest, draft_logprobs=DraftLogprobs.FULL),
         f"{chain_name(k)}, topk:{TOPK}": topk,
-        f"{chain_name(k)}, coupled": coupled,
+        f"{chain_name(k)}, coupled": _coupled(simplest),
     }
 
 
