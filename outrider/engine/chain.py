@@ -50,18 +50,16 @@ def draw_chain(
         law = None if counts is None else law_of_counts(counts, LogitRow(state, tuple(ids)), vocab_size)
         if law is None:
             break
-        if params.greedy:
+        if not params.determined:
+            law = (law if topk is None else truncate_topk(law, topk)).normalised()
+            laws.append(law)
+        if law.scores.size == 1:  # as under greedy, and mostly where something is copied: no noise is needed
             token_id = law.id_of(0)
         elif params.determined:
             token_id = coupled_id(law, params, committed_len + len(ids))
         else:
-            law = (law if topk is None else truncate_topk(law, topk)).normalised()
-            if law.scores.size == 1:
-                token_id = law.id_of(0)
-            else:
-                uniforms = _uniforms(params, committed_len, num_draft_tokens) if uniforms is None else uniforms
-                token_id = law.draw(uniforms[len(ids)])
-            laws.append(law)
+            uniforms = _uniforms(params, committed_len, num_draft_tokens) if uniforms is None else uniforms
+            token_id = law.draw(uniforms[len(ids)])
         ids.append(token_id)
         walk.step(token_id)
     return Chain(ids, None if params.determined else laws)
@@ -70,6 +68,9 @@ def draw_chain(
 def law_of_counts(counts: Counts, row: LogitRow, vocab_size: int) -> RowLaw | None:
     """None where all that was counted is banned."""
     ids, numbers = counts
+    if ids.size == 1:  # what is done to the logit of one leaves it all there is
+        banned = not row.state.plain and int(ids[0]) in row.state.banned(row.draft_prefix, vocab_size)
+        return None if banned else RowLaw(vocab_size, np.zeros(1, dtype=np.float32), ids)
     shares = np.log(numbers / numbers.sum()).astype(np.float32)
     processed = process_few(ids, shares, row, vocab_size)
     if processed.max() == -math.inf:

@@ -21,6 +21,7 @@ _IDS = st.one_of(
 )
 _LEN = st.one_of(st.integers(0, 12), st.sampled_from([3, 3, 255, 256, 2**32 - 1]))
 _K = st.sampled_from([0, 1, 2, 2, 3, 5, 64, 65, 2**32 - 1])
+_DRAFTER = st.sampled_from([0, 0, pb.DRAFTER_NGRAM, pb.DRAFTER_LOOKUP, pb.DRAFTER_BIGRAM, 99])
 _PARAMS = st.builds(
     lambda max_tokens, temperature, top_p: pb.SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, ignore_eos=True
@@ -49,6 +50,8 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
         "TreeShape.num_nodes": st.sampled_from([0, 0, 1, 5, 64, 2**32 - 1]),
         "TreeShape.max_depth": st.sampled_from([0, 1, 3, 64, 2**32 - 1]),
         "Verify.wait_budget_us": st.sampled_from([0, 0, 1000, 5000, 60_000_000, 2**32 - 1]),
+        "Verify.num_own_draft_tokens": _K,
+        "OpenSlot.drafter": _DRAFTER,
     }
     for kind in ("OpenSlot", "Verify", "Propose", "Truncate", "CloseSlot"):
         hints[f"{kind}.slot"] = _SLOT
@@ -69,6 +72,7 @@ def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> A
     if kind == "open":
         opened = pb.OpenSlot(slot=slot, committed_ids=[5, 6, 7], num_prompt_tokens=3, params=draw(_PARAMS))
         opened.deliver_to, opened.target_epoch = deliver_to, epoch
+        opened.drafter = draw(st.sampled_from([pb.DRAFTER_UNSPECIFIED, pb.DRAFTER_NGRAM, pb.DRAFTER_LOOKUP]))
         item.open.CopyFrom(opened)
     elif kind == "truncate":
         item.truncate.CopyFrom(pb.Truncate(slot=slot, committed_len=3, reason=1))
@@ -82,6 +86,8 @@ def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> A
         ask.committed_ids.extend(ids)
         if request is tpb.TargetRequest:
             ask.wait_budget_us = 2000
+            if not ask.num_draft_tokens:
+                ask.num_own_draft_tokens = draw(st.integers(0, 3))
         elif draw(st.booleans()):
             ask.tree.widths.extend(draw(st.sampled_from([[1], [2], [2, 1]])))
     return item
