@@ -21,6 +21,7 @@ from outrider.cli.system import SystemConfig, read_yaml
 from outrider.client import Drafter
 from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.errors import OutriderError
+from outrider.wire.kinds import DRAFTERS
 
 _ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to ')
 """In a line of either form of log; and that the load makes a pool larger or smaller."""
@@ -143,9 +144,16 @@ def failures_as_lines(console: Console) -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
+def _without_drafts(settings: SystemConfig) -> str:
+    drafter = DRAFTERS[settings.gateway.get("drafter", Drafter.MODEL.value)]
+    if drafter.own is None:
+        return "; no draft: plain decoding"
+    return f"; no draft: the target drafts for itself by {drafter.own.label}"
+
+
 def _show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) -> None:
     tls_dir = None if settings.ray is None else settings.ray.tls_dir
-    drafts = "" if any(one.role == "draft" for one in endpoints.workers) else "; no draft: plain decoding"
+    drafts = "" if any(one.role == "draft" for one in endpoints.workers) else _without_drafts(settings)
     console.print(
         f"\n[bold green]ready[/]  {', '.join(f'{one.name} {one.address}' for one in endpoints.workers)}{drafts}"
     )

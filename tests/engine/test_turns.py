@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from draft_service.jobs import Proposed, ProposeJob
 from draft_service.proposer import Proposer
+from outrider.drafting.ngram import Ngram
 from outrider.engine.engine_thread import EngineThread
 from outrider.engine.jobs import CloseJob, JobError, OpenJob
 from outrider.engine.kv_pool import KVPool
@@ -21,7 +23,7 @@ from outrider.engine.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.slot_keeper import SlotKeeper, needs_prefill
 from outrider.engine.slots import SlotTable
-from outrider.wire.kinds import DraftLogprobs
+from outrider.wire.kinds import Drafter, DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from target_service.jobs import Verdict, VerifyJob
@@ -73,6 +75,10 @@ class Base:
         self.table = SlotTable(self.pool, NUM_SLOTS, runner.facts.context_limit)
         self.keeper = SlotKeeper(self.table, self.engine, self.metrics, runner.facts.vocab_size, ())
 
+    def metrics_of(self, kind: str) -> float:
+        labels = {"worker": "target", "kind": kind}
+        return float(self.metrics.registry.get_sample_value("outrider_worker_steps_total", labels) or 0)
+
     def count(self, name: str) -> float:
         return float(self.metrics.registry.get_sample_value(f"outrider_worker_{name}", {"worker": "target"}) or 0)
 
@@ -96,8 +102,9 @@ class Target(Base):
     def __init__(self, runner: ModelRunner, num_blocks: int, **options: Any) -> None:
         super().__init__(runner, num_blocks, **options)
         self.tickets = TicketTable(64, 1 << 20, 10.0)
-        own = OwnDrafts({}, runner.facts.vocab_size)
-        self.verifier = Verifier(runner, self.keeper, self.tickets, self.engine, self.metrics, MAX_PREFILL, True, own)
+        self.own = OwnDrafts({Drafter.NGRAM: Ngram()}, runner.facts.vocab_size)
+        rest = (MAX_PREFILL, True, self.own)
+        self.verifier = Verifier(runner, self.keeper, self.tickets, self.engine, self.metrics, *rest)
         self.ids: dict[int, list[int]] = {}
         self.idle: list[int] = []
         self._num_rounds = 0
@@ -117,7 +124,7 @@ class Target(Base):
         room = len(self.ids[slot]) < NUM_PROMPT + NUM_TOKENS - 4
         self._ask(slot, 3 if (self._num_rounds + 1) % 2 and room else 0)
 
-    def _ask(self, slot: int, k: int) -> None:
+    def _ask(self, slot: int, k: int, num_own: int = 0) -> None:
         ids = self.ids[slot]
         self._num_rounds += 1
         if k:
@@ -132,7 +139,8 @@ class Target(Base):
             else:
                 self.verifier.handle(CloseJob(1, slot))
 
-        job = VerifyJob(1, slot, 0, tuple(ids), k, self._num_rounds, 10.0, time.monotonic(), respond)
+        now = time.monotonic()
+        job = VerifyJob(1, slot, 0, tuple(ids), k, self._num_rounds, 10.0, now, respond, num_own)
         self.verifier.handle(job)
 
     def round(self) -> bool:
@@ -147,6 +155,18 @@ class Target(Base):
             if not self.round() and not self.table.num_in_use:
                 return self.ids
         raise AssertionError(f"no end: {[(slot.key, len(slot.committed), slot.table.blocks) for slot in self.table]}")
+
+
+class OwnTarget(Target):
+    """It drafts for itself."""
+
+    def open(self, slot: int, ids: list[int], **options: Any) -> None:
+        self.ids[slot] = list(ids)
+        self.verifier.handle(replace(open_job(slot, ids, **options), drafter=Drafter.NGRAM))
+        self.idle.append(slot)
+
+    def ask(self, slot: int) -> None:
+        self._ask(slot, 0, 3)
 
 
 def answers(target: Target, prompts: dict[int, list[int]]) -> dict[int, list[int]]:
@@ -165,6 +185,43 @@ def test_a_target_short_of_memory_says_the_same(runner: ModelRunner, prefix_cach
     assert small.count("slots_waiting") == 0
     assert small.pool.num_in_use == 0 and len(small.tickets) == 0
     assert (small.pool.num_cached > 0) is prefix_caching
+
+
+def test_followers_outlive_their_slots_memory_and_not_their_slots(runner: ModelRunner) -> None:
+    prompts = {slot: prompt(slot) for slot in range(NUM_SLOTS)}
+    expected = answers(Target(runner, LARGE), prompts)
+    small = OwnTarget(runner, SMALL)
+    assert answers(small, prompts) == expected
+    assert small.count("preemptions_total") > 0 and small.metrics_of("verify") > 0
+    assert len(small.own) == 0 and small.pool.num_in_use == 0
+
+
+def test_a_slot_whose_step_failed_goes_on_from_what_is_committed(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answers(Target(runner, LARGE), {0: prompt(0)})[0]
+    target = OwnTarget(runner, LARGE)
+    target.open(0, prompt(0))
+    for _ in range(6):
+        target.round()
+    failed: list[object] = []
+    forward = runner.forward
+
+    def fails(rows: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(runner, "forward", fails)
+    while not target.idle:
+        target.verifier.step(time.monotonic())
+    now = time.monotonic()
+    ids = tuple(target.ids[0])
+    target.verifier.handle(VerifyJob(1, 0, 0, ids, 0, 0, 10.0, now, failed.append, 3))
+    with pytest.raises(RuntimeError):
+        target.verifier.step(now)
+    target.verifier.fail_step(RuntimeError("out of memory"))
+    assert isinstance(failed[0], JobError) and len(target.own) == 1
+    monkeypatch.setattr(runner, "forward", forward)
+    assert target.run()[0] == expected and len(target.own) == 0
 
 
 def test_prompts_that_begin_alike_share_memory_and_say_the_same(runner: ModelRunner) -> None:

@@ -40,6 +40,11 @@ def test_commands_name_the_ca_and_the_key_where_they_are_asked_for() -> None:
     assert "--address 127.0.0.1:2 --tls-ca CA.pem" in secured
 
 
+def test_without_drafts_it_says_who_drafts_all_the_same() -> None:
+    assert "no draft: plain decoding" in said({}) and "no draft: plain decoding" in said({"drafter": "model"})
+    assert "no draft: the target drafts for itself by ngram" in said({"drafter": "ngram+model"})
+
+
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
