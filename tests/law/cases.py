@@ -73,6 +73,14 @@ UNDER_DRAFTERS = {
 """The same: by whom but a draft worker alone the drafts are made."""
 
 
+UNDER_TREES = {
+    "tree": ("nothing", "everything"),
+    "best tree": ("repeated drafts",),
+    "coupled tree": ("everything",),
+}
+"""The same."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One law to be tested."""
@@ -86,7 +94,7 @@ class Case:
     @property
     def slow(self) -> bool:
         """Tested with the larger samples alone."""
-        some = {"topk": UNDER_TOPK, "coupled": UNDER_COUPLED, **UNDER_DRAFTERS}
+        some = {"topk": UNDER_TOPK, "coupled": UNDER_COUPLED, **UNDER_DRAFTERS, **UNDER_TREES}
         return self.name not in some.get(self.group, (self.name,))
 
     @property
@@ -133,12 +141,12 @@ def _cases() -> list[Case]:
         *(case for name in ("ngram", "bigram") for case in _group(name, drafters[name], several)),
         *_group("coupled, off", coupled_off, ["everything"]),
         *_group("by token", full, ["everything"]),
-        *_group("tree", tree, ["nothing", "temperature 0", "repeated drafts", "everything"]),
-        *_group("best tree", best_tree, ["nothing", "repeated drafts", "everything"]),
-        *_group("coupled tree", coupled_tree, ["everything"]),
         *_group("lenient", replace(full, lenience=0.5), ["nothing", "frequency_penalty"]),
         *_group("draft of bigrams", full, ["nothing", "everything"]),
         *_group("unreliable draft", replace(full, num_draft_tokens=2), some),
+        *_group("tree", tree, list(PARAMETERS)),
+        *_group("best tree", best_tree, list(PARAMETERS)),
+        *_group("coupled tree", coupled_tree, some),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 
