@@ -93,7 +93,7 @@ class TreeShape:
             return replace(self, num_nodes=min(self.num_nodes, num_nodes), max_depth=min(self.max_depth, depth))
         shape = replace(self, widths=self.widths[: min(depth, num_nodes)])
         while shape.most_nodes > num_nodes:
-            widest = shape.widths.index(max(shape.widths))
+            widest = max(range(len(shape.widths)), key=lambda d: (shape.widths[d], d))  # of equals the deepest
             shape = replace(shape, widths=tuple(w - (d == widest) for d, w in enumerate(shape.widths)))
         return shape
 

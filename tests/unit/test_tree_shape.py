@@ -68,6 +68,7 @@ def test_a_message_is_checked_likewise(message: pb.TreeShape) -> None:
         ("4x2x1", 2, 20, "4x2"),
         ("4x2x1", 1, 64, "4"),
         ("4x2x1", 64, 19, "3x2x1"),
+        ("4x2x1", 64, 8, "2x1x1"),
         ("4x2x1", 64, 4, "1x1x1"),
         ("4x2x1", 64, 2, "1x1"),
         ("4", 9, 3, "3"),
