@@ -6,6 +6,7 @@ With --batch-invariant there are no near-ties: what a tree's round left wrong in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, InvalidRequest, Speculation
-from tests.stack import Stack, running
+from tests.stack import Stack, read_metrics, running
 from tests.tiny_models import perturbed_copy, tiny_llama
 
 NUM_PROMPTS = 12
@@ -41,13 +42,25 @@ class Text:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("trees")
     target = tiny_llama(folder / "target", seed=3, sharpness=3.0)
-    draft = perturbed_copy(target, folder / "draft", noise=0.25)
-    arguments = ("--batch-invariant", "--kv-cache-tokens", "4096")
+    return target, perturbed_copy(target, folder / "draft", noise=0.25)
+
+
+@contextlib.contextmanager
+def trees_on(models: tuple[str, str], kv_cache_tokens: int) -> Iterator[Stack]:
+    memory = ("--kv-cache-tokens", str(kv_cache_tokens))
     patient = ("--wait-budget-min-ms", "5000", "--wait-budget-max-ms", "5000")
-    with running(target, draft, target_args=arguments, draft_args=arguments[1:], gateway_args=patient) as started:
+    with running(
+        *models, target_args=("--batch-invariant", *memory), draft_args=memory, gateway_args=patient
+    ) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def stack(models: tuple[str, str]) -> Iterator[Stack]:
+    with trees_on(models, 4096) as started:
         yield started
 
 
@@ -83,6 +96,19 @@ async def test_the_text_is_that_of_plain_decoding(stack: Stack, kind: str) -> No
     trees = [text for index, text in enumerate(loaded) if TREES[index % len(TREES)] in ("4x2x1", "2x2x2x2")]
     assert all(text.num_drafted > 8 * text.num_rounds for text in trees)  # of many nodes, to the end
     assert stack.metrics()["spec_proposals_refused_total"] == 0
+
+
+async def test_where_memory_is_short(models: tuple[str, str]) -> None:
+    """A tree lies in the cache wider than the text that it may become: sequences make room for each other, and one that
+    is alone still goes on.
+    """
+    with trees_on(models, 160) as short:
+        plain = await generate_all(short, "greedy", speculate=False, at_once=1)
+        loaded = await generate_all(short, "greedy", speculate=True, at_once=NUM_PROMPTS)
+        counted = read_metrics(f"http://{short.target_info().metrics_address}/metrics")
+    assert [text.ids for text in loaded] == [text.ids for text in plain]
+    assert sum(text.num_accepted for text in loaded) > NUM_PROMPTS
+    assert counted['outrider_worker_preemptions_total{worker="target"}'] > 0
 
 
 async def test_what_contradicts_a_tree_is_refused_by_name(stack: Stack) -> None:
