@@ -72,6 +72,17 @@ def test_every_drafter_leaves_the_text_the_targets(
         assert counted("spec_draft_tokens_total", **model) > 0, "the draft worker had its share"
 
 
+def test_who_drafts_changes_back_and_forth(stack: Stack) -> None:
+    """A round that the target drafted for itself waits for nobody."""
+    wish = Speculation(drafter=Drafter.NGRAM_MODEL, num_draft_tokens=4)
+    with Client(stack.grpc) as client:
+        stream = client.stream(PROMPT, max_tokens=96, temperature=0.0, ignore_eos=True, speculation=wish)
+        rounds = [each for each in stream if each.num_drafted]
+    waited = ["model" if each.timings.propose_s > 0 else "own" for each in rounds]
+    changes = [one for one, before in zip(waited, ["", *waited], strict=False) if one != before]
+    assert {"own", "model"} == set(changes) and len(changes) >= 4, waited
+
+
 def test_what_repeats_itself_takes_fewer_passes(stack: Stack) -> None:
     """Copied records are accepted whole."""
     for drafter in OWN:
