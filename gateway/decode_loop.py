@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 
 from gateway.draft_side import DraftSide
-from gateway.generation import RoundOutput, RoundTimings
+from gateway.generation import FinishReason, RoundOutput, RoundTimings
 from gateway.own_drafts import OwnDrafts
 from gateway.request_record import Round, tell_round
 from gateway.round_metrics import note_round, note_truncate
@@ -61,6 +61,7 @@ class Decoder:
                 await self.target.pay_for_retry()
         finally:
             self.draft.close()
+            self.own.close()
             self.target.close()
 
     async def _try_round(self) -> RoundOutput | None:
@@ -84,7 +85,7 @@ class Decoder:
         ticket, started_s = self.model.new_ticket(), time.monotonic()
 
         # 1 PROPOSE: leaves now; the proposal goes from the draft to the target directly, or the target makes its own
-        own = self.own.plan(target)
+        own = self.own.plan(target, self.target.member)
         num_draft_tokens = self.draft.propose(ticket, target, self.target.member) if own is None else 0
         num_own = 0 if own is None else own.num_draft_tokens
         draft = self.draft.member_name if num_draft_tokens else own.drafter if own is not None and num_own else None
@@ -101,14 +102,17 @@ class Decoder:
             await self.draft.let_reply_arrive()
         timings = self._timings(verdict, verified_s - started_s)
         output = self.session.apply(verdict, timings)
-        if num_draft_tokens:
-            self.draft.note_verdict(verdict, ticket, timings.total_s)
-        self.own.note_verdict(verdict)
         if own is None:
+            self.own.skip()
+            self.draft.note_verdict(verdict, ticket, timings.total_s)
             note_round(self.draft.metrics, verdict, output, timings, self.draft.why_plain, self.draft.asked_for_tree)
         else:
+            self.draft.skip()
+            self.own.note_verdict(verdict, timings.total_s)
             note_round(own.metrics, verdict, output, timings, own.why_plain, is_tree=False)
         self._truncate(verdict, num_draft_tokens, output)
+        if output.finish_reason is not None:
+            self.model.lengths.ended(self.session.num_output, output.finish_reason is FinishReason.STOP)
         return output
 
     def _timings(self, verdict: tpb.Verdict, total_s: float) -> RoundTimings:

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.draft_length import DraftLength
 from gateway.draft_seat import DraftSeat
 from gateway.generation import DraftLogprobs
 from gateway.links import Connection
@@ -19,19 +20,20 @@ from gateway.round_metrics import note_fallback, note_proposal
 from gateway.served import ServedModel
 from gateway.session import Session
 from gateway.tree_rounds import both_take_trees, room_for_nodes, tree_of
-from gateway.wait_budget import Backoff, Worth
+from gateway.wait_budget import Backoff
 from gateway.worker_slot import WorkerSlot
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.log import about, get_logger
+from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.tree_shape import TreeShape
 
 log = get_logger(__name__)
 
 REPLY_GRACE_S = 0.05
 MAX_LATE = 3
-"""Proposals in a row that were late or not worth their wait; then another draft is better, if there is one."""
+"""Proposals in a row that were late; then another draft is better, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,9 @@ class DraftSide:
         self._seat = DraftSeat(model, model.drafter_for(session.request))
         self._tree = tree_of(session.request, model.config)
         self._backoff = Backoff()
-        self._worth = Worth()
-        self._fed_prompt = False
-        """The last proposal began from nothing: how long it took says nothing of the next."""
+        self._length = DraftLength(model, session, self._tree)
+        self._num_asked = 0
+        """K of the last round."""
         self._proposing: Proposing | None = None
         self._replied: tuple[int, int, bool] = (0, 0, False)
         """Ticket and tokens of the last proposal that the draft answered, and whether that was within the budget."""
@@ -90,18 +92,30 @@ class DraftSide:
 
         While an earlier proposal is still unanswered the rounds are plain: a hung draft costs one wait budget.
         """
-        draft = self._place(member) if self._wanted() else None
+        self._num_asked = 0
+        self._length.begin(target)
+        draft = None if self._length.fixed == 0 else self._place(member)
         connection = None if draft is None else draft.connection
-        num_draft_tokens, tree = (0, None) if connection is None else self._plan(target, connection)
+        room, tree = (0, None) if connection is None else self._room(target, connection)
         self.asked_for_tree = tree is not None
-        if draft is None or connection is None or not num_draft_tokens:
+        if draft is None or connection is None or not room:
             self.why_plain = self._why_never(connection is not None)
+            self._length.skip()
             return 0
         if self._proposing is not None or not self._backoff.may_draft():
             self.why_plain = "pause" if self._proposing is None else "busy"
+            self._length.skip()
+            return 0
+        is_first = not self.slot.is_open_on(connection, target.epoch)
+        num_behind = self._session.committed_len - (0 if is_first else self.slot.agreed_len)
+        choice = self._length.choose(room, member, draft, connection.epoch, num_behind)
+        num_draft_tokens = self._num_asked = choice.num_draft_tokens
+        if self._length.fixed is None:
+            self.metrics.planned.observe(num_draft_tokens)
+        if not num_draft_tokens:
+            self.why_plain = "does_not_pay"
             return 0
         self.why_plain = "end"
-        is_first = not self.slot.is_open_on(connection, target.epoch)
         if is_first:
             opening = connection.call(dpb.DraftRequest(open=self._open_message(target, member, connection)))
             opening.add_done_callback(functools.partial(self._on_opened, draft))
@@ -111,9 +125,14 @@ class DraftSide:
         num_new = committed_len - self.slot.agreed_len
         proposing = Proposing(future, draft, ticket, committed_len, time.monotonic(), is_first, num_new)
         self._proposing = proposing
-        self.wait_budget_s = (draft.first_wait_budget if is_first else draft.wait_budget).seconds
+        usual_s = (draft.first_wait_budget if is_first else draft.wait_budget).seconds
+        self.wait_budget_s = min(usual_s, choice.wait_s)
         future.add_done_callback(functools.partial(self._on_reply, proposing))
         return num_draft_tokens
+
+    def skip(self) -> None:
+        """The target drafted for the round itself."""
+        self._length.skip()
 
     async def let_reply_arrive(self) -> None:
         """The draft's reply left together with the proposal that was verified: it is here, or about to be."""
@@ -122,35 +141,42 @@ class DraftSide:
             await asyncio.sleep(0)  # its callback
 
     def note_verdict(self, verdict: tpb.Verdict, ticket: int, total_s: float) -> None:
-        """Of a round that was given a proposal to wait for and took `total_s`.
-
-        A draft that was late or refused is left alone a while; so is one that costs more time than it saves, unless the
-        request says how many tokens to draft.
-        """
-        self._model.num_rounds += 1
-        self._model.num_late += verdict.fallback == tpb.FALLBACK_REASON_LATE
+        """Of a round that took `total_s`. A draft that was late or refused is left alone a while."""
+        if not self._length.note(verdict, total_s):
+            self._seat.is_slow()
+        if not self._num_asked:
+            return
         if verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED:
-            if not self._fed_prompt:
-                self._worth.observe(verdict.wait_us / 1e6, total_s, verdict.num_accepted + 1)
+            self._model.num_rounds += 1
             if not verdict.num_drafted:
                 self.why_plain = "nothing"
-            (self._backoff.late if self._worth.is_lost and not self._fixed else self._backoff.in_time)()
+            self._backoff.in_time()
             self._seat.did_well()
-            self._leave_if_slow()
             return
-        self._backoff.late()
-        self.why_plain = "late" if verdict.fallback == tpb.FALLBACK_REASON_LATE else "refused"
-        note_fallback(self._model.metrics, verdict.fallback)
-        replied, num_tokens, in_budget = self._replied
-        if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
-            self._seat.refused()
-        elif replied == ticket and in_budget:
-            self._seat.undelivered()
-        self._leave_if_slow()
+        if verdict.fallback == tpb.FALLBACK_REASON_LATE and not self.wait_budget_s:
+            self.why_plain = "not_waited"
+        else:
+            self._note_failed(verdict, ticket)
+        replied, num_tokens, _ = self._replied
         if replied == ticket:
             self._note_wasted(num_tokens)
         else:
             self._unverified = {ticket}
+
+    def _note_failed(self, verdict: tpb.Verdict, ticket: int) -> None:
+        """The proposal was waited for in vain, or could not be used."""
+        self._model.num_rounds += 1
+        self._model.num_late += verdict.fallback == tpb.FALLBACK_REASON_LATE
+        self._backoff.late()
+        self.why_plain = "late" if verdict.fallback == tpb.FALLBACK_REASON_LATE else "refused"
+        note_fallback(self._model.metrics, verdict.fallback)
+        replied, _, in_budget = self._replied
+        if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
+            self._seat.refused()
+        elif replied == ticket and in_budget:
+            self._seat.undelivered()
+        if self._backoff.num_late >= MAX_LATE:
+            self._seat.is_slow()
 
     def close(self) -> None:
         """Free the slot; nobody waits for a proposal that is still on its way."""
@@ -158,6 +184,7 @@ class DraftSide:
         proposing, self._proposing = self._proposing, None
         if proposing is not None:
             proposing.future.cancel()
+        self._length.leave()
         self._seat.leave()
 
     def _place(self, target: TargetMember) -> DraftMember | None:
@@ -166,50 +193,33 @@ class DraftSide:
             self.close()
         if self._seat.member is None and self._seat.take(target):
             # If all drafts are slow, the pauses grow all the same.
-            self._backoff, self._worth = Backoff(self._backoff.num_late), Worth()
+            self._backoff = Backoff(self._backoff.num_late)
             self.metrics = self._model.pair_metrics(self._seat.member)
         elif self._seat.member is not None:
             self._seat.take(target)
         return self._seat.member
 
-    def _leave_if_slow(self) -> None:
-        if self._backoff.num_late >= MAX_LATE:
-            self._seat.is_slow()
-
     def _note_wasted(self, num_tokens: int) -> None:
         self._session.usage.num_wasted_tokens += num_tokens
         self.metrics.wasted_tokens.inc(num_tokens)
 
-    def _plan(self, target: Connection, draft: Connection) -> tuple[int, TreeShape | None]:
-        """Draft tokens and their shape, None for a chain: the wish, capped by what is left of max_tokens and of the
-        draft's context.
+    def _room(self, target: Connection, draft: Connection) -> tuple[int, TreeShape | None]:
+        """Draft tokens that the round may have, by what is left of max_tokens and of the draft's context, and their
+        shape, None for a chain.
         """
         context_left = draft.info.context_limit - self._session.committed_len - 1
-        room = max(0, min(self._session.draft_room(), context_left))
+        room = max(0, min(MAX_DRAFT_TOKENS, self._session.draft_room(), context_left))
         if self._tree is None:
-            return min(self._wanted(), room), None
+            return room, None
         if not both_take_trees(target.info, draft.info):  # a chain as long as the tree is deep
             return min(self._tree.depth, room), None
         num_nodes = min(room_for_nodes(info, self._session.committed_len) for info in (target.info, draft.info))
         tree = self._tree.fitted(room, num_nodes)
         return (0, None) if tree is None else (tree.most_nodes, tree)
 
-    def _wanted(self) -> int:
-        options = self._session.request.speculation
-        if not options.enabled:
-            return 0
-        if self._tree is not None:
-            return self._tree.most_nodes
-        return self._model.config.num_draft_tokens if options.num_draft_tokens is None else options.num_draft_tokens
-
-    @property
-    def _fixed(self) -> bool:
-        """The request names its K, or a tree: under `rejection` that is what its seed gives the same text again for."""
-        return self._tree is not None or self._session.request.speculation.num_draft_tokens is not None
-
     def _why_never(self, connected: bool) -> str:
         """Of a round that could have no drafts."""
-        if not self._model.drafts or not self._wanted():
+        if not self._model.drafts or self._length.fixed == 0:
             return "off"
         return "end" if connected or not self._session.draft_room() else "no_draft"
 
@@ -262,8 +272,9 @@ class DraftSide:
                 self._unverified.clear()
                 self._note_wasted(len(reply.propose.draft_ids))
             self.last_propose_s = (reply.propose.queue_us + reply.propose.compute_us) / 1e6
-            self._fed_prompt = proposing.fed_prompt(reply.propose)
-            (draft.first_wait_budget if self._fed_prompt else draft.wait_budget).observe(took_s)
+            fed_prompt = proposing.fed_prompt(reply.propose)
+            (draft.first_wait_budget if fed_prompt else draft.wait_budget).observe(took_s)
+            self._length.replied(reply.propose, took_s)
             note_proposal(self._model.metrics, reply.propose)
         elif reply.error.code == pb.WORKER_ERROR_CODE_BEHIND:
             self.slot.agreed_len = min(reply.error.known_len, proposing.committed_len)

@@ -33,6 +33,8 @@ class SpeculationOptions:
     lenience: float | None = None
     drafter: Drafter | None = None
     tree: TreeShape | None = None
+    adaptive: bool = False
+    """K is chosen round by round, whatever the server's default is."""
 
 
 @dataclass(frozen=True, slots=True)

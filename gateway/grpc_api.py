@@ -218,6 +218,7 @@ def _speculation_of(wishes: gateway_pb2.SpeculationOptions) -> SpeculationOption
         lenience=wishes.lenience if wishes.HasField("lenience") else None,
         drafter=drafter_of(wishes.drafter, "speculation.drafter"),
         tree=TreeShape.from_proto(wishes.tree, "speculation.tree") if wishes.HasField("tree") else None,
+        adaptive=wishes.adaptive,
     )
 
 

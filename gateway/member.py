@@ -9,6 +9,7 @@ from gateway.breaker import Breaker
 from gateway.links import Connection, WorkerLink
 from gateway.membership import MemberSpec
 from gateway.placement import Load
+from gateway.planner import TargetPlanner
 from gateway.room import Room
 from gateway.wait_budget import WaitBudget
 from outrider.v1 import common_pb2 as pb
@@ -123,6 +124,15 @@ class TargetMember(Member):
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
         self.room = Room()
+        self.planner = TargetPlanner()
+
+    def attach(self) -> None:
+        super().attach()
+        self.planner.num_slots += 1
+
+    def detach(self) -> None:
+        super().detach()
+        self.planner.num_slots -= 1
 
     @property
     def deliver_address(self) -> str:

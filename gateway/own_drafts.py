@@ -8,26 +8,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.draft_length import DraftLength
 from gateway.links import Connection
+from gateway.member import TargetMember
 from gateway.served import ServedModel
 from gateway.session import Session
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import Drafter
 from outrider.wire.metrics import PairMetrics
+from outrider.wire.params import MAX_DRAFT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRound:
     drafter: str
     num_draft_tokens: int
-    """K; 0 where no room is left."""
+    """K; 0 where no room is left, or drafts do not pay."""
     metrics: PairMetrics
-
-    @property
-    def why_plain(self) -> str:
-        """If it has no drafts: one of PLAIN_REASONS."""
-        return "nothing" if self.num_draft_tokens else "end"
+    why_plain: str
+    """If it has no drafts: one of PLAIN_REASONS."""
 
 
 class OwnDrafts:
@@ -35,6 +35,7 @@ class OwnDrafts:
         self._model = model
         self._session = session
         self._wish = model.drafter_for(session.request)
+        self._length = DraftLength(model, session)
         self._has_next = True
         """The target's drafter has something to say, as far as is known."""
 
@@ -49,7 +50,7 @@ class OwnDrafts:
     def kind(self, target: Connection) -> Drafter | None:
         """Of the target's own drafters, the request's; None where it has none, or asks for a model alone."""
         kind = self._wish.own
-        if kind is None or not self._wanted():
+        if kind is None or self._length.fixed == 0:
             return None
         if kind.value in target.info.drafters:
             return kind
@@ -60,19 +61,32 @@ class OwnDrafts:
             )
         return None
 
-    def plan(self, target: Connection) -> OwnRound | None:
+    def plan(self, target: Connection, member: TargetMember) -> OwnRound | None:
         """The next round, if the target is to draft for it; None where a draft worker may be asked."""
+        self._length.begin(target)
         kind = self.kind(target)
         if kind is None or (self._wish.asks_model and not self._has_next):
             return None
-        num_draft_tokens = max(0, min(self._wanted(), self._session.draft_room()))
-        return OwnRound(kind.label, num_draft_tokens, self._model.own_metrics(kind))
+        metrics = self._model.own_metrics(kind)
+        room = max(0, min(MAX_DRAFT_TOKENS, self._session.draft_room()))
+        if room and self._length.fixed is None and not self._has_next:
+            self._length.skip()
+            return OwnRound(kind.label, 0, metrics, "nothing")
+        num_draft_tokens = self._length.choose_own(room, member, kind.label)
+        if room and self._length.fixed is None:
+            metrics.planned.observe(num_draft_tokens)
+        why_plain = "nothing" if num_draft_tokens else "does_not_pay" if room else "end"
+        return OwnRound(kind.label, num_draft_tokens, metrics, why_plain)
 
-    def note_verdict(self, verdict: tpb.Verdict) -> None:
+    def skip(self) -> None:
+        """A draft worker was asked for the round, or nobody."""
+        self._length.skip()
+
+    def note_verdict(self, verdict: tpb.Verdict, total_s: float) -> None:
+        """Of a round that the target was to draft for."""
         self._has_next = verdict.drafter_has_next
+        self._length.note(verdict, total_s)
 
-    def _wanted(self) -> int:
-        options = self._session.request.speculation
-        if not options.enabled:
-            return 0
-        return self._model.config.num_draft_tokens if options.num_draft_tokens is None else options.num_draft_tokens
+    def close(self) -> None:
+        """The request has ended."""
+        self._length.leave()

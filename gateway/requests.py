@@ -19,6 +19,7 @@ from gateway.tokenizer import Tokenizer
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
 from outrider.wire.params import (
+    AUTO,
     MAX_BAD_WORDS,
     MAX_CHOICES,
     MAX_DRAFT_TOKENS,
@@ -209,6 +210,11 @@ def _check_texts(name: str, what: str, texts: tuple[str, ...], most: int) -> Non
 
 def _check_speculation(wishes: SpeculationOptions, vocab_size: int) -> None:
     count, topk = wishes.num_draft_tokens, wishes.draft_topk
+    if count is not None and wishes.adaptive:
+        raise InvalidRequest(
+            f"num_draft_tokens is {count} and adaptive is set, which chooses it; leave one out",
+            param="speculation.num_draft_tokens",
+        )
     if count is not None and not 0 <= count <= MAX_DRAFT_TOKENS:
         raise InvalidRequest(
             f"num_draft_tokens is {count}, must be from 0 to {MAX_DRAFT_TOKENS}", param="speculation.num_draft_tokens"
@@ -239,10 +245,9 @@ def _check_tree(wishes: SpeculationOptions, facts: ModelFacts) -> None:
     if wishes.tree is None:
         return
     shown, name = f"speculation.tree is {wishes.tree}", "speculation.tree"
-    if wishes.num_draft_tokens is not None:
-        raise InvalidRequest(
-            f"{shown} and num_draft_tokens {wishes.num_draft_tokens}, which is of chains; give one of them", param=name
-        )
+    if wishes.num_draft_tokens is not None or wishes.adaptive:
+        count = AUTO if wishes.num_draft_tokens is None else wishes.num_draft_tokens
+        raise InvalidRequest(f"{shown} and num_draft_tokens {count}, which is of chains; give one of them", param=name)
     if wishes.lenience is not None and wishes.lenience < 1.0:
         raise InvalidRequest(
             f"{shown} and lenience {wishes.lenience:g}, which is of chains alone; leave one out", param=name

@@ -26,7 +26,7 @@ from gateway.parameters import (
 from gateway.requests import MAX_MESSAGES, MAX_STOPS, Chat, Demand, FieldNames
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS
-from outrider.wire.params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
+from outrider.wire.params import AUTO, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
 from outrider.wire.tree_shape import TreeShape
 
 DEFAULT_MAX_TOKENS = 16
@@ -60,7 +60,7 @@ class _Strict(BaseModel):
 
 class SpeculationBody(_Strict):
     enabled: bool | None = None
-    num_draft_tokens: int | None = None
+    num_draft_tokens: int | Literal["auto"] | None = None
     draft_logprobs: str | None = None
     """auto, full, topk or topk:N."""
     acceptance: Literal["rejection", "coupled"] | None = None
@@ -75,7 +75,9 @@ class SpeculationBody(_Strict):
         rule = None if self.acceptance is None else AcceptanceRule[self.acceptance.upper()]
         drafter = None if self.drafter is None else DRAFTERS[self.drafter]
         tree = None if self.tree is None else TreeShape.parse(self.tree, "speculation.tree")
-        return SpeculationOptions(enabled, self.num_draft_tokens, kind, topk, rule, self.lenience, drafter, tree)
+        adaptive = self.num_draft_tokens == AUTO
+        count = None if isinstance(self.num_draft_tokens, str) else self.num_draft_tokens
+        return SpeculationOptions(enabled, count, kind, topk, rule, self.lenience, drafter, tree, adaptive)
 
 
 class StreamOptions(_Strict):

@@ -13,6 +13,7 @@ import secrets
 import time
 from dataclasses import dataclass
 
+from gateway.answer_lengths import AnswerLengths
 from gateway.breaker import RetryBudget
 from gateway.generation import GenerationRequest, ModelFacts
 from gateway.handshake import Reference
@@ -72,6 +73,7 @@ class ServedModel:
         self.drafts: dict[str, DraftMember] = {}
         """Of all draft pools that serve this one."""
         self.places = Places(self.config.max_running)
+        self.lengths = AnswerLengths()
         self.queue_limit = QueueLimit(self.config.max_queue_wait_s)
         self.reference: Reference | None = None
         self.referenced = asyncio.Event()

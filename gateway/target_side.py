@@ -120,6 +120,7 @@ class TargetSide:
         if reply.WhichOneof("item") == "verdict":
             self._check(reply.verdict)
             self.member.breaker.succeeded()
+            self._note_step(reply.verdict)
             self.slot.agreed_len = reply.verdict.committed_len + len(reply.verdict.token_ids)
             self._num_faults, self._avoid, self._probes = 0, None, False
             return reply.verdict  # type: ignore[no-any-return]
@@ -205,6 +206,11 @@ class TargetSide:
                 yield
         except TimeoutError:
             raise timed_out(self._model.config.request_timeout_s) from None
+
+    def _note_step(self, verdict: tpb.Verdict) -> None:
+        step_s = (verdict.forward_us + verdict.accept_us) / 1e6
+        num_tokens, num_prompt_tokens = verdict.num_batch_tokens, verdict.num_batch_prompt_tokens
+        self.member.planner.note_step(verdict.batch_size, num_tokens, num_prompt_tokens, step_s)
 
     def _check(self, verdict: tpb.Verdict) -> None:
         """Never apply a verdict that is not for our length: it would repeat or lose tokens."""

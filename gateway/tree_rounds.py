@@ -15,7 +15,7 @@ def tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | No
     wishes = request.speculation
     if wishes.tree is not None or not config.tree:
         return wishes.tree
-    if wishes.num_draft_tokens is not None or request.params.lenience < 1.0:
+    if wishes.num_draft_tokens is not None or wishes.adaptive or request.params.lenience < 1.0:
         return None
     return TreeShape.parse(config.tree)
 

@@ -26,6 +26,8 @@ DEMO_DRAFT = str(REPO / "models/demo/draft")
 START_S = 90.0
 KV_CACHE_TOKENS = "32768"
 """Of workers of which a test says nothing else. Their own choice is 64 contexts, up to gigabytes written at start."""
+NUM_DRAFT_TOKENS = "5"
+"""K of gateways of which a test says nothing else: what pays depends on the machine, and on what else it does."""
 
 
 @dataclass(eq=False)
@@ -43,6 +45,8 @@ class Process:
         args = list(self.args)
         if self.module != "gateway" and "--kv-cache-tokens" not in args:
             args += ["--kv-cache-tokens", KV_CACHE_TOKENS]
+        if self.module == "gateway" and "--num-draft-tokens" not in args:
+            args += ["--num-draft-tokens", NUM_DRAFT_TOKENS]
         self.popen = Forked(self.module, args, self.stderr_path)
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -51,6 +51,17 @@ def drafts() -> list[Panel]:
             ],
             PLAIN,
         ),
+        lines(
+            "Planned draft tokens, mean",
+            "K of the rounds whose K adapts, those without drafts included: 0 where drafts do not pay.",
+            [
+                Query(
+                    ratio("spec_planned_draft_tokens_sum", "spec_planned_draft_tokens_count", BY_PAIR, PAIR),
+                    "{{target}} / {{draft}}",
+                )
+            ],
+            PLAIN,
+        ),
         buckets(
             "Accepted length",
             "Rounds a second by the tokens that they commit.",
@@ -60,8 +71,9 @@ def drafts() -> list[Panel]:
         lines(
             "Plain steps",
             "Share of the target's passes that had no drafts, by why. off: the request asks for none. end: no room is "
-            "left for one. no_draft: none is connected. busy: the draft has not answered yet. pause: it was late or "
-            "refused just before. nothing: it had nothing to say. late, refused: what became of the proposal.",
+            "left for one. no_draft: none is connected. does_not_pay: drafts would make the target slower. busy: the "
+            "draft has not answered yet. pause: it was late or refused just before. nothing: it had nothing to say. "
+            "not_waited: it was only to catch up. late, refused: what became of the proposal.",
             [
                 Query(
                     f"sum by (reason) ({rate('spec_plain_steps_total', PAIR)}) / ignoring (reason) group_left () "

@@ -13,10 +13,12 @@ from typing import Any
 
 from outrider.cli.processes import Child
 from outrider.cli.stopping import StopFlag
-from outrider.client import Client, ConfigError, OutriderError, Round, Usage
+from outrider.client import Client, ConfigError, OutriderError, Round, Speculation, Usage
 from outrider.client.types import total_usage
 
 _REFERENCE_TIMEOUT_S = 600.0
+NUM_DRAFT_TOKENS = 5
+"""Fixed: the demo shows what drafts do, whether they pay on this machine or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ def answer(
     """One greedy answer, streamed. Raises StopRequested between two rounds."""
     started = time.perf_counter()
     rounds: list[Round] = []
-    with client.stream(prompt, max_tokens=max_tokens, temperature=0.0, speculation=speculation) as stream:
+    wishes = Speculation(num_draft_tokens=NUM_DRAFT_TOKENS) if speculation else False
+    with client.stream(prompt, max_tokens=max_tokens, temperature=0.0, speculation=wishes) as stream:
         for round_ in stream:
             stop.check()
             show(round_)

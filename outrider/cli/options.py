@@ -9,6 +9,7 @@ import typer
 
 from outrider.client import AcceptanceRule, Drafter, GenerateOptions, Speculation
 from outrider.client.connect import KEY_VARIABLE
+from outrider.wire.params import AUTO, DraftTokens, read_draft_tokens
 
 Address = Annotated[str, typer.Option(help="host:port of a gateway's gRPC server.")]
 Tls = Annotated[bool, typer.Option("--tls", help="Connect with TLS; implied by the options that follow.")]
@@ -30,7 +31,13 @@ MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of
 Seed = Annotated[int | None, typer.Option(help="Key of the draws; absent = another one each time.")]
 Stop = Annotated[list[str] | None, typer.Option(help="String that ends the output; may be given several times.")]
 NumDraftTokens = Annotated[
-    int | None, typer.Option("--num-draft-tokens", "-K", help="Tokens drafted a round; absent = the server's default.")
+    str | None,
+    typer.Option(
+        "--num-draft-tokens",
+        "-K",
+        metavar="N|auto",
+        help="Tokens drafted a round, or auto: as many as pay; absent = the server's default.",
+    ),
 ]
 Acceptance = Annotated[
     AcceptanceRule | None,
@@ -48,6 +55,13 @@ NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain dec
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds until an answer is given up.")]
 
 
+def draft_tokens(text: str) -> DraftTokens:
+    try:
+        return read_draft_tokens(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no number and not {AUTO}", param_hint="--num-draft-tokens") from None
+
+
 def generate_options(
     *,
     model: str | None,
@@ -58,7 +72,7 @@ def generate_options(
     min_p: float | None,
     seed: int | None,
     stop: list[str] | None,
-    num_draft_tokens: int | None,
+    num_draft_tokens: str | None,
     acceptance: AcceptanceRule | None,
     drafter: Drafter | None,
     tree: str | None,
@@ -77,6 +91,10 @@ def generate_options(
     if seed is not None:
         options["seed"] = seed
     options["speculation"] = Speculation(
-        enabled=not no_speculation, num_draft_tokens=num_draft_tokens, acceptance=acceptance, drafter=drafter, tree=tree
+        enabled=not no_speculation,
+        num_draft_tokens=None if num_draft_tokens is None else draft_tokens(num_draft_tokens),
+        acceptance=acceptance,
+        drafter=drafter,
+        tree=tree,
     )
     return options

@@ -43,7 +43,15 @@ DraftCores = Annotated[str | None, typer.Option(help="CPU cores of the draft.")]
 Host = Annotated[str | None, typer.Option(help="Address that HTTP and gRPC listen on; 127.0.0.1 unless set.")]
 HttpPort = Annotated[int | None, typer.Option("--port", help="HTTP port; 8000 unless set; 0 = a free one.")]
 GrpcPort = Annotated[int | None, typer.Option(help="gRPC port; 8001 unless set; 0 = a free one.")]
-K = Annotated[int | None, typer.Option("--num-draft-tokens", "-K", help="Tokens drafted a round; 5 unless set.")]
+K = Annotated[
+    str | None,
+    typer.Option(
+        "--num-draft-tokens",
+        "-K",
+        metavar="N|auto",
+        help="Tokens drafted a round; auto, as many as pay, unless set.",
+    ),
+]
 DrafterOption = Annotated[
     Drafter | None,
     typer.Option("--drafter", help="Who drafts for requests that do not say; model unless set, the others need none."),

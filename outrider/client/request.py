@@ -11,7 +11,7 @@ from outrider.client.types import AcceptanceRule, DraftLogprobs, Speculation
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS
-from outrider.wire.params import MAX_CHOICES, SamplingParams, check_cache_salt
+from outrider.wire.params import AUTO, MAX_CHOICES, SamplingParams, check_cache_salt
 from outrider.wire.tree_shape import TreeShape
 
 _ANY_UINT32 = 1 << 32  # the vocabulary's size is known to the gateway only
@@ -152,7 +152,9 @@ def _speculation(wish: Speculation | bool) -> gateway_pb2.SpeculationOptions:
             f"speculation.draft_topk is {wish.draft_topk}, must be at least 1", param="speculation.draft_topk"
         )
     message = gateway_pb2.SpeculationOptions(enabled=wish.enabled)
-    if wish.num_draft_tokens is not None:
+    if wish.num_draft_tokens == AUTO:
+        message.adaptive = True
+    elif wish.num_draft_tokens is not None:
         _encode("speculation.num_draft_tokens", lambda: setattr(message, "num_draft_tokens", wish.num_draft_tokens))
     if wish.draft_logprobs is not None:
         message.draft_logprobs = _DRAFT_LOGPROBS[wish.draft_logprobs]

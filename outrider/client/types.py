@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from outrider.wire.params import DraftTokens
+
 
 class TokenKind(Enum):
     """Why a token is in the answer."""
@@ -68,8 +70,8 @@ class Speculation:
     """A request's wishes; None = the server's default."""
 
     enabled: bool = True
-    num_draft_tokens: int | None = None
-    """K, 0 to 64."""
+    num_draft_tokens: DraftTokens | None = None
+    """K, 0 to 64, or "auto": what makes the most tokens per second, round by round."""
     draft_logprobs: DraftLogprobs | None = None
     draft_topk: int | None = None
     """N of TOPK, at least 1."""

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outrider.wire.errors import ConfigError, InvalidRequest
-from outrider.wire.params import MAX_DRAFT_TOKENS, MAX_WAIT_BUDGET_MS
+from outrider.wire.params import AUTO, MAX_DRAFT_TOKENS, MAX_WAIT_BUDGET_MS, DraftTokens, read_draft_tokens
 from outrider.wire.tree_shape import TreeShape
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -257,8 +257,9 @@ class GatewayConfig(_Settings):
     """HTTP port; 0 takes a free one and prints it."""
     grpc_port: Port = 8001
     """gRPC port; 0 takes a free one and prints it."""
-    num_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 5
-    """K: tokens drafted a round unless the request says otherwise."""
+    num_draft_tokens: DraftTokens = AUTO
+    """K: tokens drafted a round unless the request says otherwise; auto = what makes the most tokens per second, round
+    by round, down to none."""
     drafter: Literal["model", "ngram", "lookup", "unigram", "bigram", "ngram+model", "lookup+model"] = "model"
     """Who drafts unless the request says otherwise: a draft worker, or the target itself from what it has seen, which
     needs none. With +model the draft worker is asked where the target has nothing to say."""
@@ -321,6 +322,17 @@ class GatewayConfig(_Settings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     """json: one object a line, with the request's id where there is one."""
+
+    @field_validator("num_draft_tokens", mode="before")
+    @classmethod
+    def _auto_or_number(cls, value: object) -> object:
+        try:
+            read = read_draft_tokens(value) if isinstance(value, str) else value
+        except ValueError:
+            read = None
+        if read != AUTO and not (type(read) is int and 0 <= read <= MAX_DRAFT_TOKENS):
+            raise ValueError(f"must be auto, or a number from 0 to {MAX_DRAFT_TOKENS}")
+        return read
 
     @model_validator(mode="after")
     def _workers_named_once(self) -> Self:

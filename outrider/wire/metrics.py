@@ -15,10 +15,24 @@ from outrider.wire.kinds import TokenKind
 _PAIR = ("target", "draft")
 """Labels of what rounds do: the ids of the two models. The draft's is empty where there is none."""
 
-PLAIN_REASONS = ("off", "end", "no_draft", "busy", "pause", "nothing", "late", "refused")
-"""Why a step had no drafts: the request or the gateway asks for none; no room is left for one; none is connected; the
-draft has not answered an earlier proposal; it is left alone for a while after that; it had nothing to say; its proposal
-came too late; its proposal broke a rule."""
+_PLANNED = (*range(9), 10, 12, 16)
+
+PLAIN_REASONS = (
+    "off",
+    "end",
+    "no_draft",
+    "does_not_pay",
+    "busy",
+    "pause",
+    "nothing",
+    "not_waited",
+    "late",
+    "refused",
+)
+"""Why a step had no drafts: the request or the gateway asks for none; no room is left for one; none is connected; they
+would make the target slower; the draft has not answered an earlier proposal; it is left alone for a while after that;
+it had nothing to say; its proposal was only to catch up, or to show how long it takes; it came too late; it broke a
+rule."""
 
 _FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
@@ -79,6 +93,15 @@ class GatewayMetrics:
             registry=r,
         )
         """histogram_quantile(0.5, rate(spec_accepted_length_bucket[5m])): tokens committed per speculative round."""
+        self.planned = Histogram(
+            "spec_planned_draft_tokens",
+            "K of a round as the planner chose it; 0 is a plain step.",
+            _PAIR,
+            buckets=_PLANNED,
+            registry=r,
+        )
+        """rate(spec_planned_draft_tokens_sum[5m]) / rate(spec_planned_draft_tokens_count[5m]): K, on average. No series
+        of rounds whose K is fixed."""
         self.proposals_refused = Counter("spec_proposals_refused", "Proposals that broke a rule.", registry=r)
         """rate(spec_proposals_refused_total[5m]): proposals that broke a rule; their rounds became plain steps."""
         self.proposals_late = Counter("spec_proposals_late", "Rounds whose wait budget ran out.", registry=r)
@@ -132,6 +155,7 @@ class PairMetrics:
         self.rounds: Counter = metrics.rounds.labels(**pair)
         self.wasted_tokens: Counter = metrics.wasted_tokens.labels(**pair)
         self.accepted_length: Histogram = metrics.accepted_length.labels(**pair)
+        self.planned: Histogram = metrics.planned.labels(**pair)
         self.emitted_tokens = _Bound(metrics.emitted_tokens, pair)
         self.plain_steps = _Bound(metrics.plain_steps, pair)
         for reason in PLAIN_REASONS:  # there from the start, at 0: a rate misses what a series is born with

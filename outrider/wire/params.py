@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
@@ -24,6 +24,15 @@ MAX_WAIT_BUDGET_MS = 60_000
 MAX_SEED = 2**64
 MAX_SALT_BYTES = 256
 """Of a cache_salt, a request's (UTF-8) and a slot's."""
+
+AUTO: Literal["auto"] = "auto"
+"""K that is chosen round by round."""
+DraftTokens = int | Literal["auto"]
+
+
+def read_draft_tokens(text: str) -> DraftTokens:
+    """K as people write it. Raises ValueError."""
+    return AUTO if text == AUTO else int(text)
 
 
 @dataclass(frozen=True, slots=True)

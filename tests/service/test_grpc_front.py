@@ -158,6 +158,10 @@ REFUSED: list[tuple[Callable[[], gateway_pb2.GenerateRequest], str]] = [
     (lambda: asking(params={"num_logprobs": 21}), "num_logprobs"),
     (lambda: asking(stop=[""]), "stop"),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(num_draft_tokens=65)), "speculation.num_draft_tokens"),
+    (
+        lambda: asking(speculation=gateway_pb2.SpeculationOptions(num_draft_tokens=5, adaptive=True)),
+        "speculation.num_draft_tokens",
+    ),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(draft_topk=5)), "speculation.draft_topk"),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(draft_logprobs=9)), "speculation.draft_logprobs"),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(acceptance=9)), "speculation.acceptance"),

@@ -82,6 +82,14 @@ def test_options_reach_the_gateway(gateway: ScriptedGateway) -> None:
     assert request.speculation.acceptance == common_pb2.ACCEPTANCE_RULE_COUPLED and not params.acceptance
 
 
+def test_k_that_adapts(gateway: ScriptedGateway) -> None:
+    assert outrider("generate", "hello", "--address", gateway.address, "-K", "auto").exit_code == 0
+    (request,) = gateway.requests
+    assert request.speculation.adaptive and not request.speculation.HasField("num_draft_tokens")
+    result = outrider("generate", "hello", "--address", gateway.address, "-K", "many")
+    assert result.exit_code == 2 and "'many' is no number and not auto" in result.stderr
+
+
 def test_no_speculation(gateway: ScriptedGateway) -> None:
     assert outrider("generate", "hello", "--address", gateway.address, "--no-speculation").exit_code == 0
     assert not gateway.requests[0].speculation.enabled

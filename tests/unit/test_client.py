@@ -199,6 +199,13 @@ async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> 
     )
 
 
+async def test_k_that_adapts_is_asked_for_by_name(gateway: ScriptedGateway) -> None:
+    async with AsyncClient(gateway.address) as client:
+        await client.generate("hello", speculation=Speculation(num_draft_tokens="auto"))
+    (request,) = gateway.requests
+    assert request.speculation.adaptive and not request.speculation.HasField("num_draft_tokens")
+
+
 async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
     async with AsyncClient(gateway.address) as client:
         await client.generate("hello")
@@ -207,7 +214,7 @@ async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
     text, ids, chat = gateway.requests
     assert not text.has_seed
     assert not text.params.HasField("num_logprobs")
-    assert not text.speculation.HasField("num_draft_tokens")
+    assert not text.speculation.HasField("num_draft_tokens") and not text.speculation.adaptive
     assert text.params.temperature == 1.0
     assert text.params.max_tokens == 16
     assert (list(ids.prompt_ids.ids), ids.speculation.enabled, list(ids.stop)) == ([4, 5], False, ["a", "b"])
@@ -241,6 +248,7 @@ async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"timeout_s": math.nan}, "timeout_s"),
         ({"speculation": Speculation(num_draft_tokens=-1)}, "speculation.num_draft_tokens"),
+        ({"speculation": Speculation(num_draft_tokens="Auto")}, "speculation.num_draft_tokens"),
         ({"speculation": Speculation(draft_topk=0)}, "speculation.draft_topk"),
         ({"prompt_ids": [1]}, "prompt"),
     ],

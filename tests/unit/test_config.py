@@ -189,3 +189,19 @@ def test_bad_cores(text: str) -> None:
 def test_a_workers_settings_survive_its_command_line(switch: bool) -> None:
     config = TargetConfig(model="m", prefix_caching=switch, batch_invariant=not switch, max_slots=3, dtype="bfloat16")
     assert load(TargetConfig, flags(config), {}) == config
+
+
+@pytest.mark.parametrize(("given", "read"), [("auto", "auto"), ("0", 0), ("64", 64)])
+def test_k_is_a_number_or_auto(given: str, read: object) -> None:
+    for config in (
+        load(GatewayConfig, ["--num-draft-tokens", given], env(GatewayConfig)),
+        load(GatewayConfig, [], env(GatewayConfig, num_draft_tokens=given)),
+    ):
+        assert config.num_draft_tokens == read
+        assert f"--num-draft-tokens {given}" in " ".join(flags(config))
+
+
+@pytest.mark.parametrize("given", ["Auto", "65", "-1", "1.5", ""])
+def test_and_nothing_else(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"num_draft_tokens is .*: must be auto, or a number from 0 to 64"):
+        load(GatewayConfig, ["--num-draft-tokens", given], env(GatewayConfig))

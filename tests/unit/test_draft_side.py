@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from gateway.draft_length import DraftLength
 from gateway.draft_side import DraftSide
 from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.session import Session
@@ -31,11 +33,15 @@ class ScriptedDraft:
         self.calls.append((request, asyncio.get_running_loop().create_future()))
         return self.calls[-1][1]
 
+    def send(self, request: dpb.DraftRequest) -> None:
+        """One way."""
+
 
 async def test_only_proposals_that_fed_no_prompt_teach_how_long_one_takes() -> None:
     """One whose cache was taken for others meanwhile has waited for memory, and fed its prompt again."""
     draft = ScriptedDraft()
-    config = GatewayConfig(target="127.0.0.1:9", wait_budget_min_ms=1e-6)  # so that every observation shows
+    # So that every observation shows.
+    config = GatewayConfig(target="127.0.0.1:9", wait_budget_min_ms=1e-6, num_draft_tokens=5)
     target = connection_of()
     model = served_model({"target-0": link_of(target)}, {"draft-0": link_of(draft)}, gateway=config)
     member = model.drafts["draft-0"]
@@ -62,35 +68,125 @@ async def test_only_proposals_that_fed_no_prompt_teach_how_long_one_takes() -> N
     assert await taught(3, 4) == ["other"]
 
 
-@pytest.mark.parametrize("fixed", [None, 5])
-async def test_a_request_that_says_how_much_is_drafted_gets_it_though_waiting_costs_more(fixed: int | None) -> None:
-    """Under one seed its rounds, and so its draws, are the same each time."""
-    draft, target = ScriptedDraft(), connection_of()
-    model = served_model({"target-0": link_of(target)}, {"draft-0": link_of(draft)})
-    request = GenerationRequest(
-        "r", "m", PROMPT, SamplingParams(max_tokens=200), speculation=SpeculationOptions(num_draft_tokens=fixed)
+def side_of(draft: ScriptedDraft, speculation: SpeculationOptions, max_tokens: int = 2000) -> tuple[DraftSide, Any]:
+    """A request at a target, and that target's member."""
+    target = link_of(connection_of())
+    model = served_model({"target-0": target}, {"draft-0": link_of(draft)})
+    request = GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=max_tokens), speculation=speculation)
+    member = model.targets["target-0"]
+    member.attach()
+    return DraftSide(model, Session(request, model.tokenizer, 1)), member
+
+
+async def round_of(draft: ScriptedDraft, side: DraftSide, member: Any, ticket: int, wait_s: float) -> int:
+    """One whose draft tokens are all refused, with a step of 5 ms. Returns K."""
+    k = side.propose(ticket, member.connection, member)
+    if k:
+        reply = dpb.ProposeReply(draft_ids=range(k), compute_us=int(1e6 * wait_s), num_fed_tokens=1)
+        draft.calls[-1][1].set_result(dpb.DraftReply(propose=reply))
+        await side.let_reply_arrive()
+    wait_us = int(1e6 * wait_s) if k else 0
+    verdict = tpb.Verdict(
+        num_drafted=k, wait_us=wait_us, forward_us=5000 + ticket, batch_size=1, num_batch_tokens=1 + k
     )
-    side = DraftSide(model, Session(request, model.tokenizer, 1))
-    num_plain = 0
-    for ticket in range(1, 31):
-        num_drafted = side.propose(ticket, target, model.targets["target-0"])
-        num_plain += not num_drafted
-        if num_drafted:
-            draft.calls[-1][1].set_result(dpb.DraftReply(propose=dpb.ProposeReply(draft_ids=range(5))))
-            await side.let_reply_arrive()
-            verdict = tpb.Verdict(num_drafted=5, num_accepted=0, wait_us=100_000)
-            side.note_verdict(verdict, ticket, total_s=0.11)
-    assert (num_plain == 0) is (fixed is not None)
+    step_s = verdict.forward_us / 1e6
+    member.planner.note_step(verdict.batch_size, verdict.num_batch_tokens, 0, step_s)
+    side.note_verdict(verdict, ticket, step_s + wait_us / 1e6 + 0.001)
+    return k
+
+
+@pytest.mark.parametrize(
+    ("speculation", "expected"),
+    [
+        (SpeculationOptions(num_draft_tokens=5), {5}),
+        (SpeculationOptions(num_draft_tokens=0), {0}),
+        (SpeculationOptions(enabled=False), {0}),
+        (SpeculationOptions(enabled=False, adaptive=True), {0}),
+    ],
+)
+async def test_a_request_that_says_how_much_is_drafted_gets_it_though_that_costs_more(
+    speculation: SpeculationOptions, expected: set[int]
+) -> None:
+    """Under one seed its rounds, and so its draws, are the same each time."""
+    draft = ScriptedDraft()
+    side, member = side_of(draft, speculation)
+    assert {await round_of(draft, side, member, ticket, wait_s=0.1) for ticket in range(1, 31)} == expected
+    assert (not draft.calls) is (expected == {0})
+
+
+@pytest.mark.parametrize("speculation", [SpeculationOptions(), SpeculationOptions(adaptive=True)])
+async def test_one_that_leaves_it_open_is_drafted_for_only_to_see_that_it_does_not_pay(
+    speculation: SpeculationOptions,
+) -> None:
+    draft = ScriptedDraft()
+    side, member = side_of(draft, speculation)
+    counts = [await round_of(draft, side, member, ticket, wait_s=0.004) for ticket in range(1, 101)]
+    assert 1 <= sum(k > 0 for k in counts) <= 10
+    assert not any(counts[20:])
+    assert side.why_plain == "does_not_pay"
+    planned = total_samples(side)
+    assert planned == (100, sum(counts))
+
+
+def total_samples(side: DraftSide) -> tuple[float, float]:
+    """Rounds and draft tokens in the histogram of planned K."""
+    samples = {sample.name.rsplit("_", 1)[1]: sample.value for sample in side.metrics.planned.collect()[0].samples}
+    return samples["count"], samples["sum"]
+
+
+async def test_a_fixed_k_of_the_gateway_holds_unless_a_request_asks_for_the_best() -> None:
+    draft = ScriptedDraft()
+    config = GatewayConfig(target="127.0.0.1:9", num_draft_tokens=3)
+    model = served_model({"target-0": link_of(connection_of())}, {"draft-0": link_of(draft)}, gateway=config)
+    for speculation, fixed in [
+        (SpeculationOptions(), 3),
+        (SpeculationOptions(adaptive=True), None),
+        (SpeculationOptions(num_draft_tokens=7), 7),
+    ]:
+        request = GenerationRequest("r", "m", PROMPT, SamplingParams(), speculation=speculation)
+        assert DraftLength(model, Session(request, model.tokenizer, 1)).fixed == fixed
+
+
+async def test_a_proposal_that_is_not_waited_for_is_not_late() -> None:
+    """It lets the draft catch up, or shows how long it takes: nobody is blamed when it is not there."""
+    draft = ScriptedDraft()
+    side, member = side_of(draft, SpeculationOptions())
+    model = side._model
+    for ticket in range(1, 5):
+        k = side.propose(ticket, member.connection, member)
+        if k:
+            break
+        verdict = tpb.Verdict(forward_us=5000 + ticket, batch_size=1, num_batch_tokens=1)
+        member.planner.note_step(1, 1, 0, verdict.forward_us / 1e6)
+        side.note_verdict(verdict, ticket, 0.006)
+    assert k and side.wait_budget_s == 0.0, "the first one feeds a prompt, for as long as nobody knows"
+    late = tpb.Verdict(fallback=tpb.FALLBACK_REASON_LATE, forward_us=5000, batch_size=1, num_batch_tokens=1)
+    side.note_verdict(late, ticket, 0.006)
+    assert side.why_plain == "not_waited"
+    assert (model.num_rounds, model.num_late) == (0, 0)
+    assert side.propose(ticket + 1, member.connection, member) == 0 and side.why_plain == "busy"
+    reply = dpb.ProposeReply(draft_ids=range(k), compute_us=100_000, num_fed_tokens=len(PROMPT))
+    draft.calls[-1][1].set_result(dpb.DraftReply(propose=reply))
+    await side.let_reply_arrive()
+    assert side._session.usage.num_wasted_tokens == k
+
+
+async def test_a_request_that_ends_takes_no_part_in_the_planning_any_more() -> None:
+    draft = ScriptedDraft()
+    side, member = side_of(draft, SpeculationOptions())
+    for ticket in range(1, 20):
+        await round_of(draft, side, member, ticket, wait_s=0.004)
+    source = member.planner.source("draft-0", ScriptedDraft.epoch)
+    assert source.num_slots == 1
+    side.close()
+    assert (source.num_slots, source.num_drafting) == (0, 0)
 
 
 async def test_a_draft_that_has_nothing_to_say_is_no_worse_for_it_and_said_to_be_so() -> None:
-    draft, target = ScriptedDraft(), connection_of()
-    model = served_model({"target-0": link_of(target)}, {"draft-0": link_of(draft)})
-    side = DraftSide(
-        model, Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.tokenizer, 1)
-    )
+    draft = ScriptedDraft()
+    side, member = side_of(draft, SpeculationOptions(num_draft_tokens=5))
     for ticket in range(1, 31):
-        assert side.propose(ticket, target, model.targets["target-0"])
+        assert side.propose(ticket, member.connection, member)
         draft.calls[-1][1].set_result(dpb.DraftReply(propose=dpb.ProposeReply()))
         await side.let_reply_arrive()
         side.note_verdict(tpb.Verdict(wait_us=100), ticket, total_s=0.01)

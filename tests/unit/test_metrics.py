@@ -98,6 +98,7 @@ def test_series_of_the_gateway() -> None:
         "spec_round_seconds",
         "spec_accepted_length",
         "spec_proposals_refused",
+        "spec_planned_draft_tokens",
         "spec_proposals_late",
     }
     gateway.truncates.labels(worker="draft", reason="rejected").inc()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any, cast, get_args
 
 import pytest
 
 from gateway.generation import GenerationRequest, ModelFacts, SpeculationOptions
 from gateway.own_drafts import OwnDrafts
+from gateway.planner import TargetPlanner
 from gateway.requests import Demand, FieldNames, check_demand
 from gateway.schemas import SpeculationBody
 from gateway.session import Session
@@ -35,15 +37,19 @@ def connection(*offered: Drafter) -> Any:
 NGRAM = (Drafter.NGRAM, Drafter.LOOKUP)
 
 
+MEMBER: Any = SimpleNamespace(planner=TargetPlanner())
+"""Of the target, as far as it is read."""
+
+
 def own_drafts(wish: SpeculationOptions, max_tokens: int = 50, **settings: Any) -> OwnDrafts:
-    model = served_model({}, {}, gateway=GatewayConfig(target="127.0.0.1:9", **settings))
+    model = served_model({}, {}, gateway=GatewayConfig(target="127.0.0.1:9", **({"num_draft_tokens": 5} | settings)))
     request = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=max_tokens), speculation=wish)
     return OwnDrafts(model, Session(request, model.tokenizer, 1))
 
 
 def planned(own: OwnDrafts, target: Any) -> int | None:
     """K; None where a draft worker is asked."""
-    plan = own.plan(target)
+    plan = own.plan(target, MEMBER)
     return None if plan is None else plan.num_draft_tokens
 
 
@@ -57,7 +63,7 @@ def test_the_requests_wish_comes_before_the_servers() -> None:
     for wish, default, expected in (("ngram", "model", Drafter.NGRAM), (None, "lookup", Drafter.LOOKUP)):
         own = own_drafts(SpeculationOptions(drafter=DRAFTERS[wish] if wish else None), drafter=default)
         assert own.open_message(target).drafter == expected.value and planned(own, target) == 5
-        own.note_verdict(HAS_NONE)
+        own.note_verdict(HAS_NONE, 0.01)
         assert planned(own, target) == 5, "nobody else could be asked"
     assert planned(own_drafts(SpeculationOptions(drafter=Drafter.MODEL), drafter="ngram"), target) is None
 
@@ -67,10 +73,10 @@ def test_a_model_is_asked_where_the_target_has_nothing_to_say() -> None:
     assert own.open_message(target).drafter == pb.DRAFTER_NGRAM
     found = []
     for verdict in (HAS_NEXT, HAS_NONE, HAS_NONE, HAS_NEXT):
-        own.note_verdict(verdict)
+        own.note_verdict(verdict, 0.01)
         found.append(planned(own, target))
     assert found == [5, None, None, 5]
-    own.note_verdict(HAS_NONE)
+    own.note_verdict(HAS_NONE, 0.01)
     own.open_message(target)  # on another target, say
     assert planned(own, target) == 5
 
@@ -93,6 +99,37 @@ def test_no_more_is_drafted_than_asked_for_and_than_there_is_room_for(
     assert bool(own.open_message(target).drafter) == (expected is not None), "who drafts nothing has no follower"
 
 
+def test_k_that_adapts_is_none_while_the_drafter_has_nothing_to_say_or_is_wrong() -> None:
+    """And is found without anybody being waited for, where it is right."""
+    for num_accepted, pays in ((99, True), (0, False)):
+        target, member = connection(*NGRAM), SimpleNamespace(planner=TargetPlanner(clock=lambda: 1.0))
+        member.planner.num_slots = 1
+        own = own_drafts(SpeculationOptions(drafter=Drafter.NGRAM, adaptive=True), max_tokens=5000)
+        counts = []
+        for index in range(300):
+            round_ = own.plan(target, cast(Any, member))
+            assert round_ is not None
+            k = round_.num_draft_tokens
+            counts.append(k)
+            step_s = 0.02 + 0.0001 * k + 1e-6 * index
+            verdict = tpb.Verdict(
+                num_drafted=k,
+                num_accepted=min(k, num_accepted),
+                batch_size=1,
+                num_batch_tokens=1 + k,
+                forward_us=int(1e6 * step_s),
+                drafter_has_next=True,
+            )
+            member.planner.note_step(1, 1 + k, 0, step_s)
+            own.note_verdict(verdict, step_s + 0.001)
+        assert (counts[-1] > 3) is pays and (k == 0) is not pays
+        assert pays or round_.why_plain == "does_not_pay"
+        own.note_verdict(HAS_NONE, 0.02)
+        silent = own.plan(target, cast(Any, member))
+        assert silent is not None and (silent.num_draft_tokens, silent.why_plain) == (0, "nothing")
+        own.close()
+
+
 def test_a_target_without_the_drafter_leaves_it_to_a_model_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -107,9 +144,9 @@ def test_a_target_without_the_drafter_leaves_it_to_a_model_and_that_is_said_once
 
 def test_rounds_count_under_the_drafters_name() -> None:
     model = served_model({}, {})
-    wish = SpeculationOptions(drafter=Drafter.LOOKUP_MODEL)
+    wish = SpeculationOptions(drafter=Drafter.LOOKUP_MODEL, num_draft_tokens=5)
     request = GenerationRequest("r", "m", (1, 2), SamplingParams(), speculation=wish)
-    plan = OwnDrafts(model, Session(request, model.tokenizer, 1)).plan(connection(*NGRAM))
+    plan = OwnDrafts(model, Session(request, model.tokenizer, 1)).plan(connection(*NGRAM), MEMBER)
     assert plan is not None and plan.drafter == "lookup" and plan.why_plain == "nothing"
     plan.metrics.rounds.inc()
     labels = {"draft": "lookup", "target": "model"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.wait_budget import JUDGED_ROUNDS, MAX_SKIPPED_ROUNDS, Backoff, WaitBudget, Worth
+from gateway.wait_budget import MAX_SKIPPED_ROUNDS, Backoff, WaitBudget
 
 SECONDS = st.floats(min_value=1e-6, max_value=100.0)
 
@@ -88,29 +88,3 @@ def test_one_in_time_forgets_the_late_ones() -> None:
     assert rounds_until_draft(backoff) == 0
     backoff.late()
     assert rounds_until_draft(backoff) == 2
-
-
-def after(worth: Worth, *rounds: tuple[float, float, int]) -> bool:
-    for wait_s, total_s, num_tokens in rounds:
-        worth.observe(wait_s, total_s, num_tokens)
-    return worth.is_lost
-
-
-@pytest.mark.parametrize(("num_tokens", "lost"), [(1, True), (2, True), (6, False)])
-def test_a_draft_is_worth_its_wait_by_the_tokens_it_brings(num_tokens: int, lost: bool) -> None:
-    """A round of 20 ms, 15 of them waited, is four plain steps."""
-    assert after(Worth(), *[(0.015, 0.020, num_tokens)] * 20) is lost
-
-
-def test_it_is_not_judged_by_its_first_rounds_nor_by_a_single_slow_one() -> None:
-    worth = Worth()
-    assert not after(worth, *[(0.1, 0.105, 1)] * (JUDGED_ROUNDS - 1))
-    assert after(worth, (0.1, 0.105, 1))
-    steady = Worth()
-    assert not after(steady, *[(0.002, 0.006, 3)] * 20, (0.030, 0.034, 3), *[(0.002, 0.006, 3)] * 20)
-
-
-def test_one_round_in_time_brings_back_a_draft_that_was_slow() -> None:
-    worth = Worth()
-    assert after(worth, *[(0.1, 0.105, 3)] * 20)
-    assert not after(worth, (0.002, 0.006, 3))

@@ -1,0 +1,153 @@
+"""What is known of one drafter at one target: what its proposals take and bring by load, how many are kept. Pure."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from gateway.acceptance_curve import MAX_PLANNED, PairAcceptance
+from gateway.typical import Typical
+
+NUM_LEVELS = 12
+FEW_FED = MAX_PLANNED + 2
+"""A proposal that fed no more tokens than these says what drafting takes; one that fed more, what catching up takes."""
+FIRST_PAUSE_S = 4.0
+LONGEST_PAUSE_S = 300.0
+"""Between two trials of what did not pay, each twice as long as the one before."""
+FIRST_ROUNDS = 2
+"""Of each slot, that do not count: they are still mixed with plain ones."""
+JUDGED_ROUNDS = 10
+"""Of each slot, before a load is judged by what came of it; before that only by what can be no accident."""
+MEMORY_ROUNDS = 64
+"""Of each slot, that the judgement looks back on; of all together at least four times as many."""
+ROUND_SPREAD = 0.5
+"""Of the tokens of a round, over their mean: by as much over the square root of the rounds a judgement may be wrong."""
+
+
+class Pause:
+    """Between two trials."""
+
+    __slots__ = ("from_s", "pause_s")
+
+    def __init__(self) -> None:
+        self.pause_s = FIRST_PAUSE_S
+        self.from_s = 0.0
+        """When the next one may be."""
+
+    def failed(self, now: float) -> None:
+        self.from_s = now + self.pause_s
+        self.pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s)
+
+    def reset(self) -> None:
+        self.pause_s, self.from_s = FIRST_PAUSE_S, 0.0
+
+
+class Level:
+    """Of a load: so many slots that may draft at once, to the next power of two."""
+
+    def __init__(self) -> None:
+        self.token_s = Typical()
+        """Of the draft, for a token of a proposal."""
+        self.latency_s = Typical()
+        """That the target waits for a proposal besides."""
+        self.extra_s = Typical()
+        """That a round takes more than the wait and a plain round with a step of all drafts, while all draft: steps are
+        of a part of the slots then."""
+        self.pause = Pause()
+        self._tokens = self._plain_tokens = 0.0
+        """Made while drafts were on, and what plain rounds would have made in that time."""
+        self._num_rounds = 0.0
+        self._num_first = 0
+        self.is_proven = False
+
+    def begin(self) -> None:
+        """Drafts are on from now."""
+        self._tokens = self._plain_tokens = self._num_rounds = 0.0
+        self._num_first = 0
+
+    def came(self, num_tokens: int, plain_tokens: float, num_slots: int) -> None:
+        """Of a round while drafts are on, with drafts or without."""
+        self._num_first += 1
+        if self._num_first <= FIRST_ROUNDS * num_slots:
+            return
+        memory = 1.0 - 1.0 / (MEMORY_ROUNDS * max(4, num_slots))
+        self._tokens = memory * self._tokens + num_tokens
+        self._plain_tokens = memory * self._plain_tokens + plain_tokens
+        self._num_rounds = memory * self._num_rounds + 1.0
+
+    def failed(self, num_slots: int, now: float) -> bool:
+        """What came of it says that drafts do not pay; then they are off for a while."""
+        num_rounds = self._num_rounds
+        if num_rounds < JUDGED_ROUNDS:
+            return False
+        is_judged = num_rounds >= JUDGED_ROUNDS * num_slots
+        doubt = (1.0 if is_judged else 2.5) * ROUND_SPREAD / sqrt(num_rounds)
+        has_failed = self._tokens < (1.0 - doubt) * self._plain_tokens
+        if has_failed:
+            self.pause.failed(now)
+        elif is_judged:
+            self.pause.reset()
+        self.is_proven = is_judged and not has_failed
+        return has_failed
+
+
+class DraftSource:
+    """A draft worker in one of its lives, or a drafter in the target itself, which nobody waits for."""
+
+    def __init__(self, name: str, epoch: int = 0, own: bool = False) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.own = own
+        self.levels = [Level() for _ in range(NUM_LEVELS)]
+        self.feed_s = Typical()
+        """Of the draft, for a token that it catches up by."""
+        self.is_known = False
+        """Proposals of it were verified."""
+        self.is_on = False
+        """All its slots may draft; else at most one does, to learn."""
+        self.num_slots = 0
+        """That may be given drafts by it."""
+        self.num_drafting = 0
+        """Whose last round had some."""
+        self.num_planned_tokens = 0
+        """Of their last rounds together."""
+        self.sum_tokens = [0.0] * (MAX_PLANNED + 1)
+        """Expected tokens of a round by K, summed over its slots."""
+        self.pause = Pause()
+        """Of trials by one slot."""
+        self.tried_load = 0.0
+        """At the last one."""
+        self._kinds: dict[object, PairAcceptance] = {}
+
+    def acceptance(self, kind: object) -> PairAcceptance:
+        """kind: of sampling; there are few."""
+        if kind not in self._kinds:
+            like = max(self._kinds.values(), key=lambda pair: pair.num_rounds, default=None)
+            self._kinds[kind] = PairAcceptance(like)
+        return self._kinds[kind]
+
+    def level(self, num_slots: int) -> Level:
+        return self.levels[min(max(1, num_slots).bit_length(), NUM_LEVELS) - 1]
+
+    def times(self, num_slots: int) -> tuple[float, float]:
+        """(token_s, latency_s) while so many draft: of the nearest load known, a smaller one first; 0 while none is."""
+        at = min(max(1, num_slots).bit_length(), NUM_LEVELS) - 1
+        for nearest in (*range(at, -1, -1), *range(at + 1, NUM_LEVELS)):
+            level = self.levels[nearest]
+            if level.token_s.num_seen:
+                return level.token_s.value, level.latency_s.value
+        return 0.0, 0.0
+
+    def replied(self, took_s: float, compute_s: float, num_tokens: int, num_fed: int) -> None:
+        """A proposal was made, whether anybody waited for it or not.
+
+        took_s: from the gateway's request to the reply; compute_s: of this the draft's own work, queue and all.
+        """
+        level = self.level(self.num_drafting)
+        if not num_tokens:
+            return
+        if num_fed > FEW_FED:
+            drafting_s = level.token_s.value * num_tokens
+            self.feed_s.observe(max(0.0, compute_s - drafting_s) / num_fed)
+            return
+        level.token_s.observe(compute_s / num_tokens)
+        level.latency_s.observe(max(0.0, took_s - compute_s))

@@ -1,0 +1,119 @@
+"""What a step of a target takes, as a function of the slots in it and of the tokens fed to it, learnt from verdicts.
+Pure.
+
+Typical times by number of tokens, in classes a quarter octave wide, and between them straight lines: a step is flat
+while the weights are what it reads, and steep once it computes. What a slot costs besides its tokens is fitted beside
+them (least mean squares).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from math import log2
+
+from gateway.typical import Typical
+
+EXACT = 8
+"""Classes of up to so many tokens hold one number of tokens each."""
+PER_OCTAVE = 4
+CLASSES = [max(1, n) if n <= EXACT else EXACT + int(PER_OCTAVE * log2(n / EXACT)) for n in range(4097)]
+SLOT_GAIN = 0.05
+
+
+class _Class:
+    __slots__ = ("is_rough", "num_slots", "num_tokens", "seconds")
+
+    def __init__(self, num_slots: int, num_tokens: int, is_rough: bool) -> None:
+        self.num_tokens: float = num_tokens
+        self.num_slots: float = num_slots
+        self.is_rough = is_rough
+        """Only steps with prompts were seen."""
+        self.seconds = Typical()
+
+
+class StepModel:
+    def __init__(self) -> None:
+        self._classes: dict[int, _Class] = {}
+        self._known: list[int] = []
+        """Keys of `_classes`, in order."""
+        self._slot_s = 0.0
+
+    @property
+    def most_tokens(self) -> float:
+        """Of the steps that were seen."""
+        return self._classes[self._known[-1]].num_tokens if self._known else 0.0
+
+    def note(self, num_slots: int, num_tokens: int, seconds: float, with_prompts: bool = False) -> None:
+        """A step of so many slots took so long. One that fed pieces of prompts is only a hint of what one with as many
+        tokens takes: it counts where there is no other.
+        """
+        key = class_of(num_tokens)
+        known = self._classes.get(key)
+        if known is None or (known.is_rough and not with_prompts):
+            if known is None:
+                insort(self._known, key)
+            known = self._classes[key] = _Class(num_slots, num_tokens, with_prompts)
+            known.seconds.observe(seconds)
+            return
+        if with_prompts and not known.is_rough:
+            return
+        off = num_slots - known.num_slots
+        if off:
+            beyond = seconds - known.seconds.value - self._slot_s * off
+            limit = 0.25 * known.seconds.value
+            self._slot_s += SLOT_GAIN * max(-limit, min(limit, beyond)) * off / (off * off + 1.0)
+            self._slot_s = max(0.0, min(self._slot_s, known.seconds.value / max(1.0, known.num_tokens)))
+        known.seconds.observe(seconds - self._slot_s * off)
+        gain = 1.0 / min(known.seconds.num_seen, 16)
+        known.seconds.shift(self._slot_s * gain * off)
+        known.num_slots += gain * off
+        known.num_tokens += gain * (num_tokens - known.num_tokens)
+
+    def seconds(self, num_slots: float, num_tokens: float) -> float:
+        """Of a step; 0 while nothing is known. Never less for more tokens."""
+        known = self._known
+        if not known:
+            return 0.0
+        key = int(num_tokens)
+        at = bisect_right(known, CLASSES[key] if key < len(CLASSES) else class_of(key))
+        low = self._classes[known[at - 1 if at else 0]]
+        low_s = self._of(low, num_slots)
+        if num_tokens <= low.num_tokens:
+            if at < 2:
+                return low_s
+            high, high_s, low = low, low_s, self._classes[known[at - 2]]
+            low_s = self._of(low, num_slots)
+        elif at < len(known):
+            high = self._classes[known[at]]
+            high_s = self._of(high, num_slots)
+        else:
+            return self._beyond(num_slots, num_tokens, low, low_s)
+        if high_s <= low_s:  # noise: the truth is between them
+            return 0.5 * (low_s + high_s)
+        share = (num_tokens - low.num_tokens) / (high.num_tokens - low.num_tokens)
+        return low_s + min(1.0, max(0.0, share)) * (high_s - low_s)
+
+    def _of(self, known: _Class, num_slots: float) -> float:
+        """With that many slots in it."""
+        seconds = known.seconds.value
+        return max(seconds / 4, seconds + self._slot_s * (num_slots - known.num_slots))
+
+    def _beyond(self, num_slots: float, num_tokens: float, last: _Class, last_s: float) -> float:
+        """More tokens than were ever seen: on along the line from two thirds of the most, at most in proportion. Flat
+        when there is none.
+        """
+        before = next((c for c in map(self._classes.__getitem__, self._known[-2::-1]) if _is_below(c, last)), None)
+        if before is None:
+            return last_s
+        before_s = self._of(before, num_slots)
+        slope = (last_s - before_s) / (last.num_tokens - before.num_tokens)
+        return last_s + max(0.0, min(slope, last_s / last.num_tokens)) * (num_tokens - last.num_tokens)
+
+
+def _is_below(before: _Class, last: _Class) -> bool:
+    return 1.5 * before.num_tokens <= last.num_tokens
+
+
+def class_of(num_tokens: int) -> int:
+    """Of about so many."""
+    return CLASSES[num_tokens] if num_tokens < len(CLASSES) else EXACT + int(PER_OCTAVE * log2(num_tokens / EXACT))

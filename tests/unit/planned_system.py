@@ -1,0 +1,185 @@
+"""A draft, a target and a gateway in simulated time: what a planner would meet, at the cost of no model.
+
+The target serves whatever is ready in one step, and holds a step back for plain slots that are on their way (as
+`target_service.returning`); the draft makes all proposals of a moment together, token by token.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gateway.planner import Choice, SlotPlan, TargetPlanner
+
+ROUND_TRIP_S = 0.0008
+PATIENCE = 0.5
+
+
+@dataclass
+class Pair:
+    """What is true of it."""
+
+    step_s: Callable[[int, int], float]
+    """Of the target, by slots and tokens."""
+    draft_token_s: Callable[[int], float]
+    """Of the draft, for a token of so many proposals at once."""
+    acceptance: Callable[[int], float]
+    """By position: that its token is kept if those before it were."""
+    draft_delay_s: float = 0.0
+    noise: float = 0.05
+
+
+@dataclass
+class Slot:
+    index: int
+    plan: SlotPlan | None
+    began_s: float = 0.0
+    k: int = 0
+    due_s: float = 0.0
+    """When its verify goes without drafts."""
+    complete_s: float | None = None
+    """When its proposal is there."""
+    arrived_s: float = 0.0
+    reply_pending: bool = False
+    choice: Choice = field(default_factory=lambda: Choice(0, 0.0))
+
+
+class System:
+    """`fixed`: K of every round; None asks the planner."""
+
+    def __init__(self, pair: Pair, num_slots: int, fixed: int | None, seed: int = 0) -> None:
+        self.pair, self.fixed = pair, fixed
+        self.now = 0.0
+        self.num_tokens = 0
+        self.num_drafted_rounds = 0
+        self.chosen: list[int] = []
+        self.planner = TargetPlanner(clock=lambda: self.now)
+        self._random = random.Random(seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._waiting: list[Slot] = []
+        self._returning: set[int] = set()
+        self._hold_until_s = 0.0
+        self._busy = False
+        self._drafting = 0
+        self.slots: list[Slot] = []
+        self.set_slots(num_slots)
+
+    def set_slots(self, num_slots: int) -> None:
+        while len(self.slots) > num_slots:
+            slot = self.slots.pop()
+            self.planner.num_slots -= 1
+            if slot.plan is not None:
+                slot.plan.leave()
+        source = self.planner.source("draft", 1)
+        while len(self.slots) < num_slots:
+            self.planner.num_slots += 1
+            plan = SlotPlan(self.planner, source, "greedy") if self.fixed is None else None
+            slot = Slot(len(self.slots), plan)
+            self.slots.append(slot)
+            self._at(0.0, lambda slot=slot: self._begin(slot))
+
+    def run(self, seconds: float) -> float:
+        """Tokens per second."""
+        ends_s, before = self.now + seconds, self.num_tokens
+        while self._events and self._events[0][0] < ends_s:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+        self.now = ends_s
+        return (self.num_tokens - before) / seconds
+
+    def _at(self, after_s: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + after_s, next(self._order), event))
+
+    def _begin(self, slot: Slot) -> None:
+        if slot not in self.slots:
+            return
+        slot.began_s, slot.complete_s, slot.k = self.now, None, 0
+        wait_s = 10.0
+        if slot.plan is None:
+            slot.k = self.fixed or 0
+        elif slot.reply_pending:
+            slot.plan.skip()
+        else:
+            slot.k, wait_s = slot.plan.choose(64, 2, lambda: 1000.0)
+        self.chosen.append(slot.k)
+        if slot.k:
+            self._propose(slot)
+        self._at(ROUND_TRIP_S / 2, lambda: self._arrive(slot, wait_s))
+
+    def _propose(self, slot: Slot) -> None:
+        self._drafting += 1
+        slot.reply_pending = True
+        k, sent_s, began_s = slot.k, self.now, slot.began_s
+        compute_s = k * self.pair.draft_token_s(self._drafting) * self._noise()
+
+        def made() -> None:
+            self._drafting -= 1
+            if slot.began_s == began_s:
+                slot.complete_s = self.now
+            self._try_step()
+            self._at(ROUND_TRIP_S / 2, replied)
+
+        def replied() -> None:
+            slot.reply_pending = False
+            if slot.plan is not None and slot in self.slots:
+                slot.plan.source.replied(self.now - sent_s, compute_s, k, 2)
+
+        self._at(ROUND_TRIP_S / 2 + self.pair.draft_delay_s + compute_s, made)
+
+    def _arrive(self, slot: Slot, wait_s: float) -> None:
+        slot.arrived_s, slot.due_s = self.now, self.now + (wait_s if slot.k else 0.0)
+        self._returning.discard(slot.index)
+        self._waiting.append(slot)
+        self._try_step()
+        if slot.k and wait_s:
+            self._at(wait_s, self._try_step)
+
+    def _try_step(self) -> None:
+        if self._busy or (self._returning and self.now < self._hold_until_s):
+            return
+        ready = [s for s in self._waiting if not s.k or s.complete_s is not None or self.now >= s.due_s]
+        if not ready:
+            return
+        self._waiting = [s for s in self._waiting if s not in ready]
+        drafted = [s.k if s.complete_s is not None else 0 for s in ready]
+        num_tokens = len(ready) + sum(drafted)
+        step_s = self.pair.step_s(len(ready), num_tokens) * self._noise()
+        self._busy = True
+        self._at(step_s, lambda started=self.now: self._end(ready, drafted, num_tokens, started))
+
+    def _end(self, ready: list[Slot], drafted: list[int], num_tokens: int, started_s: float) -> None:
+        self._busy = False
+        step_s = self.now - started_s
+        for slot, k in zip(ready, drafted, strict=True):
+            verdict = (len(ready), num_tokens, k, step_s, started_s)
+            self._at(ROUND_TRIP_S / 2, lambda slot=slot, verdict=verdict: self._verdict(slot, *verdict))
+        self._returning = {slot.index for slot in ready if not slot.k and slot in self.slots}
+        self._hold_until_s = self.now + PATIENCE * step_s
+        self._at(PATIENCE * step_s, self._try_step)
+        self._try_step()
+
+    def _verdict(self, slot: Slot, num_slots: int, num_tokens: int, k: int, step_s: float, started_s: float) -> None:
+        accepted = 0
+        while accepted < k and self._random.random() < self.pair.acceptance(accepted):
+            accepted += 1
+        self.num_tokens += accepted + 1
+        self.num_drafted_rounds += k > 0
+        if slot.plan is not None and slot in self.slots:
+            self.planner.note_step(num_slots, num_tokens, 0, step_s)
+            total_s = self.now - slot.began_s
+            if k:
+                complete_s = slot.complete_s or started_s
+                wait_s = max(0.0, min(complete_s, started_s) - slot.arrived_s)
+                slot.plan.verified(k, accepted, wait_s, step_s, total_s, False)
+            else:
+                waited_s = max(0.0, started_s - slot.arrived_s) if slot.k and slot.due_s > slot.arrived_s else 0.0
+                slot.plan.plain(total_s, step_s, False, waited_s)
+        self._at(0.0002, lambda: self._begin(slot))
+
+    def _noise(self) -> float:
+        noise = max(0.5, self._random.gauss(1.0, self.pair.noise))
+        return noise if self._random.random() > 0.002 else 5.0 * noise

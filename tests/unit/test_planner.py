@@ -1,0 +1,228 @@
+"""K that adapts, in a simulated system: never slower than plain decoding, near the best fixed K where drafts pay."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from gateway.acceptance_curve import MAX_PLANNED
+from gateway.planner import PLAIN, PLAIN_ROUNDS, SHORT_LEFT, Choice, SlotPlan, TargetPlanner
+from tests.unit.planned_system import Pair, System
+
+
+def cpu_step_s(num_slots: int, num_tokens: int) -> float:
+    """Weights are read up to some seven tokens; more are computed."""
+    return max(0.020 + 0.0008 * num_tokens, 0.004 + 0.0034 * num_tokens)
+
+
+def gpu_step_s(num_slots: int, num_tokens: int) -> float:
+    return 0.012 + 0.00002 * num_tokens + 0.0001 * max(0, num_tokens - 256)
+
+
+def pair(step_s: object, acceptance: float, delay_s: float = 0.0, noise: float = 0.03) -> Pair:
+    return Pair(
+        step_s,  # type: ignore[arg-type]
+        lambda num_proposals: 0.0012 + 0.00015 * num_proposals,
+        lambda position: acceptance,
+        delay_s,
+        noise,
+    )
+
+
+DRAFTS = {"good": (0.8, 0.0), "fair": (0.55, 0.0), "poor": (0.002, 0.0), "slow": (0.55, 0.05)}
+TARGETS = {"cpu": cpu_step_s, "gpu": gpu_step_s}
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize(
+    ("target", "num_slots"), [*(("cpu", num_slots) for num_slots in (1, 2, 4, 8, 16, 64)), ("gpu", 1), ("gpu", 16)]
+)
+def test_never_slower_than_plain_and_near_the_best_fixed_k(target: str, num_slots: int, draft: str) -> None:
+    true = pair(TARGETS[target], *DRAFTS[draft])
+    seconds = 8.0 if num_slots <= 4 else 3.0 if target == "cpu" else 2.0
+    counts = (0, 2, 4, 6) if num_slots <= 4 else (0, 3)
+    fixed = {k: System(true, num_slots, k, seed=1).run(seconds) for k in counts}
+    planned = System(true, num_slots, None, seed=1)
+    planned.run(seconds)  # it learns
+    rate = planned.run(seconds)
+    assert rate >= 0.96 * fixed[0], fixed
+    assert rate >= (0.92 if num_slots == 1 else 0.8) * max(fixed.values()), fixed
+
+
+@pytest.mark.parametrize("draft", ["poor", "slow"])
+def test_learning_costs_at_most_a_percent_of_the_time_and_ever_less(draft: str) -> None:
+    true = pair(cpu_step_s, *DRAFTS[draft], noise=0.0)
+    plain = System(true, 1, 0).run(60.0)
+    planned = System(true, 1, None)
+    planned.run(60.0)
+    early = len(planned.chosen), sum(k > 0 for k in planned.chosen)
+    assert planned.run(240.0) >= 0.99 * plain
+    late = len(planned.chosen) - early[0], sum(k > 0 for k in planned.chosen) - early[1]
+    assert 0 < early[1] < 0.05 * early[0]
+    assert late[1] / late[0] < early[1] / early[0]
+
+
+def test_drafts_resume_at_once_when_the_load_falls() -> None:
+    system = System(pair(cpu_step_s, *DRAFTS["good"]), 32, None)
+    system.run(20.0)
+    before = len(system.chosen)
+    system.run(5.0)
+    assert sum(k > 0 for k in system.chosen[before:]) < 0.02 * (len(system.chosen) - before)
+    system.set_slots(1)
+    system.run(0.5)
+    before = len(system.chosen)
+    system.run(1.0)
+    chosen = system.chosen[before:]
+    assert sum(k > 0 for k in chosen) > 0.8 * len(chosen)
+
+
+def test_and_stop_when_it_rises() -> None:
+    system = System(pair(cpu_step_s, *DRAFTS["fair"]), 1, None)
+    system.run(5.0)
+    assert sum(k > 0 for k in system.chosen[-20:]) > 15
+    system.set_slots(32)
+    system.run(5.0)
+    before = len(system.chosen)
+    system.run(3.0)
+    assert sum(k > 0 for k in system.chosen[before:]) < 0.02 * (len(system.chosen) - before)
+
+
+def test_a_draft_that_becomes_poor_is_left_and_one_that_becomes_good_is_found() -> None:
+    true = pair(gpu_step_s, *DRAFTS["good"])
+    system = System(true, 1, None)
+    system.run(5.0)
+    system.pair = replace(true, acceptance=lambda position: 0.0)
+    system.run(3.0)
+    assert sum(system.chosen[-50:]) == 0
+    system.pair = true
+    system.run(60.0)
+    assert sum(k > 0 for k in system.chosen[-50:]) > 40
+
+
+def test_a_restarted_draft_is_learnt_anew() -> None:
+    planner = TargetPlanner()
+    first = planner.source("draft-0", epoch=1)
+    assert planner.source("draft-0", epoch=1) is first
+    second = planner.source("draft-0", epoch=2)
+    assert second is not first and not second.is_known
+
+
+class Driven:
+    """One slot of a planner whose rounds the test makes."""
+
+    def __init__(self, num_slots: int = 1) -> None:
+        self.now = 0.0
+        self.planner = TargetPlanner(clock=lambda: self.now)
+        self.planner.num_slots = num_slots
+        self.source = self.planner.source("draft-0", epoch=1)
+        self.slot = SlotPlan(self.planner, self.source, "greedy")
+
+    def round(self, num_accepted: int, num_behind: int = 2, num_left: float = 1000.0) -> Choice:
+        """A step takes 20 ms, and 1 ms for a token; a proposal 1 ms, and as much for a token."""
+        choice = self.slot.choose(64, num_behind, lambda: num_left)
+        k = choice.num_draft_tokens
+        step_s = 0.020 + 0.001 * k
+        total_s = step_s + 0.001 + 0.001 * k + (0.001 if k else 0.0)
+        self.now += total_s
+        self.planner.note_step(self.planner.num_slots, self.planner.num_slots + k, 0, step_s)
+        if k:
+            self.source.replied(0.001 + 0.001 * k, 0.001 * k, k, 2)
+            self.slot.verified(k, min(k, num_accepted), 0.001 + 0.001 * k, step_s, total_s, fed_prompts=False)
+        else:
+            self.slot.plain(total_s, step_s, fed_prompts=False)
+        return choice
+
+
+def test_plain_rounds_come_first_then_a_trial_then_what_pays() -> None:
+    driven = Driven()
+    counts = [driven.round(num_accepted=MAX_PLANNED).num_draft_tokens for _ in range(200)]
+    assert counts[:PLAIN_ROUNDS] == [0] * PLAIN_ROUNDS
+    assert 0 < counts[PLAIN_ROUNDS] <= 4
+    assert counts[-1] >= 12
+    assert Driven().round(num_accepted=0) == PLAIN
+
+
+def test_a_request_that_is_expected_to_be_short_starts_plain() -> None:
+    """Its prompt would be fed to the draft for nothing."""
+    driven = Driven()
+    for _ in range(100):
+        assert driven.round(num_accepted=3)
+    driven.source.replied(0.5, 0.5, 3, 500)  # feeding takes 1 ms a token
+    assert driven.round(3, num_behind=500, num_left=SHORT_LEFT - 1) == PLAIN
+    assert driven.round(3, num_behind=500, num_left=20.0) == PLAIN, "20 tokens do not bring half a second back"
+    assert driven.round(3, num_behind=500, num_left=1000.0).num_draft_tokens
+
+
+def test_a_proposal_that_first_catches_up_is_not_waited_for_longer_than_it_is_worth() -> None:
+    driven = Driven()
+    for _ in range(100):
+        driven.round(num_accepted=3)
+    assert 0.0 < driven.round(3).wait_s < 0.2
+    driven.source.replied(0.5, 0.5, 3, 500)
+    assert driven.round(3, num_behind=500).wait_s == 0.0
+
+
+def test_a_budget_that_is_spent_allows_no_trial() -> None:
+    driven = Driven()
+    driven.planner.spend(10.0)
+    assert all(driven.round(num_accepted=MAX_PLANNED) == PLAIN for _ in range(500))
+
+
+def test_nobody_but_one_slot_tries_a_draft_that_is_not_known() -> None:
+    driven = Driven(num_slots=16)
+    others = [SlotPlan(driven.planner, driven.source, "greedy") for _ in range(15)]
+    for _ in range(PLAIN_ROUNDS):
+        driven.round(0)
+    chosen = [slot.choose(64, 2, lambda: 1000.0).num_draft_tokens for slot in [driven.slot, *others]]
+    assert sum(k > 0 for k in chosen) == 1
+
+
+def test_a_slot_that_leaves_leaves_nothing() -> None:
+    driven = Driven()
+    for _ in range(50):
+        driven.round(num_accepted=2)
+    driven.slot.leave()
+    source = driven.source
+    assert (source.num_slots, source.num_drafting, source.num_planned_tokens) == (0, 0, 0)
+    assert source.sum_tokens == pytest.approx([0.0] * (MAX_PLANNED + 1))
+
+
+def test_drafts_of_the_target_itself_are_not_waited_for() -> None:
+    driven = Driven()
+    driven.source.own = True
+    for _ in range(100):
+        last = driven.round(num_accepted=3)
+    assert last.num_draft_tokens and last.wait_s == 0.0
+
+
+def test_a_step_is_counted_once_whatever_number_of_verdicts_comes_of_it() -> None:
+    planner = TargetPlanner()
+    for _ in range(8):
+        planner.note_step(8, 8, 0, 0.030)
+    planner.note_step(8, 8, 0, 0.010)
+    assert planner.steps.seconds(8, 8) == pytest.approx(0.020, abs=0.003)
+
+
+def test_load_of_other_gateways_is_seen_in_the_batches() -> None:
+    planner = TargetPlanner()
+    planner.num_slots = 4
+    for step in range(100):
+        planner.note_step(16, 16, 0, 0.03 + 1e-5 * step)
+    assert planner.load == pytest.approx(16, abs=0.5)
+    for step in range(100):
+        planner.note_step(4, 4, 0, 0.03 + 1e-5 * step)
+    assert planner.load == pytest.approx(4, abs=0.5)
+
+
+@pytest.mark.parametrize("num_slots", [1, 64])
+def test_a_plain_round_costs_the_gateway_next_to_nothing(num_slots: int) -> None:
+    """A generous limit: machines of tests are slow and busy. Measured 3 to 10 us."""
+    driven = Driven(num_slots)
+    for _ in range(100):
+        driven.round(num_accepted=0)
+    began_s = time.thread_time()
+    for _ in range(1000):
+        driven.round(num_accepted=0)
+    assert (time.thread_time() - began_s) / 1000 < 200e-6
