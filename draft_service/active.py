@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from draft_service.jobs import ProposeJob
 from draft_service.tree_growth import Growth, tree_row
@@ -32,8 +33,16 @@ class CopiedLaw:
 
 
 Law = RowLaw | CopiedLaw
-Drawn = tuple[int, Law | None]
-"""A token and what it was drawn from; None where proposals are ids alone."""
+
+
+class Drawn(NamedTuple):
+    """A token of a proposal."""
+
+    token_id: int
+    law: Law | None
+    """What it was drawn from; None where proposals are ids alone."""
+    chance: float | None = None
+    """Its probability under the draft, of a proposal that may end for want of confidence."""
 
 
 @dataclass(slots=True)
@@ -65,6 +74,13 @@ class Asked:
     num_fed: int = 0
     length: int | None = None
     """Tokens that it ends with, once that is known to be before all that were asked for."""
+    confidence: float = 1.0
+    """Probability under the draft of all its tokens, of one that is `watched`."""
+
+    @property
+    def watched(self) -> bool:
+        """It ends where the draft is no longer confident of it."""
+        return self.job.min_confidence > 0.0
 
     @property
     def position(self) -> int:
@@ -91,11 +107,16 @@ class Asked:
         return self.job.num_draft_tokens if self.length is None else self.length
 
     def take(self, drawn: Drawn) -> None:
-        """Its next token, and what that was drawn from."""
-        token_id, law = drawn
-        self.draft_ids.append(token_id)
-        if law is not None:
-            self.unsent.append(law)
+        """Its next token, with which it may end: whether it does depends on what has been drafted alone, and so whoever
+        accepts it by a rule that is exact for each length stays exact.
+        """
+        self.draft_ids.append(drawn.token_id)
+        if drawn.law is not None:
+            self.unsent.append(drawn.law)
+        if drawn.chance is not None:
+            self.confidence *= drawn.chance
+            if self.confidence < self.job.min_confidence:
+                self.length = len(self.draft_ids)
 
     def leave(self) -> None:
         """It is over, complete or not."""

@@ -32,16 +32,20 @@ def draw_tokens(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tenso
         a, row = ready[index], rows[index]
         params = row.state.params
         if params.greedy:
-            return host.best_id(index, row), None
+            return Drawn(host.best_id(index, row), None, host.best_chance(index, row) if a.watched else None)
         law = host.law(index, row)
-        return (coupled_id(law, params, a.position), None) if a.determined else _sampled(a, law)
+        if not a.determined:
+            return _sampled(a, law)
+        token_id = coupled_id(law, params, a.position)
+        return Drawn(token_id, None, law.prob(token_id) if a.watched else None)
 
     return side_by_side(draw_one, range(len(ready)), logits.numel())
 
 
 def _sampled(a: Active, law: RowLaw) -> Drawn:
     law = as_sent(a, law)
-    return law.draw(a.uniforms[len(a.draft_ids)]), law
+    token_id = law.draw(a.uniforms[len(a.draft_ids)])
+    return Drawn(token_id, law, law.prob(token_id) if a.watched else None)
 
 
 def as_sent(a: Active, law: RowLaw) -> RowLaw:
@@ -55,13 +59,17 @@ def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor
     """
     processed = process_unchecked(logits, rows)
     ids = sampling.argmax(processed)  # [R] int64
+    watched = any(a.watched for a in ready)
+    chances = processed.double().softmax(dim=1).amax(dim=1) if watched else None  # [R] float64
     sound = sound_rows(logits)  # [R] bool
     coupled = [i for i, a in enumerate(ready) if a.determined and not a.slot.params.greedy]
     if coupled:
         index = to_device(np.array(coupled), logits.device)
         own = sampling.distributions(processed[index], [rows[i] for i in coupled])
         keys = [ready[i].slot.params for i in coupled], [ready[i].position for i in coupled]
-        ids = ids.index_copy(0, index, coupled_ids(own, *keys))
+        picked = coupled_ids(own, *keys)
+        ids = ids.index_copy(0, index, picked)
+        chances = _with_chances(chances, index, own, picked)
     chosen = [i for i, a in enumerate(ready) if not a.determined]
     laws = None
     if chosen:
@@ -70,12 +78,22 @@ def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor
         u = to_device(np.array([ready[i].uniforms[len(ready[i].draft_ids)] for i in chosen]), logits.device)
         drawn, has_mass = sampling.inverse_cdf(laws.double().exp(), u)
         ids, sound = ids.index_copy(0, index, drawn), sound.index_copy(0, index, sound[index] & has_mass)
+        chances = _with_chances(chances, index, laws, drawn)
     copy = None if laws is None else to_host(laws)  # beside what follows
-    values = torch.stack((ids, sound.long())).cpu().numpy()  # [2, R]: the one wait of a step
+    told = (ids, sound.long()) if chances is None else (ids.double(), sound.double(), chances)
+    values = torch.stack(told).cpu().numpy()  # [2 or 3, R]: the one wait of a step
     if not values[1].all():
         raise NonFiniteLogits(np.flatnonzero(values[1] == 0).tolist())
     laws_of = {} if copy is None else {i: CopiedLaw(copy, (place,)) for place, i in enumerate(chosen)}
-    return [(int(token_id), laws_of.get(i)) for i, token_id in enumerate(values[0])]
+    chance_of = {i: float(values[2][i]) for i, a in enumerate(ready) if a.watched} if watched else {}
+    return [Drawn(int(token_id), laws_of.get(i), chance_of.get(i)) for i, token_id in enumerate(values[0])]
+
+
+def _with_chances(chances: Tensor | None, index: Tensor, laws: Tensor, ids: Tensor) -> Tensor | None:
+    """chances [R] with, at `index` [S], the probability of ids [S] in laws [S, V]."""
+    if chances is None:
+        return None
+    return chances.index_copy(0, index, sampling.probabilities(laws).gather(1, ids[:, None])[:, 0])
 
 
 def _cut(laws: Tensor, ready: Sequence[Active]) -> Tensor:

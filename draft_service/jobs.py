@@ -25,6 +25,8 @@ class ProposeJob:
     respond: Callable[[Proposed | JobError], None]
     tree: TreeShape | None = None
     """None = a chain of num_draft_tokens, which else is the most nodes that it may have."""
+    min_confidence: float = 0.0
+    """The chain ends with the token at which the probability of all its tokens falls below this."""
 
 
 @dataclass(frozen=True, slots=True)

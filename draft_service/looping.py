@@ -23,8 +23,8 @@ def loop_of(runner: ModelRunner) -> DraftLoop | None:
 
 
 def may_loop(a: Active) -> bool:
-    """It has not begun, and its laws are the model's own at a temperature."""
-    return a.growth is None and not a.draft_ids and is_plain(a.slot.params)
+    """It has not begun, its laws are the model's own at a temperature, and nothing may end it early."""
+    return a.growth is None and not a.draft_ids and not a.watched and is_plain(a.slot.params)
 
 
 def is_plain(p: SamplingParams) -> bool:
@@ -69,8 +69,8 @@ def _looped(group: Sequence[Active], drafted: Drafted) -> list[Looped]:
         if token_ids is None:
             made.append((a, None))
         elif a.determined or drafted.log_probs is None:
-            made.append((a, [(token_id, None) for token_id in token_ids]))
+            made.append((a, [Drawn(token_id, None) for token_id in token_ids]))
         else:
             copy = drafted.log_probs
-            made.append((a, [(token_id, CopiedLaw(copy, (i, j))) for j, token_id in enumerate(token_ids)]))
+            made.append((a, [Drawn(token_id, CopiedLaw(copy, (i, j))) for j, token_id in enumerate(token_ids)]))
     return made

@@ -48,6 +48,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         error = invalid("num_draft_tokens", message.num_draft_tokens, 1, MAX_DRAFT_TOKENS) or invalid(
             "draft_topk", message.draft_topk, least_topk, self._vocab_size
         )
+        if not 0.0 <= message.min_confidence < 1.0:  # NaN is neither
+            text = f"min_confidence is {message.min_confidence:g}, must be at least 0 and below 1"
+            error = error or JobError(Fault.INVALID, text)
         try:
             tree = TreeShape.from_proto(message.tree) if message.HasField("tree") else None
         except InvalidRequest as refused:
@@ -71,6 +74,7 @@ def _propose_job(owner: int, message: dpb.Propose, tree: TreeShape | None, respo
         arrived_s=time.monotonic(),
         respond=respond,
         tree=tree,
+        min_confidence=message.min_confidence,
     )
 
 

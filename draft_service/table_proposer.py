@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from draft_service.active import Asked
+from draft_service.active import Asked, Drawn
 from draft_service.desk import Desk
 from draft_service.jobs import PartOut
 from draft_service.sender import Sender
@@ -73,7 +73,7 @@ class TableProposer:
         )
         a.length = len(chain.ids)
         for index, token_id in enumerate(chain.ids):
-            a.take((token_id, None if chain.laws is None else chain.laws[index]))
+            a.take(Drawn(token_id, None if chain.laws is None else chain.laws[index]))
             self._sender.send_large(a)
         self._sender.send_due(a)
         self._desk.finish(a)

@@ -246,6 +246,7 @@ class DraftSide:
             draft_logprobs=encoding.value,
             draft_topk=min(topk, self._model.facts.vocab_size),
             tree=None if tree is None else tree.to_proto(),
+            min_confidence=0.0 if self._fixed else config.min_confidence,
         )
 
     def _on_opened(self, draft: DraftMember, future: asyncio.Future[dpb.DraftReply]) -> None:

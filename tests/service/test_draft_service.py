@@ -18,6 +18,7 @@ from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.codec import DenseRows, SparseRows, rows_from_proto
+from outrider.wire.kinds import AcceptanceRule
 from tests.service.conftest import worker
 from tests.service.control_client import (
     ControlClient,
@@ -63,7 +64,7 @@ class Recorder(target_pb2_grpc.TargetServiceServicer):
 
         def here() -> bool:
             parts = self.parts.get(ticket, [])
-            return bool(parts) and sum(len(p.draft_ids) for p in parts) == parts[0].num_draft_tokens
+            return bool(parts) and sum(len(p.draft_ids) for p in parts) == parts[-1].num_draft_tokens
 
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(here)
@@ -111,6 +112,7 @@ def propose(
     ticket: int | None = None,
     encoding: Any = AUTO,
     topk: int = 0,
+    min_confidence: float = 0.0,
 ) -> dpb.Propose:
     return dpb.Propose(
         slot=slot,
@@ -120,6 +122,7 @@ def propose(
         ticket=new_ticket() if ticket is None else ticket,
         draft_logprobs=encoding,
         draft_topk=topk,
+        min_confidence=min_confidence,
     )
 
 
@@ -193,6 +196,34 @@ async def test_it_catches_up_from_any_base_len(
     again = await proposed(draft, propose(1, 7, [60, 61]))
     assert list(again.draft_ids) == list(reply.draft_ids)
     assert again.num_fed_tokens == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.0}, {**SAMPLED, "acceptance": AcceptanceRule.COUPLED}, SAMPLED],
+    ids=["greedy", "coupled", "rejection"],
+)
+async def test_a_proposal_ends_where_the_draft_is_not_confident_of_it(
+    draft: ControlClient, recorder: Recorder, reference: ReferenceModel, options: dict[str, Any]
+) -> None:
+    """At the token with which the product of the probabilities falls below what was asked for, and never before."""
+    least, lengths, law_params = 1e-3, set[int](), sampling(temperature=1.0)
+    for slot in range(6):
+        prompt = [*PROMPT, 40 + slot]
+        await draft.opened(slot, prompt, deliver_to=recorder.address, **options)
+        message = propose(slot, len(prompt), k=8, min_confidence=least)
+        reply = await proposed(draft, message)
+        parts, ids = await recorder.complete(message.ticket), list(reply.draft_ids)
+        assert [token_id for part in parts for token_id in part.draft_ids] == ids
+        confidence = 1.0
+        for number, token_id in enumerate(ids):
+            assert confidence >= least, "it should have ended"
+            law = reference.laws(prompt, len(prompt), law_params, ids[:number])[-1]
+            confidence *= float(law.log_softmax(0).exp()[token_id])
+        assert confidence < least or len(ids) == 8
+        lengths.add(len(ids))
+        draft.tell(pb.CloseSlot(slot=slot))
+    assert min(lengths) < 8 and len(lengths) > 1, "the slots do not exercise it"
 
 
 async def test_truncate(draft: ControlClient, recorder: Recorder, reference: ReferenceModel) -> None:
@@ -331,6 +362,8 @@ async def test_auto_keeps_a_steps_payload_under_the_budget(draft: ControlClient,
     "message, code, named",
     [
         (propose(1, 5, k=0), pb.WORKER_ERROR_CODE_INVALID, "num_draft_tokens is 0"),
+        (propose(1, 5, min_confidence=1.0), pb.WORKER_ERROR_CODE_INVALID, "min_confidence is 1, must be"),
+        (propose(1, 5, min_confidence=float("nan")), pb.WORKER_ERROR_CODE_INVALID, "min_confidence is nan"),
         (propose(1, 5, k=65), pb.WORKER_ERROR_CODE_INVALID, "from 1 to 64"),
         (propose(1, 5, k=32), pb.WORKER_ERROR_CODE_INVALID, "from 1 to 31"),
         (propose(1, 5, encoding=TOPK, topk=0), pb.WORKER_ERROR_CODE_INVALID, "draft_topk is 0"),
@@ -341,7 +374,20 @@ async def test_auto_keeps_a_steps_payload_under_the_budget(draft: ControlClient,
         (propose(2, 5), pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, "slot 2"),
         (None, pb.WORKER_ERROR_CODE_INVALID, "no item"),
     ],
-    ids=["k 0", "k 65", "k past max_tokens", "topk 0", "topk 321", "id", "short", "behind", "unknown", "no item"],
+    ids=[
+        "k 0",
+        "sure",
+        "not a number",
+        "k 65",
+        "k past max_tokens",
+        "topk 0",
+        "topk 321",
+        "id",
+        "short",
+        "behind",
+        "unknown",
+        "no item",
+    ],
 )
 async def test_refusals(
     draft: ControlClient, recorder: Recorder, reference: ReferenceModel, message: Any, code: Any, named: str

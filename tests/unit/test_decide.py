@@ -370,6 +370,7 @@ class PlainActive:
     topk: int | None
     uniforms: list[float]
     draft_ids: list[int]
+    watched: bool = False
 
     @property
     def slot(self) -> PlainSlot:
@@ -386,29 +387,45 @@ class PlainActive:
 
 class TestDraw:
     @given(
-        slots=st.lists(st.tuples(st.integers(0, len(KINDS) - 1), st.sampled_from((None, 1, 3, 1000))), min_size=1),
+        slots=st.lists(
+            st.tuples(st.integers(0, len(KINDS) - 1), st.sampled_from((None, 1, 3, 1000)), st.booleans()), min_size=1
+        ),
         seed=st.integers(0, 10_000),
     )
     @settings(max_examples=60, deadline=None)
-    def test_host_and_device_draw_alike(self, slots: list[tuple[int, int | None]], seed: int) -> None:
+    def test_host_and_device_draw_alike(self, slots: list[tuple[int, int | None, bool]], seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         logits = 2 * torch.randn(len(slots), VOCAB, generator=generator)
         ready: list[Any] = []
         rows = []
-        for kind, topk in slots:
+        for kind, topk, watched in slots:
             params = SamplingParams(max_tokens=100, **KINDS[kind])
             drafts = torch.randint(0, VOCAB, (2,), generator=generator).tolist()
             u = torch.rand(3, dtype=torch.float64, generator=generator).clamp_min(1e-9).tolist()
-            ready.append(PlainActive(params, topk, [] if params.determined else u, drafts))
+            ready.append(PlainActive(params, topk, [] if params.determined else u, drafts, watched))
             rows.append(LogitRow(SamplingState(params, PROMPT, (0,)), tuple(drafts)))
         host = drawing.draw_tokens(ready, rows, logits)
         device = waiting_once(logits, lambda: drawing._on_device(ready, rows, logits))
-        for a, (token_id, law), (other_id, other) in zip(ready, host, device, strict=True):
+        for index, (a, (token_id, law, chance), (other_id, other, other_chance)) in enumerate(
+            zip(ready, host, device, strict=True)
+        ):
             assert token_id == other_id and (law is None) == (other is None) == a.determined
+            assert (chance is not None) == (other_chance is not None) == a.watched
+            if chance is not None and other_chance is not None:
+                expected = self.chance(a, rows[index], logits[index][None], law, token_id)
+                assert [chance, other_chance] == pytest.approx([expected] * 2, rel=1e-5)
             if law is not None and other is not None:
                 other = other.wait()
                 assert np.allclose(law.dense_scores(), other.dense_scores(), atol=1e-5)
                 assert law.prob(token_id) > 0 and (a.topk is None or law.support()[0].size <= a.topk)
+
+    def chance(self, a: Any, row: LogitRow, logits: Tensor, law: RowLaw | None, token_id: int) -> float:
+        """Of the law that the token was drawn from, or is the guess of; of the best token its softmax."""
+        if law is not None:
+            return law.prob(token_id)
+        processed = process_unchecked(logits, [row])
+        laws = processed.log_softmax(dim=1) if a.params.greedy else distributions(processed, [row])
+        return float(laws.double().exp()[0, token_id])
 
     def test_a_broken_row_is_named_by_both(self) -> None:
         logits = torch.zeros(3, VOCAB)

@@ -191,3 +191,18 @@ async def test_a_draft_that_has_nothing_to_say_is_no_worse_for_it_and_said_to_be
         await side.let_reply_arrive()
         side.note_verdict(tpb.Verdict(wait_us=100), ticket, total_s=0.01)
         assert side.why_plain == "nothing" and side.member_name == "draft-0"
+
+
+@pytest.mark.parametrize(("fixed", "expected"), [(None, 0.25), (5, 0.0)])
+async def test_a_draft_may_end_early_unless_the_request_says_how_much_is_drafted(
+    fixed: int | None, expected: float
+) -> None:
+    draft, target = ScriptedDraft(), connection_of()
+    config = GatewayConfig(target="127.0.0.1:9", min_confidence=0.25)
+    model = served_model({"target-0": link_of(target)}, {"draft-0": link_of(draft)}, gateway=config)
+    request = GenerationRequest(
+        "r", "m", PROMPT, SamplingParams(max_tokens=200), speculation=SpeculationOptions(num_draft_tokens=fixed)
+    )
+    side = DraftSide(model, Session(request, model.tokenizer, 1))
+    assert side.propose(1, target, model.targets["target-0"]) == 5
+    assert draft.calls[-1][0].propose.min_confidence == expected
