@@ -134,7 +134,7 @@ def test_a_drawn_proposal_comes_with_the_laws_that_it_was_drawn_from(options: di
     if chain.laws is None:
         assert all(part.rows is None for part in parts)
         return
-    shipped = [law for part in parts for law in decode_laws(rows_of(part), VOCAB, part.draft_ids)]
+    shipped = [law for part in parts for law in decode_laws(rows_of(part), VOCAB, [[each] for each in part.draft_ids])]
     for own, drawn_from in zip(shipped, chain.laws, strict=True):
         assert np.array_equal(own.dense_scores(), drawn_from.dense_scores())
 
@@ -149,7 +149,7 @@ def test_laws_are_cut_before_the_draw_where_that_is_asked_for_or_there_is_no_roo
         draft = Draft(Unigram(list(range(VOCAB))), budget_bytes=budget)
         draft.open(1, PROMPT, **options)
         _, parts = draft.proposed(1, len(PROMPT), encoding=encoding, topk=2)
-        laws = [law for part in parts for law in decode_laws(rows_of(part), VOCAB, part.draft_ids)]
+        laws = [law for part in parts for law in decode_laws(rows_of(part), VOCAB, [[each] for each in part.draft_ids])]
         assert len(laws) == 4 and all(law.support()[0].size == most for law in laws)
 
 
