@@ -246,8 +246,13 @@ class DraftSide:
             draft_logprobs=encoding.value,
             draft_topk=min(topk, self._model.facts.vocab_size),
             tree=None if tree is None else tree.to_proto(),
-            min_confidence=0.0 if self._fixed else config.min_confidence,
+            min_confidence=0.0 if self._is_named else config.min_confidence,
         )
+
+    @property
+    def _is_named(self) -> bool:
+        """The request says how much is drafted."""
+        return self._tree is not None or self._session.request.speculation.num_draft_tokens is not None
 
     def _on_opened(self, draft: DraftMember, future: asyncio.Future[dpb.DraftReply]) -> None:
         """A refused open shows in the propose's answer, too, but only here is why."""

@@ -68,10 +68,12 @@ async def test_only_proposals_that_fed_no_prompt_teach_how_long_one_takes() -> N
     assert await taught(3, 4) == ["other"]
 
 
-def side_of(draft: ScriptedDraft, speculation: SpeculationOptions, max_tokens: int = 2000) -> tuple[DraftSide, Any]:
+def side_of(
+    draft: ScriptedDraft, speculation: SpeculationOptions, max_tokens: int = 2000, **settings: Any
+) -> tuple[DraftSide, Any]:
     """A request at a target, and that target's member."""
-    target = link_of(connection_of())
-    model = served_model({"target-0": target}, {"draft-0": link_of(draft)})
+    target, config = link_of(connection_of()), GatewayConfig(target="127.0.0.1:9", **settings)
+    model = served_model({"target-0": target}, {"draft-0": link_of(draft)}, gateway=config)
     request = GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=max_tokens), speculation=speculation)
     member = model.targets["target-0"]
     member.attach()
@@ -197,12 +199,7 @@ async def test_a_draft_that_has_nothing_to_say_is_no_worse_for_it_and_said_to_be
 async def test_a_draft_may_end_early_unless_the_request_says_how_much_is_drafted(
     fixed: int | None, expected: float
 ) -> None:
-    draft, target = ScriptedDraft(), connection_of()
-    config = GatewayConfig(target="127.0.0.1:9", min_confidence=0.25)
-    model = served_model({"target-0": link_of(target)}, {"draft-0": link_of(draft)}, gateway=config)
-    request = GenerationRequest(
-        "r", "m", PROMPT, SamplingParams(max_tokens=200), speculation=SpeculationOptions(num_draft_tokens=fixed)
-    )
-    side = DraftSide(model, Session(request, model.tokenizer, 1))
-    assert side.propose(1, target, model.targets["target-0"]) == 5
+    draft = ScriptedDraft()
+    side, member = side_of(draft, SpeculationOptions(num_draft_tokens=fixed), num_draft_tokens=5, min_confidence=0.25)
+    assert side.propose(1, member.connection, member) == 5
     assert draft.calls[-1][0].propose.min_confidence == expected
