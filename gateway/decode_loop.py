@@ -103,7 +103,7 @@ class Decoder:
         timings = self._timings(verdict, verified_s - started_s)
         output = self.session.apply(verdict, timings)
         if own is None:
-            self.own.skip()
+            self.own.skip(verdict)
             self.draft.note_verdict(verdict, ticket, timings.total_s)
             note_round(self.draft.metrics, verdict, output, timings, self.draft.why_plain, self.draft.asked_for_tree)
         else:

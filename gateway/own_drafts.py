@@ -73,13 +73,16 @@ class OwnDrafts:
             self._length.skip()
             return OwnRound(kind.label, 0, metrics, "nothing")
         num_draft_tokens = self._length.choose_own(room, member, kind.label)
+        if room and not num_draft_tokens and self._wish.asks_model:  # what a model drafts may pay all the same
+            return None
         if room and self._length.fixed is None:
             metrics.planned.observe(num_draft_tokens)
         why_plain = "nothing" if num_draft_tokens else "does_not_pay" if room else "end"
         return OwnRound(kind.label, num_draft_tokens, metrics, why_plain)
 
-    def skip(self) -> None:
-        """A draft worker was asked for the round, or nobody."""
+    def skip(self, verdict: tpb.Verdict) -> None:
+        """Of a round that a draft worker was asked for, or nobody."""
+        self._has_next = verdict.drafter_has_next
         self._length.skip()
 
     def note_verdict(self, verdict: tpb.Verdict, total_s: float) -> None:

@@ -73,12 +73,22 @@ def test_a_model_is_asked_where_the_target_has_nothing_to_say() -> None:
     assert own.open_message(target).drafter == pb.DRAFTER_NGRAM
     found = []
     for verdict in (HAS_NEXT, HAS_NONE, HAS_NONE, HAS_NEXT):
-        own.note_verdict(verdict, 0.01)
+        if planned(own, target) is None:
+            own.skip(verdict)
+        else:
+            own.note_verdict(verdict, 0.01)
         found.append(planned(own, target))
     assert found == [5, None, None, 5]
     own.note_verdict(HAS_NONE, 0.01)
     own.open_message(target)  # on another target, say
     assert planned(own, target) == 5
+
+
+def test_where_own_drafts_do_not_pay_a_models_may() -> None:
+    """Before anything is measured, nothing pays."""
+    target = connection(*NGRAM)
+    assert planned(own_drafts(SpeculationOptions(drafter=Drafter.NGRAM, adaptive=True)), target) == 0
+    assert planned(own_drafts(SpeculationOptions(drafter=Drafter.NGRAM_MODEL, adaptive=True)), target) is None
 
 
 @pytest.mark.parametrize(
