@@ -165,6 +165,7 @@ REFUSED: list[tuple[Callable[[], gateway_pb2.GenerateRequest], str]] = [
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(draft_topk=5)), "speculation.draft_topk"),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(draft_logprobs=9)), "speculation.draft_logprobs"),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(acceptance=9)), "speculation.acceptance"),
+    (lambda: asking(speculation=gateway_pb2.SpeculationOptions(tree=common_pb2.TreeShape())), "speculation.tree"),
     (lambda: asking(params={"acceptance": 9}), "acceptance"),
     (lambda: asking(params={"lenience": 0.5}), "params.lenience"),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(lenience=1.5)), "lenience"),

@@ -145,6 +145,18 @@ async def test_a_lenient_answer_says_so(generator: ScriptedGenerator) -> None:
     assert [each.params.lenience for each in generator.requests] == [0.5, 0.9, 1.0, 1.0]
 
 
+async def test_a_tree_arrives_and_is_exact(generator: ScriptedGenerator) -> None:
+    """The server's lenience, which is of chains alone, does not contradict who asks for one."""
+    async with in_process(generator, lenience=0.5) as http:
+        for tree in ("4x2x1", "best:12x4", None):
+            body = {"prompt": "a", "speculation": {"tree": tree}}
+            assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+        refused = await http.post(COMPLETIONS, json={"prompt": "a", "speculation": {"tree": "2x"}})
+    assert [str(each.speculation.tree) for each in generator.requests] == ["4x2x1", "best:12x4", "None"]
+    assert [each.params.lenience for each in generator.requests] == [1.0, 1.0, 0.5]
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "speculation.tree"
+
+
 async def test_without_a_seed_each_prompt_draws_its_own(generator: ScriptedGenerator) -> None:
     async with in_process(generator) as http:
         answer = (await http.post(COMPLETIONS, json={"prompt": ["same", "same"], "n": 2})).json()

@@ -90,6 +90,15 @@ def test_k_that_adapts(gateway: ScriptedGateway) -> None:
     assert result.exit_code == 2 and "'many' is no number and not auto" in result.stderr
 
 
+def test_a_tree_reaches_the_gateway(gateway: ScriptedGateway) -> None:
+    for tree in ("4x2x1", "best:12x4"):
+        assert outrider("generate", "hello", "--address", gateway.address, "--tree", tree).exit_code == 0
+    shapes = [request.speculation.tree for request in gateway.requests]
+    assert [(list(each.widths), each.num_nodes, each.max_depth) for each in shapes] == [([4, 2, 1], 0, 0), ([], 12, 4)]
+    refused = outrider("generate", "hello", "--address", gateway.address, "--tree", "4,2")
+    assert refused.exit_code == 1 and "speculation.tree is '4,2'" in refused.stderr
+
+
 def test_no_speculation(gateway: ScriptedGateway) -> None:
     assert outrider("generate", "hello", "--address", gateway.address, "--no-speculation").exit_code == 0
     assert not gateway.requests[0].speculation.enabled
