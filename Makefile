@@ -111,7 +111,11 @@ bench-trees: $(STAMP)
 coupled-parity: $(STAMP)
 	$(BIN)/python -m benchmarks.coupled_parity $(ARGS)
 
-.PHONY: bench-drafters bench-trees coupled-parity
+# K that adapts beside plain decoding, from 1 to 64 answers at once, with a good, a poor and a slow draft: 15 minutes.
+bench-never-slower: $(STAMP)
+	$(BIN)/python -m benchmarks.never_slower $(ARGS)
+
+.PHONY: bench-drafters bench-trees coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

@@ -20,7 +20,7 @@ from benchmarks.common import DEMO_DRAFT, RESULTS, Report, random_94m, spread, w
 from benchmarks.passes import Sample, run_pass
 from benchmarks.running import running
 from outrider.cli.supervisor import Endpoints
-from outrider.client import AsyncClient
+from outrider.client import AsyncClient, Speculation
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from tests.service.control_client import ControlClient, new_ticket
@@ -32,6 +32,8 @@ NUM_SHARED, NUM_OWN = 1500, 20
 """Tokens that two prompts begin with, and those that each has after them."""
 PROMPT_TOKENS, ANSWER_TOKENS = 60, 40
 """Of a request to a pool that is too small."""
+DRAFTED = Speculation(num_draft_tokens=5)
+"""Whether that pays or not: every request holds a slot at the draft."""
 ROLES = ("target", "draft")
 
 
@@ -126,7 +128,7 @@ async def ask_all(address: str, repetition: int, count: int) -> Sample:
     prompts = [some_ids(PROMPT_TOKENS + index % 7, f"{repetition} {index}") for index in range(count)]
     async with AsyncClient(address) as client:
         return await run_pass(
-            client, prompts, concurrency=count, temperature=0.0, max_tokens=ANSWER_TOKENS, speculation=True
+            client, prompts, concurrency=count, temperature=0.0, max_tokens=ANSWER_TOKENS, speculation=DRAFTED
         )
 
 

@@ -24,7 +24,7 @@ from outrider.client import AsyncClient, OutriderError, Speculation
 from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
 PROMPT_TOKENS = 128
-ARMS: dict[str, Speculation | bool] = {"off": False, "on": True, "automatic": Speculation()}
+ARMS: dict[str, Speculation | bool] = {"off": False, "on": Speculation(num_draft_tokens=5), "automatic": Speculation()}
 
 
 def worker_info(address: str, stub: type) -> common_pb2.WorkerInfo:

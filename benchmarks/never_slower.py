@@ -1,0 +1,217 @@
+"""Is K that adapts ever slower than plain decoding? From 1 to 64 answers at once, with three drafts.
+
+    make bench-never-slower                           # or: python -m benchmarks.never_slower --help
+
+The target, the demo target widened, has one core, each draft the other: the demo draft (good), one like it with
+random weights (poor), and the demo draft behind a network that delays every byte by 50 ms (slow). Each has a gateway
+of its own before the same target, so that what one of them learns is not the others'. In each repetition plain
+decoding and `auto` take turns, in another order each time; a ratio is that of two such passes. Plain decoding on all
+cores is another target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts, random_draft, spread, widened
+from benchmarks.drafters import Ratio
+from benchmarks.passes import Sample, run_pass
+from outrider.client import AsyncClient, Speculation
+from tests.stack import Process, stop_all
+from tests.tcp_relay import TcpRelay
+
+GOOD, POOR, SLOW = "good", "poor", "slow"
+OFF, AUTO = "off", "auto"
+ARMS: Mapping[str, Speculation] = {OFF: Speculation(enabled=False), AUTO: Speculation(num_draft_tokens="auto")}
+DELAY_S = 0.05
+LEAST_RATIO = 0.97
+"""Median, of `auto` over plain decoding, in every cell."""
+FEW_PROMPTS = 4
+"""In a pass of fewer answers at once."""
+WARM_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Passes of one draft at one concurrency, one a repetition."""
+
+    samples: dict[str, list[Sample]] = field(default_factory=lambda: {name: [] for name in ARMS})
+
+    @property
+    def ratio(self) -> Ratio:
+        pairs = zip(self.samples[AUTO], self.samples[OFF], strict=True)
+        return Ratio.of([[auto.tokens_per_s / off.tokens_per_s] for auto, off in pairs])
+
+    @property
+    def drafted_per_round(self) -> float:
+        """Mean K of `auto`, rounds without drafts included."""
+        rounds = [item for sample in self.samples[AUTO] for item in sample.rounds]
+        return sum(item.num_drafted for item in rounds) / len(rounds)
+
+
+@contextlib.asynccontextmanager
+async def started(arguments: Sequence[tuple[str, Sequence[str]]]) -> AsyncIterator[list[Process]]:
+    """Processes side by side: (module, arguments) of each."""
+    processes: list[Process] = []
+    try:
+        for module, args in arguments:
+            processes.append(Process(module, list(args), wait=False))
+        for process in processes:
+            await asyncio.to_thread(lambda process=process: process.ready)
+        yield processes
+    finally:
+        await asyncio.to_thread(stop_all, processes)
+
+
+def worker(model: Path, cores: str, options: argparse.Namespace) -> list[str]:
+    kv_cache_tokens = 64 * (options.prompt_tokens + options.max_tokens + 32)
+    return [
+        *("--model", str(model), "--cpu-cores", cores, "--dtype", options.dtype),
+        *("--kv-cache-tokens", str(kv_cache_tokens), "--no-prefix-caching"),
+    ]
+
+
+def gateway(*args: str) -> tuple[str, list[str]]:
+    return "gateway", ["--port", "0", "--grpc-port", "0", *args]
+
+
+async def one_pass(
+    client: AsyncClient, prompts: Sequence[list[int]], concurrency: int, arm: str, options: argparse.Namespace
+) -> Sample:
+    return await run_pass(
+        client,
+        prompts[: max(FEW_PROMPTS, concurrency)],
+        concurrency=concurrency,
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
+        speculation=ARMS[arm],
+    )
+
+
+async def measure(
+    address: str, prompts: Sequence[list[int]], draft: str, options: argparse.Namespace
+) -> dict[int, Cell]:
+    """By concurrency."""
+    cells = {concurrency: Cell() for concurrency in options.concurrency}
+    async with AsyncClient(address) as client:
+        await run_pass(
+            client, prompts[:2], concurrency=2, temperature=0.0, max_tokens=WARM_TOKENS, speculation=ARMS[OFF]
+        )
+        for concurrency, cell in cells.items():
+            for repetition in range(options.repetitions):
+                for arm in (OFF, AUTO) if repetition % 2 else (AUTO, OFF):
+                    sample = await one_pass(client, prompts, concurrency, arm, options)
+                    cell.samples[arm].append(sample)
+                    print(f"{draft} draft, {concurrency} at once, {arm}: {sample.tokens_per_s:.1f} tok/s", flush=True)
+    return cells
+
+
+async def measure_all(prompts: Sequence[list[int]], options: argparse.Namespace) -> dict[str, dict[int, Cell]]:
+    """By draft and concurrency."""
+    first, last = (str(sorted(os.sched_getaffinity(0))[at]) for at in (0, -1))
+    target = worker(widened(options.size, options.dtype), last, options)
+    found: dict[str, dict[int, Cell]] = {}
+    async with started([("target_service", target)]) as (target_process,):
+        for draft in options.only:
+            model = random_draft() if draft == POOR else DEMO_DRAFT
+            async with contextlib.AsyncExitStack() as stack:
+                (process,) = await stack.enter_async_context(
+                    started([("draft_service", worker(model, first, options))])
+                )
+                address = process.address
+                if draft == SLOW:
+                    relay = await stack.enter_async_context(TcpRelay(address))
+                    relay.delay_s, address = DELAY_S, relay.address
+                pair = ("--target", target_process.address, "--draft", address)
+                (front,) = await stack.enter_async_context(started([gateway(*pair)]))
+                found[draft] = await measure(str(front.ready["grpc"]), prompts, draft, options)
+    return found
+
+
+async def measure_all_cores(prompts: Sequence[list[int]], options: argparse.Namespace) -> dict[int, float]:
+    """Tokens per second of plain decoding by concurrency."""
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    target = worker(widened(options.size, options.dtype), cores, options)
+    found: dict[int, float] = {}
+    async with (
+        started([("target_service", target)]) as (process,),
+        started([gateway("--target", process.address)]) as (front,),
+        AsyncClient(str(front.ready["grpc"])) as client,
+    ):
+        await one_pass(client, prompts, 2, OFF, options)
+        for concurrency in options.concurrency:
+            found[concurrency] = (await one_pass(client, prompts, concurrency, OFF, options)).tokens_per_s
+            print(f"all cores, {concurrency} at once: {found[concurrency]:.1f} tok/s", flush=True)
+    return found
+
+
+def add_cells(report: Report, found: Mapping[str, Mapping[int, Cell]], all_cores: Mapping[int, float]) -> list[str]:
+    """The violations."""
+    wrong = []
+    for draft, cells in found.items():
+        rows = []
+        for concurrency, cell in cells.items():
+            rates = {arm: [sample.tokens_per_s for sample in cell.samples[arm]] for arm in ARMS}
+            ratio = cell.ratio
+            row = [str(concurrency), spread(rates[OFF]), spread(rates[AUTO]), str(ratio)]
+            beside = all_cores.get(concurrency)
+            told = "" if beside is None else f"{beside:.1f}"
+            over = "" if beside is None else f"{statistics.median(rates[AUTO]) / beside:.2f}"
+            rows.append([*row, f"{cell.drafted_per_round:.2f}", told, over])
+            if ratio.median < LEAST_RATIO:
+                wrong.append(f"{draft} draft, {concurrency} at once: {ratio} of plain, at least {LEAST_RATIO:g} wanted")
+        columns = ["at once", "plain, tok/s", "auto, tok/s", "auto / plain", "mean K"]
+        columns += ["plain on all cores, tok/s", "auto / plain on all cores"]
+        report.table(f"A {draft} draft", columns, rows)
+        report.data[draft] = {
+            str(concurrency): {arm: [sample.tokens_per_s for sample in cell.samples[arm]] for arm in ARMS}
+            for concurrency, cell in cells.items()
+        }
+    report.data["all cores"] = {str(concurrency): rate for concurrency, rate in all_cores.items()}
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="111M", choices=["94M", "111M", "1b"], help="of the widened target")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of all")
+    parser.add_argument("--only", nargs="+", default=[GOOD, POOR, SLOW], choices=[GOOD, POOR, SLOW], help="drafts")
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="at most")
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--no-all-cores", action="store_true", help="leave plain decoding on all cores out")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    options = parser.parse_args()
+    report = Report("never-slower", "K that adapts, and plain decoding")
+    report.text(
+        f"The demo pair, its target WIDENED to {options.size}, {options.dtype}, a core each; prompts of "
+        f"{options.prompt_tokens} tokens or less, {options.max_tokens} tokens an answer, T = {options.temperature:g}, "
+        f"prefix caches off, {options.repetitions} repetitions. auto / plain: median over repetitions, in brackets the "
+        "interval of 95 % from a bootstrap over them."
+    )
+    tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
+    texts = dev_prompts(max([FEW_PROMPTS, *options.concurrency]))
+    prompts = [tokenizer.encode(text).ids[-options.prompt_tokens :] for text in texts]
+    found = asyncio.run(measure_all(prompts, options))
+    all_cores = {} if options.no_all_cores else asyncio.run(measure_all_cores(prompts, options))
+    wrong = add_cells(report, found, all_cores)
+    report.text("## Violations\n\n" + "\n".join(f"- {each}" for each in wrong) if wrong else "No violation.")
+    report.data["violations"] = wrong
+    report.write(options.results)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
