@@ -305,7 +305,7 @@ def test_costs_are_measured_at_few_k() -> None:
 
 def test_a_setting_is_told_to_the_gateway_in_full() -> None:
     found = alternatives(4, 12, 1.0, [])
-    assert list(found)[:5] == ["plain", "K = 4", "K = 4, full", "K = 4, topk:128", "K = 4, coupled"]
+    assert list(found)[:6] == ["plain", "K = auto", "K = 4", "K = 4, full", "K = 4, topk:128", "K = 4, coupled"]
     assert gateway_settings(found["K = 4, topk:128"]) == {
         "num_draft_tokens": "4",
         "drafter": "model",
@@ -331,8 +331,9 @@ def test_every_setting_is_one_that_a_gateway_knows() -> None:
 
 def test_drafters_that_the_deployment_has_are_tried_and_what_needs_no_draft_is_simpler() -> None:
     found = alternatives(3, 12, 0.0, [Drafter.MODEL, Drafter.NGRAM, Drafter.NGRAM_MODEL])
-    assert list(found)[:5] == ["plain", "K = 3, ngram", "K = 8, ngram", "K = 3", "K = 3, ngram+model"]
-    assert [needs_draft(wish) for wish in found.values()] == [False, False, False, True, True, True, True]
+    names = ["plain", "K = 3, ngram", "K = 8, ngram", "K = auto", "K = 3", "K = 3, ngram+model"]
+    assert list(found)[:6] == names
+    assert [needs_draft(wish) for wish in found.values()] == [False] * 3 + [True] * 5
     assert all(wish.acceptance is None for wish in found.values())
     assert "K = 5, lookup" in alternatives(3, 5, 0.0, [Drafter.LOOKUP])
 
@@ -352,6 +353,6 @@ def test_trees_are_as_deep_as_the_chain_and_no_larger_than_a_step(k: int, shapes
 
 
 def test_at_temperature_0_there_is_no_rule_to_choose() -> None:
-    assert list(alternatives(4, 12, 0.0, [])) == ["plain", "K = 4", "tree 2x2x1x1", "tree best:16x4"]
+    assert list(alternatives(4, 12, 0.0, [])) == ["plain", "K = auto", "K = 4", "tree 2x2x1x1", "tree best:16x4"]
     assert chain(4, 0.0).acceptance is None
     assert chain(4, 0.5).acceptance is AcceptanceRule.REJECTION

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
+from outrider.wire.params import AUTO, DraftTokens
 
 PLAIN = "plain"
 TOPK = 128
@@ -30,14 +31,17 @@ def chains(ks: Iterable[int], temperature: float) -> dict[str, Speculation]:
 
 
 def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Drafter]) -> dict[str, Speculation]:
-    """By name, simplest first: plain decoding, drafters that need no draft worker, the draft's chain of k tokens, other
-    encodings and rules for it, other drafters beside it, and trees. offered: drafters that the deployment has.
+    """By name, simplest first: plain decoding, drafters that need no draft worker, the draft's chain of as many tokens
+    as the gateway thinks fit, and of k, other encodings and rules for it, other drafters beside it, and trees.
+
+    offered: drafters that the deployment has.
     """
     offered = list(offered)
     found = chains((0,), temperature)
     for drafter in (each for each in offered if each not in _ASKING_A_MODEL):
         for own_k in sorted({k, min(_OWN_K, max_k)}):
             found[f"{chain_name(own_k)}, {drafter.value}"] = _drafted(own_k, temperature, drafter)
+    found[f"K = {AUTO}"] = _drafted(AUTO, temperature, Drafter.MODEL)
     found |= chains((k,), temperature) | (_encoded_and_coupled(k) if temperature else {})
     for drafter in (each for each in offered if each in _ASKING_A_MODEL and each is not Drafter.MODEL):
         found[f"{chain_name(k)}, {drafter.value}"] = _drafted(k, temperature, drafter)
@@ -64,7 +68,7 @@ def gateway_settings(wish: Speculation) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def _drafted(k: int, temperature: float, drafter: Drafter) -> Speculation:
+def _drafted(k: DraftTokens, temperature: float, drafter: Drafter) -> Speculation:
     """At temperature 0 there is no rule to choose, and no distribution travels."""
     if not temperature:
         return Speculation(num_draft_tokens=k, drafter=drafter)
