@@ -46,7 +46,10 @@ def decide(
         if r.tree is not None:
             return decide_tree(r, r.tree, state, host, logits, start)
         if own is None:
-            outcome = _determined(r, state, host, start)
+            outcome = _matching(r, lambda j, guess: _says(r, state, host, start, j, guess))
+        elif r.copied:
+            laws = _laws(r, state, host, start)
+            outcome = _matching(r, lambda j, _: laws(j).draw(float(own.target[j])))
         else:
             lenience = state.params.lenience
             rule = accept_block_one if by_block and lenience == 1.0 else partial(accept_token_one, lenience=lenience)
@@ -56,17 +59,17 @@ def decide(
     return side_by_side(decide_one, range(len(ready)), logits.numel())
 
 
-def _determined(ready: Ready, state: SamplingState, host: HostLogits, start: int) -> tuple[int, int]:
-    """Keep drafts while they are what the target says."""
+def _matching(ready: Ready, says: Callable[[int, int | None], int]) -> tuple[int, int]:
+    """Keep drafts while they are what the target says. says(j, the draft there): its token after j drafts."""
     for j, token_id in enumerate(ready.draft_ids):
-        own = _says(ready, state, host, start, j, token_id)
+        own = says(j, token_id)
         if own != token_id:
             return j, own
     num_drafted = len(ready.draft_ids)
-    return num_drafted, _says(ready, state, host, start, num_drafted)
+    return num_drafted, says(num_drafted, None)
 
 
-def _says(ready: Ready, state: SamplingState, host: HostLogits, start: int, j: int, guess: int | None = None) -> int:
+def _says(ready: Ready, state: SamplingState, host: HostLogits, start: int, j: int, guess: int | None) -> int:
     """The target's token after j drafts: its best one (or a guess that is nearly as good, where that will do), or the
     one that the noise of its position picks.
     """
@@ -100,8 +103,8 @@ def slots_noise(ready: Sequence[Ready]) -> list[Noise | None]:
     purposes = (Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET)
     widths = [len(r.draft_ids) + 1 for r in sampled]
     params = [r.slot.params for r, width in zip(sampled, widths, strict=True) for _ in range(width)]
-    rounds = [len(r.slot.committed) for r, width in zip(sampled, widths, strict=True) for _ in range(width)]
     positions = [len(r.slot.committed) + j for r, width in zip(sampled, widths, strict=True) for j in range(width)]
+    rounds = [r.noise_round(j) for r, width in zip(sampled, widths, strict=True) for j in range(width)]
     numbers = host_slot_uniforms(params, rounds, positions, purposes)  # [P, sum(K_b + 1)]
     ends = list(accumulate(widths))
     own = iter(Noise(*numbers[:, end - width : end]) for width, end in zip(widths, ends, strict=True))

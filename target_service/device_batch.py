@@ -22,7 +22,7 @@ from outrider.engine.noise import Purpose
 from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked, sound_rows
 from outrider.engine.reported import Reported, packed, unpacked
 from outrider.engine.row_law import NothingToDraw
-from outrider.engine.sampling import argmax, distributions
+from outrider.engine.sampling import argmax, distributions, inverse_cdf, probabilities
 from outrider.engine.slot_noise import slot_uniforms
 from outrider.engine.wire_tensors import scattered
 from outrider.wire.params import SamplingParams
@@ -58,8 +58,8 @@ def decide_on_device(
     starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
     outcomes: list[Tensor] = []
     order: list[int] = []
-    for rule in (_greedy, _coupled, _by_block, _by_token):
-        group = [b for b, r in enumerate(ready) if _rule_of(r.slot.params, by_block) is rule]
+    for rule in (_greedy, _coupled, _copied, _by_block, _by_token):
+        group = [b for b, r in enumerate(ready) if _rule_of(r, by_block) is rule]
         if group:
             batch = Batch([ready[b] for b in group], [starts[b] for b in group], processed.device)
             outcome = rule(batch, processed, rows)
@@ -100,11 +100,14 @@ def _unpacked(ready: Sequence[Ready], outcomes: NDArray[np.float64], asked: NDAr
     return decided
 
 
-def _rule_of(params: SamplingParams, by_block: bool) -> Rule:
+def _rule_of(ready: Ready, by_block: bool) -> Rule:
+    params = ready.slot.params
     if params.greedy:
         return _greedy
     if params.determined:
         return _coupled
+    if ready.copied:
+        return _copied
     return _by_block if by_block and params.lenience == 1.0 else _by_token
 
 
@@ -123,6 +126,17 @@ def _coupled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
     keys = batch.keys_of_used_rows()
     target_ids = coupled_ids(_laws(processed, rows, used), *keys)[batch.row_index(used)]  # [B, K+1] int64
     return accept_matching(target_ids, batch.draft_ids, batch.num_drafted)
+
+
+def _copied(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+    used = batch.used_rows()
+    index = batch.row_index(used)  # [B, K+1]
+    (u,) = batch.uniforms((Purpose.TARGET,))  # [B, K+1]
+    weights = probabilities(_laws(processed, rows, used))[index]  # [B, K+1, V] float64
+    ids, sound = inverse_cdf(weights.flatten(0, 1), u.flatten())
+    matched = accept_matching(ids.view(index.shape), batch.draft_ids, batch.num_drafted)
+    decided = sound.view(index.shape).gather(1, matched.num_accepted[:, None])[:, 0]
+    return Outcome(matched.num_accepted, matched.next_ids, decided)
 
 
 def _laws(processed: Tensor, rows: list[LogitRow], used: list[int]) -> Tensor:
@@ -209,6 +223,6 @@ class Batch:
         """[P, B, K+1] float64, one per purpose and position that may be decided."""
         width = self._width + 1
         params = [r.slot.params for r in self._ready for _ in range(width)]
-        rounds = [len(r.slot.committed) for r in self._ready for _ in range(width)]
+        rounds = [r.noise_round(j) for r in self._ready for j in range(width)]
         positions = [len(r.slot.committed) + j for r in self._ready for j in range(width)]
         return slot_uniforms(params, rounds, positions, purposes, self._device).view(len(purposes), -1, width)

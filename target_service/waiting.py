@@ -26,6 +26,9 @@ from target_service.tickets import Proposal, TicketTable
 
 log = get_logger(__name__)
 
+ALL = -1e-6
+"""A log-prob that is 0 but for rounding."""
+
 
 @dataclass(slots=True)
 class Waiting:
@@ -60,6 +63,20 @@ class Ready:
     @property
     def slot(self) -> Slot:
         return self.waiting.slot
+
+    @property
+    def copied(self) -> bool:
+        """A chain drafted without a choice, which is kept where the target draws the same: as often as by the other
+        rules, and exact even where it was copied from what the same noise once said.
+        """
+        laws = self.draft_laws
+        if not laws or self.tree is not None or self.slot.params.lenience < 1.0:
+            return False
+        return all(law.score(token_id) >= ALL for law, token_id in zip(laws, self.draft_ids, strict=True))
+
+    def noise_round(self, j: int) -> int:
+        """The round that its noise after j drafts is keyed by: what is copied knows no rounds, like plain steps."""
+        return len(self.slot.committed) + (j if self.copied else 0)
 
 
 class WaitingRoom:

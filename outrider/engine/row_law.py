@@ -47,6 +47,11 @@ class RowLaw:
         place = self.place_of(token_id)
         return 0.0 if place is None else float(self.weights[place]) / self.total
 
+    def score(self, token_id: int) -> float:
+        """Of one id; -inf outside the support."""
+        place = self.place_of(token_id)
+        return -math.inf if place is None else float(self.scores[place])
+
     def probs(self) -> Weights:
         """[N] float64, of its own entries."""
         return self.weights / self.total

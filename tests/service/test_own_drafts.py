@@ -166,6 +166,16 @@ async def test_lookup_copies_what_an_ended_answer_said_under_the_same_salt_alone
     assert await drafted(b"one") > first
 
 
+async def test_what_lookup_copies_changes_no_text(target: ControlClient) -> None:
+    """Also where it remembers what the same seed said before."""
+    options = {"temperature": 1.0, "seed": 11, "top_k": 6}
+    alone, _ = await answer(target, None, num=24, **options)
+    for k in (1, 4, 8, 8):
+        ids, verdicts = await answer(target, "lookup", num=24, k=k, **options)
+        assert ids[:24] == alone[:24]
+    assert sum(verdict.num_accepted for verdict in verdicts) > 12
+
+
 async def test_drafts_beside_others(target: ControlClient, reference: ReferenceModel) -> None:
     """Slots with different drafters and none share steps."""
     expected = reference.greedy(PROMPT, 24)

@@ -121,6 +121,8 @@ def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = 
             u = float(torch.rand((), generator=generator).clamp_min(1e-9))
             guess = coupled_id(laws[-1], params, len(PROMPT) + len(output) + j) if is_coupled(params) else None
             ids.append(laws[-1].draw(u) if guess is None else guess)
+            if index % 3 == 2:  # as it comes from who copies
+                laws[-1] = RowLaw(vocab_size, np.zeros(1, dtype=np.float32), np.array(ids[-1:]))
         waiting: Any = PlainWaiting(PlainSlot(params, [*PROMPT, *output]))
         ready.append(Ready(waiting, ids, None if params.determined or not ids else laws, None))
         states.append(state)
@@ -161,7 +163,17 @@ def one_in_words(r: Ready, laws: np.ndarray) -> Decided:
     ]
     if r.slot.params.lenience < 1.0:
         return lenient_in_words(r, laws, drafts, u)
+    if r.draft_ids and all(draft[i] / draft.sum() > 1 - 1e-6 for draft, i in zip(drafts, r.draft_ids, strict=True)):
+        said = [drawn_at(law, r, start + j) for j, law in enumerate(laws)]
+        kept = [a == b for a, b in zip(said, r.draft_ids, strict=False)]
+        return Decided(n := [*kept, False].index(False), said[n])
     return Decided(*block_rule.verdict(laws, [draft / draft.sum() for draft in drafts], r.draft_ids, u))
+
+
+def drawn_at(law: np.ndarray, r: Ready, position: int) -> int:
+    """What a plain step says there."""
+    u = host_slot_uniforms([r.slot.params], [position], [position], [Purpose.TARGET])
+    return block_rule.drawn(law, float(u[0, 0]))
 
 
 def lenient_in_words(
