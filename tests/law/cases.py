@@ -71,14 +71,14 @@ UNDER_DRAFTERS = {
     "lookup+model": ("nothing",),
 }
 """The same: by whom but a draft worker alone the drafts are made."""
-
-
 UNDER_TREES = {
     "tree": ("nothing", "everything"),
     "best tree": ("repeated drafts",),
     "coupled tree": ("everything",),
 }
 """The same."""
+COUPLED_DRAFTERS = "coupled, drafters"
+"""A group: what is said is the target's draw, whatever they guess."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Case:
     @property
     def slow(self) -> bool:
         """Tested with the larger samples alone."""
-        some = {"topk": UNDER_TOPK, "coupled": UNDER_COUPLED, **UNDER_DRAFTERS, **UNDER_TREES}
+        some = {"topk": UNDER_TOPK, "coupled": UNDER_COUPLED, **UNDER_DRAFTERS, **UNDER_TREES, COUPLED_DRAFTERS: ()}
         return self.name not in some.get(self.group, (self.name,))
 
     @property
@@ -147,6 +147,10 @@ def _cases() -> list[Case]:
         *_group("tree", tree, list(PARAMETERS)),
         *_group("best tree", best_tree, list(PARAMETERS)),
         *_group("coupled tree", coupled_tree, some),
+        *(
+            Case(COUPLED_DRAFTERS, name, SamplingParams(**EVERYTHING), replace(coupled, drafter=wish.drafter))
+            for name, wish in drafters.items()
+        ),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 

@@ -1,0 +1,57 @@
+"""Whatever a request or a target may be asked for has its law tested: a new rule, drafter, tree or parameter without a
+case, and so without a row in the table of `make laws`, fails here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, get_args
+
+import pytest
+
+from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
+from outrider.wire.config import TargetConfig
+from outrider.wire.params import SamplingParams
+from tests.law.cases import ALL_CASES, CASES, TOPK
+from tests.law.rows import rule_of
+
+OWN_DRAFTERS = set(Drafter) - {Drafter.MODEL}
+WISHES: dict[str, set[Any]] = {
+    "enabled": {True, False},
+    "num_draft_tokens": {1, 2, 3, 4},
+    "draft_logprobs": set(DraftLogprobs),
+    "draft_topk": {TOPK},
+    "acceptance": set(AcceptanceRule) - {AcceptanceRule.REJECTION},
+    "lenience": {0.5},
+    "drafter": OWN_DRAFTERS,
+    "tree": {"3x2x1", "best:6x3"},
+}
+"""Of `Speculation`: values that cases of the ordinary run have, besides None, the default."""
+NO_LAW = {"seed", "choice", "max_tokens", "num_logprobs", "acceptance", "lenience"}
+"""Fields of SamplingParams that say nothing of the law, or are wishes above."""
+VERIFICATION = {"block": "rejection by block", "token": "rejection by token"}
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Speculation)])
+def test_every_wish_has_its_law_tested(name: str) -> None:
+    assert name in WISHES, f"say here which values of Speculation.{name} have their law tested"
+    assert {getattr(case.speculation, name) for case in CASES} >= WISHES[name]
+
+
+@pytest.mark.parametrize("rule", AcceptanceRule)
+def test_every_drafter_is_tested_under_every_rule(rule: AcceptanceRule) -> None:
+    """Some of them with the larger samples alone."""
+    asked = (None, rule) if rule is AcceptanceRule.REJECTION else (rule,)
+    tested = {case.speculation.drafter for case in ALL_CASES if case.speculation.acceptance in asked}
+    assert tested == {None, *OWN_DRAFTERS}
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams) if each.name not in NO_LAW])
+def test_every_sampling_parameter_has_its_law_tested(name: str) -> None:
+    default = getattr(SamplingParams(), name)
+    assert any(getattr(case.params, name) != default for case in CASES)
+
+
+def test_every_verification_has_its_law_tested() -> None:
+    assert set(get_args(TargetConfig.model_fields["verification"].annotation)) == VERIFICATION.keys()
+    assert {rule_of(case) for case in CASES} >= set(VERIFICATION.values())
