@@ -49,7 +49,8 @@ def test_a_running_pair_is_measured(stack: Stack, tmp_path: Path) -> None:
     )
     assert study["not_offered"] == {}
     assert study["recommendation"]["name"] in names
-    assert study["start_with"].startswith("OUTRIDER_GATEWAY_NUM_DRAFT_TOKENS=")
+    for name, value in study["recommendation"]["gateway_settings"].items():
+        assert f"OUTRIDER_GATEWAY_{name.upper()}={value}" in study["start_with"].split()
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert stack.target_info().num_slots_in_use == stack.draft_info().num_slots_in_use == 0
 
