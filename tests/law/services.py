@@ -11,9 +11,11 @@ from tests.law.cases import TOPK, VOCAB_SIZE
 from tests.stack import Process, stop_all
 from tests.tiny_models import tiny_llama
 
-PATIENT = ("--draft-topk", str(TOPK), "--wait-budget-min-ms", "10000", "--wait-budget-max-ms", "10000")
+BATCH = ("--max-queue-wait-s", "600")
+"""Nobody is refused, however slow the machine is."""
+PATIENT = (*BATCH, "--draft-topk", str(TOPK), "--wait-budget-min-ms", "10000", "--wait-budget-max-ms", "10000")
 """No proposal is ever late: what is tested is speculation, not its fallback."""
-HASTY = ("--wait-budget-min-ms", "50", "--wait-budget-max-ms", "50")
+HASTY = (*BATCH, "--wait-budget-min-ms", "50", "--wait-budget-max-ms", "50")
 AUTO_BUDGET_BYTES = 12 * 4 * VOCAB_SIZE
 """`auto` sends whole laws for the first 12 proposals at work and cuts those of the rest."""
 
