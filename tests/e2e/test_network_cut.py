@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from outrider.client import AsyncClient, Completion
+from outrider.client import AsyncClient, Completion, Speculation
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT, Seen, greedy, speculative
 from tests.stack import DEMO_TARGET, Process, Stack
@@ -71,8 +71,10 @@ async def until(within_s: float, done: Callable[[], bool]) -> float:
     return time.monotonic() - began_s
 
 
-async def answer(network: Network, max_tokens: int = 60) -> Completion:
-    return await network.client.generate(PROMPT, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+async def answer(network: Network, max_tokens: int = 60, speculation: Speculation | bool = True) -> Completion:
+    return await network.client.generate(
+        PROMPT, max_tokens=max_tokens, temperature=0.0, ignore_eos=True, speculation=speculation
+    )
 
 
 async def until_it_drafts(network: Network) -> Completion:
@@ -168,7 +170,7 @@ async def test_a_draft_that_is_far_away_for_a_while_makes_plain_steps(network: N
     """Not hung: every proposal comes, in time once that is learnt, and a plain step would have been there before it."""
     before = await until_it_drafts(network)
     network.to_draft.delay_s = delay_s
-    during = [await answer(network, 200) for _ in range(2)]
+    during = [await answer(network, 200, Speculation(num_draft_tokens="auto")) for _ in range(2)]
     network.to_draft.delay_s = 0.0
     after = await until_it_drafts(network)
     for each in during:
