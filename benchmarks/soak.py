@@ -199,7 +199,7 @@ def add_requests(report: Report, asked: Sequence[Asked]) -> list[str]:
 def measure(report: Report, options: argparse.Namespace) -> list[str]:
     """The violations."""
     prompts = tuple(dev_prompts(48))
-    gateway = {"max_running": options.max_running}
+    gateway = {"max_running": options.max_running, "num_draft_tokens": 5}  # both workers work all the time
     pair = {"model": str(DEMO_TARGET)}, {"model": str(DEMO_DRAFT)}
     with running(*pair, gateway, with_ray=not options.no_ray) as endpoints:
         load = Load(f"http://{endpoints.http}", prompts, options.max_tokens)

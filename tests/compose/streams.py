@@ -40,6 +40,7 @@ class Answer:
 async def ask(client: httpx.AsyncClient, prompt: int, text: str, num_tokens: int) -> Answer:
     answer = Answer(prompt, started=time.time())
     body = {"prompt": text, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    body["speculation"] = {"num_draft_tokens": 5}  # drafted for at any load: what is watched is whether the draft works
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
