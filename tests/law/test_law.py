@@ -32,7 +32,7 @@ WINDOWS = {"first": first_three, "last": last_three}
 NUM_TESTS = len(WINDOWS) * len(ALL_CASES) + 2
 """Chi-square tests of sound services, at most: two for each case, two of independence. The slow run has an ALPHA of its
 own."""
-MIN_OF_A_KIND = 150
+MIN_OF_A_KIND = 100
 """Tokens of each kind that a case must hold: a rule that never ran was not tested."""
 MIN_UNRELIABLE = 50
 """The same for the unreliable draft: the gateway leaves it alone for a while after each bad proposal."""

@@ -10,8 +10,8 @@ from target_service.worker import start_worker
 from tests.law.faults import replace
 
 
-def shared(seeds, choices, positions, purpose, rounds):
-    return host_uniforms(seeds, choices, positions, Purpose.DRAFT, rounds)
+def shared(seeds, choices, positions, purpose, *others):
+    return host_uniforms(seeds, choices, positions, Purpose.DRAFT, *others)
 
 
 if __name__ == "__main__":
