@@ -56,7 +56,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
-UNDER_TOPK = ("nothing", "top_p", "repeated drafts", "bad_words", "min_tokens", "everything")
+LENGTHS = (1, 2, 4)
+"""K of groups for its own sake. It is 3 in the others."""
+UNDER_TOPK = ("nothing", "repeated drafts", "everything")
 """Parameters of each kind, for the suite of every day: all of them have their law tested under `full`."""
 UNDER_COUPLED = ("nothing", "min_p", "repeated drafts", "everything")
 """The same: the target's laws are computed as for `full`, and then another hand draws."""
@@ -70,13 +72,22 @@ UNDER_DRAFTERS = {
     "ngram+model": ("frequency_penalty",),
     "lookup+model": ("nothing",),
 }
-"""The same: by whom but a draft worker alone the drafts are made."""
+"""Who else than a draft worker alone makes drafts, and parameters of each: larger samples have a few more."""
 UNDER_TREES = {
-    "tree": ("nothing", "everything"),
+    "tree": ("everything",),
     "best tree": ("repeated drafts",),
     "coupled tree": ("everything",),
 }
 """The same."""
+UNDER_OTHERS = {
+    "auto": ("nothing", "everything"),
+    "ngram": ("everything",),
+    "bigram": ("everything",),
+    "lengths": tuple(f"K = {k}, everything" for k in LENGTHS),
+    "draft of bigrams": ("everything",),
+    "unreliable draft": ("nothing", "everything"),
+}
+"""The same; of drafters, fewer than the larger samples have."""
 COUPLED_DRAFTERS = "coupled, drafters"
 """A group: what is said is the target's draw, whatever they guess."""
 
@@ -94,7 +105,8 @@ class Case:
     @property
     def slow(self) -> bool:
         """Tested with the larger samples alone."""
-        some = {"topk": UNDER_TOPK, "coupled": UNDER_COUPLED, **UNDER_DRAFTERS, **UNDER_TREES, COUPLED_DRAFTERS: ()}
+        some = {"topk": UNDER_TOPK, "coupled": UNDER_COUPLED, COUPLED_DRAFTERS: ()}
+        some |= UNDER_DRAFTERS | UNDER_TREES | UNDER_OTHERS
         return self.name not in some.get(self.group, (self.name,))
 
     @property
@@ -107,9 +119,9 @@ def _group(group: str, speculation: Speculation, names: list[str]) -> list[Case]
 
 
 def _lengths() -> list[Case]:
-    """K = 3 is in the other groups. Every draft token may be used: max_tokens leaves room for K of them."""
+    """Every draft token may be used: max_tokens leaves room for K of them."""
     found = []
-    for k in (1, 2, 4):
+    for k in LENGTHS:
         for name in ("nothing", "everything"):
             params = replace(SamplingParams(**PARAMETERS[name]), max_tokens=max(4, k + 1))
             found.append(Case("lengths", f"K = {k}, {name}", params, Speculation(num_draft_tokens=k)))

@@ -20,6 +20,7 @@ WISHES: tuple[GenerateOptions, ...] = (
     {"temperature": 0.8, "top_k": 40},
     {"temperature": 0.8, "speculation": Speculation(draft_logprobs=DraftLogprobs.FULL)},
     {"temperature": 1.0, "speculation": Speculation(draft_logprobs=DraftLogprobs.TOPK), "n": 2},
+    {"temperature": 0.0, "speculation": Speculation(num_draft_tokens="auto")},
     {"temperature": 0.0, "speculation": False},
 )
 SLOW_S = 0.3
