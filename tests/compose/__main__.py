@@ -40,12 +40,19 @@ DRAIN_S = 300
 STOP_GRACE_S = 320
 LOG = REPO / ".work" / "compose-test.log"
 KILL = """
-import os, signal
+import os, signal, time
+found = []
 for pid in filter(str.isdigit, os.listdir("/proc")):
     with open(f"/proc/{pid}/cmdline") as file:
         if file.read().replace("\\0", " ").startswith("%s"):
-            os.kill(int(pid), signal.SIGKILL)
-            print(pid)
+            found.append(int(pid))
+print(*found, flush=True)
+if os.fork() == 0:  # this script has ended by then: its whole container may go with them
+    for descriptor in range(3):
+        os.close(descriptor)
+    time.sleep(0.5)
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
 """
 WORKER, LAUNCHER = "ray::WorkerActor", "python -m deploy.launcher"
 PARTS = ("draft", "target", "ray-head", "gateway")
