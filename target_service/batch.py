@@ -104,7 +104,7 @@ def slots_noise(ready: Sequence[Ready]) -> list[Noise | None]:
     widths = [len(r.draft_ids) + 1 for r in sampled]
     params = [r.slot.params for r, width in zip(sampled, widths, strict=True) for _ in range(width)]
     positions = [len(r.slot.committed) + j for r, width in zip(sampled, widths, strict=True) for j in range(width)]
-    rounds = [r.noise_round(j) for r, width in zip(sampled, widths, strict=True) for j in range(width)]
+    rounds = [each for r, width in zip(sampled, widths, strict=True) for each in r.noise_rounds(width)]
     numbers = host_slot_uniforms(params, rounds, positions, purposes)  # [P, sum(K_b + 1)]
     ends = list(accumulate(widths))
     own = iter(Noise(*numbers[:, end - width : end]) for width, end in zip(widths, ends, strict=True))

@@ -58,8 +58,9 @@ def decide_on_device(
     starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
     outcomes: list[Tensor] = []
     order: list[int] = []
+    rules = [_rule_of(r, by_block) for r in ready]
     for rule in (_greedy, _coupled, _copied, _by_block, _by_token):
-        group = [b for b, r in enumerate(ready) if _rule_of(r, by_block) is rule]
+        group = [b for b, own in enumerate(rules) if own is rule]
         if group:
             batch = Batch([ready[b] for b in group], [starts[b] for b in group], processed.device)
             outcome = rule(batch, processed, rows)
@@ -223,6 +224,6 @@ class Batch:
         """[P, B, K+1] float64, one per purpose and position that may be decided."""
         width = self._width + 1
         params = [r.slot.params for r in self._ready for _ in range(width)]
-        rounds = [r.noise_round(j) for r in self._ready for j in range(width)]
+        rounds = [each for r in self._ready for each in r.noise_rounds(width)]
         positions = [len(r.slot.committed) + j for r in self._ready for j in range(width)]
         return slot_uniforms(params, rounds, positions, purposes, self._device).view(len(purposes), -1, width)

@@ -6,8 +6,9 @@ A batch never waits for one slot's proposal: slots that are ready go, the others
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from outrider.engine.chain import Chain
 from outrider.engine.draft_tree import DraftTree
@@ -46,7 +47,7 @@ class Waiting:
     """The proposal is complete: decided when the verify was found ready, since it may complete at any time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ready:
     """A verify that goes into the next forward."""
 
@@ -64,7 +65,7 @@ class Ready:
     def slot(self) -> Slot:
         return self.waiting.slot
 
-    @property
+    @cached_property
     def copied(self) -> bool:
         """A chain drafted without a choice, which is kept where the target draws the same: as often as by the other
         rules, and exact even where it was copied from what the same noise once said.
@@ -74,9 +75,12 @@ class Ready:
             return False
         return all(law.score(token_id) >= ALL for law, token_id in zip(laws, self.draft_ids, strict=True))
 
-    def noise_round(self, j: int) -> int:
-        """The round that its noise after j drafts is keyed by: what is copied knows no rounds, like plain steps."""
-        return len(self.slot.committed) + (j if self.copied else 0)
+    def noise_rounds(self, count: int) -> Sequence[int]:
+        """What its noise after 0, 1, ... drafts is keyed by beside the position: the round; of what is copied, which
+        knows no rounds like plain steps, the position again.
+        """
+        start = len(self.slot.committed)
+        return range(start, start + count) if self.copied else [start] * count
 
 
 class WaitingRoom:
