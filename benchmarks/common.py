@@ -163,6 +163,11 @@ class Report:
         lines.insert(1, "|---" + "|---:" * (len(columns) - 1) + "|")
         self.text(f"## {heading}\n\n" + "\n".join(lines))
 
+    def verdict(self, violations: Sequence[str], well: str = "No violation.") -> None:
+        """What was to hold and did not, or else `well`."""
+        self.text("## Violations\n\n" + "\n".join(f"- {each}" for each in violations) if violations else well)
+        self.data["violations"] = list(violations)
+
     def write(self, folder: Path = RESULTS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         facts = {"command": command_line(), "date": self._started.strftime("%Y-%m-%d %H:%M UTC"), **self._machine}

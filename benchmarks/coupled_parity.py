@@ -291,8 +291,7 @@ def main() -> int:
         parity.run()
         add_outcomes(report, mode, parity.outcomes)
         wrong += violations(mode, parity.outcomes)
-    report.text("## Violations\n\n" + "\n".join(f"- {each}" for each in wrong) if wrong else "No violation.")
-    report.data["violations"] = wrong
+    report.verdict(wrong)
     report.write(options.results)
     return 1 if wrong else 0
 

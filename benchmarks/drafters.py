@@ -170,8 +170,7 @@ def main() -> int:
             for temperature in options.temperatures:
                 cells = asyncio.run(measure(endpoints.grpc, prompts, arms, temperature, options))
                 wrong += add_cells(report, name, temperature, cells)
-    report.text("## Violations\n\n" + "\n".join(f"- {each}" for each in wrong) if wrong else "No violation.")
-    report.data["violations"] = wrong
+    report.verdict(wrong)
     report.write(options.results)
     return 1 if wrong else 0
 

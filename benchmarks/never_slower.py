@@ -207,8 +207,7 @@ def main() -> int:
     found = asyncio.run(measure_all(prompts, options))
     all_cores = {} if options.no_all_cores else asyncio.run(measure_all_cores(prompts, options))
     wrong = add_cells(report, found, all_cores)
-    report.text("## Violations\n\n" + "\n".join(f"- {each}" for each in wrong) if wrong else "No violation.")
-    report.data["violations"] = wrong
+    report.verdict(wrong)
     report.write(options.results)
     return 1 if wrong else 0
 

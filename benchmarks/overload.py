@@ -207,15 +207,12 @@ def main() -> int:
         "again; arrivals are Poisson, and nobody who is refused asks again."
     )
     violations = measure(report, options)
-    if violations:
-        report.text("## Violations\n\n" + "\n".join(f"- {each}" for each in violations))
-    else:
-        report.text(
-            f"Latency is within {MOST_TIMES_SLOWER:g} times the baseline's, 99 refusals in 100 took at most "
-            f"{1e3 * MOST_REFUSAL_S:g} ms and all said when to come back, every answer was whole, no process grew by "
-            f"more than {MOST_GROWTH_MIB:g} MiB, and afterwards nothing held a slot, block, ticket or place."
-        )
-    report.data["violations"] = violations
+    report.verdict(
+        violations,
+        f"Latency is within {MOST_TIMES_SLOWER:g} times the baseline's, 99 refusals in 100 took at most "
+        f"{1e3 * MOST_REFUSAL_S:g} ms and all said when to come back, every answer was whole, no process grew by "
+        f"more than {MOST_GROWTH_MIB:g} MiB, and afterwards nothing held a slot, block, ticket or place.",
+    )
     report.write(options.results)
     return 1 if violations else 0
 

@@ -241,15 +241,12 @@ def main() -> int:
         f"cores. {options.minutes:g} minutes. Own memory: resident pages that are no file's."
     )
     violations = measure(report, options)
-    if violations:
-        report.text("## Violations\n\n" + "\n".join(f"- {each}" for each in violations))
-    else:
-        report.text(
-            "Memory is flat (neither its slope nor its last tenth takes a process of Outrider's further than 1 % or "
-            "4 MiB from the first), every request had its whole answer, neither acceptance nor median latency drifts, "
-            "and afterwards nothing held a slot, block, ticket or place."
-        )
-    report.data["violations"] = violations
+    report.verdict(
+        violations,
+        "Memory is flat (neither its slope nor its last tenth takes a process of Outrider's further than 1 % or "
+        "4 MiB from the first), every request had its whole answer, neither acceptance nor median latency drifts, "
+        "and afterwards nothing held a slot, block, ticket or place.",
+    )
     report.write(options.results)
     return 1 if violations else 0
 

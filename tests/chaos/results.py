@@ -138,16 +138,13 @@ def add_streams(report: Report, load: Load) -> None:
 
 
 def add_verdict(report: Report, violations: Sequence[str], strikes: Sequence[Strike]) -> None:
-    if violations:
-        report.text("## Violations\n\n" + "\n".join(f"- {each}" for each in violations))
-    else:
-        report.text(
-            "No token was wrong, repeated or lost (sampled streams have no answer to compare with: none was lost); "
-            "every stream ended; every hang and cut that lasted was noticed; afterwards every draft was used again "
-            "through every gateway, every link was up and every breaker closed, and no slot, block, ticket, answer or "
-            "connection was left in any part."
-        )
-    report.data["violations"] = list(violations)
+    report.verdict(
+        violations,
+        "No token was wrong, repeated or lost (sampled streams have no answer to compare with: none was lost); "
+        "every stream ended; every hang and cut that lasted was noticed; afterwards every draft was used again "
+        "through every gateway, every link was up and every breaker closed, and no slot, block, ticket, answer or "
+        "connection was left in any part.",
+    )
     report.data["strikes"] = [
         {
             "at_s": strike.planned.at_s,

@@ -125,13 +125,12 @@ def _write(
     )
     report.text("Memory after the warm-up: " + ", ".join(f"{part} {mib:+.1f} MiB" for part, mib in grown.items()) + ".")
     codes = ", ".join(sorted(code.name for code in CLEAR))
-    report.text(
-        "## Violations\n\n" + "\n".join(f"- {each}" for each in violations)
-        if violations
-        else f"No crash; no call took {DEADLINE_S:g} s; every one ended in one of {codes}; and after each campaign a "
-        "valid request was served and no slot, block, ticket, answer, file or thread was left."
+    report.data["ends"] = {name: dict(tally.ends) for name, tally in tallies.items()}
+    report.verdict(
+        violations,
+        f"No crash; no call took {DEADLINE_S:g} s; every one ended in one of {codes}; and after each campaign a "
+        "valid request was served and no slot, block, ticket, answer, file or thread was left.",
     )
-    report.data |= {"ends": {name: dict(tally.ends) for name, tally in tallies.items()}, "violations": violations}
     report.write(args.results)
 
 
