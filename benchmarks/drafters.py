@@ -23,9 +23,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, RESULTS, Report, dev_prompts, widened
-from benchmarks.passes import Sample, run_pass
+from benchmarks.passes import Sample, in_turn
 from benchmarks.running import running
-from outrider.client import AsyncClient, Drafter, Speculation
+from outrider.client import Drafter, Speculation
 
 PLAIN = "plain"
 WITHOUT_MODEL = ("ngram", "lookup")
@@ -95,29 +95,6 @@ class Cell:
         return Ratio.of([[a.tokens_per_s / b.tokens_per_s for a, b in zip(*pair, strict=True)] for pair in pairs])
 
 
-async def measure(
-    address: str, prompts: Sequence[list[int]], arms: Sequence[str], temperature: float, options: argparse.Namespace
-) -> dict[str, Cell]:
-    cells = {name: Cell([[] for _ in prompts]) for name in arms}
-    async with AsyncClient(address) as client:
-        for repetition in range(options.repetitions):
-            for index, prompt in enumerate(prompts):
-                first = (repetition + index) % len(arms)
-                for name in (*arms[first:], *arms[:first]):
-                    sample = await run_pass(
-                        client,
-                        [prompt],
-                        concurrency=1,
-                        temperature=temperature,
-                        max_tokens=options.max_tokens,
-                        speculation=ARMS[name],
-                        seed=1000 * repetition + index,
-                        cache_salt=f"{repetition} {index} {name} {temperature}",
-                    )
-                    cells[name].samples[index].append(sample)
-    return cells
-
-
 def add_cells(report: Report, name: str, temperature: float, cells: Mapping[str, Cell]) -> list[str]:
     """The violations."""
     rows, wrong = [], []
@@ -168,7 +145,17 @@ def main() -> int:
             arms = list(ARMS) if name == REPETITIVE else [PLAIN, *WITHOUT_MODEL]
             prompts = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in texts]
             for temperature in options.temperatures:
-                cells = asyncio.run(measure(endpoints.grpc, prompts, arms, temperature, options))
+                found = asyncio.run(
+                    in_turn(
+                        endpoints.grpc,
+                        prompts,
+                        {arm: ARMS[arm] for arm in arms},
+                        temperature=temperature,
+                        max_tokens=options.max_tokens,
+                        repetitions=options.repetitions,
+                    )
+                )
+                cells = {arm: Cell(samples) for arm, samples in found.items()}
                 wrong += add_cells(report, name, temperature, cells)
     report.verdict(wrong)
     report.write(options.results)

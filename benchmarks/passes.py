@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.client import AsyncClient, Round, Speculation
@@ -72,6 +72,39 @@ async def run_pass(
     started = time.perf_counter()
     await asyncio.gather(*(run(index, prompt) for index, prompt in enumerate(prompts)))
     return Sample(outputs, rounds, time.perf_counter() - started)
+
+
+async def in_turn(
+    address: str,
+    prompts: Sequence[Sequence[int]],
+    arms: Mapping[str, Speculation],
+    *,
+    temperature: float,
+    max_tokens: int,
+    repetitions: int,
+) -> dict[str, list[list[Sample]]]:
+    """By arm and prompt, one a repetition. Each prompt is answered by every arm before the next one, in another order
+    each time, so that a drift of the machine hits all alike; each answer has a cache salt of its own.
+    """
+    found: dict[str, list[list[Sample]]] = {name: [[] for _ in prompts] for name in arms}
+    names = list(arms)
+    async with AsyncClient(address) as client:
+        for repetition in range(repetitions):
+            for index, prompt in enumerate(prompts):
+                first = (repetition + index) % len(names)
+                for name in (*names[first:], *names[:first]):
+                    sample = await run_pass(
+                        client,
+                        [prompt],
+                        concurrency=1,
+                        temperature=temperature,
+                        max_tokens=max_tokens,
+                        speculation=arms[name],
+                        seed=1000 * repetition + index,
+                        cache_salt=f"{repetition} {index} {name} {temperature}",
+                    )
+                    found[name][index].append(sample)
+    return found
 
 
 def phase_shares(rounds: Sequence[Round]) -> dict[str, float]:

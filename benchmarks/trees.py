@@ -21,9 +21,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts, widened
-from benchmarks.passes import Sample, run_pass
+from benchmarks.passes import Sample, in_turn
 from benchmarks.running import running
-from outrider.client import AcceptanceRule, AsyncClient, Speculation
+from outrider.client import AcceptanceRule, Speculation
 from outrider.wire.tree_shape import TreeShape
 
 TREES = ("4x2x1", "3x1x1x1", "2x2x2", "best:12x4", "best:16x6")
@@ -84,29 +84,6 @@ def arms_of(trees: Sequence[TreeShape], rules: Sequence[AcceptanceRule | None]) 
         for k in lengths:
             arms.append(Arm(f"chain of {k}{told}", Speculation(num_draft_tokens=k, acceptance=rule), k=k))
     return arms
-
-
-async def measure(
-    address: str, prompts: Sequence[list[int]], arms: Sequence[Arm], temperature: float, options: argparse.Namespace
-) -> None:
-    for arm in arms:
-        arm.by_prompt.extend([] for _ in prompts)
-    async with AsyncClient(address) as client:
-        for repetition in range(options.repetitions):
-            for index, prompt in enumerate(prompts):
-                first = (repetition + index) % len(arms)
-                for arm in (*arms[first:], *arms[:first]):
-                    sample = await run_pass(
-                        client,
-                        [prompt],
-                        concurrency=1,
-                        temperature=temperature,
-                        max_tokens=options.max_tokens,
-                        speculation=arm.speculation,
-                        seed=1000 * repetition + index,
-                        cache_salt=f"{temperature} {repetition} {index} {arm.name}",
-                    )
-                    arm.by_prompt[index].append(sample)
 
 
 def add_tables(report: Report, temperature: float, arms: Sequence[Arm]) -> None:
@@ -177,7 +154,18 @@ def main() -> None:
         for temperature in options.temperatures:
             rules = (None,) if temperature == 0 else tuple(AcceptanceRule)
             arms = arms_of(options.trees, rules)
-            asyncio.run(measure(endpoints.grpc, prompts, arms, temperature, options))
+            found = asyncio.run(
+                in_turn(
+                    endpoints.grpc,
+                    prompts,
+                    {arm.name: arm.speculation for arm in arms},
+                    temperature=temperature,
+                    max_tokens=options.max_tokens,
+                    repetitions=options.repetitions,
+                )
+            )
+            for arm in arms:
+                arm.by_prompt.extend(found[arm.name])
             add_tables(report, temperature, arms)
     report.write(options.results)
 
