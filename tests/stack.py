@@ -43,9 +43,10 @@ class Process:
 
     def __post_init__(self) -> None:
         args = list(self.args)
-        if self.module != "gateway" and "--kv-cache-tokens" not in args:
+        is_gateway = self.module == "gateway" or "--target" in args  # broken ones have modules of their own
+        if not is_gateway and "--kv-cache-tokens" not in args:
             args += ["--kv-cache-tokens", KV_CACHE_TOKENS]
-        if self.module == "gateway" and "--num-draft-tokens" not in args:
+        if is_gateway and "--num-draft-tokens" not in args:
             args += ["--num-draft-tokens", NUM_DRAFT_TOKENS]
         self.popen = Forked(self.module, args, self.stderr_path)
         self._lines: queue.Queue[str] = queue.Queue()

@@ -83,6 +83,7 @@ UNDER_OTHERS = {
     "auto": ("nothing", "everything"),
     "ngram": ("everything",),
     "bigram": ("everything",),
+    "K adapts": ("nothing",),
     "lengths": tuple(f"K = {k}, everything" for k in LENGTHS),
     "draft of bigrams": ("everything",),
     "unreliable draft": ("nothing", "everything"),
@@ -163,6 +164,7 @@ def _cases() -> list[Case]:
             Case(COUPLED_DRAFTERS, name, SamplingParams(**EVERYTHING), replace(coupled, drafter=wish.drafter))
             for name, wish in drafters.items()
         ),
+        *_group("K adapts", replace(full, num_draft_tokens="auto"), ["nothing", "everything"]),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 
@@ -179,7 +181,7 @@ def batches(cases: list[Case]) -> list[list[Case]]:
 
     `auto` is alone, so that its own load makes it change between whole and cut laws.
     """
-    alone = ("auto", "by token", "draft of bigrams", "unreliable draft")
+    alone = ("auto", "K adapts", "by token", "draft of bigrams", "unreliable draft")
     mixed = [case for case in cases if case.group not in alone]
     return [
         *(mixed[i::_NUM_MIXED] for i in range(_NUM_MIXED)),

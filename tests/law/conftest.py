@@ -46,6 +46,8 @@ class Samples:
         """The services that the batch is meant for."""
         if batch[0].group == "unreliable draft":
             return self._services.gateway(draft_module="tests.law.faults.unreliable", options=HASTY)
+        if batch[0].group == "K adapts":
+            return self._services.gateway(gateway_module="tests.law.faults.adaptive")
         if batch[0].group == "by token":
             return self._services.gateway(target_options=("--verification", "token"))
         if batch[0].group == "draft of bigrams":

@@ -56,6 +56,7 @@ class Services:
         self,
         target_module: str = "target_service",
         draft_module: str = "draft_service",
+        gateway_module: str = "gateway",
         options: tuple[str, ...] = PATIENT,
         target_options: tuple[str, ...] = (),
         draft_options: tuple[str, ...] = (),
@@ -67,13 +68,13 @@ class Services:
         target = self._start(target_module, *own, *common, str(cores[-1]), *target_options)
         draft = self._start(draft_module, "--model", self.models.draft, *common, str(cores[0]), *budget, *draft_options)
         pair = ("--target", target.address, "--draft", draft.address)
-        return self._start("gateway", *pair, "--port", "0", "--grpc-port", "0", *options)
+        return self._start(gateway_module, *pair, "--port", "0", "--grpc-port", "0", *options)
 
     def _start(self, *command: str) -> Process:
         if command not in self._started:
             module, *args = command
             log = self._log_folder / f"{len(self._started)}-{module}.log"
-            self._started[command] = Process(module, args, stderr_path=log, wait=module == "gateway")
+            self._started[command] = Process(module, args, stderr_path=log, wait="--target" in args)
         return self._started[command]
 
     def stop(self) -> None:

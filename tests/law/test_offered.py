@@ -18,7 +18,7 @@ from tests.law.rows import rule_of
 OWN_DRAFTERS = set(Drafter) - {Drafter.MODEL}
 WISHES: dict[str, set[Any]] = {
     "enabled": {True, False},
-    "num_draft_tokens": {1, 2, 3, 4},
+    "num_draft_tokens": {1, 2, 3, 4, "auto"},
     "draft_logprobs": set(DraftLogprobs),
     "draft_topk": {TOPK},
     "acceptance": set(AcceptanceRule) - {AcceptanceRule.REJECTION},

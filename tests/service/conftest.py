@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 import pytest_asyncio
 
-from tests.service.control_client import ControlClient, eventually
+from tests.service.control_client import ControlClient, eventually, idle
+from tests.service.recorder import Recorder, started
 from tests.service.reference_model import ReferenceModel
 from tests.stack import Process
 from tests.tiny_models import tiny_llama
@@ -54,3 +55,20 @@ async def target(target_worker: Process) -> AsyncIterator[ControlClient]:
         yield client
     async with ControlClient(target_worker.address, "target") as client:
         await eventually(lambda info: info.num_slots_in_use == 0 and info.num_kv_blocks_in_use == 0, client)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def recorder() -> AsyncIterator[Recorder]:
+    made = Recorder()
+    server = await started(made)
+    yield made
+    await server.stop(None)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def draft(draft_worker: Process) -> AsyncIterator[ControlClient]:
+    """A stream to the module's draft, which is the module's own `draft_worker`."""
+    async with ControlClient(draft_worker.address, "draft") as client:
+        yield client
+    async with ControlClient(draft_worker.address, "draft") as client:
+        await eventually(idle, client)

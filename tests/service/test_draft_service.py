@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
-import pytest_asyncio
 import torch
 
 from outrider.engine.noise import Purpose
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
-from outrider.v1 import target_pb2_grpc
 from outrider.wire.codec import DenseRows, SparseRows, rows_from_proto
 from outrider.wire.kinds import AcceptanceRule
 from tests.service.conftest import worker
@@ -30,6 +27,7 @@ from tests.service.control_client import (
     sampling,
     verify,
 )
+from tests.service.recorder import Recorder, started
 from tests.service.reference_model import ReferenceModel, draw, uniform
 from tests.stack import Process
 from tests.wire_rows import decode_rows
@@ -43,64 +41,12 @@ AUTO, FULL, TOPK = pb.DRAFT_LOGPROBS_AUTO, pb.DRAFT_LOGPROBS_FULL, pb.DRAFT_LOGP
 ROW_BYTES = 4 * VOCAB
 
 
-class Recorder(target_pb2_grpc.TargetServiceServicer):
-    """A peer that takes deliveries in and keeps them; the draft dials it as it would a target."""
-
-    def __init__(self) -> None:
-        self.address = ""
-        self.parts: dict[int, list[tpb.Delivery]] = {}
-        self._changed = asyncio.Condition()
-
-    async def Deliver(self, batches: AsyncIterator[tpb.DeliveryBatch], context: Any) -> tpb.DeliverSummary:
-        async for batch in batches:
-            async with self._changed:
-                for item in batch.items:
-                    self.parts.setdefault(item.ticket, []).append(item)
-                self._changed.notify_all()
-        return tpb.DeliverSummary()
-
-    async def complete(self, ticket: int) -> list[tpb.Delivery]:
-        """The parts of a proposal once all have come."""
-
-        def here() -> bool:
-            parts = self.parts.get(ticket, [])
-            return bool(parts) and sum(len(p.draft_ids) for p in parts) == parts[-1].num_draft_tokens
-
-        async with asyncio.timeout(30), self._changed:
-            await self._changed.wait_for(here)
-        return self.parts.pop(ticket)
-
-
-async def started(recorder: Recorder, port: int = 0) -> grpc.aio.Server:
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    target_pb2_grpc.add_TargetServiceServicer_to_server(recorder, server)
-    recorder.address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
-    await server.start()
-    return server
-
-
 @pytest.fixture(scope="module")
 def draft_worker(target_folder: str) -> Iterator[Process]:
     """Of the target's own model, so that one reference serves for both. `auto` has room for two whole rows a step."""
     limits = ("--max-slots", "8", "--full-logprobs-budget-bytes", str(2 * ROW_BYTES))
     with worker("draft_service", target_folder, *limits) as process:
         yield process
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def recorder() -> AsyncIterator[Recorder]:
-    made = Recorder()
-    server = await started(made)
-    yield made
-    await server.stop(None)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def draft(draft_worker: Process) -> AsyncIterator[ControlClient]:
-    async with ControlClient(draft_worker.address, "draft") as client:
-        yield client
-    async with ControlClient(draft_worker.address, "draft") as client:
-        await eventually(idle, client)
 
 
 def propose(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
@@ -40,12 +39,6 @@ def propose(slot: int, base_len: int, ids: list[int], k: int = K) -> dpb.Propose
 def draft_worker(target_folder: str) -> Iterator[Process]:
     with worker("draft_service", target_folder, "--max-slots", "8") as process:
         yield process
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def draft(draft_worker: Process) -> AsyncIterator[ControlClient]:
-    async with ControlClient(draft_worker.address, "draft") as client:
-        yield client
 
 
 # slots of another stream

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import torch
 
 from outrider.engine.draft_tree import ROOT, DraftTree
@@ -22,14 +21,12 @@ from tests.service.control_client import (
     DeliverClient,
     deliver,
     delivery,
-    eventually,
-    idle,
     new_ticket,
     sampling,
     verify,
 )
+from tests.service.recorder import Recorder
 from tests.service.reference_model import ReferenceModel, draw
-from tests.service.test_draft_service import Recorder, started
 from tests.stack import Process
 from tests.wire_rows import decode_rows
 
@@ -45,22 +42,6 @@ def draft_worker(target_folder: str) -> Iterator[Process]:
     """Of the target's own model, so that one reference serves for both."""
     with worker("draft_service", target_folder, "--max-slots", "4") as process:
         yield process
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def recorder() -> AsyncIterator[Recorder]:
-    made = Recorder()
-    server = await started(made)
-    yield made
-    await server.stop(None)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def draft(draft_worker: Process) -> AsyncIterator[ControlClient]:
-    async with ControlClient(draft_worker.address, "draft") as client:
-        yield client
-    async with ControlClient(draft_worker.address, "draft") as client:
-        await eventually(idle, client)
 
 
 def propose(base_len: int, ids: Any = (), *, k: int = 4, widths: tuple[int, ...] = (), **tree: int) -> dpb.Propose:

@@ -1,4 +1,4 @@
-"""Workers with one thing replaced. Each module is run as a process, as `python -m draft_service` is."""
+"""Workers and gateways with one thing replaced. Each module is run as a process, as `python -m draft_service` is."""
 
 from __future__ import annotations
 
