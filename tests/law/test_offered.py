@@ -1,9 +1,10 @@
-"""Whatever a request or a target may be asked for has its law tested: a new rule, drafter, tree or parameter without a
-case, and so without a row in the table of `make laws`, fails here.
+"""Whatever a request or a target may be asked for has its law tested, and a row in docs/laws.md: a new rule, drafter,
+tree or parameter without a case fails here.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -13,7 +14,8 @@ from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
 from outrider.wire.config import TargetConfig
 from outrider.wire.params import SamplingParams
 from tests.law.cases import ALL_CASES, CASES, TOPK
-from tests.law.rows import rule_of
+from tests.law.rows import drafts_of, rule_of
+from tests.law.table import DOCUMENT
 
 OWN_DRAFTERS = set(Drafter) - {Drafter.MODEL}
 WISHES: dict[str, set[Any]] = {
@@ -30,6 +32,7 @@ WISHES: dict[str, set[Any]] = {
 NO_LAW = {"seed", "choice", "max_tokens", "num_logprobs", "acceptance", "lenience"}
 """Fields of SamplingParams that say nothing of the law, or are wishes above."""
 VERIFICATION = {"block": "rejection by block", "token": "rejection by token"}
+ENUMERATED = {*VERIFICATION.values(), "rejection in a tree", "lenient: over its bound"}
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Speculation)])
@@ -55,3 +58,12 @@ def test_every_sampling_parameter_has_its_law_tested(name: str) -> None:
 def test_every_verification_has_its_law_tested() -> None:
     assert set(get_args(TargetConfig.model_fields["verification"].annotation)) == VERIFICATION.keys()
     assert {rule_of(case) for case in CASES} >= set(VERIFICATION.values())
+
+
+def test_the_table_has_a_row_for_each() -> None:
+    """Of rule and drafter, and of the rounds that are enumerated."""
+    document = json.loads(DOCUMENT.with_suffix(".json").read_text(encoding="utf-8"))
+    rows = {(row["rule"], row["drafts"]) for row in document["chi_square"]}
+    missing = {(rule_of(case), drafts_of(case)) for case in CASES} - rows
+    assert not missing, f"docs/laws.md has no row for {missing}; run make laws"
+    assert {row["rule"] for row in document["enumerated"]} >= ENUMERATED, "run make laws"
