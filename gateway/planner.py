@@ -14,6 +14,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from gateway.acceptance_curve import MAX_PLANNED, SlotAcceptance
@@ -85,10 +87,8 @@ class Plan:
     """Tokens per second of the target under it."""
     cycle_s: float = 0.0
     """Of a round."""
-    token_cost_s: float = 0.0
-    """What one more draft token adds to everybody's step."""
-    mean_cost_s: float = 0.0
-    """What one of a slot's K does, on average."""
+    costs_s: tuple[float, ...] = (0.0,) * (MAX_PLANNED + 1)
+    """What K draft tokens of one slot, by K, add to everybody's step."""
     token_s: float = 0.0
     """What one takes the draft."""
     latency_s: float = 0.0
@@ -279,9 +279,9 @@ class TargetPlanner:
         if not pays:
             return PLAIN_PLAN
         planned = beside + num_slots * best
-        token_cost_s = 0.25 * (seconds(load, planned + 2) - seconds(load, max(1.0, planned - 2)))
-        mean_cost_s = (seconds(load, planned) - seconds(load, planned - best)) / best
-        return Plan(best, best_rate, best_s, token_cost_s, mean_cost_s, token_s, latency_s)
+        without_s = seconds(load, planned - best)
+        added_s = (seconds(load, planned - best + k) - without_s for k in range(MAX_PLANNED + 1))
+        return Plan(best, best_rate, best_s, tuple(accumulate(added_s, max)), token_s, latency_s)
 
     def _plain_extra_s(self) -> float:
         level = int(self.load).bit_length()
@@ -470,14 +470,15 @@ class SlotPlan:
         return num_left >= SHORT_LEFT and saved_s > self.source.feed_s.value * num_behind
 
     def _best(self, plan: Plan) -> int:
-        """K by the marginal rule: a token is drafted while its chance to be kept is worth its time."""
+        """K by the marginal rule: tokens are drafted as far as their chance to be kept is worth their time."""
         load, rate, tokens = self._planner.load, plan.rate, self._tokens
-        cost = rate * (plan.token_cost_s + plan.token_s / load)
-        k = 1
-        while k < MAX_PLANNED and tokens[k + 1] - tokens[k] > cost:
-            k += 1
-        cost_s = k * plan.mean_cost_s + (plan.latency_s + k * plan.token_s) / load
-        return k if tokens[k] - 1.0 > LEAST_GAIN * rate * cost_s else 0
+        best, best_gain = 1, -inf
+        for k in range(1, MAX_PLANNED + 1):
+            gain = tokens[k] - rate * (plan.costs_s[k] + k * plan.token_s / load)
+            if gain > best_gain:
+                best, best_gain = k, gain
+        cost_s = plan.costs_s[best] + (plan.latency_s + best * plan.token_s) / load
+        return best if tokens[best] - 1.0 > LEAST_GAIN * rate * cost_s else 0
 
     def _waiting(self, plan: Plan, k: int, num_behind: int) -> Choice:
         """How long its proposal is worth waiting for; one that takes longer is not waited for at all, and is there in
@@ -489,7 +490,7 @@ class SlotPlan:
         token_s, latency_s = (plan.token_s, plan.latency_s) if plan.num_draft_tokens else source.times(1)
         takes_s = latency_s + token_s * k + source.feed_s.value * max(0, num_behind - k - 1)
         load, plain_s = planner.load, planner.plain_s()
-        worth_s = (self._tokens[k] - 1.0) * plain_s - load * k * plan.mean_cost_s
+        worth_s = (self._tokens[k] - 1.0) * plain_s - load * plan.costs_s[k]
         if not source.is_on:  # what it loses is counted
             worth_s = max(worth_s, min(load * planner.budget_s, MOST_STEPS_WAITED * plain_s))
         is_unknown = num_behind > FEW_FED and not source.feed_s.num_seen

@@ -58,11 +58,12 @@ class Verifier:
         self._turns = Turns(keeper.table, runner.pool, metrics, max_prefill_tokens)
         rest = runner.facts.vocab_size, self._answer, self._draft, runner.tree_refusal
         self._room = WaitingRoom(tickets, metrics, *rest)
-        self._returning = Returning()
+        self._returning = Returning(self._room.ready_s)
         self._held_until: float | None = None  # the last `step` looked at nothing, and is to be called again then
         self._in_step: list[Ready] = []
         self._rows: dict[SlotKey, Row] = {}  # of the step
-        self._going_on: list[SlotKey] = []  # of the step, those that need no proposal for their next one
+        self._going_on: list[SlotKey] = []  # of the step, plain slots that are not at their end
+        self._drafting_on: list[SlotKey] = []  # and those with proposals
         self._turn: Turn | None = None
         self._num_fed = (0, 0)  # tokens of the step, and of these of prompts
 
@@ -100,7 +101,6 @@ class Verifier:
             self._own_drafts.open(job, slot)
 
     def _verify(self, job: VerifyJob) -> None:
-        self._returning.back((job.owner, job.slot_id), job.arrived_s)
         repeated = job.ticket if job.num_draft_tokens else None
         self._room.cancel(job.owner, job.slot_id, "verify cancelled: a newer one came", keep_ticket=repeated)
         slot = self._keeper.commit(job.owner, job.slot_id, job.base_len, job.committed_ids)
@@ -150,13 +150,15 @@ class Verifier:
         self._rows = {r.slot.key: row for r, row in zip(self._in_step, rows, strict=False)}
         for r in self._in_step:
             r.slot.fed(self._rows[r.slot.key].new_ids)
-        self._going_on = []
+        self._going_on, self._drafting_on = [], []
         if self._in_step:
             self._decide(self._in_step, logits, started, forwarded)
         ended = time.monotonic()
         self._turns.done(turn, num_run_tokens, ended - started)
         if self._in_step:
-            self._returning.answered(self._going_on, ended, None if turn.pieces else ended - started)
+            step_s = None if turn.pieces else ended - started
+            joined_saves_s = self._turns.joined_saves_s(num_run_tokens)
+            self._returning.answered(self._going_on, self._drafting_on, ended, step_s, joined_saves_s)
         self._in_step, self._rows, self._turn = [], {}, None
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(forwarded - started)
@@ -240,8 +242,8 @@ class Verifier:
         )
         slot.asked_s = time.monotonic()  # the next verify is on its way, however long this one took
         self._room.done(r)
-        if r.waiting.proposal is None and commit.finish is None:
-            self._going_on.append(slot.key)
+        if commit.finish is None:
+            (self._going_on if r.waiting.proposal is None else self._drafting_on).append(slot.key)
         self._answer(r.waiting.job, verdict)
         self._metrics.steps.labels(kind="verify" if TokenKind.PLAIN not in commit.kinds else "plain").inc()
 

@@ -146,6 +146,16 @@ class WaitingRoom:
         expiry = self._tickets.next_expiry()
         return min([*times, *([] if expiry is None else [expiry])], default=None)
 
+    def ready_s(self, key: SlotKey) -> float | None:
+        """When the slot's verify could go as it should, with its drafts or plain; None: not yet, or there is none."""
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            return None
+        arrived_s, proposal = waiting.job.arrived_s, waiting.proposal
+        if proposal is None or proposal.refused is not None or proposal.gone:
+            return arrived_s
+        return None if proposal.completed_s is None else max(arrived_s, proposal.completed_s)
+
     def wishes(self, now: float) -> dict[SlotKey, Wish]:
         """What each slot with a verify would do now."""
         self._tickets.expire(now)

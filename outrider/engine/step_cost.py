@@ -58,6 +58,16 @@ class StepCost:
         size = num_decode_tokens.bit_length()
         return size not in self._decode_s or self._num_mixed[size] >= PROBE_STEPS
 
+    def joined_saves_s(self, num_decode_tokens: int) -> float:
+        """What one step of so many tokens saves over two of half as many: most of a step while weights are what takes
+        time, nothing once every token does.
+        """
+        size = num_decode_tokens.bit_length()
+        whole_s, half_s = self._decode(size), self._decode(max(1, size - 1))
+        if whole_s is None or half_s is None:
+            return 0.0
+        return min(whole_s, max(0.0, 2 * half_s - whole_s))
+
     def prefill_tokens(self, num_decode_tokens: int, most: int) -> int:
         """Prompt tokens for a step with that many decode tokens; `most` when there are none."""
         if not num_decode_tokens:

@@ -100,6 +100,10 @@ class Turns:
         if num_fed:
             self._prefill_tokens.observe(num_fed)
 
+    def joined_saves_s(self, num_run_tokens: int) -> float:
+        """What one step saves over two of half its tokens."""
+        return self._scheduler.cost.joined_saves_s(num_run_tokens)
+
     def _apply(self, decisions: Sequence[Decision], preempted: set[SlotKey]) -> Turn:
         running: list[SlotKey] = []
         pieces: list[Piece] = []

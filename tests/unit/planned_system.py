@@ -1,7 +1,6 @@
 """A draft, a target and a gateway in simulated time: what a planner would meet, at the cost of no model.
 
-The target serves whatever is ready in one step, and holds a step back for plain slots that are on their way (as
-`target_service.returning`); the draft makes all proposals of a moment together, token by token.
+The target serves whatever is ready in one step, and holds a step back for slots that will be ready at once; the draft makes all proposals of a moment together, token by token.
 """
 
 from __future__ import annotations
@@ -13,9 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.planner import Choice, SlotPlan, TargetPlanner
+from outrider.engine.scheduler import SlotKey
+from outrider.engine.step_cost import StepCost
+from target_service.returning import Returning
 
 ROUND_TRIP_S = 0.0008
-PATIENCE = 0.5
+OWNER = 1
 
 
 @dataclass
@@ -61,8 +63,8 @@ class System:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._waiting: list[Slot] = []
-        self._returning: set[int] = set()
-        self._hold_until_s = 0.0
+        self._returning = Returning(self._ready_s)
+        self._cost = StepCost()
         self._busy = False
         self._drafting = 0
         self.slots: list[Slot] = []
@@ -72,6 +74,7 @@ class System:
         while len(self.slots) > num_slots:
             slot = self.slots.pop()
             self.planner.num_slots -= 1
+            self._returning.gone((OWNER, slot.index))
             if slot.plan is not None:
                 slot.plan.leave()
         source = self.planner.source("draft", 1)
@@ -132,14 +135,17 @@ class System:
 
     def _arrive(self, slot: Slot, wait_s: float) -> None:
         slot.arrived_s, slot.due_s = self.now, self.now + (wait_s if slot.k else 0.0)
-        self._returning.discard(slot.index)
         self._waiting.append(slot)
         self._try_step()
         if slot.k and wait_s:
             self._at(wait_s, self._try_step)
 
     def _try_step(self) -> None:
-        if self._busy or (self._returning and self.now < self._hold_until_s):
+        if self._busy:
+            return
+        until_s = self._returning.wait_until(self.now)
+        if until_s is not None:
+            self._at(until_s - self.now, self._try_step)
             return
         ready = [s for s in self._waiting if not s.k or s.complete_s is not None or self.now >= s.due_s]
         if not ready:
@@ -151,15 +157,25 @@ class System:
         self._busy = True
         self._at(step_s, lambda started=self.now: self._end(ready, drafted, num_tokens, started))
 
+    def _ready_s(self, key: SlotKey) -> float | None:
+        """When the slot's verify could go as it should."""
+        slot = next((slot for slot in self._waiting if slot.index == key[1]), None)
+        if slot is None:
+            return None
+        if not slot.k:
+            return slot.arrived_s
+        return None if slot.complete_s is None else max(slot.arrived_s, slot.complete_s)
+
     def _end(self, ready: list[Slot], drafted: list[int], num_tokens: int, started_s: float) -> None:
         self._busy = False
         step_s = self.now - started_s
         for slot, k in zip(ready, drafted, strict=True):
             verdict = (len(ready), num_tokens, k, step_s, started_s)
             self._at(ROUND_TRIP_S / 2, lambda slot=slot, verdict=verdict: self._verdict(slot, *verdict))
-        self._returning = {slot.index for slot in ready if not slot.k and slot in self.slots}
-        self._hold_until_s = self.now + PATIENCE * step_s
-        self._at(PATIENCE * step_s, self._try_step)
+        self._cost.note(num_tokens, 0, step_s)
+        plain = [(OWNER, slot.index) for slot in ready if not slot.k and slot in self.slots]
+        drafting = [(OWNER, slot.index) for slot in ready if slot.k and slot in self.slots]
+        self._returning.answered(plain, drafting, self.now, step_s, self._cost.joined_saves_s(num_tokens))
         self._try_step()
 
     def _verdict(self, slot: Slot, num_slots: int, num_tokens: int, k: int, step_s: float, started_s: float) -> None:
