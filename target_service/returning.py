@@ -17,8 +17,8 @@ PATIENCE = 0.5
 """Of a step's time: how long the next one is held back at most for plain slots. What it saves is a step for those who
 come later, which takes about as long as one for all."""
 DRAFT_PATIENCE = 0.8
-"""Of what one step for all saves over two of half as many: the same for slots whose next tokens are being drafted. Where
-every token takes its time a second step costs nothing, and drafts are best made while the others' step runs."""
+"""Of what one step for all saves over two of half as many: the same for slots whose next tokens are being drafted.
+Where every token takes its time a second step costs nothing, and drafts are best made while the others' step runs."""
 WORTH = 0.75
 """Of that: who usually takes longer is not waited for, since what is waited in vain is lost."""
 STRAGGLER = 3.0
@@ -38,8 +38,7 @@ class _Answered:
 
 
 class Returning:
-    """Who is waited for, and whether that pays: who takes too long for it, through a gateway or a draft too far away, is
-    not.
+    """Who is waited for: not who takes too long for that to pay, through a gateway or a draft too far away.
 
     `ready_s(key)` is when the slot's next verify became ready, or None as long as it is not.
     """

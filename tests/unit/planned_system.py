@@ -1,6 +1,7 @@
 """A draft, a target and a gateway in simulated time: what a planner would meet, at the cost of no model.
 
-The target serves whatever is ready in one step, and holds a step back for slots that will be ready at once; the draft makes all proposals of a moment together, token by token.
+The target serves whatever is ready in one step, and holds a step back for slots that will be ready at once; the draft
+makes all proposals of a moment together, token by token.
 """
 
 from __future__ import annotations
