@@ -16,7 +16,7 @@ DRAFT_LIMIT_S = DRAFT_PATIENCE * STEP_S
 
 
 class Held:
-    """A target's slots: `back` says when their next verifies became ready. A step of all takes what one of half does."""
+    """Slots of a target: `back` says when the next verify became ready. A step of all takes what one of half does."""
 
     def __init__(self, *, drafting: bool = False, joined_saves_s: float = STEP_S) -> None:
         self.drafting = drafting
