@@ -120,6 +120,10 @@ class Judge:
         return float(sums.max() - np.min(sums[list(ids)]))
 
 
+ENDS = 2
+"""Rounds of an answer that may be without drafts though the draft lives: its first, and a last one for one token."""
+
+
 class Killer:
     """Ends a process as kill -9 does once so many tokens have come."""
 
@@ -209,18 +213,16 @@ class Parity:
 
 
 def wanted(options: argparse.Namespace, mode: str) -> list[Setting]:
-    """Under load every drafter with every K, and one at a time with one K each, in turn. Where batches matter the
-    smallest and the largest K, one at a time the model alone, and nobody is killed.
+    """Every drafter with every K, one at a time and under load. Where batches matter the smallest and the largest K,
+    one at a time the model alone, and nobody is killed.
     """
     found = []
     ks = options.k if mode == INVARIANT else sorted({options.k[0], options.k[-1]})
-    for concurrency, (turn, temperature) in itertools.product(options.concurrency, enumerate(options.temperatures)):
+    for concurrency, temperature in itertools.product(options.concurrency, options.temperatures):
         if concurrency > 1:
-            drafted = [*itertools.product((MODEL, *IN_THE_TARGET, RANDOM), ks)]
             found.append(Setting(OFF, 0, concurrency, temperature))
-        elif mode == INVARIANT:
-            drafters = (MODEL, *IN_THE_TARGET, RANDOM)
-            drafted = [(drafter, ks[(turn + index) % len(ks)]) for index, drafter in enumerate(drafters)]
+        if concurrency > 1 or mode == INVARIANT:
+            drafted = [*itertools.product((MODEL, *IN_THE_TARGET, RANDOM), ks)]
         else:
             drafted = [(MODEL, ks[-1])]
         found += [Setting(drafter, k, concurrency, temperature) for drafter, k in drafted]
@@ -239,7 +241,7 @@ def violations(mode: str, outcomes: Sequence[Outcome]) -> list[str]:
                 found.append(f"{where}: prompt {flip.prompt} differs at token {flip.position}, gap {flip.gap:.1e}")
         if each.setting.drafter != OFF and not each.num_drafted:
             found.append(f"{where}: nothing was drafted, so nothing was shown")
-        if each.setting.drafter == KILLED and not each.num_plain_steps:
+        if each.setting.drafter == KILLED and each.num_plain_steps <= ENDS * each.num_texts:
             found.append(f"{where}: no plain step: the draft was killed too late")
     return found
 

@@ -79,8 +79,10 @@ class Asked:
 
     @property
     def watched(self) -> bool:
-        """It ends where the draft is no longer confident of it."""
-        return self.job.min_confidence > 0.0
+        """It ends where the draft is no longer confident of it. One that is accepted by rejection never does: when it
+        is complete would depend on what was drawn, and what is late is not verified, so that some tokens were favoured.
+        """
+        return self.job.min_confidence > 0.0 and self.determined
 
     @property
     def position(self) -> int:
@@ -107,9 +109,7 @@ class Asked:
         return self.job.num_draft_tokens if self.length is None else self.length
 
     def take(self, drawn: Drawn) -> None:
-        """Its next token, with which it may end: whether it does depends on what has been drafted alone, and so whoever
-        accepts it by a rule that is exact for each length stays exact.
-        """
+        """Its next token, with which it may end."""
         self.draft_ids.append(drawn.token_id)
         if drawn.law is not None:
             self.unsent.append(drawn.law)

@@ -45,7 +45,7 @@ def draw_tokens(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tenso
 def _sampled(a: Active, law: RowLaw) -> Drawn:
     law = as_sent(a, law)
     token_id = law.draw(a.uniforms[len(a.draft_ids)])
-    return Drawn(token_id, law, law.prob(token_id) if a.watched else None)
+    return Drawn(token_id, law)
 
 
 def as_sent(a: Active, law: RowLaw) -> RowLaw:
@@ -69,7 +69,9 @@ def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor
         keys = [ready[i].slot.params for i in coupled], [ready[i].position for i in coupled]
         picked = coupled_ids(own, *keys)
         ids = ids.index_copy(0, index, picked)
-        chances = _with_chances(chances, index, own, picked)
+        if chances is not None:  # [S] of the ids that were picked
+            picked_chances = sampling.probabilities(own).gather(1, picked[:, None])[:, 0]
+            chances = chances.index_copy(0, index, picked_chances)
     chosen = [i for i, a in enumerate(ready) if not a.determined]
     laws = None
     if chosen:
@@ -78,7 +80,6 @@ def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor
         u = to_device(np.array([ready[i].uniforms[len(ready[i].draft_ids)] for i in chosen]), logits.device)
         drawn, has_mass = sampling.inverse_cdf(laws.double().exp(), u)
         ids, sound = ids.index_copy(0, index, drawn), sound.index_copy(0, index, sound[index] & has_mass)
-        chances = _with_chances(chances, index, laws, drawn)
     copy = None if laws is None else to_host(laws)  # beside what follows
     told = (ids, sound.long()) if chances is None else (ids.double(), sound.double(), chances)
     values = torch.stack(told).cpu().numpy()  # [2 or 3, R]: the one wait of a step
@@ -87,13 +88,6 @@ def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor
     laws_of = {} if copy is None else {i: CopiedLaw(copy, (place,)) for place, i in enumerate(chosen)}
     chance_of = {i: float(values[2][i]) for i, a in enumerate(ready) if a.watched} if watched else {}
     return [Drawn(int(token_id), laws_of.get(i), chance_of.get(i)) for i, token_id in enumerate(values[0])]
-
-
-def _with_chances(chances: Tensor | None, index: Tensor, laws: Tensor, ids: Tensor) -> Tensor | None:
-    """chances [R] with, at `index` [S], the probability of ids [S] in laws [S, V]."""
-    if chances is None:
-        return None
-    return chances.index_copy(0, index, sampling.probabilities(laws).gather(1, ids[:, None])[:, 0])
 
 
 def _cut(laws: Tensor, ready: Sequence[Active]) -> Tensor:

@@ -104,7 +104,7 @@ class Decoder:
         output = self.session.apply(verdict, timings)
         if own is None:
             self.own.skip(verdict)
-            self.draft.note_verdict(verdict, ticket, timings.total_s)
+            self.draft.note_verdict(verdict, ticket, time.monotonic() - started_s)
             note_round(self.draft.metrics, verdict, output, timings, self.draft.why_plain, self.draft.asked_for_tree)
         else:
             self.draft.skip()

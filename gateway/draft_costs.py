@@ -10,7 +10,7 @@ from gateway.typical import Typical
 NUM_LEVELS = 12
 FEW_FED = MAX_PLANNED + 2
 """A proposal that fed no more tokens than these says what drafting takes; one that fed more, what catching up takes."""
-FIRST_PAUSE_S = 4.0
+FIRST_PAUSE_S = 8.0
 LONGEST_PAUSE_S = 300.0
 """Between two trials of what did not pay, each twice as long as the one before."""
 FIRST_ROUNDS = 2
@@ -33,6 +33,11 @@ class Pause:
         self.from_s = 0.0
         """When the next one may be."""
 
+    @property
+    def is_new(self) -> bool:
+        """Nothing has failed."""
+        return self.pause_s == FIRST_PAUSE_S
+
     def failed(self, now: float) -> None:
         self.from_s = now + self.pause_s
         self.pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s)
@@ -53,6 +58,8 @@ class Level:
         """That a round takes more than the wait and a plain round with a step of all drafts, while all draft: steps are
         of a part of the slots then."""
         self.pause = Pause()
+        self.trials = Pause()
+        """Of one slot, while so many slots are at the target, drafting or not."""
         self._tokens = self._plain_tokens = 0.0
         """Made while drafts were on, and what plain rounds would have made in that time."""
         self._num_rounds = 0.0
@@ -112,10 +119,6 @@ class DraftSource:
         """Of their last rounds together."""
         self.sum_tokens = [0.0] * (MAX_PLANNED + 1)
         """Expected tokens of a round by K, summed over its slots."""
-        self.pause = Pause()
-        """Of trials by one slot."""
-        self.tried_load = 0.0
-        """At the last one."""
         self._kinds: dict[object, PairAcceptance] = {}
 
     def acceptance(self, kind: object) -> PairAcceptance:
@@ -126,11 +129,23 @@ class DraftSource:
         return self._kinds[kind]
 
     def level(self, num_slots: int) -> Level:
-        return self.levels[min(max(1, num_slots).bit_length(), NUM_LEVELS) - 1]
+        return self.levels[self._at(num_slots)]
+
+    def may_be_tried(self, load: float, now: float) -> bool:
+        """By one slot, while so many are at the target. What did not pay at a load does not at a larger one either."""
+        return all(level.trials.from_s <= now for level in self.levels[: self._at(int(load)) + 1])
+
+    def tried(self, load: float, now: float, pays: bool) -> None:
+        """A trial at that load has ended."""
+        if not pays:
+            self.level(int(load)).trials.failed(now)
+            return
+        for level in self.levels:
+            level.trials.reset()
 
     def times(self, num_slots: int) -> tuple[float, float]:
         """(token_s, latency_s) while so many draft: of the nearest load known, a smaller one first; 0 while none is."""
-        at = min(max(1, num_slots).bit_length(), NUM_LEVELS) - 1
+        at = self._at(num_slots)
         for nearest in (*range(at, -1, -1), *range(at + 1, NUM_LEVELS)):
             level = self.levels[nearest]
             if level.token_s.num_seen:
@@ -151,3 +166,8 @@ class DraftSource:
             return
         level.token_s.observe(compute_s / num_tokens)
         level.latency_s.observe(max(0.0, took_s - compute_s))
+
+    @staticmethod
+    def _at(num_slots: int) -> int:
+        """Of `levels`."""
+        return min(max(1, num_slots).bit_length(), NUM_LEVELS) - 1

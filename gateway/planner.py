@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from gateway.acceptance_curve import MAX_PLANNED, SlotAcceptance
-from gateway.draft_costs import FEW_FED, DraftSource
+from gateway.draft_costs import FEW_FED, DraftSource, Pause
 from gateway.step_model import StepModel, class_of
 from gateway.typical import Typical
 
@@ -109,8 +110,8 @@ class TargetPlanner:
         """Of the target's time, for learning."""
         self._clock = clock
         self._sources: dict[str, DraftSource] = {}
-        self._plans: dict[str, tuple[int, int, Plan]] = {}
-        """By source: decisions that the plan is still good for, the load that it is for, the plan."""
+        self._plans: WeakKeyDictionary[DraftSource, tuple[int, int, Plan]] = WeakKeyDictionary()
+        """Decisions that the plan is still good for, the load that it is for, the plan."""
         self._plain_extra: dict[int, Typical] = {}
         """What a plain round takes besides a step of all slots, by load."""
         self._plain_seen: dict[int, tuple[float, int]] = {}
@@ -136,7 +137,6 @@ class TargetPlanner:
         known = self._sources.get(name)
         if known is None or known.epoch != epoch:
             known = self._sources[name] = DraftSource(name, epoch, own)
-            self._plans.pop(name, None)
         return known
 
     def forget(self, name: str) -> None:
@@ -224,25 +224,22 @@ class TargetPlanner:
 
     def plan(self, source: DraftSource) -> Plan:
         """For the slots that may be given drafts by it; looked at anew every few rounds."""
-        made = self._plans.get(source.name)
+        made = self._plans.get(source)
         load = int(self.load)
         if made is not None and made[0] > 0 and made[1] == load:
-            self._plans[source.name] = (made[0] - 1, load, made[2])
+            self._plans[source] = (made[0] - 1, load, made[2])
             return made[2]
         plan = self._make_plan(source)
-        self._plans[source.name] = (PLAN_ROUNDS * max(1, source.num_slots // 4) - 1, load, plan)
+        self._plans[source] = (PLAN_ROUNDS * max(1, source.num_slots // 4) - 1, load, plan)
         return plan
 
     def _make_plan(self, source: DraftSource) -> Plan:
         """Turns drafts on or off."""
         now, num_slots = self._clock(), max(1, source.num_slots)
-        if self.load <= source.tried_load / 2:  # what did not pay may pay now
-            source.pause.reset()
-            source.tried_load = 0.0
         level = source.level(num_slots)
         if source.is_on and level.failed(num_slots, now):
             source.is_on = False
-        may_begin = source.is_known and now >= level.pause.from_s and (level.is_proven or self.budget_s > 0.0)
+        may_begin = source.is_known and now >= level.pause.from_s and (level.is_proven or self._may_learn(level.pause))
         plan = self._best_plan(source, num_slots) if source.is_on or may_begin else PLAIN_PLAN
         if source.is_on != (plan.num_draft_tokens > 0):
             source.is_on = not source.is_on
@@ -291,13 +288,21 @@ class TargetPlanner:
         nearest = min(self._plain_extra, key=lambda other: abs(other - level), default=None)
         return 0.0 if nearest is None else self._plain_extra[nearest].value
 
+    def _may_learn(self, pause: Pause) -> bool:
+        """What never failed at its load may begin on credit: what was lost at another load says nothing of it."""
+        return self.budget_s > (-LEARN_FIRST_S if pause.is_new else 0.0)
+
     # trials by one slot
 
     def may_try(self, source: DraftSource) -> bool:
         now = self._clock()
         if self._trial is not None and now - self._trial_s > TRIAL_S:
             self.end_trial(self._trial)
-        return self._trial is None and now >= source.pause.from_s and self.budget_s > 0.0
+        return (
+            self._trial is None
+            and source.may_be_tried(self.load, now)
+            and self._may_learn(source.level(int(self.load)).trials)
+        )
 
     def begin_trial(self, slot: SlotPlan) -> None:
         self._trial, self._trial_s = slot, self._clock()
@@ -306,23 +311,25 @@ class TargetPlanner:
         """It drafts to learn."""
         if self._trial is not slot:
             return False
-        if self.budget_s > 0.0 and self._clock() - self._trial_s <= TRIAL_S:
+        in_time = self._clock() - self._trial_s <= TRIAL_S
+        if in_time and self._may_learn(slot.source.level(int(self.load)).trials):
             return True
         self.end_trial(slot)
         return False
+
+    def cut_trial(self, slot: SlotPlan) -> None:
+        """Its answer is over: that says nothing of drafts."""
+        if self._trial is slot:
+            self._trial = None
 
     def end_trial(self, slot: SlotPlan) -> None:
         if self._trial is not slot:
             return
         self._trial = None
         source = slot.source
-        source.tried_load = self.load
-        self._plans.pop(source.name, None)
+        self._plans.pop(source, None)
         pays = source.is_known and self.plan(source).num_draft_tokens > 0
-        if pays:
-            source.pause.reset()
-        else:
-            source.pause.failed(self._clock())
+        source.tried(self.load, self._clock(), pays)
         slot.trial_ended(pays)
 
     def lost_s(self, total_s: float, num_tokens: int, step_s: float) -> float:
@@ -413,7 +420,7 @@ class SlotPlan:
 
     def leave(self) -> None:
         self._set_planned(0)
-        self._planner.end_trial(self)
+        self._planner.cut_trial(self)
         sums = self.source.sum_tokens
         for k, tokens in enumerate(self._tokens):
             sums[k] -= tokens

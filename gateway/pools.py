@@ -182,6 +182,9 @@ class Pools:
         for model in self.models.values():
             model.targets.pop(member.name, None)
             model.drafts.pop(member.name, None)
+        for other in self.members.values():
+            if isinstance(other, TargetMember):
+                other.planner.forget(member.name)
         self._in_background(member.link.close())
 
     def _share_drafts(self) -> None:

@@ -26,7 +26,7 @@ STRAGGLER = 3.0
 _WEIGHT = 0.1
 """Of a new measurement in the running mean,"""
 _DRAFT_WEIGHT = 0.25
-"""and in a slot's own, as long as it drafts."""
+"""and in a slot's own."""
 
 
 @dataclass(slots=True)
@@ -72,11 +72,22 @@ class Returning:
         for keys, with_drafts in ((plain, False), (drafting, True)):
             for key in keys:
                 self._answered[key] = _Answered(now, with_drafts)
-                limit_s = self._draft_limit_s if with_drafts else self._limit_s
-                usual_s = self._usual_of(key, with_drafts)
-                if usual_s <= (WORTH * limit_s if with_drafts else limit_s):
-                    straggler_s = STRAGGLER * usual_s if with_drafts and usual_s else limit_s
-                    self._awaited[key] = now + min(limit_s, straggler_s)
+                self._await(key)
+
+    def arrived(self, key: SlotKey, with_drafts: bool, due_s: float) -> None:
+        """Its next verify is here, ready or not; due_s: when it goes without its drafts."""
+        answered = self._answered.get(key)
+        if answered is None:
+            return
+        answered.with_drafts = with_drafts
+        if self._awaited.pop(key, None) is not None:
+            self._await(key)
+            if key in self._awaited:
+                self._awaited[key] = min(self._awaited[key], due_s)
+
+    def late(self, key: SlotKey) -> None:
+        """Its proposal was not there when its time was up."""
+        self._drafted(key, 2 * self._draft_limit_s)
 
     def gone(self, key: SlotKey) -> None:
         self._awaited.pop(key, None)
@@ -95,21 +106,31 @@ class Returning:
                 self._back(key, ready_s)
         return max((until for until in self._awaited.values() if now < until), default=None)
 
+    def _await(self, key: SlotKey) -> None:
+        """Unless it takes too long."""
+        answered = self._answered[key]
+        if not answered.with_drafts:
+            if self._usual_s <= self._limit_s:
+                self._awaited[key] = answered.since_s + self._limit_s
+            return
+        usual_s = self._own_usual_s.get(key, self._draft_usual_s)
+        if usual_s <= WORTH * self._draft_limit_s:
+            straggler_s = STRAGGLER * usual_s if usual_s else self._draft_limit_s
+            self._awaited[key] = answered.since_s + min(self._draft_limit_s, straggler_s)
+
     def _back(self, key: SlotKey, ready_s: float) -> None:
         """Perhaps beside a later step."""
         self._awaited.pop(key, None)
         answered = self._answered.pop(key)
-        limit_s = self._draft_limit_s if answered.with_drafts else self._limit_s
-        took_s = max(0.0, min(ready_s - answered.since_s, 2 * limit_s))
-        if not answered.with_drafts:
-            self._own_usual_s.pop(key, None)
-            self._usual_s += _WEIGHT * (took_s - self._usual_s)
+        took_s = max(0.0, ready_s - answered.since_s)
+        if answered.with_drafts:
+            self._drafted(key, min(took_s, 2 * self._draft_limit_s))
+        else:
+            self._usual_s += _WEIGHT * (min(took_s, 2 * self._limit_s) - self._usual_s)
+
+    def _drafted(self, key: SlotKey, took_s: float) -> None:
+        if not self._draft_limit_s:  # nobody is waited for, whatever it takes
             return
         self._draft_usual_s += _WEIGHT * (took_s - self._draft_usual_s)
         before_s = self._own_usual_s.get(key, self._draft_usual_s)
         self._own_usual_s[key] = before_s + _DRAFT_WEIGHT * (took_s - before_s)
-
-    def _usual_of(self, key: SlotKey, with_drafts: bool) -> float:
-        if not with_drafts:
-            return self._usual_s
-        return self._own_usual_s.get(key, self._draft_usual_s)

@@ -28,7 +28,7 @@ from outrider.wire.metrics import WorkerMetrics
 from target_service.batch import decide
 from target_service.commit import commit_tokens, kind_of_next
 from target_service.device_batch import Decided
-from target_service.jobs import Logprobs, Timings, Verdict, VerifyJob
+from target_service.jobs import Fallback, Logprobs, Timings, Verdict, VerifyJob
 from target_service.own_drafts import OwnDrafts
 from target_service.returning import Returning
 from target_service.tickets import TicketTable
@@ -115,6 +115,8 @@ class Verifier:
             self._answer(job, JobError(Fault.INVALID, f"{why}; open it with one"))
             return
         self._room.add(job, slot)
+        with_drafts = job.num_draft_tokens > 0
+        self._returning.arrived(slot.key, with_drafts, job.arrived_s + (job.wait_budget_s if with_drafts else 0.0))
 
     def _draft(self, slot: Slot, num_draft_tokens: int) -> Chain:
         return self._own_drafts.draw(slot, self._keeper.sampling_state(slot), num_draft_tokens)
@@ -244,6 +246,8 @@ class Verifier:
         self._room.done(r)
         if commit.finish is None:
             (self._going_on if r.waiting.proposal is None else self._drafting_on).append(slot.key)
+            if r.fallback is Fallback.LATE:
+                self._returning.late(slot.key)
         self._answer(r.waiting.job, verdict)
         self._metrics.steps.labels(kind="verify" if TokenKind.PLAIN not in commit.kinds else "plain").inc()
 

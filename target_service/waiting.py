@@ -1,6 +1,7 @@
 """Verifies that have arrived and not been answered, and which of them are ready. On the engine thread.
 
-A batch never waits for one slot's proposal: slots that are ready go, the others wait on, at most their budget.
+A slot waits for its proposal at most its budget, and those that are ready do not wait for it, but for as long as a step
+for all saves more than that (`target_service.returning`).
 """
 
 from __future__ import annotations
@@ -108,12 +109,12 @@ class WaitingRoom:
 
     def add(self, job: VerifyJob, slot: Slot) -> None:
         """`slot` has been brought to the committed tokens of the job."""
-        proposal = None
+        proposal, now = None, time.monotonic()
         if job.num_draft_tokens:
-            length, now = len(slot.committed), time.monotonic()
-            proposal = self._tickets.expect(job.ticket, length, job.num_draft_tokens, now)
+            proposal = self._tickets.expect(job.ticket, len(slot.committed), job.num_draft_tokens, now)
         num_own = min(job.num_own_draft_tokens, _room(slot))
-        self._waiting[job.owner, job.slot_id] = Waiting(job, slot, proposal, num_own)
+        runnable_s = None if needs_prefill(slot) else now
+        self._waiting[job.owner, job.slot_id] = Waiting(job, slot, proposal, num_own, runnable_s)
 
     def cancel(
         self, owner: int, slot_id: int, why: str, fault: Fault = Fault.CANCELLED, keep_ticket: int | None = None

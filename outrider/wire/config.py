@@ -272,7 +272,8 @@ class GatewayConfig(_Settings):
     longer exactly the target's; they say so. No token comes more than 1 / lenience times as often as by the target."""
     min_confidence: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """A draft with a model ends its proposal, before K, with the token at which the probability that it gives to all of
-    them together falls below this; 0 = never. Not for requests that name their K, nor for trees. Always exact."""
+    them together falls below this; 0 = never. At temperature 0 and under coupled; not for requests that name their K,
+    nor for trees."""
     tree: str | None = None
     """Draft trees instead of chains unless the request says otherwise: children by depth such as 4x2x1, or best:12x4,
     the 12 most likely nodes up to a depth of 4. Absent = chains. Not under lenience."""

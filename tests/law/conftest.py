@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.law.cases import CASES, Case, batches
+from tests.law.cases import ALL_CASES, CASES, Case, batches
 from tests.law.sampling import Sample, draw
 from tests.law.services import HASTY, Models, Services, make_models
 from tests.stack import Process, read_metrics
@@ -31,8 +31,8 @@ class Samples:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._batches = batches(CASES)
-        assert sorted(case.id for batch in self._batches for case in batch) == sorted(case.id for case in CASES)
+        self._batches = [*batches(CASES), *batches([case for case in ALL_CASES if case.slow])]
+        assert sorted(case.id for batch in self._batches for case in batch) == sorted(case.id for case in ALL_CASES)
         self._samples: dict[str, Sample] = {}
         self.counters: dict[str, dict[str, float]] = {}
         """By group: the gateway's counters, increments while the group's batch was drawn."""

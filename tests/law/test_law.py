@@ -10,13 +10,14 @@ in the same test with the same number of answers, and `test_power.py` computes b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 
 import pytest
+from _pytest.mark import ParameterSet
 
-from tests.law.cases import ALL_CASES, CASE, CASES, NUM_ANSWERS, PROMPT, Case, batches
+from tests.law.cases import ALL_CASES, CASE, NUM_ANSWERS, PROMPT, Case, batches
 from tests.law.chi_square import Fit, first_three, fit, last_three, p_value, seen_through
 from tests.law.conftest import Samples
 from tests.law.expected import Law, conditionals, joint
@@ -66,7 +67,12 @@ def p_values(models: Models, case: Case, sample: Sample) -> dict[str, float]:
     return {name: each.p_value for name, each in fits(models, case, sample).items()}
 
 
-@pytest.mark.parametrize("case_id", [case.id for case in CASES])
+def ids_of(cases: Iterable[Case]) -> list[ParameterSet]:
+    """To draw all of them is for `make laws` and the slow tests."""
+    return [pytest.param(case.id, marks=[pytest.mark.slow] if case.slow else []) for case in cases]
+
+
+@pytest.mark.parametrize("case_id", ids_of(ALL_CASES))
 def test_answers_have_the_targets_law(
     models: Models, samples: Samples, case_id: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -86,6 +92,8 @@ def assert_drafts_were_kept_replaced_and_followed(case: Case, sample: Sample) ->
     else:
         assert least >= MIN_OF_A_KIND, case.id
         assert sample.num_wasted_tokens == 0, case.id  # nothing was late or refused
+    if case.group == "K adapts":
+        assert sample.kinds["plain"] >= MIN_OF_A_KIND
 
 
 def drafts(case: Case) -> bool:
@@ -93,12 +101,12 @@ def drafts(case: Case) -> bool:
     return case.speculation.enabled and not case.params.greedy
 
 
-@pytest.mark.parametrize("case_id", [case.id for case in CASES if drafts(case)])
+@pytest.mark.parametrize("case_id", ids_of(case for case in ALL_CASES if drafts(case)))
 def test_drafts_were_kept_replaced_and_followed(samples: Samples, case_id: str) -> None:
     assert_drafts_were_kept_replaced_and_followed(CASE[case_id], samples.of(CASE[case_id]))
 
 
-@pytest.mark.parametrize("case_id", [case.id for case in CASES if not case.speculation.enabled])
+@pytest.mark.parametrize("case_id", ids_of(case for case in ALL_CASES if not case.speculation.enabled))
 def test_without_speculation_all_steps_are_plain(samples: Samples, case_id: str) -> None:
     assert set(samples.of(CASE[case_id]).kinds) == {"plain"}
 

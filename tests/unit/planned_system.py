@@ -137,6 +137,7 @@ class System:
     def _arrive(self, slot: Slot, wait_s: float) -> None:
         slot.arrived_s, slot.due_s = self.now, self.now + (wait_s if slot.k else 0.0)
         self._waiting.append(slot)
+        self._returning.arrived((OWNER, slot.index), slot.k > 0, slot.due_s)
         self._try_step()
         if slot.k and wait_s:
             self._at(wait_s, self._try_step)
@@ -176,6 +177,9 @@ class System:
         self._cost.note(num_tokens, 0, step_s)
         plain = [(OWNER, slot.index) for slot in ready if not slot.k and slot in self.slots]
         drafting = [(OWNER, slot.index) for slot in ready if slot.k and slot in self.slots]
+        for slot in ready:
+            if slot.k and slot.complete_s is None:
+                self._returning.late((OWNER, slot.index))
         self._returning.answered(plain, drafting, self.now, step_s, self._cost.joined_saves_s(num_tokens))
         self._try_step()
 

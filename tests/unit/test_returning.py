@@ -147,3 +147,43 @@ def test_a_slow_draft_does_not_keep_others_from_being_waited_for() -> None:
     assert held.wait_until(50.0) is None
     held.answered(60.0, SLOTS[:1])
     assert held.wait_until(60.0) is not None
+
+
+def test_a_slot_counts_as_what_its_next_verify_is() -> None:
+    """Not as what its last one was: who tries a slow draft keeps nobody, and who has left it comes at once."""
+    slow = Held(drafting=True)
+    slow.rounds(0.0, 0.3)
+    slow.drafting = False
+    slow.answered(50.0)
+    assert slow.wait_until(50.001) is not None
+    for key in SLOTS:
+        slow.returning.arrived(key, with_drafts=True, due_s=60.0)
+    assert slow.wait_until(50.001) is None
+    quick = Held(drafting=True)
+    quick.answered(50.0)
+    for key in SLOTS:
+        quick.returning.arrived(key, with_drafts=False, due_s=50.001)
+        quick.back(key, 50.001)
+    assert quick.wait_until(50.002) is None
+
+
+def test_proposals_that_come_too_late_are_not_waited_for() -> None:
+    held = Held(drafting=True)
+    held.rounds(0.0, 0.005)
+    for index in range(10):
+        held.answered(100.0 + index)
+        for key in SLOTS:
+            held.returning.late(key)
+    held.answered(120.0)
+    assert held.wait_until(120.0) is None
+
+
+def test_nobody_waits_longer_than_the_one_that_is_waited_for() -> None:
+    """Its verify has a wait budget."""
+    held = Held(drafting=True)
+    held.answered(10.0, SLOTS[:1])
+    held.returning.arrived(SLOTS[0], with_drafts=True, due_s=10.01)
+    assert held.wait_until(10.002) == 10.01
+    held.answered(20.0, SLOTS[:1])
+    held.returning.arrived(SLOTS[0], with_drafts=True, due_s=20.002)  # its budget is 0
+    assert held.wait_until(20.002) is None

@@ -12,12 +12,12 @@ from tests.law.faults import replace
 WAIT_S = 10.0
 turns = itertools.count()
 kept: dict[SlotPlan, int] = {}
-"""Draft tokens in the slot's last round."""
+"""Draft tokens in the slot's last round, if it had some: two follow where none or two were kept, none elsewhere."""
 leave = SlotPlan.leave
 
 
 def choose(self, room, num_behind, num_left):
-    k = min(room, (next(turns) if self not in kept else 1 + 2 * kept[self]) % 4)
+    k = min(room, (next(turns) if self not in kept else 2 + 2 * kept.pop(self)) % 4)
     return Choice(k, WAIT_S if k else 0.0)
 
 
