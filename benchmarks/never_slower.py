@@ -36,9 +36,14 @@ ARMS: Mapping[str, Speculation] = {OFF: Speculation(enabled=False), AUTO: Specul
 DELAY_S = 0.05
 LEAST_RATIO = 0.97
 """Median, of `auto` over plain decoding, in every cell."""
+MOST_PROMPTS = 64
 FEW_PROMPTS = 4
-"""In a pass of fewer answers at once."""
 WARM_TOKENS = 32
+
+
+def num_prompts(concurrency: int) -> int:
+    """Of a pass: two for each answer at once, so that one answer that is late is not all that is measured."""
+    return min(MOST_PROMPTS, max(FEW_PROMPTS, 2 * concurrency))
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ async def one_pass(
 ) -> Sample:
     return await run_pass(
         client,
-        prompts[: max(FEW_PROMPTS, concurrency)],
+        prompts[: num_prompts(concurrency)],
         concurrency=concurrency,
         temperature=options.temperature,
         max_tokens=options.max_tokens,
@@ -199,10 +204,10 @@ def main() -> int:
         f"The demo pair, its target WIDENED to {options.size}, {options.dtype}, a core each; prompts of "
         f"{options.prompt_tokens} tokens or less, {options.max_tokens} tokens an answer, T = {options.temperature:g}, "
         f"prefix caches off, {options.repetitions} repetitions. auto / plain: median over repetitions, in brackets the "
-        "interval of 95 % from a bootstrap over them."
+        "interval of 95 % from a bootstrap over them, with few repetitions all that there were."
     )
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
-    texts = dev_prompts(max([FEW_PROMPTS, *options.concurrency]))
+    texts = dev_prompts(max(map(num_prompts, options.concurrency)))
     prompts = [tokenizer.encode(text).ids[-options.prompt_tokens :] for text in texts]
     found = asyncio.run(measure_all(prompts, options))
     all_cores = {} if options.no_all_cores else asyncio.run(measure_all_cores(prompts, options))

@@ -39,6 +39,8 @@ TRIAL_TOKENS = 3
 """K of a round that one slot makes to learn."""
 TRIAL_VERIFIED = 4
 """Such rounds that are verified, at most,"""
+HOPELESS = 0.9
+"""Of the rate of plain decoding: a trial that promises less is over at once."""
 TRIAL_ROUNDS = 8
 """and that are asked for: proposals of some may only catch up."""
 TRIAL_S = 10.0
@@ -401,8 +403,8 @@ class SlotPlan:
             self._learn(num_drafted, wait_s, total_s)
         if planner.tries(self):
             self._num_verified += 1
-            if self._num_verified >= TRIAL_VERIFIED:
-                source.is_known = True
+            source.is_known = source.is_known or self._num_verified >= TRIAL_VERIFIED
+            if self._num_verified >= TRIAL_VERIFIED or self._is_hopeless():
                 planner.end_trial(self)
 
     def plain(self, total_s: float, step_s: float, fed_prompts: bool, wait_s: float = 0.0) -> None:
@@ -448,6 +450,12 @@ class SlotPlan:
             level.came(num_tokens, min(total_s, most_s) / plain_s, source.num_slots)
         if not (source.is_on and level.is_proven):
             planner.spend(planner.lost_s(total_s, num_tokens, step_s))
+
+    def _is_hopeless(self) -> bool:
+        """Proposals take so long that they would not pay even if to verify them took no time."""
+        plain_s, (token_s, latency_s) = self._planner.plain_s(), self.source.times(1)
+        rounds = ((self._tokens[k], plain_s + latency_s + k * token_s) for k in CANDIDATES)
+        return all(num_tokens * plain_s < HOPELESS * round_s for num_tokens, round_s in rounds)
 
     def _choose(self, room: int, num_behind: int, num_left: Callable[[], float]) -> Choice:
         planner, source = self._planner, self.source
