@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.acceptance_curve import MAX_PLANNED
+from gateway.draft_costs import FIRST_PAUSE_S
 from gateway.planner import PLAIN, PLAIN_ROUNDS, SHORT_LEFT, Choice, SlotPlan, TargetPlanner
 from tests.unit.planned_system import Pair, System
 
@@ -112,24 +113,27 @@ def test_a_restarted_draft_is_learnt_anew() -> None:
 class Driven:
     """One slot of a planner whose rounds the test makes."""
 
-    def __init__(self, num_slots: int = 1) -> None:
+    def __init__(self, num_slots: int = 1, delay_s: float = 0.001) -> None:
+        """delay_s: of a proposal, besides what it takes for each token."""
         self.now = 0.0
+        self._delay_s = delay_s
         self.planner = TargetPlanner(clock=lambda: self.now)
         self.planner.num_slots = num_slots
         self.source = self.planner.source("draft-0", epoch=1)
         self.slot = SlotPlan(self.planner, self.source, "greedy")
 
     def round(self, num_accepted: int, num_behind: int = 2, num_left: float = 1000.0) -> Choice:
-        """A step takes 20 ms, and 1 ms for a token; a proposal 1 ms, and as much for a token."""
+        """A step takes 20 ms, and 1 ms for a token; a proposal 1 ms for a token besides its delay."""
         choice = self.slot.choose(64, num_behind, lambda: num_left)
         k = choice.num_draft_tokens
         step_s = 0.020 + 0.001 * k
-        total_s = step_s + 0.001 + 0.001 * k + (0.001 if k else 0.0)
+        wait_s = self._delay_s + 0.001 * k if k else 0.0
+        total_s = step_s + 0.001 + wait_s
         self.now += total_s
         self.planner.note_step(self.planner.num_slots, self.planner.num_slots + k, 0, step_s)
         if k:
-            self.source.replied(0.001 + 0.001 * k, 0.001 * k, k, 2)
-            self.slot.verified(k, min(k, num_accepted), 0.001 + 0.001 * k, step_s, total_s, fed_prompts=False)
+            self.source.replied(wait_s, 0.001 * k, k, 2)
+            self.slot.verified(k, min(k, num_accepted), wait_s, step_s, total_s, fed_prompts=False)
         else:
             self.slot.plain(total_s, step_s, fed_prompts=False)
         return choice
@@ -226,3 +230,30 @@ def test_a_plain_round_costs_the_gateway_next_to_nothing(num_slots: int) -> None
     for _ in range(1000):
         driven.round(num_accepted=0)
     assert (time.thread_time() - began_s) / 1000 < 200e-6
+
+
+def test_a_trial_of_a_draft_that_is_too_slow_is_over_with_its_first_round_that_says_so() -> None:
+    """What a trial costs, the one who tries waits for."""
+    driven = Driven(delay_s=0.1)
+    counts = [driven.round(num_accepted=0).num_draft_tokens for _ in range(20)]
+    assert sum(k > 0 for k in counts) == 1
+
+
+def test_a_trial_that_ends_with_its_answer_says_nothing_of_drafts() -> None:
+    driven = Driven()
+    for _ in range(PLAIN_ROUNDS + 2):
+        driven.round(num_accepted=3)
+    assert not driven.source.is_known
+    driven.slot.leave()
+    driven.slot = SlotPlan(driven.planner, driven.source, "greedy")
+    assert driven.round(num_accepted=3).num_draft_tokens > 0, "the next answer tries"
+
+
+def test_what_failed_at_a_load_is_not_tried_at_once_again_there_nor_at_a_larger_one() -> None:
+    source = TargetPlanner().source("draft-0", epoch=1)
+    source.tried(4, now=10.0, pays=False)
+    for load, may_be in ((1, True), (3, True), (4, False), (7, False), (64, False)):
+        assert source.may_be_tried(load, now=11.0) is may_be
+    assert source.may_be_tried(64, now=10.0 + FIRST_PAUSE_S)
+    source.tried(1, now=12.0, pays=True)
+    assert source.may_be_tried(64, now=12.0)
