@@ -16,7 +16,8 @@ LONGEST_PAUSE_S = 300.0
 FIRST_ROUNDS = 2
 """Of each slot, that do not count: they are still mixed with plain ones."""
 JUDGED_ROUNDS = 10
-"""Of each slot, before a load is judged by what came of it; before that only by what can be no accident."""
+"""Of each slot, before a load is judged by what came of it; before that only by what can be no accident, unless it has
+failed there before."""
 MEMORY_ROUNDS = 64
 """Of each slot, that the judgement looks back on; of all together at least four times as many."""
 ROUND_SPREAD = 0.5
@@ -47,7 +48,7 @@ class Pause:
 
 
 class Level:
-    """Of a load: so many slots that may draft at once, to the next power of two."""
+    """Of a load: so many slots that may draft at once, about a power of two."""
 
     def __init__(self) -> None:
         self.token_s = Typical()
@@ -87,7 +88,7 @@ class Level:
         if num_rounds < JUDGED_ROUNDS:
             return False
         is_judged = num_rounds >= JUDGED_ROUNDS * num_slots
-        doubt = (1.0 if is_judged else 2.5) * ROUND_SPREAD / sqrt(num_rounds)
+        doubt = (1.0 if is_judged or not self.pause.is_new else 2.5) * ROUND_SPREAD / sqrt(num_rounds)
         has_failed = self._tokens < (1.0 - doubt) * self._plain_tokens
         if has_failed:
             self.pause.failed(now)
@@ -169,5 +170,7 @@ class DraftSource:
 
     @staticmethod
     def _at(num_slots: int) -> int:
-        """Of `levels`."""
-        return min(max(1, num_slots).bit_length(), NUM_LEVELS) - 1
+        """Of `levels`: 1, 2, 3 to 5, 6 to 11, 12 to 23 and so on: one slot more or less than a power of two is no other
+        load.
+        """
+        return min((max(1, num_slots) * 4 // 3).bit_length(), NUM_LEVELS) - 1

@@ -252,7 +252,7 @@ def test_a_trial_that_ends_with_its_answer_says_nothing_of_drafts() -> None:
 def test_what_failed_at_a_load_is_not_tried_at_once_again_there_nor_at_a_larger_one() -> None:
     source = TargetPlanner().source("draft-0", epoch=1)
     source.tried(4, now=10.0, pays=False)
-    for load, may_be in ((1, True), (3, True), (4, False), (7, False), (64, False)):
+    for load, may_be in ((1, True), (2, True), (4, False), (7, False), (64, False)):
         assert source.may_be_tried(load, now=11.0) is may_be
     assert source.may_be_tried(64, now=10.0 + FIRST_PAUSE_S)
     source.tried(1, now=12.0, pays=True)
