@@ -414,7 +414,8 @@ class TestDraw:
             params = SamplingParams(max_tokens=100, **KINDS[kind])
             drafts = torch.randint(0, VOCAB, (2,), generator=generator).tolist()
             u = torch.rand(3, dtype=torch.float64, generator=generator).clamp_min(1e-9).tolist()
-            ready.append(PlainActive(params, topk, [] if params.determined else u, drafts, watched))
+            uniforms = [] if params.determined else u
+            ready.append(PlainActive(params, topk, uniforms, drafts, watched and params.determined))
             rows.append(LogitRow(SamplingState(params, PROMPT, (0,)), tuple(drafts)))
         host = drawing.draw_tokens(ready, rows, logits)
         device = waiting_once(logits, lambda: drawing._on_device(ready, rows, logits))
@@ -424,17 +425,15 @@ class TestDraw:
             assert token_id == other_id and (law is None) == (other is None) == a.determined
             assert (chance is not None) == (other_chance is not None) == a.watched
             if chance is not None and other_chance is not None:
-                expected = self.chance(a, rows[index], logits[index][None], law, token_id)
+                expected = self.chance(a, rows[index], logits[index][None], token_id)
                 assert [chance, other_chance] == pytest.approx([expected] * 2, rel=1e-5)
             if law is not None and other is not None:
                 other = other.wait()
                 assert np.allclose(law.dense_scores(), other.dense_scores(), atol=1e-5)
                 assert law.prob(token_id) > 0 and (a.topk is None or law.support()[0].size <= a.topk)
 
-    def chance(self, a: Any, row: LogitRow, logits: Tensor, law: RowLaw | None, token_id: int) -> float:
-        """Of the law that the token was drawn from, or is the guess of; of the best token its softmax."""
-        if law is not None:
-            return law.prob(token_id)
+    def chance(self, a: Any, row: LogitRow, logits: Tensor, token_id: int) -> float:
+        """Of the law that the token is the guess of; of the best token its softmax."""
         processed = process_unchecked(logits, [row])
         laws = processed.log_softmax(dim=1) if a.params.greedy else distributions(processed, [row])
         return float(laws.double().exp()[0, token_id])
