@@ -131,8 +131,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
         words = ", ".join(f"{name} {value:g}" for name, value in setting.items() if off.get(name) != value)
         table = Table(title=f"{words}; {own[0]['num_tokens']} tokens of the target", title_justify="left")
         for name in ("drafter", "alpha", "coupled", "at least", "greedy", "drafts at"):
-            is_name = name == "drafter"
-            table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
+            table.add_column(name, justify="left" if name == "drafter" else "right", overflow="fold")
         for row in own:
             estimates = (_shown(row[name]) for name in ("alpha", "coupled", "bound", "greedy"))
             table.add_row(row["drafter"], *estimates, f"{100 * row['drafted']['mean']:.0f} %")
