@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 import pytest_asyncio
 
+from outrider.v1 import common_pb2 as pb
 from tests.service.control_client import ControlClient, eventually, idle
 from tests.service.recorder import Recorder, started
 from tests.service.reference_model import ReferenceModel
@@ -30,6 +31,22 @@ def worker(module: str, folder: str, *args: str) -> Iterator[Process]:
         yield process
     finally:
         process.stop()
+
+
+def slots_freed(info: pb.WorkerInfo) -> bool:
+    """Parked proposals may be left: they live a while longer."""
+    return info.num_slots_in_use == 0 and info.num_kv_blocks_in_use == 0
+
+
+@contextlib.asynccontextmanager
+async def stream_to(
+    process: Process, role: str, freed: Callable[[pb.WorkerInfo], bool] = idle
+) -> AsyncIterator[ControlClient]:
+    """A stream to the worker; what was opened on it is freed when it ends."""
+    async with ControlClient(process.address, role) as client:
+        yield client
+    async with ControlClient(process.address, role) as client:
+        await eventually(freed, client)
 
 
 @pytest.fixture(scope="session")
@@ -51,10 +68,8 @@ def target_worker(target_folder: str) -> Iterator[Process]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def target(target_worker: Process) -> AsyncIterator[ControlClient]:
     """A stream to the module's target; whatever the test opened on it is freed when it ends."""
-    async with ControlClient(target_worker.address, "target") as client:
+    async with stream_to(target_worker, "target", slots_freed) as client:
         yield client
-    async with ControlClient(target_worker.address, "target") as client:
-        await eventually(lambda info: info.num_slots_in_use == 0 and info.num_kv_blocks_in_use == 0, client)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -68,7 +83,5 @@ async def recorder() -> AsyncIterator[Recorder]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def draft(draft_worker: Process) -> AsyncIterator[ControlClient]:
     """A stream to the module's draft, which is the module's own `draft_worker`."""
-    async with ControlClient(draft_worker.address, "draft") as client:
+    async with stream_to(draft_worker, "draft") as client:
         yield client
-    async with ControlClient(draft_worker.address, "draft") as client:
-        await eventually(idle, client)

@@ -12,8 +12,8 @@ import pytest_asyncio
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import DRAFTERS, AcceptanceRule
-from tests.service.conftest import worker
-from tests.service.control_client import ControlClient, eventually, idle, open_slot, verify
+from tests.service.conftest import stream_to, worker
+from tests.service.control_client import ControlClient, open_slot, verify
 from tests.service.reference_model import ReferenceModel
 from tests.stack import Process
 
@@ -35,10 +35,8 @@ def drafting_worker(target_folder: str, tmp_path_factory: pytest.TempPathFactory
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def target(drafting_worker: Process) -> AsyncIterator[ControlClient]:
-    async with ControlClient(drafting_worker.address, "target") as client:
+    async with stream_to(drafting_worker, "target") as client:
         yield client
-    async with ControlClient(drafting_worker.address, "target") as client:
-        await eventually(idle, client)
 
 
 def open_with(drafter: str | None, slot: int, ids: Sequence[int], **options: Any) -> pb.OpenSlot:
