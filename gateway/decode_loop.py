@@ -104,11 +104,11 @@ class Decoder:
         output = self.session.apply(verdict, timings)
         if own is None:
             self.own.skip(verdict)
-            self.draft.note_verdict(verdict, ticket, time.monotonic() - started_s)
+            self.draft.note_verdict(verdict, ticket, time.monotonic() - started_s, self.target.is_new_step)
             note_round(self.draft.metrics, verdict, output, timings, self.draft.why_plain, self.draft.asked_for_tree)
         else:
             self.draft.skip()
-            self.own.note_verdict(verdict, timings.total_s)
+            self.own.note_verdict(verdict, timings.total_s, self.target.is_new_step)
             note_round(own.metrics, verdict, output, timings, own.why_plain, is_tree=False)
         self._truncate(verdict, num_draft_tokens, output)
         if output.finish_reason is not None:

@@ -22,6 +22,15 @@ MEMORY_ROUNDS = 64
 """Of each slot, that the judgement looks back on; of all together at least four times as many."""
 ROUND_SPREAD = 0.5
 """Of the tokens of a round, over their mean: by as much over the square root of the rounds a judgement may be wrong."""
+LEAST_WON = 1.02
+"""Times the tokens of plain rounds, that must be possible within that doubt."""
+
+
+def level_of(load: float) -> int:
+    """0 for 1 slot, 1 for 2, 2 for 3 to 5, 3 for 6 to 11, 12 to 23 and so on: one slot more or less than a power of two
+    is no other load.
+    """
+    return min((max(1, int(load)) * 4 // 3).bit_length(), NUM_LEVELS) - 1
 
 
 class Pause:
@@ -68,7 +77,7 @@ class Level:
         self.is_proven = False
 
     def begin(self) -> None:
-        """Drafts are on from now."""
+        """Drafts go on or off."""
         self._tokens = self._plain_tokens = self._num_rounds = 0.0
         self._num_first = 0
 
@@ -82,14 +91,14 @@ class Level:
         self._plain_tokens = memory * self._plain_tokens + plain_tokens
         self._num_rounds = memory * self._num_rounds + 1.0
 
-    def failed(self, num_slots: int, now: float) -> bool:
-        """What came of it says that drafts do not pay; then they are off for a while."""
+    def has_failed(self, num_slots: int, now: float) -> bool:
+        """Judges what came of drafts: whether they did not pay here; then they are to be off for a while."""
         num_rounds = self._num_rounds
         if num_rounds < JUDGED_ROUNDS:
             return False
         is_judged = num_rounds >= JUDGED_ROUNDS * num_slots
         doubt = (1.0 if is_judged or not self.pause.is_new else 2.5) * ROUND_SPREAD / sqrt(num_rounds)
-        has_failed = self._tokens < (1.0 - doubt) * self._plain_tokens
+        has_failed = self._tokens < (LEAST_WON - doubt) * self._plain_tokens
         if has_failed:
             self.pause.failed(now)
         elif is_judged:
@@ -129,24 +138,24 @@ class DraftSource:
             self._kinds[kind] = PairAcceptance(like)
         return self._kinds[kind]
 
-    def level(self, num_slots: int) -> Level:
-        return self.levels[self._at(num_slots)]
+    def level(self, num_slots: float) -> Level:
+        return self.levels[level_of(num_slots)]
 
     def may_be_tried(self, load: float, now: float) -> bool:
-        """By one slot, while so many are at the target. What did not pay at a load does not at a larger one either."""
-        return all(level.trials.from_s <= now for level in self.levels[: self._at(int(load)) + 1])
+        """By one slot, while so many are at the target. What did not pay at a load seldom does at a larger one."""
+        return all(level.trials.from_s <= now for level in self.levels[: level_of(load) + 1])
 
     def tried(self, load: float, now: float, pays: bool) -> None:
         """A trial at that load has ended."""
         if not pays:
-            self.level(int(load)).trials.failed(now)
+            self.level(load).trials.failed(now)
             return
         for level in self.levels:
             level.trials.reset()
 
     def times(self, num_slots: int) -> tuple[float, float]:
         """(token_s, latency_s) while so many draft: of the nearest load known, a smaller one first; 0 while none is."""
-        at = self._at(num_slots)
+        at = level_of(num_slots)
         for nearest in (*range(at, -1, -1), *range(at + 1, NUM_LEVELS)):
             level = self.levels[nearest]
             if level.token_s.num_seen:
@@ -167,10 +176,3 @@ class DraftSource:
             return
         level.token_s.observe(compute_s / num_tokens)
         level.latency_s.observe(max(0.0, took_s - compute_s))
-
-    @staticmethod
-    def _at(num_slots: int) -> int:
-        """Of `levels`: 1, 2, 3 to 5, 6 to 11, 12 to 23 and so on: one slot more or less than a power of two is no other
-        load.
-        """
-        return min((max(1, num_slots) * 4 // 3).bit_length(), NUM_LEVELS) - 1

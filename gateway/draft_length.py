@@ -5,9 +5,9 @@ from __future__ import annotations
 from gateway.draft_costs import DraftSource
 from gateway.links import Connection
 from gateway.member import DraftMember, TargetMember
-from gateway.planner import PLAIN, Choice, SlotPlan
 from gateway.served import ServedModel
 from gateway.session import Session
+from gateway.slot_plan import PLAIN, Choice, SlotPlan
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.params import AUTO, SamplingParams
@@ -38,8 +38,10 @@ class DraftLength:
         """The round is the first on this connection: it feeds the target its prompt."""
 
     def begin(self, target: Connection) -> None:
-        """A round begins there."""
+        """A round begins there. What is seen of another target is not the plan's."""
         self._is_first = target is not self._target
+        if self._is_first:
+            self.leave()
         self._target = target
 
     def choose(self, room: int, target: TargetMember, draft: DraftMember, epoch: int, num_behind: int) -> Choice:
@@ -61,8 +63,10 @@ class DraftLength:
         if self._plan is not None:
             self._plan.skip()
 
-    def note(self, verdict: tpb.Verdict, total_s: float) -> bool:
-        """A round took so long. False: its draft is too slow for this target, another might not be."""
+    def note(self, verdict: tpb.Verdict, total_s: float, is_new_step: bool) -> bool:
+        """A round took so long; is_new_step: its verdict is the first of its step. False: its draft is too slow for
+        this target, another might not be.
+        """
         plan = self._plan
         if plan is None:
             return True
@@ -70,9 +74,9 @@ class DraftLength:
         step_s, wait_s = (verdict.forward_us + verdict.accept_us) / 1e6, verdict.wait_us / 1e6
         if self._asked and verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED:
             # A proposal that ended early counts as one whose next token was not kept.
-            plan.verified(self._asked, verdict.num_accepted, wait_s, step_s, total_s, fed_prompts)
+            plan.verified(self._asked, verdict.num_accepted, wait_s, step_s, total_s, fed_prompts, is_new_step)
         else:
-            plan.plain(total_s, step_s, fed_prompts, wait_s)
+            plan.plain(total_s, step_s, fed_prompts, is_new_step, wait_s)
         return not plan.takes_too_long()
 
     def replied(self, reply: dpb.ProposeReply, took_s: float) -> None:
@@ -83,6 +87,7 @@ class DraftLength:
 
     def leave(self) -> None:
         """The draft is not asked any more."""
+        self._asked = 0
         plan, self._plan = self._plan, None
         if plan is not None:
             plan.leave()
@@ -105,5 +110,5 @@ class DraftLength:
 def kind_of(params: SamplingParams) -> tuple[object, ...]:
     """Requests of one kind have drafts kept about as often."""
     if params.greedy:
-        return (0, params.lenience)
+        return (0, round(params.lenience, 1))
     return (2 if params.temperature >= HOT else 1, params.acceptance, round(params.lenience, 1))

@@ -140,9 +140,9 @@ class DraftSide:
             await asyncio.wait({self._proposing.future}, timeout=REPLY_GRACE_S)
             await asyncio.sleep(0)  # its callback
 
-    def note_verdict(self, verdict: tpb.Verdict, ticket: int, total_s: float) -> None:
+    def note_verdict(self, verdict: tpb.Verdict, ticket: int, total_s: float, is_new_step: bool) -> None:
         """Of a round that took `total_s`. A draft that was late or refused is left alone a while."""
-        if not self._length.note(verdict, total_s):
+        if not self._length.note(verdict, total_s, is_new_step):
             self._seat.is_slow()
         if not self._num_asked:
             return

@@ -16,6 +16,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import GatewayConfig
 from outrider.wire.kinds import Drafter
 
+_DRAFTERS = {each.value: each for each in Drafter}
 SILENT_S = 1.0
 ALONE_S = 1.0
 """The longest pause of a breaker while nobody else could take the requests."""
@@ -126,14 +127,6 @@ class TargetMember(Member):
         self.room = Room()
         self.planner = TargetPlanner()
 
-    def attach(self) -> None:
-        super().attach()
-        self.planner.num_slots += 1
-
-    def detach(self) -> None:
-        super().detach()
-        self.planner.num_slots -= 1
-
     @property
     def deliver_address(self) -> str:
         """Where drafts reach it."""
@@ -154,7 +147,7 @@ class DraftMember(Member):
     def kind(self) -> Drafter:
         """MODEL, or what it drafts by without one."""
         drafters = () if self.link.info is None else self.link.info.drafters
-        return next((each for each in Drafter if each.value in drafters), Drafter.MODEL)
+        return next((_DRAFTERS[name] for name in drafters if name in _DRAFTERS), Drafter.MODEL)
 
     def serves(self, target: str) -> bool:
         """A request at this target may be given to it."""

@@ -85,10 +85,10 @@ class OwnDrafts:
         self._has_next = verdict.drafter_has_next
         self._length.skip()
 
-    def note_verdict(self, verdict: tpb.Verdict, total_s: float) -> None:
+    def note_verdict(self, verdict: tpb.Verdict, total_s: float, is_new_step: bool) -> None:
         """Of a round that the target was to draft for."""
         self._has_next = verdict.drafter_has_next
-        self._length.note(verdict, total_s)
+        self._length.note(verdict, total_s, is_new_step)
 
     def close(self) -> None:
         """The request has ended."""

@@ -103,11 +103,8 @@ async def build_requests(
     """
     num_chars = 2 * sum(map(len, demand.bad_words))
     words = await _tokenised(num_chars, bad_word_ids, demand.bad_words, tokenizer)
-    rule = demand.speculation.acceptance or AcceptanceRule[config.acceptance.upper()]
-    lenience = demand.speculation.lenience
-    if lenience is None:  # what is set for all does not contradict who asks for exactness
-        is_exact = rule is AcceptanceRule.COUPLED or demand.speculation.tree is not None
-        lenience = 1.0 if is_exact else config.lenience
+    rule = _acceptance(demand.speculation, config)
+    lenience = _lenience(demand.speculation, rule, config)
     base = dataclasses.replace(
         demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule, lenience=lenience
     )
@@ -120,6 +117,26 @@ async def build_requests(
         ids = await _tokenised(num_chars, _encode, prompt, tokenizer, demand.names.prompt)
         requests += _answers(demand, facts, base, ids, salt, key_name)
     return tuple(requests)
+
+
+def _acceptance(wishes: SpeculationOptions, config: GatewayConfig) -> AcceptanceRule:
+    """Who asks for lenience alone asks for the rule that has it."""
+    if wishes.acceptance is not None:
+        return wishes.acceptance
+    is_lenient = wishes.lenience is not None and wishes.lenience < 1.0
+    return AcceptanceRule.REJECTION if is_lenient else AcceptanceRule[config.acceptance.upper()]
+
+
+def _lenience(wishes: SpeculationOptions, rule: AcceptanceRule, config: GatewayConfig) -> float:
+    """1 where nothing is drafted. What is set for all does not contradict who asks for exactness."""
+    if wishes.lenience is None and (rule is AcceptanceRule.COUPLED or wishes.tree is not None):
+        return 1.0
+    lenience = config.lenience if wishes.lenience is None else wishes.lenience
+    num_draft_tokens = wishes.num_draft_tokens
+    if num_draft_tokens is None and not wishes.adaptive and wishes.tree is None and config.num_draft_tokens != AUTO:
+        num_draft_tokens = config.num_draft_tokens
+    is_plain = not wishes.enabled or num_draft_tokens == 0
+    return 1.0 if is_plain and 0.0 < lenience < 1.0 else lenience
 
 
 P = ParamSpec("P")

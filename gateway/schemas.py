@@ -26,7 +26,14 @@ from gateway.parameters import (
 from gateway.requests import MAX_MESSAGES, MAX_STOPS, Chat, Demand, FieldNames
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS
-from outrider.wire.params import AUTO, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
+from outrider.wire.params import (
+    AUTO,
+    MAX_BAD_WORDS,
+    MAX_DRAFT_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 from outrider.wire.tree_shape import TreeShape
 
 DEFAULT_MAX_TOKENS = 16
@@ -58,9 +65,17 @@ class _Strict(BaseModel):
         return value
 
 
+def _draft_tokens(value: Any) -> Any:
+    if value != AUTO and value is not None and type(value) is not int:
+        raise ValueError(f"must be a whole number from 0 to {MAX_DRAFT_TOKENS}, or auto")
+    return value
+
+
 class SpeculationBody(_Strict):
     enabled: bool | None = None
-    num_draft_tokens: int | Literal["auto"] | None = None
+    num_draft_tokens: Annotated[
+        Any, BeforeValidator(_draft_tokens, json_schema_input_type=int | Literal["auto"] | None)
+    ] = None
     draft_logprobs: str | None = None
     """auto, full, topk or topk:N."""
     acceptance: Literal["rejection", "coupled"] | None = None
@@ -266,4 +281,6 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     if first["type"] == "missing":
         return InvalidRequest(f"{param} is required", param=param)
     message = first.get("ctx", {}).get("error", first["msg"])
+    if first["type"] == "model_type":
+        message = "must be an object" + (', such as {"enabled": false}' if param == "speculation" else "")
     return InvalidRequest(f"{param} is {reprlib.repr(first['input'])}: {message}", param=param)

@@ -277,6 +277,8 @@ class ServedModel:
 
     def has_better_draft(self, draft: DraftMember, target: TargetMember, avoid: str | None, wish: Drafter) -> bool:
         """One that is usable and nearer to what is wished."""
+        if len(self.drafts) < 2:
+            return False
         rank = _rank(draft, wish)
         other = self.choose_draft(target, avoid, wish) if rank else None
         return other is not None and _rank(other, wish) < rank

@@ -70,7 +70,7 @@ class StepModel:
         known.num_tokens += gain * (num_tokens - known.num_tokens)
 
     def seconds(self, num_slots: float, num_tokens: float) -> float:
-        """Of a step; 0 while nothing is known. Never less for more tokens."""
+        """Of a step; 0 while nothing is known. Between two that would say less for more tokens, their mean."""
         known = self._known
         if not known:
             return 0.0

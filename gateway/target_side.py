@@ -43,12 +43,16 @@ class TargetSide:
         self.slot = WorkerSlot(session.slot_id, tpb.TargetRequest)
         self.why_again = ""
         """Why the last round has to be done again: a label of outrider_retries_total."""
+        self.is_new_step = False
+        """The last verdict is the first of its step."""
         self._model = model
         self._session = session
         self._deadline_s = deadline_s
         self._own_drafts = own_drafts
         self._key = prefix_key(session.request.prompt_ids, session.request.cache_salt)
         self._member: TargetMember | None = None
+        self._decodes = False
+        """It is in the steps there: not while it waits for a place or for memory."""
         self._probes = False
         """It was placed where the breaker is open, to see."""
         self._avoid: str | None = None
@@ -140,6 +144,8 @@ class TargetSide:
     def _leave(self) -> None:
         self.slot.close()
         if self._member is not None:
+            self._member.planner.num_slots -= self._decodes
+            self._decodes = False
             self._member.detach()
             self._member.room.note_freed()
             self._member = None
@@ -210,7 +216,10 @@ class TargetSide:
     def _note_step(self, verdict: tpb.Verdict) -> None:
         step_s = (verdict.forward_us + verdict.accept_us) / 1e6
         num_tokens, num_prompt_tokens = verdict.num_batch_tokens, verdict.num_batch_prompt_tokens
-        self.member.planner.note_step(verdict.batch_size, num_tokens, num_prompt_tokens, step_s)
+        if not self._decodes:
+            self._decodes = True
+            self.member.planner.num_slots += 1
+        self.is_new_step = self.member.planner.note_step(verdict.batch_size, num_tokens, num_prompt_tokens, step_s)
 
     def _check(self, verdict: tpb.Verdict) -> None:
         """Never apply a verdict that is not for our length: it would repeat or lose tokens."""

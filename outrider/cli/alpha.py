@@ -6,21 +6,25 @@ import json
 import queue
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from outrider.cli.console import answer_console, errors_as_lines, note_console
-from outrider.cli.demo_runs import read_prompts
+from outrider.cli.demo_runs import first_prompts
 from outrider.cli.processes import Child
 from outrider.cli.system import demo_model
+from outrider.wire.config import TargetConfig
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.model_id import local_folder
+from outrider.wire.params import ANY_VOCABULARY, SamplingParams
 
 KINDS = ("model", "ngram", "lookup", "unigram", "bigram")
+DTYPES = get_args(TargetConfig.model_fields["dtype"].annotation)
 _OF_TEXT = ("unigram", "bigram")
+_COMBINED = ("ngram+model", "lookup+model")
 
 Draft = Annotated[
     list[str] | None,
@@ -45,7 +49,7 @@ def alpha(
     min_p: Annotated[float, typer.Option(help="Of every setting.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(help="Tokens that the target writes to each prompt.")] = 128,
     num_prompts: Annotated[int, typer.Option(help="The first so many of the file.")] = 24,
-    dtype: Annotated[str, typer.Option(help="Of all models, as in the workers' settings.")] = "auto",
+    dtype: Annotated[str, typer.Option(help=f"Of all models: {', '.join(DTYPES)}.")] = "auto",
     device: Annotated[str, typer.Option(help="Of all models, as in the workers' settings.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
@@ -58,21 +62,24 @@ def alpha(
         for name, value in (("max-tokens", max_tokens), ("num-prompts", num_prompts)):
             if value < 1:
                 raise ConfigError(f"--{name} is {value}, must be at least 1")
-        file = prompts or Path(demo_model("target")).parent / "prompts.jsonl"
-        texts = read_prompts(file)[:num_prompts]
-        if not texts:
-            raise ConfigError(f"{file} has no prompt; each line is to be an object with a `prompt`")
+        if dtype not in DTYPES:
+            raise ConfigError(f"--dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
+        texts = first_prompts(prompts, num_prompts)
         drafters = [drafter_of(text) for text in draft or [demo_model("draft")]]
         for model in (target, *(each["source"] for each in drafters if each["kind"] == "model")):
             if model is not None:
                 local_folder(model)  # what is not there is told at once
-        cuts = {"top_p": top_p, "top_k": top_k, "min_p": min_p}
+        settings = [
+            {"temperature": each, "top_p": top_p, "top_k": top_k, "min_p": min_p} for each in temperature or [0.0, 1.0]
+        ]
+        for each in settings:
+            SamplingParams(**each).check(ANY_VOCABULARY)  # type: ignore[arg-type]
         task = {
             "target": target or demo_model("target"),
             "drafters": drafters,
             "prompts": texts,
             "max_tokens": max_tokens,
-            "settings": [{"temperature": each, **cuts} for each in temperature or [0.0, 1.0]],
+            "settings": settings,
             "dtype": dtype,
             "device": device,
         }
@@ -86,6 +93,8 @@ def alpha(
 def drafter_of(text: str) -> dict[str, str | None]:
     """Raises ConfigError naming what is missing."""
     kind, _, source = text.partition(":")
+    if text in _COMBINED:
+        raise ConfigError(f"--draft {text}: measure its two parts, {text.replace('+', ' and ')}, one beside the other")
     if kind not in KINDS:
         return {"kind": "model", "source": text}
     if kind in ("ngram", "lookup"):
@@ -139,10 +148,13 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     console.print(
         "alpha: kept under rejection, 1 - TV. coupled: the draft's token is the target's; at least: what is proved, "
         "(1 - TV) / (1 + TV). greedy: both have the same best token. drafts at: share of the tokens for which the "
-        "drafter has a guess; the others are not in the means. After ± the 95 % interval over prompts.",
+        "drafter has a guess; the others are not in the means. After ± the 95 % interval over prompts, of two or more.",
         style="dim",
     )
 
 
-def _shown(estimate: dict[str, float]) -> str:
-    return f"{estimate['mean']:.3f} ± {estimate['error']:.3f}"
+def _shown(estimate: dict[str, float | None]) -> str:
+    mean, error = estimate["mean"], estimate["error"]
+    if mean is None:
+        return "-"
+    return f"{mean:.3f}" if error is None else f"{mean:.3f} ± {error:.3f}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.cli.processes import Child
 from outrider.cli.stopping import StopFlag
+from outrider.cli.system import demo_model
 from outrider.client import Client, ConfigError, OutriderError, Round, Speculation, Usage
 from outrider.client.types import total_usage
 
@@ -113,11 +114,33 @@ def compare(model: str, max_tokens: int, answers: Sequence[Answer], stop: StopFl
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The `prompt` of each line of a JSONL file. Raises ConfigError naming the file."""
+    """The `prompt` of each line of a JSONL file. Raises ConfigError naming the file and the line."""
     try:
-        return [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"cannot read prompts from {path}: {error!r}") from None
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read prompts from {path}: {error}") from None
+    return [_prompt_of(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def first_prompts(path: Path | None, count: int) -> list[str]:
+    """Of a file, by default the demo pair's. Raises ConfigError when it has none."""
+    file = path or Path(demo_model("target")).parent / "prompts.jsonl"
+    texts = read_prompts(file)[:count]
+    if not texts:
+        raise ConfigError(f"{file} has no prompt; each line is to be an object with a `prompt`")
+    return texts
+
+
+def _prompt_of(line: str, where: str) -> str:
+    wanted = 'each line is to be an object with a text as `prompt`, such as {"prompt": "Once"}'
+    try:
+        item = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where} is no JSON ({error}); {wanted}") from None
+    prompt = item.get("prompt") if isinstance(item, dict) else None
+    if not isinstance(prompt, str):
+        raise ConfigError(f"{where} is {line[:80]!r}; {wanted}")
+    return prompt
 
 
 def _ids(rounds: Sequence[Round]) -> Iterator[int]:

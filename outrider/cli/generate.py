@@ -122,5 +122,6 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
             "mean_accepted_length": usage.mean_accepted_length,
             "tokens_per_target_pass": usage.tokens_per_target_pass,
             "seed": usage.seed,
+            "lenience": usage.lenience,
         },
     }

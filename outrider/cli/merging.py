@@ -107,8 +107,13 @@ def _fill_pair(values: Values) -> None:
     unnamed = [role for role in wanted if "model" not in values[role] and not _in_environment(role, "model")]
     if unnamed and len(unnamed) < len(wanted):
         missing = unnamed[0]
-        alone = " or --no-draft" if missing == "draft" else ""
-        raise ConfigError(f"only one model of the pair is named; say --{missing} MODEL{alone}")
+        if missing == "draft":
+            raise ConfigError(
+                "only one model of the pair is named; say --draft MODEL, a drafter without a model "
+                f"({', '.join(TABLE_DRAFTERS)}), or --no-draft"
+            )
+        named = values["draft"].get("model") or os.environ["OUTRIDER_DRAFT_MODEL"]
+        raise ConfigError(f"only one model of the pair is named, {named!r} as draft; say --target MODEL")
     for role in unnamed:
         values[role]["model"] = demo_model(role)
     if unnamed and values["gateway"] is not None and not _in_environment("gateway", "model_name"):

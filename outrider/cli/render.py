@@ -103,6 +103,8 @@ def summary(usage: Usage, elapsed_s: float, first_token_s: float) -> str:
     per_pass = f"{figure(usage.tokens_per_target_pass)} tokens per target pass"
     if usage.acceptance_rate is None:
         return f"{made}\n{rounds}, nothing drafted, {per_pass}"
+    if usage.lenience is not None:
+        per_pass += f"; not exact: lenience {usage.lenience:g}"
     accepted = f"acceptance rate {usage.acceptance_rate:.2f} ({usage.num_accepted_tokens}/{usage.num_draft_tokens})"
     return f"{made}\n{rounds}, {accepted}, mean accepted length {figure(usage.mean_accepted_length)}, {per_pass}"
 

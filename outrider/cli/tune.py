@@ -16,12 +16,11 @@ from rich.console import Console
 
 from outrider.cli import options as opt
 from outrider.cli.console import answer_console, note_console
-from outrider.cli.demo_runs import read_prompts
+from outrider.cli.demo_runs import first_prompts
 from outrider.cli.merging import flag_of, merged
 from outrider.cli.progress import StartProgress
 from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
-from outrider.cli.system import demo_model
 from outrider.cli.tuning.picture import check_can_draw, draw
 from outrider.cli.tuning.report import show, to_json
 from outrider.cli.tuning.runs import Load
@@ -40,7 +39,7 @@ from outrider.cli.up import (
 from outrider.client import AsyncClient, ConnectOptions, Model
 from outrider.client.aio import DEFAULT_TIMEOUT_S
 from outrider.wire.errors import ConfigError
-from outrider.wire.params import MAX_DRAFT_TOKENS
+from outrider.wire.params import ANY_VOCABULARY, MAX_DRAFT_TOKENS, SamplingParams
 
 Address = Annotated[
     str | None,
@@ -106,7 +105,7 @@ def tune(
             )
         if png is not None:
             check_can_draw(png)
-        texts = _texts(prompts, num_prompts)
+        texts = first_prompts(prompts, num_prompts)
         workers = {
             "target": {"model": target, "device": target_device, "dtype": dtype, "cpu_cores": target_cores},
             "draft": {"model": draft, "device": draft_device, "dtype": dtype, "cpu_cores": draft_cores},
@@ -116,7 +115,10 @@ def tune(
         cuts = {
             name: value for name, value in (("top_p", top_p), ("top_k", top_k), ("min_p", min_p)) if value is not None
         }
-        wish = Wish(texts, max_tokens, temperature or [0.0, 1.0], cuts, max_k, repeats, model, timeout, stop)
+        temperatures = temperature or [0.0, 1.0]
+        for each in temperatures:
+            SamplingParams(temperature=each, **cuts).check(ANY_VOCABULARY)  # type: ignore[arg-type]
+        wish = Wish(texts, max_tokens, temperatures, cuts, max_k, repeats, model, timeout, stop)
         connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)
         with _gateway(address, workers, stop, notes, verbose) as gateway, _telling(notes) as tell:
             served, studies = asyncio.run(_studies(gateway, wish, connect, tell))
@@ -147,14 +149,6 @@ class Wish:
     stop: StopFlag
 
 
-def _texts(prompts: Path | None, num_prompts: int) -> list[str]:
-    file = prompts or Path(demo_model("target")).parent / "prompts.jsonl"
-    texts = read_prompts(file)[:num_prompts]
-    if not texts:
-        raise ConfigError(f"{file} has no prompt; each line is to be an object with a `prompt`")
-    return texts
-
-
 @contextmanager
 def _gateway(address: str | None, workers: Workers, stop: StopFlag, notes: Console, verbose: bool) -> Iterator[str]:
     """Address of the one that runs, or of one that this starts, with its pair, and ends."""
@@ -167,7 +161,10 @@ def _gateway(address: str | None, workers: Workers, stop: StopFlag, notes: Conso
     given = [f"--{role}" for role, values in workers.items() if values["model"] is not None]
     if len(given) == 1:
         missing = "--draft" if given == ["--target"] else "--target"
-        raise ConfigError(f"{given[0]} without {missing}: say both models of the pair")
+        raise ConfigError(
+            f"{given[0]} {workers[given[0].lstrip('-')]['model']} without {missing}: say both models of the pair; "
+            "what needs no model, such as ngram, is measured beside them"
+        )
     flags = {**workers, "gateway": {"port": 0, "grpc_port": 0}, "ray": {"address": None}}
     settings = merged({}, flags, no_draft=False, no_ray=True)
     with Supervisor(settings, stop, log_to(notes, verbose)) as system:

@@ -34,7 +34,10 @@ Draft = Annotated[
         help="Folder or hub id of the draft; or, without a model, ngram, lookup, unigram:TEXTFILE or bigram:TEXTFILE."
     ),
 ]
-NoDraft = Annotated[bool, typer.Option("--no-draft", help="The target alone: plain decoding.")]
+NoDraft = Annotated[
+    bool,
+    typer.Option("--no-draft", help="The target alone: plain decoding, or what it drafts itself (--drafter ngram)."),
+]
 TargetDevice = Annotated[str | None, typer.Option(help="cpu, cuda or auto; without Ray also cuda:N.")]
 DraftDevice = Annotated[str | None, typer.Option(help="The same for the draft.")]
 DType = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or auto, for both.")]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from enum import Enum
 from numbers import Integral, Real
-from typing import Any, Literal, TypedDict, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 
-from outrider.client.types import AcceptanceRule, DraftLogprobs, Speculation
+from outrider.client.types import AcceptanceRule, Drafter, DraftLogprobs, Speculation
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS
-from outrider.wire.params import AUTO, MAX_CHOICES, SamplingParams, check_cache_salt
-from outrider.wire.tree_shape import TreeShape
-
-_ANY_UINT32 = 1 << 32  # the vocabulary's size is known to the gateway only
+from outrider.wire.params import ANY_VOCABULARY, AUTO, MAX_CHOICES, MAX_DRAFT_TOKENS, SamplingParams, check_cache_salt
+from outrider.wire.tree_shape import FORMS, TreeShape
 
 
 class Message(TypedDict):
@@ -124,7 +123,7 @@ def _sampling_params(given: dict[str, Any], bad_words: tuple[tuple[int, ...], ..
     bias = given.get("logit_bias", {})
     values["logit_bias"] = _encode("logit_bias", lambda: {int(key): float(value) for key, value in bias.items()})
     params = SamplingParams(**values)
-    params.check(_ANY_UINT32)
+    params.check(ANY_VOCABULARY)  # its size is known to the gateway only
     return params
 
 
@@ -147,6 +146,8 @@ def _num_choices(n: int) -> int:
 def _speculation(wish: Speculation | bool) -> gateway_pb2.SpeculationOptions:
     if isinstance(wish, bool):
         return gateway_pb2.SpeculationOptions(enabled=wish)
+    if not isinstance(wish, Speculation):
+        raise InvalidRequest(f"speculation is {wish!r}, must be a Speculation, True or False", param="speculation")
     if wish.draft_topk is not None and wish.draft_topk < 1:  # 0 would mean "the server's default" on the wire
         raise InvalidRequest(
             f"speculation.draft_topk is {wish.draft_topk}, must be at least 1", param="speculation.draft_topk"
@@ -155,20 +156,51 @@ def _speculation(wish: Speculation | bool) -> gateway_pb2.SpeculationOptions:
     if wish.num_draft_tokens == AUTO:
         message.adaptive = True
     elif wish.num_draft_tokens is not None:
-        _encode("speculation.num_draft_tokens", lambda: setattr(message, "num_draft_tokens", wish.num_draft_tokens))
+        message.num_draft_tokens = _draft_tokens(wish.num_draft_tokens)
     if wish.draft_logprobs is not None:
-        message.draft_logprobs = _DRAFT_LOGPROBS[wish.draft_logprobs]
+        message.draft_logprobs = _DRAFT_LOGPROBS[_member(DraftLogprobs, "draft_logprobs", wish.draft_logprobs)]
     if wish.draft_topk is not None:
         _encode("speculation.draft_topk", lambda: setattr(message, "draft_topk", wish.draft_topk))
     if wish.acceptance is not None:
-        message.acceptance = _ACCEPTANCE[wish.acceptance]
+        message.acceptance = _ACCEPTANCE[_member(AcceptanceRule, "acceptance", wish.acceptance)]
     if wish.lenience is not None:
-        _encode("speculation.lenience", lambda: setattr(message, "lenience", wish.lenience))
+        message.lenience = _lenience(wish.lenience)
     if wish.drafter is not None:
-        message.drafter = DRAFTERS[wish.drafter.value].value
+        message.drafter = DRAFTERS[_member(Drafter, "drafter", wish.drafter).value].value
     if wish.tree is not None:
+        if not isinstance(wish.tree, str):
+            raise InvalidRequest(f"speculation.tree is {wish.tree!r}; write {FORMS}", param="speculation.tree")
         message.tree.CopyFrom(TreeShape.parse(wish.tree, "speculation.tree").to_proto())
     return message
+
+
+Kind = TypeVar("Kind", bound=Enum)
+
+
+def _member(kind: type[Kind], name: str, wish: Kind | str) -> Kind:
+    """Of an enum, or what it is called."""
+    try:
+        return kind(wish)
+    except ValueError:
+        known = ", ".join(str(each.value) for each in kind)
+        raise InvalidRequest(
+            f"speculation.{name} is {wish!r}, must be one of {known}", param=f"speculation.{name}"
+        ) from None
+
+
+def _lenience(share: object) -> float:
+    if isinstance(share, bool) or not isinstance(share, Real):
+        raise InvalidRequest(f"speculation.lenience is {share!r}, must be a number", param="speculation.lenience")
+    return float(share)
+
+
+def _draft_tokens(count: object) -> int:
+    if not isinstance(count, bool) and isinstance(count, Integral) and 0 <= int(count) <= MAX_DRAFT_TOKENS:
+        return int(count)
+    raise InvalidRequest(
+        f'speculation.num_draft_tokens is {count!r}, must be a whole number from 0 to {MAX_DRAFT_TOKENS} or "auto"',
+        param="speculation.num_draft_tokens",
+    )
 
 
 def _set_input(request: gateway_pb2.GenerateRequest, prompt: str | None, given: dict[str, Any]) -> None:

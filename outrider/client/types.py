@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from outrider.wire.params import DraftTokens
 
@@ -29,7 +29,7 @@ class FinishReason(Enum):
     """max_tokens or the context limit."""
 
 
-class DraftLogprobs(Enum):
+class DraftLogprobs(StrEnum):
     """How distributions travel from draft to target at temperature > 0. None of them changes the output's law."""
 
     AUTO = "auto"
@@ -37,7 +37,7 @@ class DraftLogprobs(Enum):
     TOPK = "topk"
 
 
-class AcceptanceRule(Enum):
+class AcceptanceRule(StrEnum):
     """Which drafts are kept at temperature > 0. Neither changes the output's law."""
 
     REJECTION = "rejection"
@@ -47,7 +47,7 @@ class AcceptanceRule(Enum):
     seed, whatever the draft does."""
 
 
-class Drafter(Enum):
+class Drafter(StrEnum):
     """Who guesses what comes next. None of them changes the output's law."""
 
     MODEL = "model"
@@ -67,18 +67,18 @@ class Drafter(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """A request's wishes; None = the server's default."""
+    """A request's wishes; None = the server's default. Enums may be given by their values, such as "coupled"."""
 
     enabled: bool = True
     num_draft_tokens: DraftTokens | None = None
     """K, 0 to 64, or "auto": what makes the most tokens per second, round by round."""
-    draft_logprobs: DraftLogprobs | None = None
+    draft_logprobs: DraftLogprobs | str | None = None
     draft_topk: int | None = None
     """N of TOPK, at least 1."""
-    acceptance: AcceptanceRule | None = None
+    acceptance: AcceptanceRule | str | None = None
     lenience: float | None = None
     """Greater than 0, at most 1 = exact. Below it more drafts are kept, and the answer is not exactly the target's."""
-    drafter: Drafter | None = None
+    drafter: Drafter | str | None = None
     tree: str | None = None
     """Draft a tree: children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up to a depth of 4. Not
     with num_draft_tokens or lenience."""

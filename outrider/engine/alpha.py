@@ -77,20 +77,21 @@ class Task:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tokens, and half the width of its 95 % interval: prompts are what is independent."""
+    """A mean over tokens, and half the width of its 95 % interval: prompts are what is independent. None where too few
+    have a value: none, or one."""
 
-    mean: float
-    error: float
+    mean: float | None
+    error: float | None
 
     @classmethod
     def of(cls, by_prompt: Sequence[Sequence[float]]) -> Estimate:
         kept = [values for values in by_prompt if values]
         num, total = sum(map(len, kept)), sum(map(sum, kept))
         if not num:
-            return cls(math.nan, math.nan)
+            return cls(None, None)
         mean = total / num
         if len(kept) < 2:
-            return cls(mean, math.nan)
+            return cls(mean, None)
         # Ratio of sums over clusters: its linearised variance (Cochran, "Sampling techniques", section 6.4).
         spread = sum((sum(values) - mean * len(values)) ** 2 for values in kept) * len(kept) / (len(kept) - 1)
         return cls(mean, 1.96 * math.sqrt(spread) / num)

@@ -5,6 +5,8 @@ Owned by the scheduler, fed by the worker after each forward.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 SLOWDOWN = 1.5
 """A step that also feeds prompts takes at most about this many times as long as without them."""
 MIN_PREFILL_TOKENS = 4
@@ -21,6 +23,8 @@ _PROBE_WEIGHT = 0.5
 """Of one that was long in coming."""
 _OUTLIER = 4.0
 """A measurement counts as at most so many times the mean: the machine may have had other things to do."""
+_NEAR = 1.25
+"""Of two numbers of tokens, at most so many times the other: steps of them take about as long."""
 _LEAST_SHARE = 0.1
 """Of a step's mean cost of a token: a prompt token is never thought cheaper, though noise may make two steps equal."""
 
@@ -31,6 +35,7 @@ class StepCost:
     def __init__(self) -> None:
         # Sizes are numbers of binary digits of the decode tokens.
         self._decode_s: dict[int, float] = {}
+        self._decode_tokens: dict[int, float] = {}  # of the same steps
         self._num_mixed: dict[int, int] = {}  # steps with prompts since one without
         self._token_s: float | None = None  # beside decodes
         self._alone_token_s: float | None = None
@@ -41,6 +46,7 @@ class StepCost:
         if not num_prefill_tokens:
             weight = _PROBE_WEIGHT if self._num_mixed.get(size, 0) >= PROBE_STEPS else _WEIGHT
             self._decode_s[size] = _mean(self._decode_s.get(size), seconds, weight)
+            self._decode_tokens[size] = _mean(self._decode_tokens.get(size), num_decode_tokens, weight)
             self._num_mixed[size] = 0
         elif not num_decode_tokens:
             if num_prefill_tokens >= MIN_TOLD_TOKENS:
@@ -62,8 +68,7 @@ class StepCost:
         """What one step of so many tokens saves over two of half as many: most of a step while weights are what takes
         time, nothing once every token does.
         """
-        size = num_decode_tokens.bit_length()
-        whole_s, half_s = self._decode(size), self._decode(max(1, size - 1))
+        whole_s, half_s = self._decode_between(num_decode_tokens), self._decode_between(num_decode_tokens / 2)
         if whole_s is None or half_s is None:
             return 0.0
         return min(whole_s, max(0.0, 2 * half_s - whole_s))
@@ -84,6 +89,21 @@ class StepCost:
             return self._decode_s.get(size)
         smaller = [known for known in self._decode_s if known < size]
         return self._decode_s[max(smaller) if smaller else min(self._decode_s)]
+
+    def _decode_between(self, num_tokens: float) -> float | None:
+        """Seconds of a decode step of so many tokens, on straight lines between the sizes known; None where there is
+        none of about so many or more, or of about so many or fewer.
+        """
+        known = sorted((self._decode_tokens[size], seconds) for size, seconds in self._decode_s.items())
+        at = bisect_left(known, (num_tokens, 0.0))
+        if 0 < at < len(known):
+            (low, low_s), (high, high_s) = known[at - 1 : at + 1]
+            return low_s + (high_s - low_s) * (num_tokens - low) / (high - low)
+        if not known:
+            return None
+        nearest, nearest_s = known[min(at, len(known) - 1)]
+        is_near = nearest <= _NEAR * num_tokens and num_tokens <= _NEAR * nearest
+        return nearest_s if is_near else None
 
 
 def _mean(before: float | None, new: float, weight: float = _WEIGHT) -> float:

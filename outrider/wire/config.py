@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outrider.wire.errors import ConfigError, InvalidRequest
+from outrider.wire.kinds import DRAFTERS
 from outrider.wire.params import AUTO, MAX_DRAFT_TOKENS, MAX_WAIT_BUDGET_MS, DraftTokens, read_draft_tokens
 from outrider.wire.tree_shape import TreeShape
 
@@ -358,6 +359,23 @@ class GatewayConfig(_Settings):
             except InvalidRequest as error:
                 raise ValueError(error.message) from None
         return value
+
+    @model_validator(mode="after")
+    def _drafts_agree(self) -> Self:
+        """As in a request, where the same pairs are refused."""
+        if self.lenience < 1.0 and self.acceptance == "coupled":
+            raise ValueError(f"lenience is {self.lenience:g} and acceptance coupled, which is exact; leave one out")
+        if self.tree is None:
+            return self
+        if self.lenience < 1.0:
+            raise ValueError(f"tree is {self.tree} and lenience {self.lenience:g}, which is of chains; leave one out")
+        if self.num_draft_tokens != AUTO:
+            raise ValueError(
+                f"tree is {self.tree} and num_draft_tokens {self.num_draft_tokens}, which is of chains; leave one out"
+            )
+        if not DRAFTERS[self.drafter].asks_model:
+            raise ValueError(f"tree is {self.tree} and drafter {self.drafter}, which drafts chains; leave one out")
+        return self
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:

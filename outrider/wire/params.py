@@ -22,6 +22,8 @@ MAX_DRAFT_TOKENS = 64
 MAX_WAIT_BUDGET_MS = 60_000
 """Longest that a target may be asked to wait for a proposal."""
 MAX_SEED = 2**64
+ANY_VOCABULARY = 1 << 32
+"""Size of one, for checks where it is not known."""
 MAX_SALT_BYTES = 256
 """Of a cache_salt, a request's (UTF-8) and a slot's."""
 
@@ -113,12 +115,16 @@ class SamplingParams:
             check_token_ids("bad_words", word, vocab_size)
         _in_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         _in_range("seed", self.seed, 0, MAX_SEED - 1)
-        _in_range("lenience", self.lenience, 0.0, 1.0)
-        if self.lenience == 0.0:
-            raise InvalidRequest("lenience is 0, must be greater than 0; 1 is exact", param="lenience")
+        if not 0.0 < self.lenience <= 1.0:
+            raise InvalidRequest(
+                f"lenience is {self.lenience:g}, must be greater than 0 and at most 1, which is exact",
+                param="speculation.lenience",
+            )
         if self.lenience < 1.0 and self.acceptance is AcceptanceRule.COUPLED:
             raise InvalidRequest(
-                f"lenience is {self.lenience:g} and acceptance coupled, which is exact; leave one out", param="lenience"
+                f"lenience is {self.lenience:g} and acceptance coupled, which is exact; leave lenience out, or ask for "
+                "acceptance rejection",
+                param="speculation.lenience",
             )
         _in_range("choice", self.choice, 0, MAX_CHOICES - 1)
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)

@@ -255,7 +255,7 @@ def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path, log
 @pytest.mark.parametrize(
     ("args", "yaml", "message"),
     [
-        (("--target", "x"), "", "only one model of the pair is named; say --draft MODEL or --no-draft"),
+        (("--target", "x"), "", "only one model of the pair is named; say --draft MODEL, "),
         (("--draft", "x", "--no-draft"), "", "--no-draft and --draft contradict"),
         (("--dtype", "float8"), "", "target.dtype is 'float8'"),
         (("--port", "70000"), "", "gateway.port is '70000'"),

@@ -168,7 +168,7 @@ REFUSED: list[tuple[Callable[[], gateway_pb2.GenerateRequest], str]] = [
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(tree=common_pb2.TreeShape())), "speculation.tree"),
     (lambda: asking(params={"acceptance": 9}), "acceptance"),
     (lambda: asking(params={"lenience": 0.5}), "params.lenience"),
-    (lambda: asking(speculation=gateway_pb2.SpeculationOptions(lenience=1.5)), "lenience"),
+    (lambda: asking(speculation=gateway_pb2.SpeculationOptions(lenience=1.5)), "speculation.lenience"),
     (lambda: asking(params={"acceptance": common_pb2.ACCEPTANCE_RULE_COUPLED}), "params.acceptance"),
 ]
 

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 from gateway.app import create_app
 from gateway.door import Door
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
+from outrider.wire.kinds import AcceptanceRule
 from tests.service.scripted_generator import NUM_DRAFTED, ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
@@ -142,7 +143,23 @@ async def test_a_lenient_answer_says_so(generator: ScriptedGenerator) -> None:
         for wish in ({"lenience": 0}, {"lenience": 1.1}, {"lenience": 0.5, "acceptance": "coupled"}):
             refused = await http.post(COMPLETIONS, json={"prompt": "a", "speculation": wish})
             assert refused.status_code == 400 and "lenience" in refused.json()["error"]["message"]
+            assert refused.json()["error"]["param"] == "speculation.lenience"
     assert [each.params.lenience for each in generator.requests] == [0.5, 0.9, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("wish", [{"enabled": False}, {"num_draft_tokens": 0}, {"enabled": False, "lenience": 0.5}])
+async def test_where_nothing_is_drafted_nothing_is_lenient(generator: ScriptedGenerator, wish: dict[str, Any]) -> None:
+    async with in_process(generator, lenience=0.5) as http:
+        assert (await http.post(COMPLETIONS, json={"prompt": "a", "speculation": wish})).status_code == 200
+    assert generator.requests[0].params.lenience == 1.0
+
+
+async def test_who_asks_for_lenience_asks_for_the_rule_that_has_it(generator: ScriptedGenerator) -> None:
+    async with in_process(generator, acceptance="coupled") as http:
+        body = {"prompt": "a", "speculation": {"lenience": 0.5}}
+        assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+    params = generator.requests[0].params
+    assert (params.lenience, params.acceptance) == (0.5, AcceptanceRule.REJECTION)
 
 
 async def test_a_tree_arrives_and_is_exact(generator: ScriptedGenerator) -> None:
@@ -402,7 +419,10 @@ REFUSED = [
     ({"prompt": "x", "user": 5}, "user"),
     ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
     ({"prompt": "x", "stream": True, "stream_options": {"extra": 1}}, "stream_options.extra"),
+    ({"prompt": "x", "speculation": False}, "speculation"),
     ({"prompt": "x", "speculation": {"num_draft_tokens": 65}}, "speculation.num_draft_tokens"),
+    ({"prompt": "x", "speculation": {"num_draft_tokens": "Auto"}}, "speculation.num_draft_tokens"),
+    ({"prompt": "x", "speculation": {"num_draft_tokens": True}}, "speculation.num_draft_tokens"),
     ({"prompt": "x", "speculation": {"draft_logprobs": "half"}}, "speculation.draft_logprobs"),
     ({"prompt": "x", "speculation": {"draft_logprobs": "topk:0"}}, "speculation.draft_logprobs"),
     ({"prompt": "x", "speculation": {"k": 1}}, "speculation.k"),

@@ -12,7 +12,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.planner import Choice, SlotPlan, TargetPlanner
+from gateway.planner import TargetPlanner
+from gateway.slot_plan import Choice, SlotPlan
 from outrider.engine.scheduler import SlotKey
 from outrider.engine.step_cost import StepCost
 from target_service.returning import Returning
@@ -190,15 +191,15 @@ class System:
         self.num_tokens += accepted + 1
         self.num_drafted_rounds += k > 0
         if slot.plan is not None and slot in self.slots:
-            self.planner.note_step(num_slots, num_tokens, 0, step_s)
+            is_new_step = self.planner.note_step(num_slots, num_tokens, 0, step_s)
             total_s = self.now - slot.began_s
             if k:
                 complete_s = slot.complete_s or started_s
                 wait_s = max(0.0, min(complete_s, started_s) - slot.arrived_s)
-                slot.plan.verified(k, accepted, wait_s, step_s, total_s, False)
+                slot.plan.verified(k, accepted, wait_s, step_s, total_s, False, is_new_step)
             else:
                 waited_s = max(0.0, started_s - slot.arrived_s) if slot.k and slot.due_s > slot.arrived_s else 0.0
-                slot.plan.plain(total_s, step_s, False, waited_s)
+                slot.plan.plain(total_s, step_s, False, is_new_step, waited_s)
         self._at(0.0002, lambda: self._begin(slot))
 
     def _noise(self) -> float:

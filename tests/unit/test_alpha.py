@@ -28,7 +28,7 @@ def test_tokens_of_one_prompt_are_not_independent() -> None:
 
 def test_prompts_without_a_draft_do_not_count() -> None:
     assert Estimate.of([[], [1.0], [], [0.0, 0.5]]).mean == 0.5
-    assert math.isnan(Estimate.of([[], []]).mean)
+    assert Estimate.of([[], []]) == Estimate(None, None)
 
 
 @pytest.mark.parametrize(

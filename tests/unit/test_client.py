@@ -206,6 +206,16 @@ async def test_k_that_adapts_is_asked_for_by_name(gateway: ScriptedGateway) -> N
     assert request.speculation.adaptive and not request.speculation.HasField("num_draft_tokens")
 
 
+async def test_enums_may_be_given_by_name(gateway: ScriptedGateway) -> None:
+    named = Speculation(acceptance="coupled", drafter="ngram+model", draft_logprobs="full")
+    async with AsyncClient(gateway.address) as client:
+        await client.generate("hello", speculation=named)
+    (request,) = gateway.requests
+    assert request.speculation.acceptance == common_pb2.ACCEPTANCE_RULE_COUPLED
+    assert request.speculation.drafter == common_pb2.DRAFTER_NGRAM_MODEL
+    assert request.speculation.draft_logprobs == common_pb2.DRAFT_LOGPROBS_FULL
+
+
 async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
     async with AsyncClient(gateway.address) as client:
         await client.generate("hello")
@@ -250,6 +260,12 @@ async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
         ({"speculation": Speculation(num_draft_tokens=-1)}, "speculation.num_draft_tokens"),
         ({"speculation": Speculation(num_draft_tokens="Auto")}, "speculation.num_draft_tokens"),
         ({"speculation": Speculation(draft_topk=0)}, "speculation.draft_topk"),
+        ({"speculation": Speculation(acceptance="typical")}, "speculation.acceptance"),
+        ({"speculation": Speculation(drafter="eagle")}, "speculation.drafter"),
+        ({"speculation": Speculation(draft_logprobs="half")}, "speculation.draft_logprobs"),
+        ({"speculation": Speculation(lenience=True)}, "speculation.lenience"),
+        ({"speculation": Speculation(tree=4)}, "speculation.tree"),  # type: ignore[arg-type]
+        ({"speculation": {"num_draft_tokens": 4}}, "speculation"),
         ({"prompt_ids": [1]}, "prompt"),
     ],
 )

@@ -130,6 +130,10 @@ def test_bad_values_are_named(cls: type, name: str, value: str, by: str) -> None
         (["--wait-budget-min-ms", "1001"], "wait_budget_min_ms 1001 is more than wait_budget_max_ms 1000"),
         (["--round-timeout-s", "0.5"], "wait_budget_max_ms 1000 is more than round_timeout_s 0.5"),
         (["--registry", "127.0.0.1:7000"], "registry and target contradict each other"),
+        (["--lenience", "0.5", "--acceptance", "coupled"], "lenience is 0.5 and acceptance coupled"),
+        (["--lenience", "0.5", "--tree", "4x2x1"], "tree is 4x2x1 and lenience 0.5"),
+        (["--num-draft-tokens", "4", "--tree", "4x2x1"], "tree is 4x2x1 and num_draft_tokens 4"),
+        (["--drafter", "ngram", "--tree", "best:12x4"], "tree is best:12x4 and drafter ngram"),
     ],
 )
 def test_settings_that_contradict_each_other_are_named(flags: list[str], message: str) -> None:

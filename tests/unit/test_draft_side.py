@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.draft_costs import DraftSource
 from gateway.draft_length import DraftLength
 from gateway.draft_side import DraftSide
 from gateway.generation import GenerationRequest, SpeculationOptions
@@ -76,7 +77,7 @@ def side_of(
     model = served_model({"target-0": target}, {"draft-0": link_of(draft)}, gateway=config)
     request = GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=max_tokens), speculation=speculation)
     member = model.targets["target-0"]
-    member.attach()
+    member.planner.num_slots = 1
     return DraftSide(model, Session(request, model.tokenizer, 1)), member
 
 
@@ -92,8 +93,8 @@ async def round_of(draft: ScriptedDraft, side: DraftSide, member: Any, ticket: i
         num_drafted=k, wait_us=wait_us, forward_us=5000 + ticket, batch_size=1, num_batch_tokens=1 + k
     )
     step_s = verdict.forward_us / 1e6
-    member.planner.note_step(verdict.batch_size, verdict.num_batch_tokens, 0, step_s)
-    side.note_verdict(verdict, ticket, step_s + wait_us / 1e6 + 0.001)
+    is_new_step = member.planner.note_step(verdict.batch_size, verdict.num_batch_tokens, 0, step_s)
+    side.note_verdict(verdict, ticket, step_s + wait_us / 1e6 + 0.001, is_new_step)
     return k
 
 
@@ -159,11 +160,11 @@ async def test_a_proposal_that_is_not_waited_for_is_not_late() -> None:
         if k:
             break
         verdict = tpb.Verdict(forward_us=5000 + ticket, batch_size=1, num_batch_tokens=1)
-        member.planner.note_step(1, 1, 0, verdict.forward_us / 1e6)
-        side.note_verdict(verdict, ticket, 0.006)
+        is_new_step = member.planner.note_step(1, 1, 0, verdict.forward_us / 1e6)
+        side.note_verdict(verdict, ticket, 0.006, is_new_step)
     assert k and side.wait_budget_s == 0.0, "the first one feeds a prompt, for as long as nobody knows"
     late = tpb.Verdict(fallback=tpb.FALLBACK_REASON_LATE, forward_us=5000, batch_size=1, num_batch_tokens=1)
-    side.note_verdict(late, ticket, 0.006)
+    side.note_verdict(late, ticket, 0.006, True)
     assert side.why_plain == "not_waited"
     assert (model.num_rounds, model.num_late) == (0, 0)
     assert side.propose(ticket + 1, member.connection, member) == 0 and side.why_plain == "busy"
@@ -173,15 +174,30 @@ async def test_a_proposal_that_is_not_waited_for_is_not_late() -> None:
     assert side._session.usage.num_wasted_tokens == k
 
 
-async def test_a_request_that_ends_takes_no_part_in_the_planning_any_more() -> None:
+async def planned() -> tuple[DraftSide, Any, DraftSource]:
+    """A request after some rounds, its target's member, and what that knows of its draft."""
     draft = ScriptedDraft()
     side, member = side_of(draft, SpeculationOptions())
     for ticket in range(1, 20):
         await round_of(draft, side, member, ticket, wait_s=0.004)
-    source = member.planner.source("draft-0", ScriptedDraft.epoch)
+    return side, member, member.planner.source("draft-0", ScriptedDraft.epoch)
+
+
+async def test_a_request_that_ends_takes_no_part_in_the_planning_any_more() -> None:
+    side, _, source = await planned()
     assert source.num_slots == 1
     side.close()
     assert (source.num_slots, source.num_drafting) == (0, 0)
+
+
+async def test_a_request_that_moves_takes_no_part_in_the_planning_of_the_target_that_it_left() -> None:
+    side, member, source = await planned()
+    side._length.begin(connection_of())
+    side._length.skip()
+    assert source.num_slots == 0
+    known_s = member.planner.plain_s()
+    side.note_verdict(tpb.Verdict(forward_us=500_000, batch_size=1, num_batch_tokens=1), 20, 0.5, True)
+    assert member.planner.plain_s() == known_s
 
 
 async def test_a_draft_that_has_nothing_to_say_is_no_worse_for_it_and_said_to_be_so() -> None:
@@ -191,7 +207,7 @@ async def test_a_draft_that_has_nothing_to_say_is_no_worse_for_it_and_said_to_be
         assert side.propose(ticket, member.connection, member)
         draft.calls[-1][1].set_result(dpb.DraftReply(propose=dpb.ProposeReply()))
         await side.let_reply_arrive()
-        side.note_verdict(tpb.Verdict(wait_us=100), ticket, total_s=0.01)
+        side.note_verdict(tpb.Verdict(wait_us=100), ticket, total_s=0.01, is_new_step=True)
         assert side.why_plain == "nothing" and side.member_name == "draft-0"
 
 

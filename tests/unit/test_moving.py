@@ -100,6 +100,17 @@ async def test_a_lost_target_is_left_and_one_whose_breaker_opens_too(two: Two) -
     assert [target.num_requests for target in model.targets.values()] == [0, 0]
 
 
+async def test_a_request_is_planned_for_while_it_is_in_the_steps_of_a_target_and_not_while_it_waits(two: Two) -> None:
+    model, side, name, _ = two
+    planner = model.targets[name].planner
+    assert planner.num_slots == 0
+    for ticket in (1, 2):
+        assert await side.verify(await side.place(), ticket, 0, 0.0) is not None
+        assert planner.num_slots == 1
+    side.close()
+    assert planner.num_slots == 0
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

@@ -63,7 +63,7 @@ def test_the_requests_wish_comes_before_the_servers() -> None:
     for wish, default, expected in (("ngram", "model", Drafter.NGRAM), (None, "lookup", Drafter.LOOKUP)):
         own = own_drafts(SpeculationOptions(drafter=DRAFTERS[wish] if wish else None), drafter=default)
         assert own.open_message(target).drafter == expected.value and planned(own, target) == 5
-        own.note_verdict(HAS_NONE, 0.01)
+        own.note_verdict(HAS_NONE, 0.01, True)
         assert planned(own, target) == 5, "nobody else could be asked"
     assert planned(own_drafts(SpeculationOptions(drafter=Drafter.MODEL), drafter="ngram"), target) is None
 
@@ -76,10 +76,10 @@ def test_a_model_is_asked_where_the_target_has_nothing_to_say() -> None:
         if planned(own, target) is None:
             own.skip(verdict)
         else:
-            own.note_verdict(verdict, 0.01)
+            own.note_verdict(verdict, 0.01, True)
         found.append(planned(own, target))
     assert found == [5, None, None, 5]
-    own.note_verdict(HAS_NONE, 0.01)
+    own.note_verdict(HAS_NONE, 0.01, True)
     own.open_message(target)  # on another target, say
     assert planned(own, target) == 5
 
@@ -130,11 +130,11 @@ def test_k_that_adapts_is_none_while_the_drafter_has_nothing_to_say_or_is_wrong(
                 forward_us=int(1e6 * step_s),
                 drafter_has_next=True,
             )
-            member.planner.note_step(1, 1 + k, 0, step_s)
-            own.note_verdict(verdict, step_s + 0.001)
+            is_new_step = member.planner.note_step(1, 1 + k, 0, step_s)
+            own.note_verdict(verdict, step_s + 0.001, is_new_step)
         assert (counts[-1] > 3) is pays and (k == 0) is not pays
         assert pays or round_.why_plain == "does_not_pay"
-        own.note_verdict(HAS_NONE, 0.02)
+        own.note_verdict(HAS_NONE, 0.02, True)
         silent = own.plan(target, cast(Any, member))
         assert silent is not None and (silent.num_draft_tokens, silent.why_plain) == (0, "nothing")
         own.close()

@@ -9,7 +9,8 @@ import pytest
 
 from gateway.acceptance_curve import MAX_PLANNED
 from gateway.draft_costs import FIRST_PAUSE_S
-from gateway.planner import PLAIN, PLAIN_ROUNDS, SHORT_LEFT, Choice, SlotPlan, TargetPlanner
+from gateway.planner import PLAIN_ROUNDS, PLAN_ROUNDS, TargetPlanner
+from gateway.slot_plan import PLAIN, SHORT_LEFT, TRIAL_ROUNDS, Choice, SlotPlan
 from tests.unit.planned_system import Pair, System
 
 
@@ -130,12 +131,12 @@ class Driven:
         wait_s = self._delay_s + 0.001 * k if k else 0.0
         total_s = step_s + 0.001 + wait_s
         self.now += total_s
-        self.planner.note_step(self.planner.num_slots, self.planner.num_slots + k, 0, step_s)
+        is_new_step = self.planner.note_step(self.planner.num_slots, self.planner.num_slots + k, 0, step_s)
         if k:
             self.source.replied(wait_s, 0.001 * k, k, 2)
-            self.slot.verified(k, min(k, num_accepted), wait_s, step_s, total_s, fed_prompts=False)
+            self.slot.verified(k, min(k, num_accepted), wait_s, step_s, total_s, False, is_new_step)
         else:
-            self.slot.plain(total_s, step_s, fed_prompts=False)
+            self.slot.plain(total_s, step_s, False, is_new_step)
         return choice
 
 
@@ -172,6 +173,30 @@ def test_a_budget_that_is_spent_allows_no_trial() -> None:
     driven = Driven()
     driven.planner.spend(10.0)
     assert all(driven.round(num_accepted=MAX_PLANNED) == PLAIN for _ in range(500))
+
+
+def test_a_machine_that_stood_still_for_a_round_does_not_end_learning() -> None:
+    driven = Driven()
+    while not driven.round(num_accepted=1).num_draft_tokens:
+        pass
+    driven.slot.verified(3, 1, 0.001, 0.020, 30.0, False, True)
+    assert driven.planner.budget_s > 0.0
+    driven.planner.spend(1000.0)
+    chosen = []
+    began_s = driven.now
+    while driven.now - began_s < 120.0:
+        chosen.append(driven.round(num_accepted=3).num_draft_tokens)
+    assert chosen[-1] > 0
+
+
+def test_drafts_that_failed_at_a_load_stay_off_there_though_they_are_on_at_another() -> None:
+    driven = Driven(num_slots=1)
+    for _ in range(40):
+        driven.round(num_accepted=3)
+    assert driven.source.is_on
+    driven.source.level(1).pause.from_s = driven.now + 60.0
+    num_drafted = sum(driven.round(num_accepted=3).num_draft_tokens > 0 for _ in range(200))
+    assert num_drafted <= PLAN_ROUNDS + TRIAL_ROUNDS and not driven.source.is_on
 
 
 def test_nobody_but_one_slot_tries_a_draft_that_is_not_known() -> None:

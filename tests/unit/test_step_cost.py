@@ -31,9 +31,16 @@ def test_what_a_step_takes_without_tokens_between_the_two() -> None:
 
 def test_noise_makes_it_neither_less_than_nothing_nor_more_than_a_step() -> None:
     assert learnt(lambda tokens: 0.001 * tokens**2).joined_saves_s(20) == 0.0
-    assert learnt(lambda tokens: 0.030 if tokens < 16 else 0.010).joined_saves_s(20) == pytest.approx(0.010)
+    assert learnt(lambda tokens: 0.030 if tokens < 16 else 0.010).joined_saves_s(30) == pytest.approx(0.010)
 
 
-def test_nothing_before_a_step_was_seen_and_all_of_it_before_a_smaller_one_was() -> None:
+def test_sizes_of_one_octave_are_told_apart() -> None:
+    assert learnt(lambda tokens: 0.001 * tokens, sizes=(31, 32)).joined_saves_s(32) == 0.0
+    assert learnt(lambda tokens: 0.001 * tokens, sizes=(15, 31, 32)).joined_saves_s(32) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_nothing_before_steps_of_about_all_and_of_about_half_were_seen() -> None:
     assert StepCost().joined_saves_s(4) == 0.0
-    assert learnt(lambda tokens: 0.030, sizes=(20,)).joined_saves_s(20) == pytest.approx(0.030)
+    assert learnt(lambda tokens: 0.030, sizes=(20,)).joined_saves_s(20) == 0.0
+    assert learnt(lambda tokens: 0.030, sizes=(10,)).joined_saves_s(20) == 0.0
+    assert learnt(lambda tokens: 0.030, sizes=(10, 20)).joined_saves_s(20) == pytest.approx(0.030)

@@ -53,8 +53,8 @@ def refused(made: Result, *words: str) -> None:
         (("--max-k", "65", "--max-tokens", "200"), ("--max-k is 65", "at most 64")),
         (("--repeats", "0"), ("--repeats is 0",)),
         (("--num-prompts", "0"), ("--num-prompts is 0",)),
-        (("--target", "models/x"), ("--target without --draft",)),
-        (("--draft", "models/x"), ("--draft without --target",)),
+        (("--target", "models/x"), ("--target models/x without --draft",)),
+        (("--draft", "models/x"), ("--draft models/x without --target",)),
         (("--address", "127.0.0.1:1", "--target", "models/x"), ("--target and --address",)),
         (("--address", "127.0.0.1:1", "--dtype", "float32"), ("--dtype and --address",)),
         (("--prompts", "/nowhere.jsonl"), ("cannot read prompts from /nowhere.jsonl",)),
@@ -65,6 +65,12 @@ def refused(made: Result, *words: str) -> None:
 )
 def test_what_cannot_be_is_refused_at_once(args: tuple[str, ...], words: tuple[str, ...]) -> None:
     refused(tuned(*args), *words)
+
+
+@pytest.mark.parametrize("line", ['{"prompt": 5}', "[1]", "Once", '{"text": "Once"}'])
+def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "odd.jsonl").write_text('{"prompt": "Once"}\n' + line)
+    refused(tuned("--prompts", str(tmp_path / "odd.jsonl")), "odd.jsonl, line 2", "`prompt`")
 
 
 def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import json
@@ -18,7 +19,7 @@ from outrider.cli.tuning.choice import Ratio, choose, fastest_of
 from outrider.cli.tuning.costs import Costs, costs_of
 from outrider.cli.tuning.expected import Acceptance, best_k, expected_speed, expected_tokens, improvement
 from outrider.cli.tuning.picture import draw
-from outrider.cli.tuning.report import reason, show, to_json
+from outrider.cli.tuning.report import reason, show, to_json, unsteady
 from outrider.cli.tuning.runs import Pass
 from outrider.cli.tuning.settings import alternatives, chain, chain_name, environment, gateway_settings, needs_draft
 from outrider.cli.tuning.study import Study, calibrated, points_of
@@ -264,6 +265,13 @@ def test_a_study_is_shown_in_80_columns() -> None:
     assert coupled[:2] == ["2.50", f"{study.speeds['K = 4, coupled'][0]:.1f}"]
     assert "K = 4, full is not offered: no such thing" in text
     assert "temperature 1: K = 4, coupled" in text and "the fastest measured" in text
+
+
+def test_a_machine_that_was_not_idle_is_told_of() -> None:
+    study = studied()
+    assert unsteady(study) is None
+    busy = dataclasses.replace(study, speeds={**study.speeds, "plain": [0.5 * study.points[0].tokens_per_s] * 2})
+    assert "plain decoding made" in str(unsteady(busy)) and to_json(busy)["unsteady"] == unsteady(busy)
 
 
 def test_where_drafts_do_not_pay_it_says_so_and_why() -> None:

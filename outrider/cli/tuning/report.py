@@ -13,6 +13,9 @@ from outrider.cli.tuning.choice import Ratio, fastest_of
 from outrider.cli.tuning.settings import PLAIN, gateway_settings
 from outrider.cli.tuning.study import Study
 
+UNSTEADY = 1.25
+"""Plain decoding, measured twice, differs by no more than so many times."""
+
 
 def show(study: Study, console: Console) -> None:
     _show_acceptance(study, console)
@@ -20,6 +23,20 @@ def show(study: Study, console: Console) -> None:
     _show_speeds(study, console)
     _show_alternatives(study, console)
     console.print(f"[bold]temperature {study.temperature:g}:[/] {reason(study)}")
+    doubt = unsteady(study)
+    if doubt is not None:
+        console.print(f"[bold]not to be relied on:[/] {doubt}")
+
+
+def unsteady(study: Study) -> str | None:
+    """What says that the machine had other things to do; None when nothing does."""
+    one, other = study.points[0].tokens_per_s, statistics.median(study.speeds[PLAIN])
+    if max(one, other) <= UNSTEADY * min(one, other):
+        return None
+    return (
+        f"plain decoding made {one:.1f} tok/s among the K and {other:.1f} among the alternatives; measure again on "
+        "machines that do nothing else"
+    )
 
 
 def reason(study: Study) -> str:
@@ -108,6 +125,7 @@ def _table(title: str, *columns: str) -> Table:
 def to_json(study: Study) -> dict[str, Any]:
     return {
         "temperature": study.temperature,
+        "unsteady": unsteady(study),
         "alpha": study.acceptance.alpha,
         "alpha_by_position": study.acceptance.by_position,
         "num_drafts_seen": sum(study.acceptance.reached),

@@ -60,9 +60,9 @@ def gateway_settings(wish: Speculation) -> dict[str, str]:
     values = {
         "num_draft_tokens": wish.num_draft_tokens,
         "tree": wish.tree,
-        "drafter": wish.drafter and wish.drafter.value,
-        "acceptance": wish.acceptance and wish.acceptance.value,
-        "draft_logprobs": wish.draft_logprobs and wish.draft_logprobs.value,
+        "drafter": wish.drafter,
+        "acceptance": wish.acceptance,
+        "draft_logprobs": wish.draft_logprobs,
         "draft_topk": wish.draft_topk,
     }
     return {name: str(value) for name, value in values.items() if value is not None}

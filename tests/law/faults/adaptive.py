@@ -6,7 +6,7 @@ import itertools
 import sys
 
 from gateway.__main__ import main
-from gateway.planner import Choice, SlotPlan
+from gateway.slot_plan import Choice, SlotPlan
 from tests.law.faults import replace
 
 WAIT_S = 10.0
