@@ -5,8 +5,8 @@
 The target, the demo target widened, has one core, each draft the other: the demo draft (good), one like it with
 random weights (poor), and the demo draft behind a network that delays every byte by 50 ms (slow). Each has a gateway
 of its own before the same target, so that what one of them learns is not the others'. In each repetition plain
-decoding and `auto` take turns, in another order each time; a ratio is that of two such passes. Plain decoding on all
-cores is another target.
+decoding and `auto` take turns, in another order each time; a ratio is that of two such passes, and a cell whose
+interval has what is wanted in it is measured more often. Plain decoding on all cores is another target.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import os
 import statistics
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,24 +40,25 @@ LEAST_RATIO = 0.97
 """Median, of `auto` over plain decoding, in every cell."""
 LEAST_GAIN = 1.1
 """The same with a good draft and one answer at once: who never drafts is never slower."""
-SETTLED = 0.06
-"""Width of the interval of a cell's ratio, beyond which it is measured more often,"""
-MOST_TIMES = 3
-"""up to so many times the repetitions."""
-MOST_PROMPTS = 64
 FEW_PROMPTS = 4
+TWO_WAVES = 16
+"""Answers at once up to which a pass has two for each."""
 WARM_TOKENS = 32
 
 
 def num_prompts(concurrency: int) -> int:
-    """Of a pass: two for each answer at once (up to all), so that one that is late is not all that is seen."""
-    return min(MOST_PROMPTS, max(FEW_PROMPTS, 2 * concurrency))
+    """Of a pass: of few answers at once two for each, so that one that is late is not all that is seen; of many one,
+    so that the arms take turns often.
+    """
+    return max(FEW_PROMPTS, 2 * concurrency if concurrency <= TWO_WAVES else concurrency)
 
 
 @dataclass(frozen=True)
 class Cell:
     """Passes of one draft at one concurrency, one a repetition."""
 
+    least: float
+    """Median ratio that is wanted."""
     samples: dict[str, list[Sample]] = field(default_factory=lambda: {name: [] for name in ARMS})
 
     @property
@@ -65,9 +68,9 @@ class Cell:
 
     @property
     def is_settled(self) -> bool:
-        """The median is known as well as a limit of a few percent needs it, whichever side of that it is on."""
+        """The whole interval is on one side of what is wanted, whichever."""
         ratio = self.ratio
-        return ratio.high - ratio.low <= SETTLED
+        return ratio.low >= self.least or ratio.high < self.least
 
     @property
     def drafted_per_round(self) -> float:
@@ -119,14 +122,18 @@ async def measure(
     address: str, prompts: Sequence[list[int]], draft: str, options: argparse.Namespace
 ) -> dict[int, Cell]:
     """By concurrency."""
-    cells = {concurrency: Cell() for concurrency in options.concurrency}
+    cells = {
+        concurrency: Cell(LEAST_GAIN if (draft, concurrency) == (GOOD, 1) else LEAST_RATIO)
+        for concurrency in options.concurrency
+    }
     async with AsyncClient(address) as client:
         await run_pass(
             client, prompts[:2], concurrency=2, temperature=0.0, max_tokens=WARM_TOKENS, speculation=ARMS[OFF]
         )
         for concurrency, cell in cells.items():
-            for repetition in range(MOST_TIMES * options.repetitions):
-                if repetition >= options.repetitions and cell.is_settled:
+            stop_s = time.monotonic() + options.most_seconds
+            for repetition in itertools.count():
+                if repetition >= options.repetitions and (cell.is_settled or time.monotonic() > stop_s):
                     break
                 for arm in (OFF, AUTO) if repetition % 2 else (AUTO, OFF):
                     sample = await one_pass(client, prompts, concurrency, arm, options)
@@ -182,15 +189,14 @@ def add_cells(report: Report, found: Mapping[str, Mapping[int, Cell]], all_cores
         for concurrency, cell in cells.items():
             rates = {arm: [sample.tokens_per_s for sample in cell.samples[arm]] for arm in ARMS}
             ratio = cell.ratio
-            row = [str(concurrency), spread(rates[OFF]), spread(rates[AUTO]), str(ratio)]
+            row = [str(concurrency), str(len(rates[OFF])), spread(rates[OFF]), spread(rates[AUTO]), str(ratio)]
             beside = all_cores.get(concurrency)
             told = "" if beside is None else f"{beside:.1f}"
             over = "" if beside is None else f"{statistics.median(rates[AUTO]) / beside:.2f}"
             rows.append([*row, f"{cell.drafted_per_round:.2f}", told, over])
-            least = LEAST_GAIN if (draft, concurrency) == (GOOD, 1) else LEAST_RATIO
-            if ratio.median < least:
-                wrong.append(f"{draft} draft, {concurrency} at once: {ratio} of plain, at least {least:g} wanted")
-        columns = ["at once", "plain, tok/s", "auto, tok/s", "auto / plain", "mean K"]
+            if ratio.median < cell.least:
+                wrong.append(f"{draft} draft, {concurrency} at once: {ratio} of plain, at least {cell.least:g} wanted")
+        columns = ["at once", "pairs", "plain, tok/s", "auto, tok/s", "auto / plain", "mean K"]
         columns += ["plain on all cores, tok/s", "auto / plain on all cores"]
         report.table(f"A {draft} draft", columns, rows)
         report.data[draft] = {
@@ -210,7 +216,10 @@ def main() -> int:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--prompt-tokens", type=int, default=64, help="at most")
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=4, help="of a cell, at least")
+    parser.add_argument(
+        "--most-seconds", type=float, default=200.0, help="for more repetitions of a cell while it is not settled"
+    )
     parser.add_argument("--no-all-cores", action="store_true", help="leave plain decoding on all cores out")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     options = parser.parse_args()
@@ -218,9 +227,9 @@ def main() -> int:
     report.text(
         f"The demo pair, its target WIDENED to {options.size}, {options.dtype}, a core each; prompts of "
         f"{options.prompt_tokens} tokens or less, {options.max_tokens} tokens an answer, T = {options.temperature:g}, "
-        f"prefix caches off, {options.repetitions} repetitions, up to {MOST_TIMES} times as many while the interval is "
-        f"wider than {SETTLED:g}. auto / plain: median over repetitions, in brackets the interval of 95 % from a "
-        "bootstrap over them, with few repetitions all that there were."
+        f"prefix caches off, {options.repetitions} repetitions, and more for up to {options.most_seconds:g} s while "
+        f"the interval has {LEAST_RATIO:g} in it ({LEAST_GAIN:g} for a good draft and one answer). auto / plain: "
+        "median over pairs, in brackets the interval of 95 % from a bootstrap over them, with few all that there were."
     )
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
     texts = dev_prompts(max(map(num_prompts, options.concurrency)))

@@ -19,8 +19,10 @@ from tests.stack import Stack, running
 
 NUM_CLIENTS = 64
 MAX_GROWTH_MIB = 16.0
-"""Of each process, from after the warm-up to the end. The KV cache is resident from the start, so what still moves is
-how malloc's arenas fill. One [9, 4096] float32 left behind a request would be 150 KB."""
+"""Of each process, over a load like one that it has had. The KV cache is resident from the start, so what still moves
+is how malloc's arenas fill. One [9, 4096] float32 left behind a request would be 150 KB."""
+MAX_LOADS = 3
+"""Arenas fill once, sooner or later by chance; what a load leaves behind is left by each."""
 
 
 @pytest.fixture(scope="module")
@@ -190,20 +192,24 @@ async def test_every_request_ends_and_leaves_nothing(
 ) -> None:
     await Load(loaded, dev_prompts, seed=1).run(warm_up_s)
     await until_idle(loaded)
-    memory, files = rss_mib(loaded), num_files(loaded)
+    files = num_files(loaded)
 
-    load = Load(loaded, dev_prompts, seed=2)
-    await load.run(seconds)
-    await until_idle(loaded)
-    growth = {name: size - memory[name] for name, size in rss_mib(loaded).items()}
-
-    with capsys.disabled():
-        sizes = ", ".join(f"{name} {memory[name]:.0f} {growth[name]:+.1f} MiB" for name in memory)
-        print(f"\n{dict(load.ended)}; {sizes}")
-    assert set(load.ended) <= {"whole", "left", "refused"}, load.ended
-    assert load.ended["whole"] >= NUM_CLIENTS
-    assert load.ended["left"] > 0
-    assert all(each < MAX_GROWTH_MIB for each in growth.values()), growth
+    for seed in range(2, 2 + MAX_LOADS):
+        memory = rss_mib(loaded)
+        load = Load(loaded, dev_prompts, seed)
+        await load.run(seconds)
+        await until_idle(loaded)
+        growth = {name: size - memory[name] for name, size in rss_mib(loaded).items()}
+        with capsys.disabled():
+            sizes = ", ".join(f"{name} {memory[name]:.0f} {growth[name]:+.1f} MiB" for name in memory)
+            print(f"\n{dict(load.ended)}; {sizes}")
+        assert set(load.ended) <= {"whole", "left", "refused"}, load.ended
+        assert load.ended["whole"] >= NUM_CLIENTS
+        assert load.ended["left"] > 0
+        if all(each < MAX_GROWTH_MIB for each in growth.values()):
+            break
+    else:
+        pytest.fail(f"every load of {MAX_LOADS} left more than {MAX_GROWTH_MIB} MiB behind, the last one {growth}")
     assert {name: count for name, count in num_files(loaded).items() if count > files[name] + 2} == {}
     async with AsyncClient(loaded.grpc) as client:
         alone = await client.generate("def f():", max_tokens=4, temperature=0.0)
