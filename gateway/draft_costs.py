@@ -99,11 +99,11 @@ class Level:
         is_judged = num_rounds >= JUDGED_ROUNDS * num_slots
         doubt = (1.0 if is_judged or not self.pause.is_new else 2.5) * ROUND_SPREAD / sqrt(num_rounds)
         has_failed = self._tokens < (LEAST_WON - doubt) * self._plain_tokens
+        self.is_proven = is_judged and self._tokens >= self._plain_tokens
         if has_failed:
             self.pause.failed(now)
-        elif is_judged:
+        elif self.is_proven:
             self.pause.reset()
-        self.is_proven = is_judged and not has_failed
         return has_failed
 
 
@@ -123,6 +123,10 @@ class DraftSource:
         """All its slots may draft; else at most one does, to learn."""
         self.num_slots = 0
         """That may be given drafts by it."""
+        self.num_first = 0
+        """That will be such slots, and are in their first rounds."""
+        self.joined_s = self.wanted_s = 0.0
+        """When the last one became one, and since when drafts are to begin; 0: they are not."""
         self.num_drafting = 0
         """Whose last round had some."""
         self.num_planned_tokens = 0

@@ -44,6 +44,11 @@ class DraftLength:
             self.leave()
         self._target = target
 
+    @property
+    def rests(self) -> bool:
+        """The round is plain, as the ones before it: there is nothing to choose."""
+        return self._plan is not None and self._plan.rests
+
     def choose(self, room: int, target: TargetMember, draft: DraftMember, epoch: int, num_behind: int) -> Choice:
         """room: draft tokens that the round may have; num_behind: committed tokens that the draft has not seen."""
         if self.fixed is not None:
@@ -99,7 +104,7 @@ class DraftLength:
         if room < 1:
             self.skip()
             return PLAIN
-        choice = self._plan.choose(room, num_behind, self._num_left)
+        choice = self._plan.choose(room, num_behind, self._num_left, self._is_first)
         self._asked = choice.num_draft_tokens
         return choice
 

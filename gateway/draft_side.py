@@ -94,6 +94,10 @@ class DraftSide:
         """
         self._num_asked = 0
         self._length.begin(target)
+        if self._length.rests and self._proposing is None:
+            self.asked_for_tree = False
+            self._length.skip()
+            return self._does_not_pay()
         draft = None if self._length.fixed == 0 else self._place(member)
         connection = None if draft is None else draft.connection
         room, tree = (0, None) if connection is None else self._room(target, connection)
@@ -110,11 +114,10 @@ class DraftSide:
         num_behind = self._session.committed_len - (0 if is_first else self.slot.agreed_len)
         choice = self._length.choose(room, member, draft, connection.epoch, num_behind)
         num_draft_tokens = self._num_asked = choice.num_draft_tokens
+        if not num_draft_tokens:
+            return self._does_not_pay()
         if self._length.fixed is None:
             self.metrics.planned.observe(num_draft_tokens)
-        if not num_draft_tokens:
-            self.why_plain = "does_not_pay"
-            return 0
         self.why_plain = "end"
         if is_first:
             opening = connection.call(dpb.DraftRequest(open=self._open_message(target, member, connection)))
@@ -129,6 +132,12 @@ class DraftSide:
         self.wait_budget_s = min(usual_s, choice.wait_s)
         future.add_done_callback(functools.partial(self._on_reply, proposing))
         return num_draft_tokens
+
+    def _does_not_pay(self) -> int:
+        if self._length.fixed is None:
+            self.metrics.planned.observe(0)
+        self.why_plain = "does_not_pay"
+        return 0
 
     def skip(self) -> None:
         """The target drafted for the round itself."""

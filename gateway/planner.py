@@ -131,8 +131,10 @@ class TargetPlanner:
 
     @property
     def load(self) -> float:
-        """Slots that share the target's steps, those of other gateways too."""
-        return max(1.0, self.num_slots + self._num_others)
+        """Slots that share the target's steps, those of other gateways too, and those of the last step whose verdicts
+        are still on their way: answers that begin together are one load from the first.
+        """
+        return max(1.0, self.num_slots + self._num_others, self._last_step[0])
 
     @property
     def num_planned_tokens(self) -> int:
@@ -229,11 +231,23 @@ class TargetPlanner:
             source.is_on = False
         may_begin = source.is_known and now >= level.pause.from_s and (level.is_proven or self._may_learn(level.pause))
         plan = self._best_plan(source, num_slots) if source.is_on or may_begin else PLAIN_PLAN
+        if not source.is_on and not self._may_begin(source, plan, now):
+            plan = PLAIN_PLAN
         if source.is_on != (plan.num_draft_tokens > 0):
             source.is_on = not source.is_on
             for each in source.levels:
                 each.begin()
         return plan
+
+    def _may_begin(self, source: DraftSource, plan: Plan, now: float) -> bool:
+        """Answers that begin together join one after another: what pays for those that have is begun only if it still
+        does half a round later.
+        """
+        if not plan.num_draft_tokens:
+            source.wanted_s = 0.0
+            return False
+        source.wanted_s = source.wanted_s or now
+        return now - min(source.wanted_s, source.joined_s) >= self.plain_s() / 2
 
     def _best_plan(self, source: DraftSource, num_slots: int) -> Plan:
         """By what is known. That it pays is judged without what drafts were found to cost besides: that shows in what

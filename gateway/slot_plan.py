@@ -24,6 +24,8 @@ TRIAL_LEFT = 12.0
 """Tokens that an answer must be expected to have left for one."""
 LEAST_GAIN = 0.5
 """Of what its drafts cost, that a slot must gain while others draft: plain slots among them break their steps up."""
+FIRST_SHARE = 1 / 4
+"""Of those who decided: so many that begin are drafted for at once; more will be another load."""
 SHORT_LEFT = 6.0
 """Who is expected to say fewer tokens than so many is not drafted for."""
 MOST_STEPS_WAITED = 8.0
@@ -59,19 +61,32 @@ class SlotPlan:
         self._may_wait_s = 0.0
         """In the round under way."""
         self._tokens = self._own.tokens()
-        source.num_slots += 1
-        sums = source.sum_tokens
-        for k, tokens in enumerate(self._tokens):
-            sums[k] += tokens
+        self._is_first = self._has_joined = False
+        """Its first round is under way; it is one of the source's slots, as it is one of the target's load."""
+        self._rest = (0.0, 0)
+        """Until when it need not ask again, and the load at which it asked."""
 
-    def choose(self, room: int, num_behind: int, num_left: Callable[[], float]) -> Choice:
+    def choose(self, room: int, num_behind: int, num_left: Callable[[], float], is_first: bool = False) -> Choice:
         """Of the next round. room: draft tokens that it may have, at least 1; num_behind: committed tokens that the
-        drafter has not seen; num_left: tokens that the answer is expected to have still.
+        drafter has not seen; num_left: tokens that the answer is expected to have still; is_first: the target has not
+        begun the answer yet: it may be drafted for if the others are, and decides nothing.
         """
-        choice = self._choose(room, num_behind, num_left)
+        if is_first:
+            choice = self._first(room, num_behind, num_left)
+        else:
+            self._join()
+            choice = self._choose(room, num_behind, num_left)
         self._set_planned(choice.num_draft_tokens)
         self._may_wait_s = choice.wait_s
         return choice
+
+    @property
+    def rests(self) -> bool:
+        """Drafts did not pay a few rounds ago, and nothing has changed: the round is plain, there is nothing to choose.
+        A gateway of many slots has better things to do.
+        """
+        until_s, load = self._rest
+        return not self.source.is_on and load == int(self._planner.load) and self._planner.now < until_s
 
     def skip(self) -> None:
         """The round is plain whatever would pay: its last proposal is still on its way, or there is no room for one."""
@@ -131,10 +146,29 @@ class SlotPlan:
     def leave(self) -> None:
         self._set_planned(0)
         self._planner.cut_trial(self)
+        self._set_first(False)
+        if self._has_joined:
+            self._has_joined = False
+            self.source.num_slots -= 1
+            self._add(-1.0)
+
+    def _join(self) -> None:
+        self._set_first(False)
+        if not self._has_joined:
+            self._has_joined = True
+            self.source.num_slots += 1
+            self.source.joined_s = self._planner.now
+            self._add(1.0)
+
+    def _set_first(self, is_first: bool) -> None:
+        self.source.num_first += is_first - self._is_first
+        self._is_first = is_first
+
+    def _add(self, times: float) -> None:
+        """To what the source's slots expect together."""
         sums = self.source.sum_tokens
         for k, tokens in enumerate(self._tokens):
-            sums[k] -= tokens
-        self.source.num_slots -= 1
+            sums[k] += times * tokens
 
     def _learn(self, num_drafted: int, wait_s: float, total_s: float) -> None:
         """What a round with drafts takes."""
@@ -178,13 +212,27 @@ class SlotPlan:
             planner.end_trial(self)
         plan = planner.plan(source)
         if not plan.num_draft_tokens:
-            if not planner.may_try(source) or num_left() < TRIAL_LEFT:
+            if not planner.may_try(source):
+                self._rest = (planner.now + PLAN_ROUNDS * planner.plain_s(), int(planner.load))
+                return PLAIN
+            if num_left() < TRIAL_LEFT:
                 return PLAIN
             planner.begin_trial(self)
             self._pair.fade()
             self._num_tried, self._num_verified = 1, 0
             return self._waiting(plan, min(TRIAL_TOKENS, room), num_behind)
-        k = min(room, plan.num_draft_tokens if source.num_slots == 1 else self._best(plan))
+        return self._by(plan, room, num_behind, num_left)
+
+    def _first(self, room: int, num_behind: int, num_left: Callable[[], float]) -> Choice:
+        self._set_first(True)
+        source, planner = self.source, self._planner
+        if not source.is_on or source.num_first > max(1, FIRST_SHARE * source.num_slots) or planner.wants_plain():
+            return PLAIN
+        return self._by(planner.last_plan(source), room, num_behind, num_left)
+
+    def _by(self, plan: Plan, room: int, num_behind: int, num_left: Callable[[], float]) -> Choice:
+        """Its part of what all decided."""
+        k = min(room, plan.num_draft_tokens if self.source.num_slots <= 1 else self._best(plan))
         if not k or (num_behind > FEW_FED and not self._is_long_enough(plan, k, num_behind, num_left())):
             return PLAIN
         return self._waiting(plan, k, num_behind)
@@ -229,7 +277,8 @@ class SlotPlan:
             self._planner.note_drafted()
 
     def _refresh(self) -> None:
-        sums, before = self.source.sum_tokens, self._tokens
+        if self._has_joined:
+            self._add(-1.0)
         self._tokens = self._own.tokens()
-        for k, tokens in enumerate(self._tokens):
-            sums[k] += tokens - before[k]
+        if self._has_joined:
+            self._add(1.0)

@@ -19,6 +19,10 @@ from outrider.engine.step_cost import StepCost
 from target_service.returning import Returning
 
 ROUND_TRIP_S = 0.0008
+PROMPT_TOKENS = 48
+"""Of answers that end; those that never do begin without."""
+DRIFT_S = 3.0
+"""The machine is as fast as it is for so long."""
 OWNER = 1
 
 
@@ -34,12 +38,17 @@ class Pair:
     """By position: that its token is kept if those before it were."""
     draft_delay_s: float = 0.0
     noise: float = 0.05
+    drift: float = 0.0
+    """By how much the machine is slower, at most, for a while."""
 
 
 @dataclass
 class Slot:
     index: int
     plan: SlotPlan | None
+    has_begun: bool = False
+    """Its answer, of which so many tokens are made:"""
+    num_made: int = 0
     began_s: float = 0.0
     k: int = 0
     due_s: float = 0.0
@@ -52,10 +61,15 @@ class Slot:
 
 
 class System:
-    """`fixed`: K of every round; None asks the planner."""
+    """`fixed`: K of every round; None asks the planner. answer_tokens: of each answer; those that begin together wait
+    for the last of them, then the next ones begin. Without, answers never end.
+    """
 
-    def __init__(self, pair: Pair, num_slots: int, fixed: int | None, seed: int = 0) -> None:
-        self.pair, self.fixed = pair, fixed
+    def __init__(
+        self, pair: Pair, num_slots: int, fixed: int | None, seed: int = 0, answer_tokens: int | None = None
+    ) -> None:
+        self.pair, self.fixed, self.answer_tokens = pair, fixed, answer_tokens
+        self._prompt_tokens = 0 if answer_tokens is None else PROMPT_TOKENS
         self.now = 0.0
         self.num_tokens = 0
         self.num_drafted_rounds = 0
@@ -70,22 +84,37 @@ class System:
         self._busy = False
         self._drafting = 0
         self.slots: list[Slot] = []
+        self._ended: list[Slot] = []
         self.set_slots(num_slots)
 
     def set_slots(self, num_slots: int) -> None:
         while len(self.slots) > num_slots:
-            slot = self.slots.pop()
-            self.planner.num_slots -= 1
-            self._returning.gone((OWNER, slot.index))
-            if slot.plan is not None:
-                slot.plan.leave()
-        source = self.planner.source("draft", 1)
+            self._leave(self.slots.pop())
         while len(self.slots) < num_slots:
-            self.planner.num_slots += 1
-            plan = SlotPlan(self.planner, source, "greedy") if self.fixed is None else None
-            slot = Slot(len(self.slots), plan)
+            slot = Slot(len(self.slots), self._new_plan())
             self.slots.append(slot)
             self._at(0.0, lambda slot=slot: self._begin(slot))
+
+    def _new_plan(self) -> SlotPlan | None:
+        return SlotPlan(self.planner, self.planner.source("draft", 1), "greedy") if self.fixed is None else None
+
+    def _leave(self, slot: Slot) -> None:
+        self.planner.num_slots -= slot.has_begun
+        slot.has_begun = False
+        self._returning.gone((OWNER, slot.index))
+        if slot.plan is not None:
+            slot.plan.leave()
+
+    def _end_answer(self, slot: Slot) -> None:
+        self._leave(slot)
+        slot.num_made = 0
+        self._ended.append(slot)
+        if len(self._ended) < len(self.slots):
+            return
+        self._ended = []
+        for each in self.slots:
+            each.plan = self._new_plan()
+            self._at(0.0002, lambda each=each: self._begin(each))
 
     def run(self, seconds: float) -> float:
         """Tokens per second."""
@@ -109,7 +138,8 @@ class System:
         elif slot.reply_pending:
             slot.plan.skip()
         else:
-            slot.k, wait_s = slot.plan.choose(64, 2, lambda: 1000.0)
+            left = 1000.0 if self.answer_tokens is None else self.answer_tokens - slot.num_made
+            slot.k, wait_s = slot.plan.choose(64, 2, lambda: left, not slot.has_begun)
         self.chosen.append(slot.k)
         if slot.k:
             self._propose(slot)
@@ -155,10 +185,11 @@ class System:
             return
         self._waiting = [s for s in self._waiting if s not in ready]
         drafted = [s.k if s.complete_s is not None else 0 for s in ready]
-        num_tokens = len(ready) + sum(drafted)
+        num_prompt_tokens = self._prompt_tokens * sum(not slot.has_begun for slot in ready)
+        num_tokens = len(ready) + sum(drafted) + num_prompt_tokens
         step_s = self.pair.step_s(len(ready), num_tokens) * self._noise()
         self._busy = True
-        self._at(step_s, lambda started=self.now: self._end(ready, drafted, num_tokens, started))
+        self._at(step_s, lambda started=self.now: self._end(ready, drafted, num_tokens, num_prompt_tokens, started))
 
     def _ready_s(self, key: SlotKey) -> float | None:
         """When the slot's verify could go as it should."""
@@ -169,39 +200,60 @@ class System:
             return slot.arrived_s
         return None if slot.complete_s is None else max(slot.arrived_s, slot.complete_s)
 
-    def _end(self, ready: list[Slot], drafted: list[int], num_tokens: int, started_s: float) -> None:
+    def _end(
+        self, ready: list[Slot], drafted: list[int], num_tokens: int, num_prompt_tokens: int, started_s: float
+    ) -> None:
         self._busy = False
         step_s = self.now - started_s
         for slot, k in zip(ready, drafted, strict=True):
-            verdict = (len(ready), num_tokens, k, step_s, started_s)
+            verdict = (len(ready), num_tokens, num_prompt_tokens, k, step_s, started_s)
             self._at(ROUND_TRIP_S / 2, lambda slot=slot, verdict=verdict: self._verdict(slot, *verdict))
-        self._cost.note(num_tokens, 0, step_s)
+        self._cost.note(num_tokens - num_prompt_tokens, num_prompt_tokens, step_s)
         plain = [(OWNER, slot.index) for slot in ready if not slot.k and slot in self.slots]
         drafting = [(OWNER, slot.index) for slot in ready if slot.k and slot in self.slots]
         for slot in ready:
             if slot.k and slot.complete_s is None:
                 self._returning.late((OWNER, slot.index))
-        self._returning.answered(plain, drafting, self.now, step_s, self._cost.joined_saves_s(num_tokens))
+        self._returning.answered(
+            plain, drafting, self.now, step_s, self._cost.joined_saves_s(num_tokens - num_prompt_tokens)
+        )
         self._try_step()
 
-    def _verdict(self, slot: Slot, num_slots: int, num_tokens: int, k: int, step_s: float, started_s: float) -> None:
+    def _verdict(
+        self,
+        slot: Slot,
+        num_slots: int,
+        num_tokens: int,
+        num_prompt_tokens: int,
+        k: int,
+        step_s: float,
+        started_s: float,
+    ) -> None:
         accepted = 0
         while accepted < k and self._random.random() < self.pair.acceptance(accepted):
             accepted += 1
         self.num_tokens += accepted + 1
+        slot.num_made += accepted + 1
         self.num_drafted_rounds += k > 0
+        if slot in self.slots and not slot.has_begun:
+            slot.has_begun = True
+            self.planner.num_slots += 1
         if slot.plan is not None and slot in self.slots:
-            is_new_step = self.planner.note_step(num_slots, num_tokens, 0, step_s)
+            is_new_step = self.planner.note_step(num_slots, num_tokens, num_prompt_tokens, step_s)
             total_s = self.now - slot.began_s
             if k:
                 complete_s = slot.complete_s or started_s
                 wait_s = max(0.0, min(complete_s, started_s) - slot.arrived_s)
-                slot.plan.verified(k, accepted, wait_s, step_s, total_s, False, is_new_step)
+                slot.plan.verified(k, accepted, wait_s, step_s, total_s, num_prompt_tokens > 0, is_new_step)
             else:
                 waited_s = max(0.0, started_s - slot.arrived_s) if slot.k and slot.due_s > slot.arrived_s else 0.0
-                slot.plan.plain(total_s, step_s, False, is_new_step, waited_s)
-        self._at(0.0002, lambda: self._begin(slot))
+                slot.plan.plain(total_s, step_s, num_prompt_tokens > 0, is_new_step, waited_s)
+        if self.answer_tokens is not None and slot.num_made >= self.answer_tokens and slot in self.slots:
+            self._end_answer(slot)
+        else:
+            self._at(0.0002, lambda: self._begin(slot))
 
     def _noise(self) -> float:
-        noise = max(0.5, self._random.gauss(1.0, self.pair.noise))
+        drift = int(self.now / DRIFT_S) * 7919 % 5 / 4  # the same of every system
+        noise = max(0.5, self._random.gauss(1.0, self.pair.noise)) * (1.0 + self.pair.drift * drift)
         return noise if self._random.random() > 0.002 else 5.0 * noise

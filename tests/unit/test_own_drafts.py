@@ -112,7 +112,9 @@ def test_no_more_is_drafted_than_asked_for_and_than_there_is_room_for(
 def test_k_that_adapts_is_none_while_the_drafter_has_nothing_to_say_or_is_wrong() -> None:
     """And is found without anybody being waited for, where it is right."""
     for num_accepted, pays in ((99, True), (0, False)):
-        target, member = connection(*NGRAM), SimpleNamespace(planner=TargetPlanner(clock=lambda: 1.0))
+        now = [1.0]
+        planner = TargetPlanner(clock=lambda now=now: now[0])
+        target, member = connection(*NGRAM), SimpleNamespace(planner=planner)
         member.planner.num_slots = 1
         own = own_drafts(SpeculationOptions(drafter=Drafter.NGRAM, adaptive=True), max_tokens=5000)
         counts = []
@@ -130,7 +132,8 @@ def test_k_that_adapts_is_none_while_the_drafter_has_nothing_to_say_or_is_wrong(
                 forward_us=int(1e6 * step_s),
                 drafter_has_next=True,
             )
-            is_new_step = member.planner.note_step(1, 1 + k, 0, step_s)
+            now[0] += step_s
+            is_new_step = planner.note_step(1, 1 + k, 0, step_s)
             own.note_verdict(verdict, step_s + 0.001, is_new_step)
         assert (counts[-1] > 3) is pays and (k == 0) is not pays
         assert pays or round_.why_plain == "does_not_pay"
