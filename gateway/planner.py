@@ -247,7 +247,10 @@ class TargetPlanner:
             source.wanted_s = 0.0
             return False
         source.wanted_s = source.wanted_s or now
-        return now - min(source.wanted_s, source.joined_s) >= self.plain_s() / 2
+        if now - min(source.wanted_s, source.joined_s) < self.plain_s() / 2:
+            return False
+        source.wanted_s = 0.0
+        return True
 
     def _best_plan(self, source: DraftSource, num_slots: int) -> Plan:
         """By what is known. That it pays is judged without what drafts were found to cost besides: that shows in what

@@ -19,7 +19,7 @@ from outrider.engine.step_cost import StepCost
 from target_service.returning import Returning
 
 ROUND_TRIP_S = 0.0008
-PROMPT_TOKENS = 48
+PROMPT_TOKENS = 8
 """Of answers that end; those that never do begin without."""
 DRIFT_S = 3.0
 """The machine is as fast as it is for so long."""

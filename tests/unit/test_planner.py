@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.acceptance_curve import MAX_PLANNED
-from gateway.draft_costs import FIRST_PAUSE_S
+from gateway.draft_costs import FIRST_PAUSE_S, Level
 from gateway.planner import PLAIN_ROUNDS, PLAN_ROUNDS, TargetPlanner
 from gateway.slot_plan import PLAIN, SHORT_LEFT, TRIAL_ROUNDS, Choice, SlotPlan
 from tests.unit.planned_system import Pair, System
@@ -216,6 +216,82 @@ def test_a_slot_that_leaves_leaves_nothing() -> None:
     source = driven.source
     assert (source.num_slots, source.num_drafting, source.num_planned_tokens) == (0, 0, 0)
     assert source.sum_tokens == pytest.approx([0.0] * (MAX_PLANNED + 1))
+
+
+def test_a_slot_is_one_of_its_source_once_it_is_one_of_the_load() -> None:
+    """Drafts would be planned for all that begin, at the load of the first of them."""
+    driven = Driven()
+    for _ in range(50):
+        driven.round(num_accepted=3)
+    assert driven.source.is_on
+    beginning = [SlotPlan(driven.planner, driven.source, "greedy") for _ in range(8)]
+    chosen = [slot.choose(64, 2, lambda: 1000.0, is_first=True).num_draft_tokens for slot in beginning]
+    assert driven.source.num_slots == 1
+    assert sum(k > 0 for k in chosen) == 1, "one that begins is drafted for, many are another load"
+    for num_joined, slot in enumerate(beginning, start=2):
+        driven.planner.num_slots += 1
+        slot.choose(64, 2, lambda: 1000.0)
+        assert driven.source.num_slots == num_joined == driven.planner.load
+    for slot in beginning:
+        slot.leave()
+    assert (driven.source.num_slots, driven.source.num_first) == (1, 0)
+
+
+def test_answers_whose_first_verdicts_come_together_are_one_load_from_the_first() -> None:
+    planner = TargetPlanner(clock=lambda: 1.0)
+    planner.num_slots = 1
+    planner.note_step(8, 8, 0, 0.030)
+    assert planner.load == 8
+
+
+def test_drafts_do_not_begin_while_slots_are_joining_unless_they_still_pay_half_a_round_later() -> None:
+    driven = Driven()
+    for _ in range(50):
+        driven.round(num_accepted=3)
+    source = driven.source
+    source.is_on = False
+    source.joined_s = driven.now
+    driven.planner.num_slots = 2  # a plan for another load
+    assert driven.planner.plan(source).num_draft_tokens == 0
+    driven.now += 0.6 * driven.planner.plain_s()
+    source.joined_s = driven.now
+    driven.planner.num_slots = 3
+    assert driven.planner.plan(source).num_draft_tokens > 0, "slots join all the time where there are many"
+
+
+def test_a_slot_rests_after_it_was_found_that_drafts_do_not_pay_until_something_changes() -> None:
+    driven = Driven()
+    while driven.round(num_accepted=0).num_draft_tokens or not driven.slot.rests:
+        pass
+    assert not driven.source.is_on
+    driven.planner.num_slots = 2
+    assert not driven.slot.rests
+    driven.planner.num_slots = 1
+    assert driven.slot.rests
+    driven.source.is_on = True
+    assert not driven.slot.rests
+    driven.source.is_on = False
+    driven.now += 1.1 * PLAN_ROUNDS * driven.planner.plain_s()
+    assert not driven.slot.rests
+
+
+@pytest.mark.parametrize(("won", "is_proven"), [(0.97, False), (1.0, True)])
+def test_a_load_is_proven_by_tokens_won_not_by_none_lost(won: float, is_proven: bool) -> None:
+    level = Level()
+    level.pause.failed(0.0)
+    for _ in range(40):
+        level.came(1, 1 / won, num_slots=1)
+    level.pause.from_s = 0.0
+    assert not level.has_failed(1, now=100.0)
+    assert (level.is_proven, level.pause.is_new) == (is_proven, is_proven)
+
+
+def test_answers_that_come_in_waves_are_not_slower_for_drafts_that_do_not_pay() -> None:
+    true = pair(cpu_step_s, 0.5, noise=0.03)
+    plain = System(true, 8, 0, seed=1, answer_tokens=48).run(60.0)
+    planned = System(true, 8, None, seed=1, answer_tokens=48)
+    planned.run(20.0)
+    assert planned.run(60.0) >= 0.97 * plain
 
 
 def test_drafts_of_the_target_itself_are_not_waited_for() -> None:
