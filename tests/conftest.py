@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,6 @@ from typing import Any
 import pytest
 
 from tests.stack import Stack, running
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Before torch is imported, for what the tests start, too: teams of threads that spin at every barrier while another
-    # process has one of their cores take ten times as long.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"
 
