@@ -64,9 +64,6 @@ class Level:
         """Of the draft, for a token of a proposal."""
         self.latency_s = Typical()
         """That the target waits for a proposal besides."""
-        self.extra_s = Typical()
-        """That a round takes more than the wait and a plain round with a step of all drafts, while all draft: steps are
-        of a part of the slots then."""
         self.pause = Pause()
         self.trials = Pause()
         """Of one slot, while so many slots are at the target, drafting or not."""
@@ -98,7 +95,7 @@ class Level:
             return False
         is_judged = num_rounds >= JUDGED_ROUNDS * num_slots
         doubt = (1.0 if is_judged or not self.pause.is_new else 2.5) * ROUND_SPREAD / sqrt(num_rounds)
-        has_failed = self._tokens < (LEAST_WON - doubt) * self._plain_tokens
+        has_failed = self._tokens < min(1.0, LEAST_WON - doubt) * self._plain_tokens
         self.is_proven = is_judged and self._tokens >= self._plain_tokens
         if has_failed:
             self.pause.failed(now)
@@ -127,6 +124,8 @@ class DraftSource:
         """That will be such slots, and are in their first rounds."""
         self.joined_s = self.wanted_s = 0.0
         """When the last one became one, and since when drafts are to begin; 0: they are not."""
+        self.num_unfed = 0
+        """Answers that were found too short for what it takes the draft to catch up."""
         self.num_drafting = 0
         """Whose last round had some."""
         self.num_planned_tokens = 0
@@ -165,6 +164,11 @@ class DraftSource:
             if level.token_s.num_seen:
                 return level.token_s.value, level.latency_s.value
         return 0.0, 0.0
+
+    def is_timed(self, num_slots: int) -> bool:
+        """What the draft takes is known while so many draft, or at least half of them."""
+        levels = self.levels[level_of((num_slots + 1) // 2) :]
+        return any(level.token_s.num_seen >= num_slots for level in levels)
 
     def replied(self, took_s: float, compute_s: float, num_tokens: int, num_fed: int) -> None:
         """A proposal was made, whether anybody waited for it or not.

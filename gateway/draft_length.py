@@ -60,6 +60,9 @@ class DraftLength:
         if self.fixed is not None:
             return min(self.fixed, room)
         source = target.planner.source(f"own {drafter}", own=True)
+        if self.rests and self._plan is not None and self._plan.source is source:
+            self.skip()
+            return 0
         return self._choose(target, source, room, num_behind=0).num_draft_tokens
 
     def skip(self) -> None:

@@ -111,13 +111,17 @@ class Member:
         """It had no slot to give."""
         self._refused_slots_of = self.link.info
 
+    def restarted(self) -> None:
+        """It is another process than before."""
+        self.breaker.restarted()
+
     def changed(self, before: Connection | None, after: Connection | None) -> None:
         """Its connection went or came."""
         if before is not None and after is None:
             (self.breaker.trip if before.hung else self.breaker.failed)()
         if after is not None:
             if self._epoch not in (0, after.epoch):
-                self.breaker.restarted()
+                self.restarted()
             self._epoch = after.epoch
 
 
@@ -126,6 +130,10 @@ class TargetMember(Member):
         super().__init__(spec, link)
         self.room = Room()
         self.planner = TargetPlanner()
+
+    def restarted(self) -> None:
+        super().restarted()
+        self.planner.restarted()
 
     @property
     def deliver_address(self) -> str:

@@ -25,12 +25,12 @@ from gateway.step_model import StepModel, class_of
 from gateway.typical import Typical
 
 CANDIDATES = (1, 2, 3, 4, 5, 6, 8, 10, 12, MAX_PLANNED)
-BEGIN_MARGIN = 1.05
+BEGIN_MARGIN = 1.08
 """Drafts begin when they promise so many times the rate of plain decoding, since a prediction may err,"""
-STAY_MARGIN = 1.01
+STAY_MARGIN = 1.02
 """and go on while they promise this."""
-PLAN_ROUNDS = 4
-"""Of each slot, that a plan is good for, about."""
+PLAN_DECISIONS = 4
+"""That a plan is good for, at least; with more slots than that one of each."""
 FIRST_TOKENS = 2
 """K at most where it is not known what the draft takes for so many slots at once."""
 MOST_BEYOND = 3.0
@@ -66,6 +66,8 @@ class Plan:
     """Of a round."""
     costs_s: tuple[float, ...] = (0.0,) * (MAX_PLANNED + 1)
     """What K draft tokens of one slot, by K, add to everybody's step."""
+    most: int = MAX_PLANNED
+    """K of any slot: for more, nothing is known of what it takes."""
     token_s: float = 0.0
     """What one takes the draft."""
     latency_s: float = 0.0
@@ -87,32 +89,36 @@ class TargetPlanner:
     """What a gateway knows of one target, and what its slots there decide together."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.steps = StepModel()
         self.num_slots = 0
         """Requests of this gateway that are in its steps."""
+        self._clock = clock
+        self._plans: WeakKeyDictionary[DraftSource, tuple[int, int, Plan]] = WeakKeyDictionary()
+        """Decisions that the plan is still good for, the class of the load that it is for, the plan."""
+        self._num_plain_asked = 0
+        self._num_plain_rounds = 0
+        """Since one with drafts."""
+        self._num_others = 0.0
+        """Slots of other gateways, by the size of batches."""
+        self._noted_s = 0.0
+        """When its first verdict came."""
+        self._accrued_s = clock()
+        self._trial_s = 0.0
+        self.restarted()
+
+    def restarted(self) -> None:
+        """The target is another process, maybe on another machine: only who is in its steps is still true."""
+        self.steps = StepModel()
         self.budget_s = LEARN_FIRST_S
         """Of the target's time, for learning."""
-        self._clock = clock
         self._sources: dict[str, DraftSource] = {}
-        self._plans: WeakKeyDictionary[DraftSource, tuple[int, int, Plan]] = WeakKeyDictionary()
-        """Decisions that the plan is still good for, the load that it is for, the plan."""
         self._plain_extra: dict[int, Typical] = {}
         """What a plain round takes besides a step of all slots, by load."""
         self._plain_seen: dict[int, tuple[float, int]] = {}
         """By class of size: when steps without drafts were seen last, and how many."""
         self._plain_s = (0.0, 0.0)
         """The load that `plain_s` was worked out for last, and what it was."""
-        self._num_plain_asked = 0
-        self._num_plain_rounds = 0
-        """Since one with drafts."""
-        self._num_others = 0.0
-        """Slots of other gateways, by the size of batches."""
         self._last_step: tuple[int, int, float] = (0, 0, 0.0)
-        self._noted_s = 0.0
-        """When its first verdict came."""
-        self._accrued_s = clock()
         self._trial: Trying | None = None
-        self._trial_s = 0.0
 
     def source(self, name: str, epoch: int = 0, own: bool = False) -> DraftSource:
         """A drafter that has another epoch than before is learnt anew."""
@@ -137,6 +143,11 @@ class TargetPlanner:
         return max(1.0, self.num_slots + self._num_others, self._last_step[0])
 
     @property
+    def load_class(self) -> int:
+        """Of many slots, one more or less is no other load."""
+        return class_of(int(self.load))
+
+    @property
     def num_planned_tokens(self) -> int:
         return sum(source.num_planned_tokens for source in self._sources.values())
 
@@ -155,7 +166,7 @@ class TargetPlanner:
             return False
         self._last_step, self._noted_s, self._plain_s = step, now, (0.0, 0.0)
         self._num_others += OTHERS_GAIN * (max(0.0, num_slots - self.num_slots) - self._num_others)
-        self.steps.note(num_slots, num_tokens, seconds, num_prompt_tokens > 0)
+        self.steps.note(num_slots, num_tokens, seconds, num_prompt_tokens > 0, now)
         if num_tokens == num_slots:
             key = class_of(num_tokens)
             self._plain_seen[key] = (now, self._plain_seen.get(key, (0.0, 0))[1] + 1)
@@ -196,8 +207,7 @@ class TargetPlanner:
 
     def wants_plain(self) -> bool:
         """What a plain round takes at this load is not known, or was measured long ago."""
-        load, now = int(self.load), self._clock()
-        key = class_of(load)
+        load, now, key = int(self.load), self._clock(), self.load_class
         seen_s, num_seen = self._plain_seen.get(key, (0.0, 0))
         if num_seen >= PLAIN_ROUNDS and now - seen_s <= PLAIN_LIFE_S:
             self._num_plain_asked = 0
@@ -211,12 +221,12 @@ class TargetPlanner:
     def plan(self, source: DraftSource) -> Plan:
         """For the slots that may be given drafts by it; looked at anew every few rounds."""
         made = self._plans.get(source)
-        load = int(self.load)
-        if made is not None and made[0] > 0 and made[1] == load:
-            self._plans[source] = (made[0] - 1, load, made[2])
+        load_class = self.load_class
+        if made is not None and made[0] > 0 and made[1] == load_class:
+            self._plans[source] = (made[0] - 1, load_class, made[2])
             return made[2]
         plan = self._make_plan(source)
-        self._plans[source] = (PLAN_ROUNDS * max(1, source.num_slots // 4) - 1, load, plan)
+        self._plans[source] = (max(PLAN_DECISIONS, source.num_slots) - 1, load_class, plan)
         return plan
 
     def last_plan(self, source: DraftSource) -> Plan:
@@ -253,37 +263,33 @@ class TargetPlanner:
         return True
 
     def _best_plan(self, source: DraftSource, num_slots: int) -> Plan:
-        """By what is known. That it pays is judged without what drafts were found to cost besides: that shows in what
-        comes of them.
-        """
+        """By what is known. What drafts cost besides shows in what comes of them."""
         load, plain_s = self.load, self.plain_s()
         if not plain_s:
             return PLAIN_PLAN
         token_s, latency_s = source.times(num_slots)
-        level, seconds = source.level(num_slots), self.steps.seconds
+        seconds = self.steps.seconds
         besides_s = plain_s - seconds(load, load) + latency_s
-        extra_s = max(0.0, level.extra_s.value) if source.is_on else 0.0
         beside = load + self.num_planned_tokens - source.num_planned_tokens
         least = load / plain_s * (STAY_MARGIN if source.is_on else BEGIN_MARGIN)
-        best, best_s, best_rate, pays = 0, plain_s, 0.0, False
-        most = MAX_PLANNED if source.own or level.token_s.num_seen >= num_slots else FIRST_TOKENS
+        best, best_s, best_rate = 0, plain_s, 0.0
+        known = int((MOST_BEYOND * self.steps.most_tokens - beside) / num_slots)
+        most = max(1, min(known, MAX_PLANNED if source.own or source.is_timed(num_slots) else FIRST_TOKENS))
         for k in CANDIDATES:
-            if k > most or (k > 1 and beside + num_slots * k > MOST_BEYOND * self.steps.most_tokens):
+            if k > most:
                 break
             cycle_s = seconds(load, beside + num_slots * k) + besides_s + token_s * k
-            num_tokens = load - num_slots + source.sum_tokens[k]
-            pays = pays or num_tokens > least * cycle_s
-            rate = num_tokens / (cycle_s + extra_s)
+            rate = (load - num_slots + source.sum_tokens[k]) / cycle_s
             if rate > best_rate:
-                best, best_s, best_rate = k, cycle_s + extra_s, rate
+                best, best_s, best_rate = k, cycle_s, rate
             elif rate < 0.9 * best_rate:
                 break
-        if not pays:
+        if best_rate <= least:
             return PLAIN_PLAN
         planned = beside + num_slots * best
         without_s = seconds(load, planned - best)
         added_s = (seconds(load, planned - best + k) - without_s for k in range(MAX_PLANNED + 1))
-        return Plan(best, best_rate, best_s, tuple(accumulate(added_s, max)), token_s, latency_s)
+        return Plan(best, best_rate, best_s, tuple(accumulate(added_s, max)), most, token_s, latency_s)
 
     def _plain_extra_s(self) -> float:
         level = level_of(self.load)
@@ -305,6 +311,7 @@ class TargetPlanner:
             self.end_trial(self._trial)
         return (
             self._trial is None
+            and now >= source.level(max(1, source.num_slots)).pause.from_s
             and source.may_be_tried(self.load, now)
             and self._may_learn(source.level(self.load).trials)
         )
@@ -333,15 +340,16 @@ class TargetPlanner:
         self._trial = None
         source = slot.source
         self._plans.pop(source, None)
-        pays = source.is_known and self.plan(source).num_draft_tokens > 0
+        pays = source.is_known and self._best_plan(source, max(1, source.num_slots)).num_draft_tokens > 0
         source.tried(self.load, self._clock(), pays)
         slot.trial_ended(pays)
 
-    def lost_s(self, total_s: float, num_tokens: int, step_s: float) -> float:
+    def lost_s(self, source: DraftSource, total_s: float, num_tokens: int, step_s: float) -> float:
         """Of the target's time, by a round that took so long, a step of `step_s` in it, and made so many tokens. What
-        drafts add to the step, all others wait for.
+        drafts add to the step, all others wait for: those, that is, whose own rounds are not counted.
         """
         load = self.load
         own_s = total_s - num_tokens * self.plain_s()
-        others_s = (load - 1.0) * max(0.0, step_s - self.steps.seconds(load, load)) / max(1, self.num_drafting)
+        num_others = load - (source.num_slots if source.is_on else 1.0)
+        others_s = max(0.0, num_others) * max(0.0, step_s - self.steps.seconds(load, load)) / max(1, self.num_drafting)
         return (own_s + others_s) / load

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
-from gateway.acceptance_curve import MAX_PLANNED, SlotAcceptance
+from gateway.acceptance_curve import SlotAcceptance
 from gateway.draft_costs import FEW_FED, DraftSource
-from gateway.planner import CANDIDATES, PLAN_ROUNDS, Plan, TargetPlanner
+from gateway.planner import CANDIDATES, Plan, TargetPlanner
 
 TRIAL_TOKENS = 3
 """K of a round that one slot makes to learn."""
@@ -30,6 +30,16 @@ SHORT_LEFT = 6.0
 """Who is expected to say fewer tokens than so many is not drafted for."""
 MOST_STEPS_WAITED = 8.0
 """A proposal that takes longer than so many plain steps cannot pay: to learn nothing else, nobody waits for it."""
+REST_ROUNDS = 4
+"""Without a look at whether drafts would pay, after they were found not to."""
+REFRESH_ROUNDS = 4
+"""Between two looks at what its drafts are expected to bring,"""
+REFRESH_PLAIN_ROUNDS = 16
+"""and where it has none: what is known of its own text grows old."""
+FED_ANYWAY = 4
+"""Of so many answers that seem too short for the draft to catch up, one is given to it: else what that takes would be
+believed for ever.
+"""
 OUTLIER = 3.0
 """A round counts as at most so many times as long as was to be expected."""
 
@@ -56,15 +66,15 @@ class SlotPlan:
         self._planned = 0
         self._num_tried = self._num_verified = 0
         """Rounds of its trial, and of these those that were verified."""
-        self._num_seen = 0
-        self._is_slow = False
+        self._num_seen = self._num_plain = 0
+        self._is_slow = self._is_unfed = False
         self._may_wait_s = 0.0
         """In the round under way."""
         self._tokens = self._own.tokens()
         self._is_first = self._has_joined = False
         """Its first round is under way; it is one of the source's slots, as it is one of the target's load."""
         self._rest = (0.0, 0)
-        """Until when it need not ask again, and the load at which it asked."""
+        """Until when it need not ask again, and the class of the load at which it asked."""
 
     def choose(self, room: int, num_behind: int, num_left: Callable[[], float], is_first: bool = False) -> Choice:
         """Of the next round. room: draft tokens that it may have, at least 1; num_behind: committed tokens that the
@@ -86,7 +96,11 @@ class SlotPlan:
         A gateway of many slots has better things to do.
         """
         until_s, load = self._rest
-        return not self.source.is_on and load == int(self._planner.load) and self._planner.now < until_s
+        return not self.source.is_on and load == self._planner.load_class and self._planner.now < until_s
+
+    def expected_tokens(self, num_draft_tokens: int) -> float:
+        """Of a round, its own one included."""
+        return self._tokens[num_draft_tokens]
 
     def skip(self) -> None:
         """The round is plain whatever would pay: its last proposal is still on its way, or there is no room for one."""
@@ -120,10 +134,11 @@ class SlotPlan:
         self._pair.observe(num_drafted, num_accepted)
         self._own.observe(num_drafted, num_accepted)
         self._num_seen += 1
-        if self._num_seen <= TRIAL_VERIFIED or not self._num_seen % PLAN_ROUNDS:
+        if self._num_seen <= TRIAL_VERIFIED or not self._num_seen % REFRESH_ROUNDS:
             self._refresh()
-        if is_new_step and not fed_prompts:
-            self._learn(num_drafted, wait_s, total_s)
+        if is_new_step and not fed_prompts and not source.own:
+            level = source.level(source.num_drafting)
+            level.latency_s.observe(max(0.0, wait_s - level.token_s.value * num_drafted))
         if planner.tries(self):
             self._num_verified += 1
             source.is_known = source.is_known or self._num_verified >= TRIAL_VERIFIED
@@ -134,6 +149,9 @@ class SlotPlan:
         """A round without drafts took `total_s`, a step of `step_s` in it; wait_s: waiting for drafts in vain."""
         planner = self._planner
         self._own.plain()
+        self._num_plain += 1
+        if not self._num_plain % REFRESH_PLAIN_ROUNDS:
+            self._refresh()
         if wait_s and not self.source.is_on:
             planner.spend(min(wait_s, self._may_wait_s) / planner.load)
         if fed_prompts:
@@ -170,18 +188,6 @@ class SlotPlan:
         for k, tokens in enumerate(self._tokens):
             sums[k] += times * tokens
 
-    def _learn(self, num_drafted: int, wait_s: float, total_s: float) -> None:
-        """What a round with drafts takes."""
-        planner, source = self._planner, self.source
-        if not source.own:
-            level = source.level(source.num_drafting)
-            level.latency_s.observe(max(0.0, wait_s - level.token_s.value * num_drafted))
-        if source.num_drafting >= source.num_slots:
-            load = planner.load
-            step_of_all_s = planner.steps.seconds(load, load + planner.num_planned_tokens)
-            plain_extra_s = planner.plain_s() - planner.steps.seconds(load, load)
-            source.level(source.num_slots).extra_s.observe(total_s - wait_s - step_of_all_s - plain_extra_s)
-
     def _came(self, num_tokens: int, total_s: float, step_s: float) -> None:
         """A round while drafts were on, or of a trial."""
         planner, source = self._planner, self.source
@@ -193,7 +199,7 @@ class SlotPlan:
         if source.is_on and plain_s:
             level.came(num_tokens, total_s / plain_s, source.num_slots)
         if not (source.is_on and level.is_proven):
-            planner.spend(planner.lost_s(total_s, num_tokens, step_s))
+            planner.spend(planner.lost_s(source, total_s, num_tokens, step_s))
 
     def _is_hopeless(self) -> bool:
         """Proposals take so long that they would not pay even if to verify them took no time."""
@@ -212,16 +218,17 @@ class SlotPlan:
             planner.end_trial(self)
         plan = planner.plan(source)
         if not plan.num_draft_tokens:
-            if not planner.may_try(source):
-                self._rest = (planner.now + PLAN_ROUNDS * planner.plain_s(), int(planner.load))
-                return PLAIN
-            if num_left() < TRIAL_LEFT:
-                return PLAIN
+            if not planner.may_try(source) or num_left() < TRIAL_LEFT:
+                return self._plain_for_a_while()
             planner.begin_trial(self)
             self._pair.fade()
             self._num_tried, self._num_verified = 1, 0
             return self._waiting(plan, min(TRIAL_TOKENS, room), num_behind)
         return self._by(plan, room, num_behind, num_left)
+
+    def _plain_for_a_while(self) -> Choice:
+        self._rest = (self._planner.now + REST_ROUNDS * self._planner.plain_s(), self._planner.load_class)
+        return PLAIN
 
     def _first(self, room: int, num_behind: int, num_left: Callable[[], float]) -> Choice:
         self._set_first(True)
@@ -239,14 +246,23 @@ class SlotPlan:
 
     def _is_long_enough(self, plan: Plan, k: int, num_behind: int, num_left: float) -> bool:
         """What drafts will save is more than it takes the drafter to catch up."""
+        if num_left < SHORT_LEFT:
+            return False
+        source = self.source
         saved_s = num_left * (self._planner.plain_s() - plan.cycle_s / self._tokens[k])
-        return num_left >= SHORT_LEFT and saved_s > self.source.feed_s.value * num_behind
+        if saved_s > source.feed_s.value * num_behind:
+            return True
+        if self._is_unfed:
+            return False
+        self._is_unfed = True
+        source.num_unfed += 1
+        return source.num_unfed % FED_ANYWAY == 0
 
     def _best(self, plan: Plan) -> int:
         """K by the marginal rule: tokens are drafted as far as their chance to be kept is worth their time."""
         load, rate, tokens = self._planner.load, plan.rate, self._tokens
         best, best_gain = 1, -inf
-        for k in range(1, MAX_PLANNED + 1):
+        for k in range(1, plan.most + 1):
             gain = tokens[k] - rate * (plan.costs_s[k] + k * plan.token_s / load)
             if gain > best_gain:
                 best, best_gain = k, gain
@@ -260,10 +276,12 @@ class SlotPlan:
         planner, source = self._planner, self.source
         if source.own:
             return Choice(k, 0.0)
-        token_s, latency_s = (plan.token_s, plan.latency_s) if plan.num_draft_tokens else source.times(1)
+        is_planned = plan.num_draft_tokens > 0
+        token_s, latency_s = (plan.token_s, plan.latency_s) if is_planned else source.times(1)
         takes_s = latency_s + token_s * k + source.feed_s.value * max(0, num_behind - k - 1)
         load, plain_s = planner.load, planner.plain_s()
-        worth_s = (self._tokens[k] - 1.0) * plain_s - load * plan.costs_s[k]
+        saved_s = load / (LEAST_GAIN * plan.rate) if is_planned else plain_s  # by a token, as `_best` has it
+        worth_s = (self._tokens[k] - 1.0) * saved_s - load * plan.costs_s[k]
         if not source.is_on:  # what it loses is counted
             worth_s = max(worth_s, min(load * planner.budget_s, MOST_STEPS_WAITED * plain_s))
         is_unknown = num_behind > FEW_FED and not source.feed_s.num_seen

@@ -18,10 +18,12 @@ EXACT = 8
 PER_OCTAVE = 4
 CLASSES = [max(1, n) if n <= EXACT else EXACT + int(PER_OCTAVE * log2(n / EXACT)) for n in range(4097)]
 SLOT_GAIN = 0.05
+FORGET_S = 120.0
+"""A class that no step was of for so long is not believed any more: the machine may have been slow then."""
 
 
 class _Class:
-    __slots__ = ("is_rough", "num_slots", "num_tokens", "seconds")
+    __slots__ = ("is_rough", "num_slots", "num_tokens", "seconds", "seen_s")
 
     def __init__(self, num_slots: int, num_tokens: int, is_rough: bool) -> None:
         self.num_tokens: float = num_tokens
@@ -29,6 +31,7 @@ class _Class:
         self.is_rough = is_rough
         """Only steps with prompts were seen."""
         self.seconds = Typical()
+        self.seen_s = 0.0
 
 
 class StepModel:
@@ -37,22 +40,31 @@ class StepModel:
         self._known: list[int] = []
         """Keys of `_classes`, in order."""
         self._slot_s = 0.0
+        self._looked_s = 0.0
+        """For what to forget."""
 
     @property
     def most_tokens(self) -> float:
         """Of the steps that were seen."""
         return self._classes[self._known[-1]].num_tokens if self._known else 0.0
 
-    def note(self, num_slots: int, num_tokens: int, seconds: float, with_prompts: bool = False) -> None:
+    def note(
+        self, num_slots: int, num_tokens: int, seconds: float, with_prompts: bool = False, now: float = 0.0
+    ) -> None:
         """A step of so many slots took so long. One that fed pieces of prompts is only a hint of what one with as many
         tokens takes: it counts where there is no other.
         """
+        if now - self._looked_s > FORGET_S / 8:
+            self._forget(now)
         key = class_of(num_tokens)
         known = self._classes.get(key)
+        if known is not None:
+            known.seen_s = now
         if known is None or (known.is_rough and not with_prompts):
             if known is None:
                 insort(self._known, key)
             known = self._classes[key] = _Class(num_slots, num_tokens, with_prompts)
+            known.seen_s = now
             known.seconds.observe(seconds)
             return
         if with_prompts and not known.is_rough:
@@ -68,6 +80,13 @@ class StepModel:
         known.seconds.shift(self._slot_s * gain * off)
         known.num_slots += gain * off
         known.num_tokens += gain * (num_tokens - known.num_tokens)
+
+    def _forget(self, now: float) -> None:
+        self._looked_s = now
+        latest_s = max((known.seen_s for known in self._classes.values()), default=now)
+        for key in [key for key, known in self._classes.items() if latest_s - known.seen_s > FORGET_S]:
+            del self._classes[key]
+            self._known.remove(key)
 
     def seconds(self, num_slots: float, num_tokens: float) -> float:
         """Of a step; 0 while nothing is known. Between two that would say less for more tokens, their mean."""

@@ -79,6 +79,7 @@ def killed(command: Command) -> None:
     command.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_next_launcher_of_a_name_takes_over_what_it_would_start_itself(cluster: Any, processes: Tree) -> None:
     """The one before was killed each time."""
@@ -113,6 +114,7 @@ def test_without_a_name_workers_end_with_a_launcher_that_is_killed(cluster: Any,
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_up_starts_a_killed_launcher_again_and_gateways_serve_on(cluster: Any, processes: Tree, tmp_path: Path) -> None:
     file = tmp_path / "system.yaml"

@@ -58,12 +58,36 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 LENGTHS = (1, 2, 4)
 """K of groups for its own sake. It is 3 in the others."""
-UNDER_TOPK = ("nothing", "repeated drafts", "everything")
-"""Parameters of each kind, for the suite of every day: all of them have their law tested under `full`."""
-UNDER_COUPLED = ("nothing", "min_p", "repeated drafts", "everything")
-"""The same: the target's laws are computed as for `full`, and then another hand draws."""
-
-
+UNDER_FULL = (
+    "nothing",
+    "temperature 0",
+    "top_p",
+    "repetition_penalty",
+    "repeated drafts",
+    "bad_words",
+    "end of sequence",
+    "min_tokens",
+    "everything",
+)
+"""Parameters of each kind, for the suite of every day: each parameter's law is tested under one kind at least, and all
+of them under every kind with the larger samples.
+"""
+UNDER_TOPK = ("nothing", "temperature 1.5", "everything")
+UNDER_COUPLED = ("min_p", "repeated drafts", "everything")
+UNDER_OTHERS = {
+    "ngram": ("temperature 0.7",),
+    "bigram": ("top_k",),
+    "tree": ("logit_bias", "presence_penalty"),
+    "best tree": ("negative penalties", "stop_token_ids"),
+    "coupled tree": ("everything",),
+    "auto": ("nothing",),
+    "K adapts": ("nothing",),
+    "lengths": tuple(f"K = {k}, everything" for k in LENGTHS),
+    "off": ("everything",),
+    "lenient": ("nothing",),
+    "draft of bigrams": ("everything",),
+    "unreliable draft": ("nothing",),
+}
 UNDER_DRAFTERS = {
     "ngram": ("nothing", "everything"),
     "lookup": ("repeated drafts",),
@@ -72,23 +96,7 @@ UNDER_DRAFTERS = {
     "ngram+model": ("frequency_penalty",),
     "lookup+model": ("nothing",),
 }
-"""Who else than a draft worker alone makes drafts, and parameters of each: larger samples have a few more."""
-UNDER_TREES = {
-    "tree": ("everything",),
-    "best tree": ("repeated drafts",),
-    "coupled tree": ("everything",),
-}
-"""The same."""
-UNDER_OTHERS = {
-    "auto": ("nothing", "everything"),
-    "ngram": ("everything",),
-    "bigram": ("everything",),
-    "K adapts": ("nothing",),
-    "lengths": tuple(f"K = {k}, everything" for k in LENGTHS),
-    "draft of bigrams": ("everything",),
-    "unreliable draft": ("nothing", "everything"),
-}
-"""The same; of drafters, fewer than the larger samples have."""
+"""Who else than a draft worker alone makes drafts."""
 COUPLED_DRAFTERS = "coupled, drafters"
 """A group: what is said is the target's draw, whatever they guess."""
 
@@ -106,8 +114,8 @@ class Case:
     @property
     def slow(self) -> bool:
         """Tested with the larger samples alone."""
-        some = {"topk": UNDER_TOPK, "coupled": UNDER_COUPLED, COUPLED_DRAFTERS: ()}
-        some |= UNDER_DRAFTERS | UNDER_TREES | UNDER_OTHERS
+        some = {"full": UNDER_FULL, "topk": UNDER_TOPK, "coupled": UNDER_COUPLED, COUPLED_DRAFTERS: ()}
+        some |= UNDER_OTHERS
         return self.name not in some.get(self.group, (self.name,))
 
     @property

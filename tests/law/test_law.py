@@ -39,6 +39,8 @@ MIN_UNRELIABLE = 50
 """The same for the unreliable draft: the gateway leaves it alone for a while after each bad proposal."""
 MIN_BYTES = 20_000
 """About 200 proposals."""
+pytestmark = pytest.mark.timeout(300)
+"""The first test of a batch has the services started and the batch drawn."""
 PLAIN = CASE["full: nothing"]
 LARGER = batches(ALL_CASES)
 

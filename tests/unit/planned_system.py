@@ -19,8 +19,6 @@ from outrider.engine.step_cost import StepCost
 from target_service.returning import Returning
 
 ROUND_TRIP_S = 0.0008
-PROMPT_TOKENS = 8
-"""Of answers that end; those that never do begin without."""
 DRIFT_S = 3.0
 """The machine is as fast as it is for so long."""
 OWNER = 1
@@ -40,6 +38,8 @@ class Pair:
     noise: float = 0.05
     drift: float = 0.0
     """By how much the machine is slower, at most, for a while."""
+    draft_feed_s: float = 0.0
+    """Of the draft, for a token that it has not seen."""
 
 
 @dataclass
@@ -49,6 +49,8 @@ class Slot:
     has_begun: bool = False
     """Its answer, of which so many tokens are made:"""
     num_made: int = 0
+    num_behind: int = 2
+    """Of them, that the draft has not seen; two once it has drafted."""
     began_s: float = 0.0
     k: int = 0
     due_s: float = 0.0
@@ -62,14 +64,20 @@ class Slot:
 
 class System:
     """`fixed`: K of every round; None asks the planner. answer_tokens: of each answer; those that begin together wait
-    for the last of them, then the next ones begin. Without, answers never end.
+    for the last of them, then the next ones begin. Without, answers never end, and begin without a prompt.
     """
 
     def __init__(
-        self, pair: Pair, num_slots: int, fixed: int | None, seed: int = 0, answer_tokens: int | None = None
+        self,
+        pair: Pair,
+        num_slots: int,
+        fixed: int | None,
+        seed: int = 0,
+        answer_tokens: int | None = None,
+        prompt_tokens: int = 8,
     ) -> None:
         self.pair, self.fixed, self.answer_tokens = pair, fixed, answer_tokens
-        self._prompt_tokens = 0 if answer_tokens is None else PROMPT_TOKENS
+        self._prompt_tokens = 0 if answer_tokens is None else prompt_tokens
         self.now = 0.0
         self.num_tokens = 0
         self.num_drafted_rounds = 0
@@ -107,7 +115,7 @@ class System:
 
     def _end_answer(self, slot: Slot) -> None:
         self._leave(slot)
-        slot.num_made = 0
+        slot.num_made, slot.num_behind = 0, self._prompt_tokens + 1
         self._ended.append(slot)
         if len(self._ended) < len(self.slots):
             return
@@ -135,11 +143,11 @@ class System:
         wait_s = 10.0
         if slot.plan is None:
             slot.k = self.fixed or 0
-        elif slot.reply_pending:
+        elif slot.reply_pending or slot.plan.rests:
             slot.plan.skip()
         else:
             left = 1000.0 if self.answer_tokens is None else self.answer_tokens - slot.num_made
-            slot.k, wait_s = slot.plan.choose(64, 2, lambda: left, not slot.has_begun)
+            slot.k, wait_s = slot.plan.choose(64, slot.num_behind, lambda: left, not slot.has_begun)
         self.chosen.append(slot.k)
         if slot.k:
             self._propose(slot)
@@ -148,8 +156,10 @@ class System:
     def _propose(self, slot: Slot) -> None:
         self._drafting += 1
         slot.reply_pending = True
-        k, sent_s, began_s = slot.k, self.now, slot.began_s
-        compute_s = k * self.pair.draft_token_s(self._drafting) * self._noise()
+        k, sent_s, began_s, num_fed = slot.k, self.now, slot.began_s, slot.num_behind
+        slot.num_behind = 0
+        fed_s = self.pair.draft_feed_s * max(0, num_fed - 2)
+        compute_s = (k * self.pair.draft_token_s(self._drafting) + fed_s) * self._noise()
 
         def made() -> None:
             self._drafting -= 1
@@ -161,7 +171,7 @@ class System:
         def replied() -> None:
             slot.reply_pending = False
             if slot.plan is not None and slot in self.slots:
-                slot.plan.source.replied(self.now - sent_s, compute_s, k, 2)
+                slot.plan.source.replied(self.now - sent_s, compute_s, k, num_fed)
 
         self._at(ROUND_TRIP_S / 2 + self.pair.draft_delay_s + compute_s, made)
 
@@ -234,6 +244,7 @@ class System:
             accepted += 1
         self.num_tokens += accepted + 1
         slot.num_made += accepted + 1
+        slot.num_behind += 2 if k else 1  # of drafts that were kept, all but the last are in the draft's cache
         self.num_drafted_rounds += k > 0
         if slot in self.slots and not slot.has_begun:
             slot.has_begun = True

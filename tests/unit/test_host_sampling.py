@@ -97,8 +97,11 @@ class TestLaws:
         batch = np.stack((x, x[::-1]))
         found = probabilities(distributions(torch.from_numpy(batch), [LogitRow(SamplingState(params, (), ()))] * 2))
         for law, row in zip(found, batch, strict=True):
-            assert torch.equal(law > 0, expected(row, params) > 0)
-            torch.testing.assert_close(law, expected(row, params), atol=1e-6, rtol=0)
+            wanted = expected(row, params)
+            differs = (law > 0) != (wanted > 0)
+            # Sums in another order: what a top_p of 1 - 2**-53 leaves out is less than they are exact to.
+            assert not differs.any() or wanted[differs].max() < 1e-12
+            torch.testing.assert_close(law, wanted, atol=1e-6, rtol=0)
 
     @pytest.mark.parametrize("name", CASES)
     def test_equals_transformers(self, name: str) -> None:

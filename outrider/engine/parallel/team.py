@@ -177,8 +177,11 @@ class Team:
 
     def _watch(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for guest in self._guests:
-                selector.register(guest.life, selectors.EVENT_READ, guest)
+            try:
+                for guest in self._guests:
+                    selector.register(guest.life, selectors.EVENT_READ, guest)
+            except ValueError:  # closed before this thread began
+                return
             events = selector.select()
         if self._closing.is_set():
             return
