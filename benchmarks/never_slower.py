@@ -41,7 +41,7 @@ LEAST_RATIO = 0.97
 LEAST_GAIN = 1.1
 """The same with a good draft and one answer at once: who never drafts is never slower."""
 FEW_PROMPTS = 4
-TWO_WAVES = 16
+TWO_WAVES = 4
 """Answers at once up to which a pass has two for each."""
 WARM_TOKENS = 32
 
@@ -214,11 +214,11 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[GOOD, POOR, SLOW], choices=[GOOD, POOR, SLOW], help="drafts")
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="at most")
+    parser.add_argument("--prompt-tokens", type=int, default=32, help="at most")
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--repetitions", type=int, default=4, help="of a cell, at least")
+    parser.add_argument("--repetitions", type=int, default=6, help="of a cell, at least")
     parser.add_argument(
-        "--most-seconds", type=float, default=200.0, help="for more repetitions of a cell while it is not settled"
+        "--most-seconds", type=float, default=120.0, help="for more repetitions of a cell while it is not settled"
     )
     parser.add_argument("--no-all-cores", action="store_true", help="leave plain decoding on all cores out")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
