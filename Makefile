@@ -111,7 +111,7 @@ bench-trees: $(STAMP)
 coupled-parity: $(STAMP)
 	$(BIN)/python -m benchmarks.coupled_parity $(ARGS)
 
-# K that adapts beside plain decoding, from 1 to 64 answers at once, with a good, a poor and a slow draft: 15 minutes.
+# K that adapts beside plain decoding, from 1 to 64 answers at once, with a good, a poor and a slow draft: 45 minutes.
 bench-never-slower: $(STAMP)
 	$(BIN)/python -m benchmarks.never_slower $(ARGS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import sqrt
 
 from gateway.acceptance_curve import MAX_PLANNED, PairAcceptance
+from gateway.step_model import FORGET_S
 from gateway.typical import Typical
 
 NUM_LEVELS = 12
@@ -64,6 +65,8 @@ class Level:
         """Of the draft, for a token of a proposal."""
         self.latency_s = Typical()
         """That the target waits for a proposal besides."""
+        self.seen_s = 0.0
+        """When a proposal was timed last."""
         self.pause = Pause()
         self.trials = Pause()
         """Of one slot, while so many slots are at the target, drafting or not."""
@@ -124,8 +127,8 @@ class DraftSource:
         """That will be such slots, and are in their first rounds."""
         self.joined_s = self.wanted_s = 0.0
         """When the last one became one, and since when drafts are to begin; 0: they are not."""
-        self.num_unfed = 0
-        """Answers that were found too short for what it takes the draft to catch up."""
+        self.fed_s = 0.0
+        """When it caught up last."""
         self.num_drafting = 0
         """Whose last round had some."""
         self.num_planned_tokens = 0
@@ -157,20 +160,23 @@ class DraftSource:
             level.trials.reset()
 
     def times(self, num_slots: int) -> tuple[float, float]:
-        """(token_s, latency_s) while so many draft: of the nearest load known, a smaller one first; 0 while none is."""
+        """(token_s, latency_s) while so many draft: of the nearest load known, a smaller one first; 0 while none is. What
+        was seen long before the rest is not believed any more.
+        """
         at = level_of(num_slots)
+        least_s = max(level.seen_s for level in self.levels) - FORGET_S
         for nearest in (*range(at, -1, -1), *range(at + 1, NUM_LEVELS)):
             level = self.levels[nearest]
-            if level.token_s.num_seen:
+            if level.token_s.num_seen and level.seen_s >= least_s:
                 return level.token_s.value, level.latency_s.value
         return 0.0, 0.0
 
     def is_timed(self, num_slots: int) -> bool:
         """What the draft takes is known while so many draft, or at least half of them."""
-        levels = self.levels[level_of((num_slots + 1) // 2) :]
+        levels = self.levels[level_of((num_slots + 1) // 2) : level_of(num_slots) + 1]
         return any(level.token_s.num_seen >= num_slots for level in levels)
 
-    def replied(self, took_s: float, compute_s: float, num_tokens: int, num_fed: int) -> None:
+    def replied(self, took_s: float, compute_s: float, num_tokens: int, num_fed: int, now: float) -> None:
         """A proposal was made, whether anybody waited for it or not.
 
         took_s: from the gateway's request to the reply; compute_s: of this the draft's own work, queue and all.
@@ -179,8 +185,12 @@ class DraftSource:
         if not num_tokens:
             return
         if num_fed > FEW_FED:
+            self.fed_s = now
             drafting_s = level.token_s.value * num_tokens
             self.feed_s.observe(max(0.0, compute_s - drafting_s) / num_fed)
             return
+        if now - level.seen_s > FORGET_S:
+            level.token_s, level.latency_s = Typical(), Typical()
+        level.seen_s = now
         level.token_s.observe(compute_s / num_tokens)
         level.latency_s.observe(max(0.0, took_s - compute_s))

@@ -91,7 +91,7 @@ class DraftLength:
         """The proposal was made, in time or not."""
         if self._plan is not None:
             compute_s = (reply.queue_us + reply.compute_us) / 1e6
-            self._plan.source.replied(took_s, compute_s, len(reply.draft_ids), reply.num_fed_tokens)
+            self._plan.replied(took_s, compute_s, len(reply.draft_ids), reply.num_fed_tokens)
 
     def leave(self) -> None:
         """The draft is not asked any more."""

@@ -306,12 +306,13 @@ class TargetPlanner:
     # trials by one slot
 
     def may_try(self, source: DraftSource) -> bool:
-        now = self._clock()
+        now, pause = self._clock(), source.level(max(1, source.num_slots)).pause
         if self._trial is not None and now - self._trial_s > TRIAL_S:
             self.end_trial(self._trial)
         return (
             self._trial is None
-            and now >= source.level(max(1, source.num_slots)).pause.from_s
+            and now >= pause.from_s
+            and (not source.is_known or self._may_learn(pause))  # else drafts could not begin whatever it finds
             and source.may_be_tried(self.load, now)
             and self._may_learn(source.level(self.load).trials)
         )

@@ -36,9 +36,9 @@ REFRESH_ROUNDS = 4
 """Between two looks at what its drafts are expected to bring,"""
 REFRESH_PLAIN_ROUNDS = 16
 """and where it has none: what is known of its own text grows old."""
-FED_ANYWAY = 4
-"""Of so many answers that seem too short for the draft to catch up, one is given to it: else what that takes would be
-believed for ever.
+FED_ANYWAY_S = 5.0
+"""If the draft has not caught up for so long, an answer that seems too short for it is given to it all the same: else what
+that takes would be believed for ever.
 """
 OUTLIER = 3.0
 """A round counts as at most so many times as long as was to be expected."""
@@ -67,7 +67,7 @@ class SlotPlan:
         self._num_tried = self._num_verified = 0
         """Rounds of its trial, and of these those that were verified."""
         self._num_seen = self._num_plain = 0
-        self._is_slow = self._is_unfed = False
+        self._is_slow = False
         self._may_wait_s = 0.0
         """In the round under way."""
         self._tokens = self._own.tokens()
@@ -105,6 +105,10 @@ class SlotPlan:
     def skip(self) -> None:
         """The round is plain whatever would pay: its last proposal is still on its way, or there is no room for one."""
         self._set_planned(0)
+
+    def replied(self, took_s: float, compute_s: float, num_tokens: int, num_fed: int) -> None:
+        """As `DraftSource.replied`."""
+        self.source.replied(took_s, compute_s, num_tokens, num_fed, self._planner.now)
 
     def takes_too_long(self) -> bool:
         """A trial has ended, and found a proposal of one token to take longer than a plain round. Says so once."""
@@ -239,6 +243,8 @@ class SlotPlan:
 
     def _by(self, plan: Plan, room: int, num_behind: int, num_left: Callable[[], float]) -> Choice:
         """Its part of what all decided."""
+        if not plan.num_draft_tokens:
+            return PLAIN
         k = min(room, plan.num_draft_tokens if self.source.num_slots <= 1 else self._best(plan))
         if not k or (num_behind > FEW_FED and not self._is_long_enough(plan, k, num_behind, num_left())):
             return PLAIN
@@ -252,11 +258,11 @@ class SlotPlan:
         saved_s = num_left * (self._planner.plain_s() - plan.cycle_s / self._tokens[k])
         if saved_s > source.feed_s.value * num_behind:
             return True
-        if self._is_unfed:
+        now = self._planner.now
+        if now - source.fed_s <= FED_ANYWAY_S:
             return False
-        self._is_unfed = True
-        source.num_unfed += 1
-        return source.num_unfed % FED_ANYWAY == 0
+        source.fed_s = now
+        return True
 
     def _best(self, plan: Plan) -> int:
         """K by the marginal rule: tokens are drafted as far as their chance to be kept is worth their time."""
@@ -280,7 +286,8 @@ class SlotPlan:
         token_s, latency_s = (plan.token_s, plan.latency_s) if is_planned else source.times(1)
         takes_s = latency_s + token_s * k + source.feed_s.value * max(0, num_behind - k - 1)
         load, plain_s = planner.load, planner.plain_s()
-        saved_s = load / (LEAST_GAIN * plan.rate) if is_planned else plain_s  # by a token, as `_best` has it
+        # By a token. Among many it is worth what `_best` has it draft for.
+        saved_s = load / (LEAST_GAIN * plan.rate) if is_planned and source.num_slots > 1 else plain_s
         worth_s = (self._tokens[k] - 1.0) * saved_s - load * plan.costs_s[k]
         if not source.is_on:  # what it loses is counted
             worth_s = max(worth_s, min(load * planner.budget_s, MOST_STEPS_WAITED * plain_s))

@@ -40,6 +40,8 @@ class StepModel:
         self._known: list[int] = []
         """Keys of `_classes`, in order."""
         self._slot_s = 0.0
+        self._needs_no_hints = False
+        """Steps without prompts were seen of sizes that differ enough to say what a token costs."""
         self._looked_s = 0.0
         """For what to forget."""
 
@@ -52,23 +54,26 @@ class StepModel:
         self, num_slots: int, num_tokens: int, seconds: float, with_prompts: bool = False, now: float = 0.0
     ) -> None:
         """A step of so many slots took so long. One that fed pieces of prompts is only a hint of what one with as many
-        tokens takes: it counts where there is no other.
+        tokens takes, and too low a one, since most of its tokens are not sampled from: it counts until others say what
+        a token costs.
         """
         if now - self._looked_s > FORGET_S / 8:
             self._forget(now)
+        if with_prompts and self._needs_no_hints:
+            return
         key = class_of(num_tokens)
         known = self._classes.get(key)
-        if known is not None:
-            known.seen_s = now
         if known is None or (known.is_rough and not with_prompts):
             if known is None:
                 insort(self._known, key)
             known = self._classes[key] = _Class(num_slots, num_tokens, with_prompts)
             known.seen_s = now
             known.seconds.observe(seconds)
+            self._look_at_hints()
             return
         if with_prompts and not known.is_rough:
             return
+        known.seen_s = now
         off = num_slots - known.num_slots
         if off:
             beyond = seconds - known.seconds.value - self._slot_s * off
@@ -84,7 +89,19 @@ class StepModel:
     def _forget(self, now: float) -> None:
         self._looked_s = now
         latest_s = max((known.seen_s for known in self._classes.values()), default=now)
-        for key in [key for key, known in self._classes.items() if latest_s - known.seen_s > FORGET_S]:
+        self._drop([key for key, known in self._classes.items() if latest_s - known.seen_s > FORGET_S])
+
+        self._look_at_hints()
+
+    def _look_at_hints(self) -> None:
+        exact = [known for known in self._classes.values() if not known.is_rough]
+        sizes = sorted(exact, key=lambda known: known.num_tokens)
+        self._needs_no_hints = len(sizes) > 1 and _is_below(sizes[0], sizes[-1])
+        if self._needs_no_hints:
+            self._drop([key for key, known in self._classes.items() if known.is_rough])
+
+    def _drop(self, keys: list[int]) -> None:
+        for key in keys:
             del self._classes[key]
             self._known.remove(key)
 

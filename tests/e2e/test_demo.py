@@ -52,7 +52,7 @@ def test_a_stop_ends_the_judge() -> None:
 @pytest.mark.timeout(300)  # beside another process's tests, and the first to compile
 def test_the_demo_shows_what_speculation_did_and_proves_the_text() -> None:
     with tree() as left:
-        command = Command("-c", "from outrider.cli.main import main; main()", "demo", "--no-ray", "--max-tokens", "24")
+        command = Command("-c", "from outrider.cli.main import main; main()", "demo", "--no-ray", "--max-tokens", "16")
         assert command.wait(270) == 0, command.log()
         assert left.now() == {}
     out = "\n".join(command.out)

@@ -13,7 +13,7 @@ import pytest
 from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
 from outrider.wire.config import TargetConfig
 from outrider.wire.params import SamplingParams
-from tests.law.cases import ALL_CASES, CASES, TOPK
+from tests.law.cases import ALL_CASES, CASES, PARAMETERS, TOPK
 from tests.law.rows import drafts_of, rule_of
 from tests.law.table import DOCUMENT
 
@@ -53,6 +53,10 @@ def test_every_drafter_is_tested_under_every_rule(rule: AcceptanceRule) -> None:
 def test_every_sampling_parameter_has_its_law_tested(name: str) -> None:
     default = getattr(SamplingParams(), name)
     assert any(getattr(case.params, name) != default for case in CASES)
+
+
+def test_every_set_of_parameters_has_its_law_tested_every_day_under_some_rule() -> None:
+    assert {case.name for case in CASES if case.speculation.enabled} >= PARAMETERS.keys()
 
 
 def test_every_verification_has_its_law_tested() -> None:

@@ -171,7 +171,7 @@ class System:
         def replied() -> None:
             slot.reply_pending = False
             if slot.plan is not None and slot in self.slots:
-                slot.plan.source.replied(self.now - sent_s, compute_s, k, num_fed)
+                slot.plan.replied(self.now - sent_s, compute_s, k, num_fed)
 
         self._at(ROUND_TRIP_S / 2 + self.pair.draft_delay_s + compute_s, made)
 

@@ -166,6 +166,7 @@ def test_no_slot_drafts_more_than_is_known() -> None:
     planner, source = driven.planner, driven.source
     slots = [driven.slot, *(SlotPlan(planner, source, "greedy") for _ in range(15))]
     planner.num_slots = 16
+    planner.note_step(16, 200, 0, 0.050)
     for step in range(PLAIN_ROUNDS):
         planner.note_step(16, 16, 0, 0.030 + 1e-6 * step)
     for _ in range(4):
@@ -220,7 +221,7 @@ class Driven:
         self.now += total_s
         is_new_step = self.planner.note_step(self.planner.num_slots, self.planner.num_slots + k, 0, step_s)
         if k:
-            self.source.replied(wait_s, 0.001 * k, k, 2)
+            self.slot.replied(wait_s, 0.001 * k, k, 2)
             self.slot.verified(k, min(k, num_accepted), wait_s, step_s, total_s, False, is_new_step)
         else:
             self.slot.plain(total_s, step_s, False, is_new_step)
@@ -241,7 +242,7 @@ def test_a_request_that_is_expected_to_be_short_starts_plain() -> None:
     driven = Driven()
     for _ in range(100):
         driven.round(num_accepted=3)
-    driven.source.replied(0.5, 0.5, 3, 500)  # feeding takes 1 ms a token
+    driven.slot.replied(0.5, 0.5, 3, 500)  # feeding takes 1 ms a token
     assert driven.round(3, num_behind=500, num_left=SHORT_LEFT - 1) == PLAIN
     assert driven.round(3, num_behind=500, num_left=20.0) == PLAIN, "20 tokens do not bring half a second back"
     assert driven.round(3, num_behind=500, num_left=1000.0).num_draft_tokens
@@ -252,7 +253,7 @@ def test_a_proposal_that_first_catches_up_is_not_waited_for_longer_than_it_is_wo
     for _ in range(100):
         driven.round(num_accepted=3)
     assert 0.0 < driven.round(3).wait_s < 0.2
-    driven.source.replied(0.5, 0.5, 3, 500)
+    driven.slot.replied(0.5, 0.5, 3, 500)
     assert driven.round(3, num_behind=500).wait_s == 0.0
 
 
@@ -285,6 +286,20 @@ def test_drafts_that_failed_at_a_load_stay_off_there_though_they_are_on_at_anoth
     num_drafted = sum(driven.round(num_accepted=3).num_draft_tokens > 0 for _ in range(200))
     assert num_drafted <= PLAN_DECISIONS and not driven.source.is_on
     assert driven.source.level(1).trials.is_new, "one slot that tries would find that drafts are paused"
+
+
+def test_nobody_tries_where_drafts_could_not_begin_whatever_came_of_it() -> None:
+    """One trial after the other would spend all that there is for learning."""
+    driven = Driven()
+    for _ in range(40):
+        driven.round(num_accepted=3)
+    planner, source = driven.planner, driven.source
+    source.is_on = False
+    source.level(1).pause.failed(driven.now - FIRST_PAUSE_S)
+    planner.budget_s = -0.2
+    assert not planner.may_try(source)
+    planner.budget_s = 0.05
+    assert planner.may_try(source)
 
 
 def test_nobody_but_one_slot_tries_a_draft_that_is_not_known() -> None:

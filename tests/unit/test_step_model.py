@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.step_model import StepModel
+from gateway.step_model import FORGET_S, StepModel
 from gateway.typical import Typical
 
 
@@ -57,6 +57,30 @@ def test_steps_with_prompts_are_a_hint_until_there_is_one_without() -> None:
     model.note(8, 64, 0.050)
     model.note(2, 64, 0.100, with_prompts=True)
     assert model.seconds(8, 64) == pytest.approx(0.050)
+
+
+def test_hints_of_steps_with_prompts_are_dropped_once_others_say_what_a_token_costs() -> None:
+    """Most of a prompt's tokens are not sampled from: as many drafts take longer."""
+    model = taught((64, 64, 0.250))
+    model.note(8, 264, 0.500, with_prompts=True)
+    assert model.seconds(64, 264) == pytest.approx(0.500)
+    model.note(60, 60, 0.240)
+    assert model.seconds(64, 264) == pytest.approx(0.500), "these two are too near each other"
+    model.note(16, 16, 0.080)
+    assert model.seconds(64, 128) > 0.420
+    model.note(8, 264, 0.500, with_prompts=True)
+    assert model.seconds(64, 128) > 0.420
+
+
+def test_sizes_that_were_not_seen_for_long_are_forgotten_though_steps_with_prompts_have_them() -> None:
+    model = StepModel()
+    for second in range(10):
+        model.note(8, 8, 0.020, now=second)
+        model.note(8, 40, 0.500, now=second)
+    for second in range(10, 10 + int(FORGET_S * 1.5)):
+        model.note(8, 8, 0.020, now=second)
+        model.note(8, 40, 0.030, with_prompts=True, now=second)
+    assert model.seconds(8, 40) < 0.040
 
 
 @settings(max_examples=40)

@@ -31,7 +31,6 @@ def left(self):
 
 
 if __name__ == "__main__":
-    never_rests = property(lambda self: False)
-    for name, value in {"choose": choose, "rests": never_rests, "verified": verified, "leave": left}.items():
+    for name, value in {"choose": choose, "verified": verified, "leave": left}.items():
         replace(SlotPlan, name, value)
     sys.exit(main(sys.argv[1:]))
