@@ -160,8 +160,8 @@ class DraftSource:
             level.trials.reset()
 
     def times(self, num_slots: int) -> tuple[float, float]:
-        """(token_s, latency_s) while so many draft: of the nearest load known, a smaller one first; 0 while none is. What
-        was seen long before the rest is not believed any more.
+        """(token_s, latency_s) while so many draft: of the nearest load known, a smaller one first; 0 while none is.
+        What was seen long before the rest is not believed any more.
         """
         at = level_of(num_slots)
         least_s = max(level.seen_s for level in self.levels) - FORGET_S

@@ -37,8 +37,8 @@ REFRESH_ROUNDS = 4
 REFRESH_PLAIN_ROUNDS = 16
 """and where it has none: what is known of its own text grows old."""
 FED_ANYWAY_S = 5.0
-"""If the draft has not caught up for so long, an answer that seems too short for it is given to it all the same: else what
-that takes would be believed for ever.
+"""If the draft has not caught up for so long, an answer that seems too short for it is given to it all the same: else
+what that takes would be believed for ever.
 """
 OUTLIER = 3.0
 """A round counts as at most so many times as long as was to be expected."""
