@@ -138,6 +138,7 @@ def test_up_starts_a_killed_launcher_again_and_gateways_serve_on(cluster: Any, p
         command.end()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_workers_wait_for_a_machine_with_their_labels(cluster: Any, processes: Tree) -> None:
     """Last of these: for a while the head takes a machine for alive that has gone.

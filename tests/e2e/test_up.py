@@ -201,7 +201,7 @@ def test_when_it_is_killed_itself_nothing_outlives_it_for_long(args: tuple[str, 
             http_of(command)
             command.signal(signal.SIGKILL)
             command.wait()
-            assert_nothing_left(left, within_s=30)
+            assert_nothing_left(left, within_s=60)
         finally:
             command.end()
 
