@@ -90,13 +90,11 @@ class StepModel:
         self._looked_s = now
         latest_s = max((known.seen_s for known in self._classes.values()), default=now)
         self._drop([key for key, known in self._classes.items() if latest_s - known.seen_s > FORGET_S])
-
         self._look_at_hints()
 
     def _look_at_hints(self) -> None:
-        exact = [known for known in self._classes.values() if not known.is_rough]
-        sizes = sorted(exact, key=lambda known: known.num_tokens)
-        self._needs_no_hints = len(sizes) > 1 and _is_below(sizes[0], sizes[-1])
+        exact = [self._classes[key] for key in self._known if not self._classes[key].is_rough]
+        self._needs_no_hints = bool(exact) and _is_below(exact[0], exact[-1])
         if self._needs_no_hints:
             self._drop([key for key, known in self._classes.items() if known.is_rough])
 

@@ -69,8 +69,8 @@ UNDER_FULL = (
     "min_tokens",
     "everything",
 )
-"""Parameters of each kind, for the suite of every day: each parameter's law is tested under one kind at least, and all
-of them under every kind with the larger samples.
+"""Parameters of each kind, for the suite of every day: each of them has its law tested under one kind at least, and
+under more with the larger samples.
 """
 UNDER_TOPK = ("nothing", "temperature 1.5", "everything")
 UNDER_COUPLED = ("min_p", "repeated drafts", "everything")
@@ -114,8 +114,7 @@ class Case:
     @property
     def slow(self) -> bool:
         """Tested with the larger samples alone."""
-        some = {"full": UNDER_FULL, "topk": UNDER_TOPK, "coupled": UNDER_COUPLED, COUPLED_DRAFTERS: ()}
-        some |= UNDER_OTHERS
+        some = {"full": UNDER_FULL, "topk": UNDER_TOPK, "coupled": UNDER_COUPLED, COUPLED_DRAFTERS: (), **UNDER_OTHERS}
         return self.name not in some.get(self.group, (self.name,))
 
     @property
