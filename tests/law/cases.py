@@ -12,6 +12,8 @@ VOCAB_SIZE = 8
 PROMPT = (2, 3, 4, 3)
 NUM_ANSWERS = 1280
 """Of each case. `test_power.py` computes that every broken rule then shows with p < 1e-6."""
+NUM_EVERYDAY = NUM_ANSWERS // 2
+"""Of each sound case where the slow tests are left out."""
 CHOICES_PER_CALL = 16
 """Half of what makes answers differ is the seed of the call, half is the choice under it."""
 TOPK = 3
@@ -85,20 +87,30 @@ UNDER_OTHERS = {
     "lengths": tuple(f"K = {k}, everything" for k in LENGTHS),
     "off": ("everything",),
     "lenient": ("nothing",),
+    "lookup": ("repeated drafts",),
+    "unigram": ("nothing",),
+    "ngram+model": ("frequency_penalty",),
+    "lookup+model": ("nothing",),
     "draft of bigrams": ("everything",),
+    "draft of n-grams": (),
+    "draft of lookups": (),
     "unreliable draft": ("nothing",),
 }
 UNDER_DRAFTERS = {
     "ngram": ("nothing", "everything"),
-    "lookup": ("repeated drafts",),
-    "unigram": ("nothing",),
+    "lookup": ("repeated drafts", "everything"),
+    "unigram": ("nothing", "everything"),
     "bigram": ("top_k", "everything"),
-    "ngram+model": ("frequency_penalty",),
-    "lookup+model": ("nothing",),
+    "ngram+model": ("frequency_penalty", "everything"),
+    "lookup+model": ("nothing", "everything"),
 }
 """Who else than a draft worker alone makes drafts."""
 COUPLED_DRAFTERS = "coupled, drafters"
 """A group: what is said is the target's draw, whatever they guess."""
+
+
+DRAFT_SERVICES = {"draft of bigrams": "bigram", "draft of n-grams": "ngram", "draft of lookups": "lookup"}
+"""Groups whose drafts are made by a draft worker without a model: its drafter."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +173,10 @@ def _cases() -> list[Case]:
         *(case for name in ("ngram", "bigram") for case in _group(name, drafters[name], several)),
         *_group("coupled, off", coupled_off, ["everything"]),
         *_group("by token", full, ["everything"]),
-        *_group("lenient", replace(full, lenience=0.5), ["nothing", "frequency_penalty"]),
+        *_group("lenient", replace(full, lenience=0.5), ["nothing", "frequency_penalty", "everything"]),
         *_group("draft of bigrams", full, ["nothing", "everything"]),
+        *_group("draft of n-grams", full, ["everything"]),
+        *_group("draft of lookups", full, ["everything"]),
         *_group("unreliable draft", replace(full, num_draft_tokens=2), some),
         *_group("tree", tree, list(PARAMETERS)),
         *_group("best tree", best_tree, list(PARAMETERS)),
@@ -188,7 +202,7 @@ def batches(cases: list[Case]) -> list[list[Case]]:
 
     `auto` is alone, so that its own load makes it change between whole and cut laws.
     """
-    alone = ("auto", "K adapts", "by token", "draft of bigrams", "unreliable draft")
+    alone = ("auto", "K adapts", "by token", *DRAFT_SERVICES, "unreliable draft")
     mixed = [case for case in cases if case.group not in alone]
     return [
         *(mixed[i::_NUM_MIXED] for i in range(_NUM_MIXED)),

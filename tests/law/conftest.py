@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.law.cases import ALL_CASES, CASES, Case, batches
+from tests.law.cases import ALL_CASES, CASES, DRAFT_SERVICES, NUM_ANSWERS, NUM_EVERYDAY, Case, batches
 from tests.law.sampling import Sample, draw
 from tests.law.services import HASTY, Models, Services, make_models
 from tests.stack import Process, read_metrics
@@ -29,7 +29,9 @@ def services(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 class Samples:
     """What the services answered."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, num_answers: int) -> None:
+        """num_answers: of each case."""
+        self.num_answers = num_answers
         self._services = services
         self._batches = [*batches(CASES), *batches([case for case in ALL_CASES if case.slow])]
         assert sorted(case.id for batch in self._batches for case in batch) == sorted(case.id for case in ALL_CASES)
@@ -50,20 +52,20 @@ class Samples:
             return self._services.gateway(gateway_module="tests.law.faults.adaptive")
         if batch[0].group == "by token":
             return self._services.gateway(target_options=("--verification", "token"))
-        if batch[0].group == "draft of bigrams":
-            return self._services.gateway(draft_options=self._services.models.bigrams)
+        if batch[0].group in DRAFT_SERVICES:
+            return self._services.gateway(draft_options=self._services.models.draft_of(DRAFT_SERVICES[batch[0].group]))
         return self._services.gateway()
 
     def _draw(self, batch: list[Case]) -> None:
         gateway = self.gateway(batch)
         url = f"http://{gateway.ready['http']}/metrics"
         before = read_metrics(url)
-        self._samples |= draw(str(gateway.ready["grpc"]), batch)
+        self._samples |= draw(str(gateway.ready["grpc"]), batch, self.num_answers)
         after = read_metrics(url)
         increments = {name: value - before.get(name, 0.0) for name, value in after.items()}
         self.counters |= {case.group: increments for case in batch}
 
 
 @pytest.fixture(scope="session")
-def samples(services: Services) -> Samples:
-    return Samples(services)
+def samples(services: Services, pytestconfig: pytest.Config) -> Samples:
+    return Samples(services, NUM_EVERYDAY if pytestconfig.getoption("markexpr") == "not slow" else NUM_ANSWERS)

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from outrider.client import AcceptanceRule
 from outrider.wire.params import SamplingParams
-from tests.law.cases import Case
+from tests.law.cases import DRAFT_SERVICES, Case
 from tests.law.chi_square import Fit
 from tests.law.table import Row
 
@@ -37,8 +37,8 @@ def drafts_of(case: Case) -> str:
         return "none"
     if case.speculation.drafter is not None:
         return case.speculation.drafter.value
-    if case.group == "draft of bigrams":
-        return "bigram, a draft service"
+    if case.group in DRAFT_SERVICES:
+        return f"{DRAFT_SERVICES[case.group]}, a draft service"
     return "model, unreliable" if case.group == "unreliable draft" else "model"
 
 

@@ -15,7 +15,8 @@ BATCH = ("--max-queue-wait-s", "600")
 """Nobody is refused, however slow the machine is."""
 PATIENT = (*BATCH, "--draft-topk", str(TOPK), "--wait-budget-min-ms", "10000", "--wait-budget-max-ms", "10000")
 """No proposal is ever late: what is tested is speculation, not its fallback."""
-HASTY = (*BATCH, "--wait-budget-min-ms", "50", "--wait-budget-max-ms", "50")
+HASTY = (*BATCH, "--wait-budget-min-ms", "300", "--wait-budget-max-ms", "300")
+"""What is late is held back; the rest is in time on a slow machine, too."""
 AUTO_BUDGET_BYTES = 12 * 4 * VOCAB_SIZE
 """`auto` sends whole laws for the first 12 proposals at work and cuts those of the rest."""
 
@@ -29,10 +30,10 @@ class Models:
     text: str
     """A file in which every pair of words comes, each at its own rate."""
 
-    @property
-    def bigrams(self) -> tuple[str, ...]:
+    def draft_of(self, drafter: str) -> tuple[str, ...]:
         """Options of a draft without a model."""
-        return ("--drafter", "bigram", "--drafter-text", self.text)
+        text = ("--drafter-text", self.text) if drafter == "bigram" else ()
+        return ("--drafter", drafter, *text)
 
 
 def make_models(folder: Path) -> Models:

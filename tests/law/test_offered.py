@@ -13,7 +13,7 @@ import pytest
 from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
 from outrider.wire.config import TargetConfig
 from outrider.wire.params import SamplingParams
-from tests.law.cases import ALL_CASES, CASES, PARAMETERS, TOPK
+from tests.law.cases import ALL_CASES, CASES, EVERYTHING, PARAMETERS, TOPK
 from tests.law.rows import drafts_of, rule_of
 from tests.law.table import DOCUMENT
 
@@ -55,6 +55,15 @@ def test_every_sampling_parameter_has_its_law_tested(name: str) -> None:
     assert any(getattr(case.params, name) != default for case in CASES)
 
 
+@pytest.mark.parametrize("drafter", [None, *OWN_DRAFTERS])
+def test_every_drafter_is_tested_with_all_parameters_at_once_under_every_rule(drafter: Drafter | None) -> None:
+    everything = SamplingParams(**EVERYTHING)
+    cases = [case for case in ALL_CASES if case.params == everything]
+    tested = {rule_of(case) for case in cases if case.speculation.drafter == drafter}
+    assert tested >= {"rejection by block", "coupled"}
+    assert drafter or tested >= {*VERIFICATION.values(), "rejection in a tree", "lenient, 0.5"}
+
+
 def test_every_set_of_parameters_has_its_law_tested_every_day_under_some_rule() -> None:
     assert {case.name for case in CASES if case.speculation.enabled} >= PARAMETERS.keys()
 
@@ -68,6 +77,6 @@ def test_the_table_has_a_row_for_each() -> None:
     """Of rule and drafter, and of the rounds that are enumerated."""
     document = json.loads(DOCUMENT.with_suffix(".json").read_text(encoding="utf-8"))
     rows = {(row["rule"], row["drafts"]) for row in document["chi_square"]}
-    missing = {(rule_of(case), drafts_of(case)) for case in CASES} - rows
+    missing = {(rule_of(case), drafts_of(case)) for case in ALL_CASES} - rows
     assert not missing, f"docs/laws.md has no row for {missing}; run make laws"
     assert {row["rule"] for row in document["enumerated"]} >= ENUMERATED, "run make laws"

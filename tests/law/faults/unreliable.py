@@ -13,7 +13,7 @@ from outrider.wire.config import DraftConfig
 from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 
-DELAY_S = 0.2
+DELAY_S = 1.2
 """Four times the wait budget of the gateway that this draft is tested with."""
 
 send = Deliverer.send
