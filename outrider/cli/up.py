@@ -57,7 +57,10 @@ K = Annotated[
 ]
 DrafterOption = Annotated[
     Drafter | None,
-    typer.Option("--drafter", help="Who drafts for requests that do not say; model unless set, the others need none."),
+    typer.Option(
+        "--drafter",
+        help="Who drafts for requests that do not say; model unless set. It and those with +model need a draft worker.",
+    ),
 ]
 Tree = Annotated[
     str | None,

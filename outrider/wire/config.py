@@ -270,7 +270,8 @@ class GatewayConfig(_Settings):
     travels; with rejection somewhat more drafts are kept."""
     lenience: Annotated[float, Field(gt=0, le=1)] = 1.0
     """1 = exact. Below it, under acceptance by rejection and at temperature 0, more drafts are kept and answers are no
-    longer exactly the target's; they say so. No token comes more than 1 / lenience times as often as by the target."""
+    longer exactly the target's; they say so. Above temperature 0 no token comes more than 1 / lenience times as often
+    as by the target; at 0 a draft is kept that has at least lenience times the probability of the target's best."""
     min_confidence: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """A draft with a model ends its proposal, before K, with the token at which the probability that it gives to all of
     them together falls below this; 0 = never. At temperature 0 and under coupled; not for requests that name their K,
