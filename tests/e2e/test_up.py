@@ -14,8 +14,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from outrider.cli.main import app
 from outrider.cli.restarts import DELAYS_S
+from outrider.cli.stopping import StopFlag
 from tests.e2e.process_tree import Command, Tree, tree
 from tests.stack import DEMO_TARGET
 
@@ -68,7 +71,13 @@ def assert_nothing_left(left: Tree, within_s: float) -> None:
     assert left.wait_empty(within_s) == {}
 
 
-@pytest.mark.parametrize("args", [WITH_RAY, PLAIN], ids=["ray", "no-ray"])
+BOTH = pytest.mark.parametrize(
+    "args", [pytest.param(WITH_RAY, id="ray"), pytest.param(PLAIN, id="no-ray", marks=pytest.mark.slow)]
+)
+
+
+@BOTH
+@pytest.mark.timeout(300)
 def test_it_serves_and_ctrl_c_leaves_no_process(args: tuple[str, ...]) -> None:
     with tree() as left:
         command = up(*args)
@@ -88,6 +97,7 @@ def test_it_serves_and_ctrl_c_leaves_no_process(args: tuple[str, ...]) -> None:
             command.end()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_with_a_folder_of_certificates_all_parts_speak_tls(tmp_path: Path) -> None:
     """The draft is one without a model, which Ray places as any other."""
@@ -153,22 +163,24 @@ def test_a_killed_launcher_is_reported_and_takes_ray_with_it(monkeypatch: pytest
 
 
 @pytest.mark.timeout(240)
-def test_a_gateway_that_dies_is_started_again_where_it_was_while_the_other_serves(tmp_path: Path) -> None:
+def test_without_a_draft_it_serves_a_gateway_is_started_again_and_without_a_target_it_ends(tmp_path: Path) -> None:
     file = tmp_path / "system.yaml"
     file.write_text("gateways: 2")
     with tree() as left:
         command = up(*PLAIN, "--config", str(file))
         try:
             urls = [http_of(command), http_of(command)]
+            text = complete(urls[0])["choices"]
             os.kill(left.pids_of("draft_service")[0], signal.SIGKILL)  # a new gateway is not to wait for it
             command.wait_for("plain decoding from now on")
             os.kill(left.pids_of("-m gateway")[0], signal.SIGKILL)
             index = int(command.wait_for("was ended by signal 9; it is started again").split()[0][-2])
-            text = complete(urls[1 - index])["choices"]
+            assert complete(urls[1 - index])["choices"] == text
             command.wait_for(f"gateway-{index}:  WARNING it serves again")
             assert complete(urls[index])["choices"] == text
-            command.signal(signal.SIGINT)
-            assert command.wait() == 0, command.log()
+            os.kill(left.pids_of("target_service")[0], signal.SIGKILL)
+            assert command.wait() == 1
+            assert "target-0 was ended by signal 9" in command.log()
             assert left.now() == {}
         finally:
             command.end()
@@ -193,7 +205,8 @@ def test_the_only_gateway_is_given_up_when_it_ends_again_and_again() -> None:
             command.end()
 
 
-@pytest.mark.parametrize("args", [WITH_RAY, pytest.param(PLAIN, marks=pytest.mark.slow)], ids=["ray", "no-ray"])
+@BOTH
+@pytest.mark.timeout(300)
 def test_when_it_is_killed_itself_nothing_outlives_it_for_long(args: tuple[str, ...]) -> None:
     with tree() as left:
         command = up(*args)
@@ -202,23 +215,6 @@ def test_when_it_is_killed_itself_nothing_outlives_it_for_long(args: tuple[str, 
             command.signal(signal.SIGKILL)
             command.wait()
             assert_nothing_left(left, within_s=60)
-        finally:
-            command.end()
-
-
-def test_without_ray_a_dead_draft_is_a_warning_and_a_dead_target_the_end() -> None:
-    with tree() as left:
-        command = up(*PLAIN)
-        try:
-            url = http_of(command)
-            text = complete(url)["choices"]
-            os.kill(left.pids_of("draft_service")[0], signal.SIGKILL)
-            command.wait_for("plain decoding from now on")
-            assert complete(url)["choices"] == text
-            os.kill(left.pids_of("target_service")[0], signal.SIGKILL)
-            assert command.wait() == 1
-            assert "target-0 was ended by signal 9" in command.log()
-            assert left.now() == {}
         finally:
             command.end()
 
@@ -239,7 +235,26 @@ def test_a_port_in_use_is_one_line_before_anything_starts() -> None:
         command.end()
 
 
-@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("gateway: {api_keys: /nowhere.yaml}", "api_keys: cannot read /nowhere.yaml: No such file"),
+        ("ray: {target_gpus: -1}", "ray.target_gpus is -1"),
+    ],
+)
+def test_bad_settings_that_show_at_the_start_are_one_line_too(tmp_path: Path, yaml: str, message: str) -> None:
+    file = tmp_path / "system.yaml"
+    file.write_text(yaml)
+    with tree() as left:
+        command = up("--config", str(file))
+        assert command.wait() == 1
+        assert len(command.err) == 1, command.log()
+        assert message in command.err[0]
+        assert left.now() == {}
+        command.end()
+
+
+@pytest.mark.parametrize("log_format", [pytest.param("text", marks=pytest.mark.slow), "json"])
 def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path, log_format: str) -> None:
     file = tmp_path / "system.yaml"
     file.write_text(f"draft: {{log_format: {log_format}}}")
@@ -264,23 +279,21 @@ def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path, log
         (("--config", "{file}"), "drafts: {}", "drafts without targets: name the pools of both"),
         (("--config", "{file}", "--draft", "x"), "targets: {a: {model: t}}", "--draft is for one target and one draft"),
         (("--config", "{file}"), "gateway: {target: a:1}", "gateway.target is 'a:1': it follows from where"),
-        (
-            ("--config", "{file}"),
-            "gateway: {api_keys: /nowhere.yaml}",
-            "api_keys: cannot read /nowhere.yaml: No such file",
-        ),
-        (("--config", "{file}"), "ray: {target_gpus: -1}", "ray.target_gpus is -1"),
         (("--config", "{file}"), "gateway:", "gateway is None, must be settings by name"),
         (("--config", "{file}"), "target: [", "is not YAML"),
         (("--config", "{file}"), "- 1", "must be settings by name"),
         (("--config", "/nowhere.yaml"), "", "cannot read /nowhere.yaml: No such file"),
     ],
 )
-def test_bad_settings_are_one_line(args: tuple[str, ...], yaml: str, message: str, tmp_path: Path) -> None:
+def test_bad_settings_are_one_line(
+    args: tuple[str, ...], yaml: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, which keeps its own handlers of signals, and before anything would be started."""
+    monkeypatch.setattr(StopFlag, "install", lambda _: None)
+    monkeypatch.setattr("outrider.cli.up.Supervisor", None)
     file = tmp_path / "system.yaml"
     file.write_text(yaml)
-    command = up(*(arg.format(file=file) for arg in args))
-    assert command.wait() == 1
-    assert len(command.err) == 1, command.log()
-    assert message in command.err[0]
-    command.end()
+    ended = CliRunner().invoke(app, ["up", *(arg.format(file=file) for arg in args)])
+    assert ended.exit_code == 1
+    (line,) = ended.stderr.splitlines()
+    assert message in line

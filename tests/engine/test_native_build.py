@@ -93,6 +93,7 @@ def test_without_memory_or_threads_for_it_the_next_path_serves(
         path_name(model, "fused")
 
 
+@pytest.mark.slow
 def test_two_workers_build_a_broken_file_again_and_a_third_needs_no_compiler(
     model: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from scipy import stats
 from torch import Tensor
 
@@ -307,9 +308,14 @@ PAIRS: dict[str, tuple[Law, Law]] = {
 RULES = (Round, BlockRound, HostRound, HostBlockRound)
 
 
+def for_a_day(name: str, rounds: type[Round]) -> ParameterSet:
+    """All pairs under the rules that serve, some of them under the others; `make laws` and the slow tests take all."""
+    every_day = rounds in (BlockRound, HostBlockRound) or name in ("random", "overlapping supports", "extreme")
+    return pytest.param(name, rounds, marks=[] if every_day else [pytest.mark.slow])
+
+
 class TestExactLaw(Recorded):
-    @pytest.mark.parametrize("rounds", RULES)
-    @pytest.mark.parametrize("name", PAIRS)
+    @pytest.mark.parametrize(("name", "rounds"), list(itertools.starmap(for_a_day, itertools.product(PAIRS, RULES))))
     def test_emitted_tokens_have_the_targets_law(self, name: str, rounds: type[Round]) -> None:
         target, draft = PAIRS[name]
         assert error(target, draft, 4, 2, rounds=rounds) < TOLERANCE
