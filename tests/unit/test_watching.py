@@ -16,7 +16,7 @@ from deploy.prometheus.binaries import NotFound, find
 from gateway.access import AccessMetrics
 from gateway.member_series import MemberSeries
 from gateway.membership import Membership
-from outrider.wire.metrics import GatewayMetrics, WorkerMetrics
+from outrider.wire.metrics import PLAIN_REASONS, GatewayMetrics, WorkerMetrics
 from outrider.wire.trace import Spans
 from tests.forked import REPO
 from tests.watching.dashboards import FILES, other_queries, panel_queries, read, unknown_to_grafana, with_all_chosen
@@ -118,6 +118,21 @@ def test_every_alert_has_its_entry_in_the_runbook() -> None:
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert rule["for"] and notes["summary"] and notes["description"]
         assert notes["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
+
+
+def test_the_reasons_of_plain_steps_are_known_wherever_they_are_named() -> None:
+    """A rule that leaves out a reason that there is not leaves out nothing, and nobody notices."""
+    (rule,) = (rule for rule in rules() if rule.get("record") == "target:spec_unwanted_plain_steps:ratio_rate5m")
+    left_out = [set(reasons.split("|")) for reasons in re.findall(r'reason!~"([\w|]+)"', rule["expr"])]
+    assert left_out and all(reasons < set(PLAIN_REASONS) for reasons in left_out)
+    (listed,) = re.findall(r"^\| `spec_plain_steps_total` \|.*?\|.*: (.*) \|$", _doc("monitoring"), re.MULTILINE)
+    assert tuple(listed.split(", ")) == PLAIN_REASONS
+    (entry,) = re.findall(r"^## OutriderPlainStepsHigh$(.*?)^## ", _doc("runbook"), re.MULTILINE | re.DOTALL)
+    assert set(PLAIN_REASONS) <= set(re.findall(r"`(\w+)`", entry))
+
+
+def _doc(page: str) -> str:
+    return (REPO / f"docs/{page}.md").read_text()
 
 
 @pytest.fixture
