@@ -32,8 +32,8 @@ class Models:
 
     def draft_of(self, drafter: str) -> tuple[str, ...]:
         """Options of a draft without a model."""
-        text = ("--drafter-text", self.text) if drafter == "bigram" else ()
-        return ("--drafter", drafter, *text)
+        settings = {"bigram": ("--drafter-text", self.text), "lookup": ("--lookup-min-n", "1")}
+        return ("--drafter", drafter, *settings.get(drafter, ()))
 
 
 def make_models(folder: Path) -> Models:

@@ -35,8 +35,8 @@ NUM_TESTS = len(WINDOWS) * len(ALL_CASES) + 2
 own."""
 MIN_OF_A_KIND = 0.075
 """Of the number of answers: tokens of each kind that a case must hold, for a rule that never ran was not tested."""
-MIN_UNRELIABLE = 0.0375
-"""The same for the unreliable draft: the gateway leaves it alone for a while after each bad proposal."""
+MIN_FAULTS = 0.02
+"""The same for proposals that are late, and for those that are refused."""
 MIN_BYTES = 10_000
 """About 100 proposals."""
 pytestmark = pytest.mark.timeout(300)
@@ -89,11 +89,8 @@ def test_answers_have_the_targets_law(
 def assert_drafts_were_kept_replaced_and_followed(case: Case, sample: Sample) -> None:
     """Else a case proves nothing of speculation."""
     least = min(sample.kinds[kind] for kind in ("accepted", "recovered", "bonus")) / len(sample.answers)
-    if case.group == "unreliable draft":
-        assert least >= MIN_UNRELIABLE, case.id
-    else:
-        assert least >= MIN_OF_A_KIND, case.id
-        assert sample.num_wasted_tokens == 0, case.id  # nothing was late or refused
+    assert least >= MIN_OF_A_KIND, case.id
+    assert sample.num_wasted_tokens == 0 or case.group == "unreliable draft", case.id  # nothing was late or refused
     if case.group == "K adapts":
         assert sample.kinds["plain"] >= MIN_OF_A_KIND * len(sample.answers)
 
@@ -123,8 +120,8 @@ def test_auto_shipped_whole_and_cut_laws(samples: Samples) -> None:
 def test_an_unreliable_draft_was_late_and_refused(samples: Samples) -> None:
     samples.of(CASE["unreliable draft: nothing"])
     counted = samples.counters["unreliable draft"]
-    assert counted["spec_proposals_late_total"] >= MIN_OF_A_KIND * samples.num_answers
-    assert counted["spec_proposals_refused_total"] >= MIN_OF_A_KIND * samples.num_answers
+    for fault in ("late", "refused"):
+        assert counted[f"spec_proposals_{fault}_total"] >= MIN_FAULTS * samples.num_answers
 
 
 @pytest.mark.slow
