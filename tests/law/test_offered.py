@@ -55,7 +55,7 @@ def test_every_sampling_parameter_has_its_law_tested(name: str) -> None:
     assert any(getattr(case.params, name) != default for case in CASES)
 
 
-@pytest.mark.parametrize("drafter", [None, *OWN_DRAFTERS])
+@pytest.mark.parametrize("drafter", [None, *(each for each in Drafter if each in OWN_DRAFTERS)])
 def test_every_drafter_is_tested_with_all_parameters_at_once_under_every_rule(drafter: Drafter | None) -> None:
     everything = SamplingParams(**EVERYTHING)
     cases = [case for case in ALL_CASES if case.params == everything]
