@@ -18,7 +18,7 @@ from outrider.client import AcceptanceRule, AsyncClient, Drafter, Speculation
 from tests.forked import run
 from tests.stack import DEMO_TARGET, Stack, running
 
-NUM_PROMPTS = 24
+NUM_PROMPTS = 16
 MAX_TOKENS = 48
 CONCURRENCY = 16
 TEMPERATURES = (0.0, 1.0)

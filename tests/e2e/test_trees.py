@@ -49,12 +49,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def trees_on(models: tuple[str, str], kv_cache_tokens: int) -> Iterator[Stack]:
+def trees_on(models: tuple[str, str], kv_cache_tokens: int, path: str | None = None) -> Iterator[Stack]:
+    """path: of both workers' attention; None = the target's is batch-invariant."""
     memory = ("--kv-cache-tokens", str(kv_cache_tokens))
+    taken = () if path is None else ("--attention-path", path)
+    target = (*memory, *(taken or ("--batch-invariant",)))
     patient = ("--wait-budget-min-ms", "5000", "--wait-budget-max-ms", "5000")
-    with running(
-        *models, target_args=("--batch-invariant", *memory), draft_args=memory, gateway_args=patient
-    ) as started:
+    with running(*models, target_args=target, draft_args=(*memory, *taken), gateway_args=patient) as started:
         yield started
 
 
@@ -88,6 +89,10 @@ async def generate_all(stack: Stack, kind: str, *, speculate: bool, at_once: int
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_text_is_that_of_plain_decoding(stack: Stack, kind: str) -> None:
+    await check_trees(stack, kind)
+
+
+async def check_trees(stack: Stack, kind: str) -> None:
     assert stack.target_info().trees and stack.draft_info().trees
     plain = await generate_all(stack, kind, speculate=False, at_once=1)
     loaded = await generate_all(stack, kind, speculate=True, at_once=NUM_PROMPTS)
@@ -96,6 +101,17 @@ async def test_the_text_is_that_of_plain_decoding(stack: Stack, kind: str) -> No
     trees = [text for index, text in enumerate(loaded) if TREES[index % len(TREES)] in ("4x2x1", "2x2x2x2")]
     assert all(text.num_drafted > 8 * text.num_rounds for text in trees)  # of many nodes, to the end
     assert stack.metrics()["spec_proposals_refused_total"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("path", ["paged", "dense"])
+async def test_the_text_is_the_same_on_other_paths(models: tuple[str, str], path: str) -> None:
+    """Their sums depend on the batch's shape, by millionths; the best two ids of these texts are 8e-5 apart or more."""
+    with trees_on(models, 4096, path) as started:
+        assert started.target_info().attention_path == started.draft_info().attention_path == path
+        for kind in KINDS:
+            await check_trees(started, kind)
 
 
 async def test_where_memory_is_short(models: tuple[str, str]) -> None:

@@ -71,12 +71,9 @@ def assert_nothing_left(left: Tree, within_s: float) -> None:
     assert left.wait_empty(within_s) == {}
 
 
-BOTH = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "args", [pytest.param(WITH_RAY, id="ray"), pytest.param(PLAIN, id="no-ray", marks=pytest.mark.slow)]
 )
-
-
-@BOTH
 @pytest.mark.timeout(300)
 def test_it_serves_and_ctrl_c_leaves_no_process(args: tuple[str, ...]) -> None:
     with tree() as left:
@@ -205,7 +202,9 @@ def test_the_only_gateway_is_given_up_when_it_ends_again_and_again() -> None:
             command.end()
 
 
-@BOTH
+@pytest.mark.parametrize(
+    "args", [pytest.param(WITH_RAY, id="ray", marks=pytest.mark.slow), pytest.param(PLAIN, id="no-ray")]
+)
 @pytest.mark.timeout(300)
 def test_when_it_is_killed_itself_nothing_outlives_it_for_long(args: tuple[str, ...]) -> None:
     with tree() as left:
