@@ -107,7 +107,11 @@ bench-drafters: $(STAMP)
 bench-trees: $(STAMP)
 	$(BIN)/python -m benchmarks.trees $(ARGS)
 
-# Coupled text is the same whatever drafts, alone and under load, with a draft that is killed: about ten minutes.
+# How well each drafter guesses the demo target, by rejection, coupled and greedy: shares, not times; a minute.
+bench-alpha: $(STAMP)
+	$(BIN)/python -m benchmarks.alpha $(ARGS)
+
+# Coupled text is the same whatever drafts, alone and under load, with a draft that is killed: about half an hour.
 coupled-parity: $(STAMP)
 	$(BIN)/python -m benchmarks.coupled_parity $(ARGS)
 
@@ -115,7 +119,7 @@ coupled-parity: $(STAMP)
 bench-never-slower: $(STAMP)
 	$(BIN)/python -m benchmarks.never_slower $(ARGS)
 
-.PHONY: bench-drafters bench-trees coupled-parity bench-never-slower
+.PHONY: bench-drafters bench-trees bench-alpha coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, RESULTS, Report, dev_prompts, widened
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, RESULTS, Report, widened
 from benchmarks.passes import Sample, in_turn
 from benchmarks.running import running
 from outrider.client import Drafter, Speculation
@@ -34,15 +37,43 @@ ARMS: Mapping[str, Speculation] = {
     **{name: Speculation(drafter=Drafter(name)) for name in (*WITHOUT_MODEL, "model", "ngram+model")},
 }
 REPETITIVE, DEV = "repetitive", "held-out"
+SETS = {
+    REPETITIVE: REPO / "benchmarks" / "prompts" / "repetitive.jsonl",
+    DEV: REPO / "tests" / "data" / "prompts.jsonl",
+}
 LEAST_RATIO = 0.98
 """Median of what a drafter without a model may leave of plain decoding's speed where nothing repeats."""
 PROMPT_TOKENS = 512
 NUM_RESAMPLES = 2000
 
 
+@dataclass(frozen=True)
+class Prompt:
+    kind: str
+    """code, json, question or prose."""
+    text: str
+
+
 def repetitive_prompts() -> list[str]:
-    lines = (REPO / "benchmarks" / "prompts" / "repetitive.jsonl").read_text(encoding="utf-8").splitlines()
-    return [str(json.loads(line)["prompt"]) for line in lines]
+    return [prompt.text for prompt in read_prompts(REPETITIVE)]
+
+
+def read_prompts(name: str) -> list[Prompt]:
+    """All of a set, in the order of its file."""
+    lines = [json.loads(line) for line in SETS[name].read_text(encoding="utf-8").splitlines()]
+    return [Prompt(str(line["category"]), str(line["prompt"])) for line in lines]
+
+
+def of_all_kinds(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """`count` of them, or all: of each kind the first ones, a kind after the other, while it has any left."""
+    kinds = dict.fromkeys(prompt.kind for prompt in prompts)
+    by_kind = [[prompt for prompt in prompts if prompt.kind == kind] for kind in kinds]
+    rounds = itertools.zip_longest(*by_kind)
+    return [prompt for each in rounds for prompt in each if prompt is not None][:count]
+
+
+def numbers_by_kind(prompts: Sequence[Prompt]) -> dict[str, int]:
+    return dict(Counter(prompt.kind for prompt in prompts))
 
 
 @dataclass(frozen=True)
@@ -89,10 +120,35 @@ class Cell:
     def tokens_per_s(self) -> float:
         return statistics.median(sample.tokens_per_s for each in self.samples for sample in each)
 
+    def only(self, indices: Sequence[int]) -> Cell:
+        """Of these prompts."""
+        return Cell([self.samples[index] for index in indices])
+
     def over(self, plain: Cell) -> Ratio:
         """Of the speeds, answer by answer."""
         pairs = zip(self.samples, plain.samples, strict=True)
         return Ratio.of([[a.tokens_per_s / b.tokens_per_s for a, b in zip(*pair, strict=True)] for pair in pairs])
+
+
+def add_kinds(
+    report: Report, name: str, temperature: float, prompts: Sequence[Prompt], cells: Mapping[str, Cell]
+) -> None:
+    """The same answers, a kind of prompt at a time."""
+    rows, found = [], dict[str, dict[str, Any]]()
+    for kind, number in numbers_by_kind(prompts).items():
+        indices = [index for index, prompt in enumerate(prompts) if prompt.kind == kind]
+        of_kind = {arm: cell.only(indices) for arm, cell in cells.items()}
+        found[kind] = {"num_prompts": number, "tokens_per_pass": {}, "over_plain": {}}
+        for arm, cell in of_kind.items():
+            if arm == PLAIN:
+                continue
+            ratio = cell.over(of_kind[PLAIN])
+            rows.append([f"{kind} ({number})", arm, f"{cell.tokens_per_pass:.2f}", str(ratio)])
+            found[kind]["tokens_per_pass"][arm] = cell.tokens_per_pass
+            found[kind]["over_plain"][arm] = asdict(ratio)
+    columns = ("prompts", "drafter", "tokens a target pass", "speed over plain")
+    report.table(f"{name.capitalize()} prompts by kind, T = {temperature:g}", columns, rows)
+    report.data[f"{name} by kind, T = {temperature:g}"] = found
 
 
 def add_cells(report: Report, name: str, temperature: float, cells: Mapping[str, Cell]) -> list[str]:
@@ -136,14 +192,21 @@ def main() -> int:
         "interval of 95 % from a bootstrap over prompts."
     )
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
-    sets = {REPETITIVE: repetitive_prompts()[: options.prompts], DEV: dev_prompts(options.prompts)}
+    sets = {
+        REPETITIVE: of_all_kinds(read_prompts(REPETITIVE), options.prompts),
+        DEV: read_prompts(DEV)[: options.prompts],  # those of all benchmarks
+    }
+    for name, chosen in sets.items():
+        numbers = numbers_by_kind(chosen)
+        report.text(f"{name.capitalize()}: " + ", ".join(f"{number} {kind}" for kind, number in numbers.items()) + ".")
+        report.data[f"{name} prompts"] = numbers
     common = {"dtype": options.dtype, "prefix_caching": False}
     target, draft = {"model": str(widened(options.size)), **common}, {"model": str(DEMO_DRAFT), **common}
     wrong: list[str] = []
     with running(target, draft) as endpoints:
-        for name, texts in sets.items():
+        for name, chosen in sets.items():
             arms = list(ARMS) if name == REPETITIVE else [PLAIN, *WITHOUT_MODEL]
-            prompts = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in texts]
+            prompts = [tokenizer.encode(prompt.text).ids[-PROMPT_TOKENS:] for prompt in chosen]
             for temperature in options.temperatures:
                 found = asyncio.run(
                     in_turn(
@@ -157,6 +220,7 @@ def main() -> int:
                 )
                 cells = {arm: Cell(samples) for arm, samples in found.items()}
                 wrong += add_cells(report, name, temperature, cells)
+                add_kinds(report, name, temperature, chosen, cells)
     report.verdict(wrong)
     report.write(options.results)
     return 1 if wrong else 0

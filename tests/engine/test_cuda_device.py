@@ -15,6 +15,7 @@ from outrider.engine.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.self_test import TOLERANCE, largest_error
 from outrider.engine.step_plan import Row
+from tests.coupled_bits import check_ids, check_logarithm, check_noise
 from tests.tiny_models import tiny_llama
 
 K = 5
@@ -109,3 +110,16 @@ def test_a_copy_to_the_host_holds_what_was_there_when_it_began() -> None:
     copy = to_host(tensor * 2)
     tensor.fill_(7.0)
     assert bool((copy.wait() == 2.0).all()) and copy.wait().is_pinned()
+
+
+@gpu
+def test_coupled_noise_is_the_hosts_to_the_last_bit() -> None:
+    """A fused multiply-add or a library's own logarithm would change it, and so which id is said."""
+    check_logarithm("cuda")
+    check_noise("cuda", vocab_size=128_256)
+
+
+@gpu
+@pytest.mark.parametrize("vocab_size", [301, 128_256])
+def test_coupled_ids_are_the_hosts(vocab_size: int) -> None:
+    check_ids("cuda", vocab_size)

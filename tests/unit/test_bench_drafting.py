@@ -18,21 +18,41 @@ from benchmarks.coupled_parity import (
     INVARIANT,
     KILLED,
     MODEL,
-    NEAR_TIE,
+    MODES,
+    NEAR_TIES,
     OFF,
     RANDOM,
     Flip,
     Killer,
     Outcome,
     Setting,
+    counted,
+    half_way,
+    near_tie,
     violations,
     wanted,
 )
-from benchmarks.drafters import DEV, LEAST_RATIO, PLAIN, REPETITIVE, Cell, Ratio, add_cells, repetitive_prompts
+from benchmarks.drafters import (
+    DEV,
+    LEAST_RATIO,
+    PLAIN,
+    REPETITIVE,
+    Cell,
+    Prompt,
+    Ratio,
+    add_cells,
+    add_kinds,
+    numbers_by_kind,
+    of_all_kinds,
+    read_prompts,
+    repetitive_prompts,
+)
 from benchmarks.passes import Sample
 from outrider.client import Round, RoundTimings, Token, TokenKind
+from outrider.engine.paths.dense import DensePath
+from outrider.engine.paths.paged import PagedPath
 
-GOOD = Outcome(Setting("ngram", 4, 8, 1.0), 24, num_drafted=100, num_accepted=50, num_plain_steps=3, flips=[])
+GOOD = Outcome(Setting("ngram", 4, 8, 1.0), 24, 24 * 128, num_drafted=100, num_accepted=50, num_plain_steps=3, flips=[])
 
 
 def flip(gap: float) -> Flip:
@@ -40,24 +60,29 @@ def flip(gap: float) -> Flip:
 
 
 def test_any_difference_is_a_violation_where_batches_do_not_matter() -> None:
-    assert violations(INVARIANT, [GOOD]) == []
-    found = violations(INVARIANT, [replace(GOOD, flips=[flip(1e-9)])])
+    assert violations(INVARIANT, [GOOD], 0.0) == []
+    found = violations(INVARIANT, [replace(GOOD, flips=[flip(1e-9)])], 0.0)
     assert len(found) == 1
     assert "prompt 3 differs at token 17" in found[0]
 
 
-@pytest.mark.parametrize(("gap", "num"), [(0.5 * NEAR_TIE, 0), (NEAR_TIE, 1), (math.inf, 1), (math.nan, 1)])
-def test_elsewhere_a_near_tie_is_none(gap: float, num: int) -> None:
-    assert len(violations("default", [replace(GOOD, flips=[flip(gap)])])) == num
+@pytest.mark.parametrize(("gap", "num"), [(0.5, 0), (1.0, 1), (math.inf, 1), (math.nan, 1)])
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("paged", "float32"), ("dense", "float32"), ("paged-bfloat16", "bfloat16")]
+)
+def test_elsewhere_a_near_tie_is_none(mode: str, dtype: str, gap: float, num: int) -> None:
+    """gap: in near-ties of the dtype that the mode's target has."""
+    found = violations(mode, [replace(GOOD, flips=[flip(gap * NEAR_TIES[dtype])])], near_tie(mode, "float32"))
+    assert len(found) == num
 
 
 def test_what_shows_nothing_is_a_violation() -> None:
-    assert "nothing was drafted" in violations(INVARIANT, [replace(GOOD, num_drafted=0)])[0]
-    assert violations(INVARIANT, [replace(GOOD, setting=Setting(OFF, 0, 8, 1.0), num_drafted=0)]) == []
+    assert "nothing was drafted" in violations(INVARIANT, [replace(GOOD, num_drafted=0)], 0.0)[0]
+    assert violations(INVARIANT, [replace(GOOD, setting=Setting(OFF, 0, 8, 1.0), num_drafted=0)], 0.0) == []
     killed = replace(GOOD, setting=Setting(KILLED, 8, 8, 1.0), num_plain_steps=10 * GOOD.num_texts)
-    assert violations(INVARIANT, [killed]) == []
+    assert violations(INVARIANT, [killed], 0.0) == []
     ends = replace(killed, num_plain_steps=GOOD.num_texts)  # an answer's last token needs no draft
-    assert "killed too late" in violations(INVARIANT, [ends])[0]
+    assert "killed too late" in violations(INVARIANT, [ends], 0.0)[0]
 
 
 def test_everything_is_asked_for_where_nothing_may_differ() -> None:
@@ -66,13 +91,43 @@ def test_everything_is_asked_for_where_nothing_may_differ() -> None:
 
     settings = wanted(Options, INVARIANT)  # type: ignore[arg-type]
     assert len(settings) == len(set(settings))
-    drafters = {MODEL, *IN_THE_TARGET, RANDOM}
+    drafters = {MODEL, *IN_THE_TARGET, RANDOM, KILLED}
     for temperature in Options.temperatures:
         loaded = {(s.drafter, s.k) for s in settings if s.concurrency == 8 and s.temperature == temperature}
-        assert loaded == {(OFF, 0), (KILLED, 8), *itertools.product(drafters, (1, 4, 8))}
+        assert loaded == {(OFF, 0), *itertools.product(drafters, (1, 4, 8))}
         alone = {(s.drafter, s.k) for s in settings if s.concurrency == 1 and s.temperature == temperature}
         assert alone == loaded - {(OFF, 0)}
     assert all(each.speculation.enabled == (each.drafter != OFF) for each in settings)
+    for part in (wanted(Options, "paged"), wanted(Options, "dense")):  # type: ignore[arg-type]
+        assert set(part) < set(settings)
+        assert {(s.drafter, s.k) for s in part if s.concurrency == 1} == {
+            (MODEL, 1),
+            (MODEL, 4),
+            (MODEL, 8),
+            ("ngram", 8),
+        }
+
+
+def test_only_a_target_that_promises_nothing_stands_for_one() -> None:
+    """`fused` keeps its sums' order without being asked to."""
+    assert MODES[INVARIANT] == {"batch_invariant": True}
+    assert {settings["attention_path"] for mode, settings in MODES.items() if mode != INVARIANT} == {"paged", "dense"}
+    assert not PagedPath.batch_invariant and not DensePath.batch_invariant
+
+
+def test_a_draft_dies_in_the_middle_of_a_text() -> None:
+    assert half_way(24, 128) == 12 * 128 + 64
+    assert half_way(3, 5) == 8
+
+
+def test_flips_are_counted_with_the_tokens_that_were_compared() -> None:
+    assert counted([GOOD, GOOD]) == "2 passes, 48 texts, 6144 tokens compared: no text differs."
+    flipped = replace(GOOD, num_tokens=3000, flips=[flip(1e-5), replace(flip(3e-6), prompt=4)])
+    again = replace(GOOD, num_tokens=3000, flips=[flip(1e-5)])
+    assert counted([flipped, again]) == (
+        "2 passes, 48 texts, 6000 tokens compared: 3 texts differ, first at 2 different places, where the two sums are "
+        "3.0e-06 to 1.0e-05 nats apart."
+    )
 
 
 def made(num_tokens: int, num_drafted: int = 0, num_accepted: int = 0) -> Round:
@@ -99,9 +154,12 @@ def test_the_interval_of_a_ratio_draws_whole_prompts() -> None:
     assert apart == Ratio.of([[1.0] * 10] * 12 + [[2.0] * 10] * 12)
 
 
+def sample(elapsed_s: float, *rounds: Round) -> Sample:
+    return Sample([[token.id for each in rounds for token in each.tokens]], list(rounds), elapsed_s)
+
+
 def cell(elapsed_s: float, *rounds: Round) -> Cell:
-    ids = [token.id for each in rounds for token in each.tokens]
-    return Cell([[Sample([ids], list(rounds), elapsed_s)]] * 3)
+    return Cell([[sample(elapsed_s, *rounds)]] * 3)
 
 
 def test_cells_count_tokens_passes_and_drafts() -> None:
@@ -130,3 +188,27 @@ def test_the_repetitive_prompts_are_different_and_say_where_they_are_from() -> N
     assert repetitive_prompts() == [each["prompt"] for each in found]
     for each in found:
         assert each["source"].startswith("CPython 3.11, Lib/") or (REPO / each["source"]).is_file()
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, (1, 1, 1)), (12, (4, 4, 4)), (22, (8, 7, 7)), (99, (9, 8, 7))])
+def test_any_number_of_prompts_has_all_kinds(count: int, expected: tuple[int, ...]) -> None:
+    every = read_prompts(REPETITIVE)
+    chosen = of_all_kinds(every, count)
+    assert numbers_by_kind(chosen) == dict(zip(("code", "json", "question"), expected, strict=True))
+    assert len({prompt.text for prompt in chosen}) == sum(expected)
+    for kind in ("code", "json", "question"):  # the first ones
+        own = [prompt for prompt in chosen if prompt.kind == kind]
+        assert own == [prompt for prompt in every if prompt.kind == kind][: len(own)]
+
+
+def test_kinds_are_told_apart() -> None:
+    """Fast on code, and on nothing else."""
+    prompts = [Prompt("code", "a"), Prompt("json", "b"), Prompt("code", "c")]
+    plain = Cell([[sample(1.0, made(6))]] * 3)
+    drafted = Cell([[sample(0.5, made(6, 5, 5))], [sample(1.0, made(1), made(5))], [sample(0.25, made(6, 5, 5))]])
+    report = Report("x", "X", _machine={})
+    add_kinds(report, REPETITIVE, 1.0, prompts, {PLAIN: plain, "ngram": drafted})
+    found = report.data["repetitive by kind, T = 1"]
+    assert {kind: each["num_prompts"] for kind, each in found.items()} == {"code": 2, "json": 1}
+    assert {kind: each["tokens_per_pass"]["ngram"] for kind, each in found.items()} == {"code": 6.0, "json": 3.0}
+    assert {kind: each["over_plain"]["ngram"]["median"] for kind, each in found.items()} == {"code": 3.0, "json": 1.0}

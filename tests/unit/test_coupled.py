@@ -7,30 +7,23 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import chisquare
 
 from outrider.engine import coupled
 from outrider.engine.coupled import coupled_id, fixed_log, gumbels_of, uniforms
-from outrider.engine.device_coupled import coupled_ids, gumbels
-from outrider.engine.device_coupled import fixed_log as device_log
 from outrider.engine.native.library import library
 from outrider.engine.noise import Purpose, host_uniforms
 from outrider.engine.row_law import NothingToDraw, RowLaw
-from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import SamplingParams
+from tests.coupled_bits import (
+    SEEDS,
+    check_ids,
+    check_logarithm,
+    check_noise,
+    logarithm_arguments,
+    params_of,
+    random_law,
+)
 from tests.native import skip_without_library
-
-SEEDS = (0, 1, 2**32 + 5, 2**64 - 1)
-
-
-def params_of(seed: int = 7, choice: int = 0) -> SamplingParams:
-    return SamplingParams(seed=seed, choice=choice, acceptance=AcceptanceRule.COUPLED)
-
-
-def random_law(rng: np.random.Generator, size: int, spread: float = 2.0) -> RowLaw:
-    scores = (spread * rng.normal(size=size)).astype(np.float32)
-    return RowLaw(size, scores - scores.max())
 
 
 class TestNoise:
@@ -71,18 +64,13 @@ class TestNoise:
             assert (made == uniforms(params_of(seed, 127), 123, of)).all()
 
     def test_a_device_makes_the_same_bits(self) -> None:
-        rows = [(seed, choice, position) for seed in SEEDS for choice in (0, 127) for position in (0, 2**32 - 1)]
-        keys = torch.tensor([(s & 0xFFFFFFFF, s >> 32, c << 8 | Purpose.COUPLED, p) for s, c, p in rows])
-        made = gumbels(keys, 999)
-        for row, (seed, choice, position) in zip(made, rows, strict=True):
-            assert (row.numpy() == gumbels_of(uniforms(params_of(seed, choice), position, 999))).all()
+        check_noise("cpu")
 
     def test_the_logarithm(self) -> None:
-        x = np.random.default_rng(0).random(20_000)
-        x = np.concatenate((x, 1.0 - 1e-12 * x, 10.0 ** (30 * x - 16), [2.0**-54, 1.0 - 2.0**-53, 1.0, 37.5]))
+        x = logarithm_arguments()
         error = np.abs(fixed_log(x) - np.log(x)) / np.maximum(np.abs(np.log(x)), 1e-300)
         assert error.max() < 1e-15
-        assert (fixed_log(x) == device_log(torch.from_numpy(x)).numpy()).all()
+        check_logarithm("cpu")
 
 
 class TestToken:
@@ -106,11 +94,7 @@ class TestToken:
             assert coupled_id(sparse, params_of(), position) == coupled_id(whole, params_of(), position)
 
     def test_a_device_gives_what_the_host_gives(self) -> None:
-        rng = np.random.default_rng(3)
-        laws = [random_law(rng, 301) for _ in range(64)]
-        who = [params_of(seed, choice) for seed in SEEDS for choice in range(16)]
-        ids = coupled_ids(torch.from_numpy(np.stack([law.scores for law in laws])), who, range(64))
-        assert ids.tolist() == [coupled_id(law, p, at) for at, (law, p) in enumerate(zip(laws, who, strict=True))]
+        check_ids("cpu")
 
     def test_nothing_to_draw(self) -> None:
         for score in (-math.inf, math.nan):

@@ -341,13 +341,21 @@ def test_drafters_that_the_deployment_has_are_tried_and_what_needs_no_draft_is_s
     found = alternatives(3, 12, 0.0, [Drafter.MODEL, Drafter.NGRAM, Drafter.NGRAM_MODEL])
     names = ["plain", "K = 3, ngram", "K = 8, ngram", "K = auto", "K = 3", "K = 3, ngram+model"]
     assert list(found)[:6] == names
-    assert [needs_draft(wish) for wish in found.values()] == [False] * 3 + [True] * 5
+    assert [needs_draft(wish) for wish in found.values()] == [False] * 3 + [True] * 7
     assert all(wish.acceptance is None for wish in found.values())
     assert "K = 5, lookup" in alternatives(3, 5, 0.0, [Drafter.LOOKUP])
 
 
-@pytest.mark.parametrize(("k", "shapes"), [(1, ("2x2", "best:8x2")), (12, ("2x2x1x1x1x1x1x1", "best:32x8"))])
-def test_trees_are_as_deep_as_the_chain_and_no_larger_than_a_step(k: int, shapes: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("k", "shapes"),
+    [
+        (1, ("3", "2x2", "best:8x2")),
+        (2, ("3x1", "best:6x2", "2x2", "best:8x2")),
+        (4, ("3x1x1x1", "best:12x4", "2x2x1x1", "best:16x4")),
+        (12, ("3x1x1x1", "best:12x4", "2x2x1x1x1x1x1x1", "best:32x8")),
+    ],
+)
+def test_trees_are_small_or_as_deep_as_the_chain_and_no_larger_than_a_step(k: int, shapes: tuple[str, ...]) -> None:
     found = {name: wish for name, wish in alternatives(k, 12, 1.0, []).items() if wish.tree}
     assert list(found) == [f"tree {shape}{rule}" for shape in shapes for rule in ("", ", coupled")]
     for wish in found.values():
@@ -361,6 +369,7 @@ def test_trees_are_as_deep_as_the_chain_and_no_larger_than_a_step(k: int, shapes
 
 
 def test_at_temperature_0_there_is_no_rule_to_choose() -> None:
-    assert list(alternatives(4, 12, 0.0, [])) == ["plain", "K = auto", "K = 4", "tree 2x2x1x1", "tree best:16x4"]
+    trees = [f"tree {shape}" for shape in ("3x1x1x1", "best:12x4", "2x2x1x1", "best:16x4")]
+    assert list(alternatives(4, 12, 0.0, [])) == ["plain", "K = auto", "K = 4", *trees]
     assert chain(4, 0.0).acceptance is None
     assert chain(4, 0.5).acceptance is AcceptanceRule.REJECTION

@@ -14,6 +14,8 @@ _OWN_K = 8
 """Of drafts that the target makes itself: they cost nothing, so that more of them may pay than of a model's."""
 _DEEPEST = 8
 """Of trees: with four nodes for each level there are few enough for one step."""
+_SMALL_DEPTH = 4
+"""Of small trees: three nodes for each of so many levels were the fastest trees of `make bench-trees`."""
 _ASKING_A_MODEL = (Drafter.MODEL, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)
 
 
@@ -77,15 +79,23 @@ def _drafted(k: DraftTokens, temperature: float, drafter: Drafter) -> Speculatio
 
 
 def _trees(k: int, temperature: float) -> dict[str, Speculation]:
-    """As deep as the chain: two guesses at each of the first two tokens, and the best nodes of any form."""
-    depth = min(max(k, 2), _DEEPEST)
+    """Small ones, no deeper than the chain, then those that are as deep: each with more guesses at the first tokens
+    alone, and with the best nodes of any form.
+    """
+    small, depth = min(k, _SMALL_DEPTH), min(max(k, 2), _DEEPEST)
+    small_best = [f"best:{3 * small}x{small}"] if small > 1 else []  # of one level it is the same tree
+    shapes = [_widths("3", depth=small), *small_best, _widths("2", "2", depth=depth), f"best:{4 * depth}x{depth}"]
     found = {}
-    for shape in ("x".join(["2", "2", *["1"] * (depth - 2)]), f"best:{4 * depth}x{depth}"):
+    for shape in shapes:
         tree = replace(chain(k, temperature), num_draft_tokens=None, tree=shape)
         found[f"tree {shape}"] = tree
         if temperature:
             found[f"tree {shape}, coupled"] = _coupled(tree)
     return found
+
+
+def _widths(*first: str, depth: int) -> str:
+    return "x".join([*first, *["1"] * (depth - len(first))])
 
 
 def _coupled(wish: Speculation) -> Speculation:
