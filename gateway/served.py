@@ -105,10 +105,11 @@ class ServedModel:
         ids = [draft.connection.info.model_id for draft in drafts if draft.connection is not None]
         limits = (facts.context_limit, facts.vocab_size)
         draft_id = ids[0] if ids else None
-        drafters = self._drafters(draft_id is not None)
+        has_model = any(draft.connection is not None and draft.kind is Drafter.MODEL for draft in drafts)
+        drafters = self._drafters(has_model)
         return ModelFacts(facts.id, *limits, facts.created, draft_id, drafters, self._no_trees())
 
-    def _drafters(self, has_draft: bool) -> tuple[Drafter, ...]:
+    def _drafters(self, has_model: bool) -> tuple[Drafter, ...]:
         """By what its workers said last; those that are gone may be back."""
         infos = [member.link.info for member in self.targets.values() if member.link.info is not None]
         own = {kind for info in infos for kind in info.drafters}
@@ -116,7 +117,7 @@ class ServedModel:
 
         def offered(each: Drafter) -> bool:
             if each.own is None:
-                return has_draft
+                return has_model
             return each.own.value in own or (not each.asks_model and each.value in drafted)
 
         return tuple(each for each in Drafter if offered(each))

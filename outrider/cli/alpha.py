@@ -55,8 +55,9 @@ def alpha(
 ) -> None:
     """Measure how often a target would accept what drafters propose, per sampling setting.
 
-    alpha is E[sum of min(target, draft)], the probability that a draft token is kept under rejection (Leviathan et al.
-    2023, Table 3); coupled and greedy are how often the draft's token is the target's under those rules.
+    alpha is the mean of the sum of min(target, draft), the probability that a draft token is kept under rejection
+    (Leviathan et al. 2023, Table 3); coupled and greedy are how often the draft's token is the target's under those
+    rules.
     """
     with errors_as_lines():
         for name, value in (("max-tokens", max_tokens), ("num-prompts", num_prompts)):
@@ -96,6 +97,11 @@ def drafter_of(text: str) -> dict[str, str | None]:
     if text in _COMBINED:
         raise ConfigError(f"--draft {text}: measure its two parts, {text.replace('+', ' and ')}, one beside the other")
     if kind not in KINDS:
+        if "/" not in text and not Path(text).expanduser().exists():
+            raise ConfigError(
+                f"--draft {text}: neither a folder nor a drafter, which are {', '.join(KINDS)}; "
+                f"of a hub id without an owner say model:{text}"
+            )
         return {"kind": "model", "source": text}
     if kind in ("ngram", "lookup"):
         if source:
@@ -138,12 +144,14 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
         own = [row for row in rows if row["setting"] == setting]
         off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
         words = ", ".join(f"{name} {value:g}" for name, value in setting.items() if off.get(name) != value)
-        table = Table(title=f"{words}; {own[0]['num_tokens']} tokens of the target", title_justify="left")
-        for name in ("drafter", "alpha", "coupled", "at least", "greedy", "drafts at"):
-            table.add_column(name, justify="left" if name == "drafter" else "right", overflow="fold")
+        title = f"{words}; {own[0]['num_tokens']} tokens of the target"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("drafter", overflow="fold")
+        for name in ("alpha", "coupled", "at least", "greedy", "drafts at"):
+            table.add_column(name, justify="right", no_wrap=True)
         for row in own:
             estimates = (_shown(row[name]) for name in ("alpha", "coupled", "bound", "greedy"))
-            table.add_row(row["drafter"], *estimates, f"{100 * row['drafted']['mean']:.0f} %")
+            table.add_row(_name(row["drafter"]), *estimates, f"{100 * row['drafted']['mean']:.0f} %")
         console.print(table)
     console.print(
         "alpha: kept under rejection, 1 - TV. coupled: the draft's token is the target's; at least: what is proved, "
@@ -157,4 +165,10 @@ def _shown(estimate: dict[str, float | None]) -> str:
     mean, error = estimate["mean"], estimate["error"]
     if mean is None:
         return "-"
-    return f"{mean:.3f}" if error is None else f"{mean:.3f} ± {error:.3f}"
+    return f"{mean:.3f}" if error is None else f"{mean:.3f}±{error:.3f}"
+
+
+def _name(drafter: str) -> str:
+    """Of a path its end, so that a row is a line."""
+    kind, _, source = drafter.partition(":")
+    return f"{kind}:{Path(source).name}" if source else kind

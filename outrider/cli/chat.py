@@ -9,7 +9,7 @@ import typer
 
 from outrider.cli import options as opt
 from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console, print_error
-from outrider.cli.render import AnswerPrinter, figure, legend
+from outrider.cli.render import AnswerPrinter, figure, legend, tokens_per_pass
 from outrider.client import Client, ConnectOptions, GenerateOptions, InvalidRequest, Message, OutriderError, Usage
 from outrider.client.aio import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
 
@@ -28,6 +28,7 @@ def chat(
     acceptance: opt.Acceptance = None,
     drafter: opt.DrafterOption = None,
     tree: opt.Tree = None,
+    lenience: opt.Lenience = None,
     no_speculation: opt.NoSpeculation = False,
     model: opt.ModelId = None,
     timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
@@ -52,6 +53,7 @@ def chat(
             acceptance=acceptance,
             drafter=drafter,
             tree=tree,
+            lenience=lenience,
             no_speculation=no_speculation,
         )
         connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)
@@ -133,6 +135,6 @@ class Conversation:
         finally:
             printer.end()
         if usage is not None:
-            rate, per_pass = figure(usage.acceptance_rate), figure(usage.tokens_per_target_pass)
-            note_console().print(f"acceptance rate {rate}, {per_pass} tokens per target pass", style="dim")
+            rate = figure(usage.acceptance_rate)
+            note_console().print(f"acceptance rate {rate}, {tokens_per_pass(usage)}", style="dim")
         return "".join(parts)

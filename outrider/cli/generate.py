@@ -30,6 +30,7 @@ def generate(
     acceptance: opt.Acceptance = None,
     drafter: opt.DrafterOption = None,
     tree: opt.Tree = None,
+    lenience: opt.Lenience = None,
     no_speculation: opt.NoSpeculation = False,
     model: opt.ModelId = None,
     timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
@@ -55,6 +56,7 @@ def generate(
             acceptance=acceptance,
             drafter=drafter,
             tree=tree,
+            lenience=lenience,
             no_speculation=no_speculation,
         )
         text = _read_stdin() if prompt == "-" else prompt

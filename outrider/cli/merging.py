@@ -26,6 +26,8 @@ def merged(
     """
     if no_draft and flags["draft"]["model"] is not None:
         raise ConfigError("--no-draft and --draft contradict each other; leave one out")
+    if no_draft and flags["gateway"].get("tree") is not None:
+        raise ConfigError("--no-draft and --tree contradict each other: a draft worker makes trees; leave one out")
     if no_ray and flags["ray"]["address"] is not None:
         raise ConfigError("--no-ray and --ray-address contradict each other; leave one out")
     flags = {**flags, "draft": _draft(flags["draft"], file.get("draft"))}

@@ -51,6 +51,10 @@ Tree = Annotated[
     str | None,
     typer.Option(help="Draft a tree: children by depth, 4x2x1, or best:12x4, nodes and depth; absent = as the server."),
 ]
+Lenience = Annotated[
+    float | None,
+    typer.Option(help="Above 0, up to 1 = exact: the lower, the more drafts are kept; absent = the server's default."),
+]
 NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain decoding: the target alone.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds until an answer is given up.")]
 
@@ -76,6 +80,7 @@ def generate_options(
     acceptance: AcceptanceRule | None,
     drafter: Drafter | None,
     tree: str | None,
+    lenience: float | None,
     no_speculation: bool,
 ) -> GenerateOptions:
     """What was not given is left out, so that the defaults are the SDK's and the server's."""
@@ -96,5 +101,6 @@ def generate_options(
         acceptance=acceptance,
         drafter=drafter,
         tree=tree,
+        lenience=lenience,
     )
     return options

@@ -100,13 +100,17 @@ def summary(usage: Usage, elapsed_s: float, first_token_s: float) -> str:
         f"{usage.num_completion_tokens / elapsed_s:.1f} tokens/s, first after {first_token_s * 1000:.0f} ms"
     )
     rounds = f"{usage.num_rounds} rounds, {usage.num_plain_steps} plain steps"
-    per_pass = f"{figure(usage.tokens_per_target_pass)} tokens per target pass"
+    per_pass = tokens_per_pass(usage)
     if usage.acceptance_rate is None:
         return f"{made}\n{rounds}, nothing drafted, {per_pass}"
-    if usage.lenience is not None:
-        per_pass += f"; not exact: lenience {usage.lenience:g}"
     accepted = f"acceptance rate {usage.acceptance_rate:.2f} ({usage.num_accepted_tokens}/{usage.num_draft_tokens})"
     return f"{made}\n{rounds}, {accepted}, mean accepted length {figure(usage.mean_accepted_length)}, {per_pass}"
+
+
+def tokens_per_pass(usage: Usage) -> str:
+    """With the mark of an answer that is not exact."""
+    mark = f"; not exact: lenience {usage.lenience:g}" if usage.lenience is not None and usage.num_draft_tokens else ""
+    return f"{figure(usage.tokens_per_target_pass)} tokens per target pass{mark}"
 
 
 def figure(value: float | None) -> str:

@@ -271,6 +271,7 @@ def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path, log
     [
         (("--target", "x"), "", "only one model of the pair is named; say --draft MODEL, "),
         (("--draft", "x", "--no-draft"), "", "--no-draft and --draft contradict"),
+        (("--tree", "3x2", "--no-draft"), "", "--no-draft and --tree contradict"),
         (("--dtype", "float8"), "", "target.dtype is 'float8'"),
         (("--port", "70000"), "", "gateway.port is '70000'"),
         (("--config", "{file}"), "target: {max_slotz: 3}", "target.max_slotz is no setting; known: attention_path"),

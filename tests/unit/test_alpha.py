@@ -51,6 +51,14 @@ def test_what_is_missing_is_named(text: str) -> None:
         drafter_of(text)
 
 
+def test_a_misspelt_drafter_is_named_before_anything_is_read() -> None:
+    with pytest.raises(
+        ConfigError, match="--draft ngrm: neither a folder nor a drafter, which are model, ngram, lookup"
+    ):
+        drafter_of("ngrm")
+    assert drafter_of("model:gpt2") == {"kind": "model", "source": "gpt2"}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("alpha")

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -21,8 +22,8 @@ from typer.testing import CliRunner
 
 from outrider import __version__
 from outrider.cli.main import app
-from outrider.cli.render import KindPainter
-from outrider.client import Round, RoundTimings, Token, TokenKind
+from outrider.cli.render import KindPainter, tokens_per_pass
+from outrider.client import Round, RoundTimings, Token, TokenKind, Usage
 from outrider.v1 import common_pb2
 from outrider.wire import errors
 from tests.unit.scripted_gateway import TEXT, ScriptedGateway, failing, hanging, serving
@@ -97,6 +98,16 @@ def test_a_tree_reaches_the_gateway(gateway: ScriptedGateway) -> None:
     assert [(list(each.widths), each.num_nodes, each.max_depth) for each in shapes] == [([4, 2, 1], 0, 0), ([], 12, 4)]
     refused = outrider("generate", "hello", "--address", gateway.address, "--tree", "4,2")
     assert refused.exit_code == 1 and "speculation.tree is '4,2'" in refused.stderr
+
+
+def test_lenience_reaches_the_gateway_and_its_answer_is_marked(gateway: ScriptedGateway) -> None:
+    for command, stdin in (("generate", None), ("chat", "hello\n")):
+        words = [command, "hello"] if command == "generate" else [command]
+        assert outrider(*words, "--address", gateway.address, "--lenience", "0.5", stdin=stdin).exit_code == 0
+        assert gateway.requests[-1].speculation.lenience == 0.5
+    usage = Usage(9, 24, 8, 40, 16, 0, 0, 0, lenience=0.5)
+    assert tokens_per_pass(usage) == "3.00 tokens per target pass; not exact: lenience 0.5"
+    assert tokens_per_pass(replace(usage, lenience=None)) == "3.00 tokens per target pass"
 
 
 def test_no_speculation(gateway: ScriptedGateway) -> None:
