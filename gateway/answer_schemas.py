@@ -27,7 +27,8 @@ class CompletionTokensDetails(_Answer):
 
 
 class SpeculationUsage(_Answer):
-    num_rounds: int
+    num_rounds: int = Field(description="With drafts.")
+    num_plain_steps: int = Field(description="Steps without drafts.")
     num_draft_tokens: int
     num_accepted_tokens: int
     acceptance_rate: float | None

@@ -173,6 +173,7 @@ def usage_of(prompts: Sequence[Sequence[Usage]]) -> Json:
         "completion_tokens_details": {**details, "reasoning_tokens": 0, "audio_tokens": 0},
         "speculation": {
             "num_rounds": rounds,
+            "num_plain_steps": sum(usage.num_plain_steps for usage in usages),
             "num_draft_tokens": drafted,
             "num_accepted_tokens": accepted,
             "acceptance_rate": accepted / drafted if drafted else None,
