@@ -18,6 +18,9 @@ EXACT = 8
 PER_OCTAVE = 4
 CLASSES = [max(1, n) if n <= EXACT else EXACT + int(PER_OCTAVE * log2(n / EXACT)) for n in range(4097)]
 SLOT_GAIN = 0.05
+SLOT_LEAK = 0.01
+"""Of what a slot is held to cost, by each step with one token for each: such steps cannot tell the two apart, and then
+it is tokens that cost."""
 FORGET_S = 120.0
 """A class that no step was of for so long is not believed any more: the machine may have been slow then."""
 
@@ -74,9 +77,12 @@ class StepModel:
         if with_prompts and not known.is_rough:
             return
         known.seen_s = now
+        if num_tokens == num_slots:
+            self._slot_s *= 1.0 - SLOT_LEAK
         off = num_slots - known.num_slots
         if off:
-            beyond = seconds - known.seconds.value - self._slot_s * off
+            by_tokens_s = self._token_s(key) * (num_tokens - known.num_tokens)
+            beyond = seconds - known.seconds.value - self._slot_s * off - by_tokens_s
             limit = 0.25 * known.seconds.value
             self._slot_s += SLOT_GAIN * max(-limit, min(limit, beyond)) * off / (off * off + 1.0)
             self._slot_s = max(0.0, min(self._slot_s, known.seconds.value / max(1.0, known.num_tokens)))
@@ -85,6 +91,15 @@ class StepModel:
         known.seconds.shift(self._slot_s * gain * off)
         known.num_slots += gain * off
         known.num_tokens += gain * (num_tokens - known.num_tokens)
+
+    def _token_s(self, key: int) -> float:
+        """What a token costs besides its slot, about that class: by its neighbours."""
+        at = bisect_right(self._known, key)
+        low, high = (self._classes[self._known[i]] for i in (max(0, at - 2), min(at, len(self._known) - 1)))
+        if high.num_tokens <= low.num_tokens:
+            return 0.0
+        beyond_s = high.seconds.value - low.seconds.value - self._slot_s * (high.num_slots - low.num_slots)
+        return max(0.0, beyond_s / (high.num_tokens - low.num_tokens))
 
     def _forget(self, now: float) -> None:
         self._looked_s = now

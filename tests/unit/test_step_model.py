@@ -50,6 +50,16 @@ def test_what_a_slot_costs_is_told_from_what_a_token_costs() -> None:
         assert model.seconds(b, n) == pytest.approx(0.020 + 0.001 * b + 0.0005 * n, rel=0.06)
 
 
+def test_plain_steps_say_what_tokens_cost_and_nothing_of_slots() -> None:
+    """One token for each slot: 3 ms for both. More tokens of the same slots are then known to cost something."""
+    rng = random.Random(0)
+    model = StepModel()
+    for _ in range(100):
+        for n in (1, 2, 4, 8, 11, 14, 18, 23, 29, 36, 45, 52, 58, 61, 64):
+            model.note(n, n, (0.045 + 0.003 * n) * rng.gauss(1.0, 0.05))
+    assert model.seconds(64, 128) == pytest.approx(0.045 + 0.003 * 128, rel=0.1)
+
+
 def test_steps_with_prompts_are_a_hint_until_there_is_one_without() -> None:
     model = taught((1, 1, 0.02))
     model.note(2, 64, 0.100, with_prompts=True)
