@@ -23,6 +23,7 @@ from rich.console import Console
 
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, RESULTS, Report, dev_prompts
 from outrider.cli.alpha import drafter_of, measured
+from outrider.cli.alpha import shown as as_shown
 from outrider.engine.alpha import Estimate
 
 MODEL, BIGRAM, UNIGRAM = "model", "bigram", "unigram"
@@ -38,9 +39,7 @@ CODE = ("outrider", "gateway", "draft_service", "target_service", "deploy", "mod
 
 
 def shown(estimate: Estimate) -> str:
-    if estimate.mean is None:
-        return "-"
-    return f"{estimate.mean:.3f}" + ("" if estimate.error is None else f" ± {estimate.error:.3f}")
+    return as_shown(estimate.mean, estimate.error)
 
 
 def less(one: Estimate, other: Estimate) -> Estimate:

@@ -163,6 +163,8 @@ def add_cells(report: Report, name: str, temperature: float, cells: Mapping[str,
             wrong.append(
                 f"{arm} on {name} prompts at T = {temperature:g}: {ratio} of plain, at least {LEAST_RATIO:g} wanted"
             )
+        if ratio is not None and name == REPETITIVE and arm in WITHOUT_MODEL and not temperature and ratio.low <= 1.0:
+            wrong.append(f"{arm} on {name} prompts at T = 0: {ratio} of plain, more than 1 wanted")
     columns = ("drafter", "tokens a target pass", "kept", "tok/s", "speed over plain")
     report.table(f"{name.capitalize()} prompts, T = {temperature:g}", columns, rows)
     report.data[f"{name}, T = {temperature:g}"] = {

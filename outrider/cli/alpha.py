@@ -150,7 +150,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
         for name in ("alpha", "coupled", "at least", "greedy", "drafts at"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in own:
-            estimates = (_shown(row[name]) for name in ("alpha", "coupled", "bound", "greedy"))
+            estimates = (shown(**row[name]) for name in ("alpha", "coupled", "bound", "greedy"))
             table.add_row(_name(row["drafter"]), *estimates, f"{100 * row['drafted']['mean']:.0f} %")
         console.print(table)
     console.print(
@@ -161,8 +161,8 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     )
 
 
-def _shown(estimate: dict[str, float | None]) -> str:
-    mean, error = estimate["mean"], estimate["error"]
+def shown(mean: float | None, error: float | None) -> str:
+    """Of an Estimate."""
     if mean is None:
         return "-"
     return f"{mean:.3f}" if error is None else f"{mean:.3f}±{error:.3f}"

@@ -124,7 +124,10 @@ class DraftConfig(_Settings):
     def _drafter_has_what_it_needs(self) -> Self:
         of_a_text = self.drafter in ("unigram", "bigram")
         if of_a_text and self.drafter_text is None:
-            raise ValueError(f"drafter is {self.drafter!r} and drafter_text is missing: name a text file to count in")
+            raise ValueError(
+                f"drafter is {self.drafter!r} and drafter_text is missing: name a text file to count in, for "
+                f"`outrider up` as in --draft {self.drafter}:FILE"
+            )
         if self.drafter_text is not None and not of_a_text:
             raise ValueError(
                 f"drafter_text is {self.drafter_text!r} and drafter {self.drafter!r}, which reads none; leave it out, "
@@ -166,7 +169,7 @@ class TargetConfig(_Settings):
     cpu_cores: str | None = None
     """Cores to stay on, such as 0 or 0,2-3; absent = all that the process was given."""
     verification: Literal["block", "token"] = "block"
-    """How acceptance by rejection looks at drafts: together, which keeps as many of them or more, or one by one. Both
+    """How acceptance by rejection looks at drafts: together, which keeps as many of them on average or more, or one by one. Both
     give exactly the target's law."""
     drafter_text: str | None = None
     """Text file (UTF-8) whose tokens and pairs of tokens are counted: requests may then be drafted for by unigram and

@@ -33,7 +33,7 @@ WINDOWS = {"first": first_three, "last": last_three}
 NUM_TESTS = len(WINDOWS) * len(ALL_CASES) + 2
 """Chi-square tests of sound services, at most: two for each case, two of independence. The slow run has an ALPHA of its
 own."""
-MIN_OF_A_KIND = 0.075
+MIN_OF_A_KIND = 100 / NUM_ANSWERS
 """Of the number of answers: tokens of each kind that a case must hold, for a rule that never ran was not tested."""
 MIN_FAULTS = 0.02
 """The same for proposals that are late, and for those that are refused."""

@@ -31,7 +31,7 @@ def test_the_papers_order_is_none() -> None:
 
 def test_another_order_is_one_and_so_is_what_the_interval_hides() -> None:
     assert "bigram at T = 1 is not above unigram" in violations([MODEL, BIGRAM, row("unigram", 0.2)])[0]
-    assert "differs by 0.020 ± 0.028" in violations([MODEL, BIGRAM, row("unigram", 0.16)])[0]
+    assert "differs by 0.020±0.028" in violations([MODEL, BIGRAM, row("unigram", 0.16)])[0]
     assert "model at T = 1 is not above bigram" in violations([row("model", 0.1), BIGRAM, UNIGRAM])[0]
 
 

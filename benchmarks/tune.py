@@ -1,0 +1,128 @@
+"""Does `outrider tune` foresee what it then measures, and recommend the fastest? The demo pair, its target widened.
+
+    make bench-tune                                   # or: python -m benchmarks.tune --help
+
+Runs the command itself and reads its JSON. The exit code is 1 where a K is more than FAR_OFF from the speed that was
+expected of it, or where the recommendation is not within NEAR of the fastest setting measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import DEMO_DRAFT, REPO, RESULTS, Report, widened
+
+FAR_OFF = 0.15
+"""Of the expected speed."""
+NEAR = 0.95
+"""Of the fastest speed."""
+PNG = REPO / "docs" / "images" / "tune.png"
+Study = Mapping[str, Any]
+"""What `outrider tune --json` tells of a temperature."""
+
+
+def tuned(arguments: Sequence[str]) -> Mapping[str, Any]:
+    """What the command prints. Ends this process where it fails: its words are on stderr."""
+    command = [str(Path(sys.executable).with_name("outrider")), "tune", "--json", *arguments]
+    made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if made.returncode:
+        sys.exit(f"{shlex.join(command)} ended with exit code {made.returncode}")
+    found: Mapping[str, Any] = json.loads(made.stdout)
+    return found
+
+
+def speedups(study: Study) -> dict[str, float]:
+    """Over plain decoding in the same repeat, of every setting that was measured."""
+    chains = {f"K = {point['k']}, every K": point["speedup"]["median"] for point in study["speeds"]}
+    return chains | {each["name"]: each["speedup"]["median"] for each in study["alternatives"]}
+
+
+def violations(study: Study) -> list[str]:
+    found = []
+    where = f"T = {study['temperature']:g}"
+    for point in study["speeds"]:
+        met = point["measured_over_expected"]
+        if not abs(met - 1.0) <= FAR_OFF:
+            found.append(f"{where}: K = {point['k']} is {met:.2f} times as fast as expected")
+    said, fastest = study["recommendation"], max(speedups(study).items(), key=lambda item: item[1])
+    if not said["speedup"]["median"] >= NEAR * fastest[1]:
+        found.append(
+            f"{where}: {said['name']} is recommended, {said['speedup']['median']:.2f} times plain decoding, "
+            f"and {fastest[0]} is {fastest[1]:.2f} times"
+        )
+    return found
+
+
+def add_study(report: Report, study: Study) -> None:
+    where, said = f"T = {study['temperature']:g}", study["recommendation"]
+    rows = [
+        [
+            str(point["k"]),
+            f"{point['paper_speedup']:.2f}",
+            f"{point['expected_speedup']:.2f}",
+            shown(point["speedup"]),
+            f"{point['tokens_per_s']:.1f}",
+            f"{point['measured_over_expected']:.2f}",
+        ]
+        for point in study["speeds"]
+    ]
+    columns = ("K", "paper", "expected", "measured over plain", "tok/s", "measured / expected")
+    report.table(f"Every K, {where}", columns, rows)
+    others = [
+        [each["name"], f"{each['tokens_per_pass']:.2f}", shown(each["speedup"])]
+        for each in sorted(study["alternatives"], key=lambda each: -float(each["speedup"]["median"]))
+    ]
+    report.table(f"Alternatives, {where}", ("setting", "tokens a target pass", "over plain"), others)
+    met = [point["measured_over_expected"] for point in study["speeds"]]
+    report.text(
+        f"Alpha {study['alpha']:.3f}, c {study['c']:.3f}. Measured over expected is {min(met):.2f} to {max(met):.2f}. "
+        f"Recommended: {said['name']}. {said['reason']}"
+    )
+    report.data[where] = study
+
+
+def shown(speedup: Mapping[str, float]) -> str:
+    """Median, and the range over repeats."""
+    return f"{speedup['median']:.2f} ({speedup['low']:.2f}-{speedup['high']:.2f})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="94M", choices=["94M", "111M", "1b"], help="of the widened target")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--png", type=Path, default=PNG, help="file that the curve is drawn into")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    options = parser.parse_args()
+    report = Report("tune", "What `outrider tune` expects, measures and recommends")
+    report.text(
+        f"The demo pair, its target WIDENED to {options.size}; {options.prompts} prompts, one answer at a time, "
+        f"{options.repeats} repeats. Speeds are over plain decoding in the same repeat, in brackets the range."
+    )
+    arguments = ["--target", str(widened(options.size)), "--draft", str(DEMO_DRAFT), "--png", str(options.png)]
+    arguments += ["--num-prompts", str(options.prompts), "--repeats", str(options.repeats)]
+    for temperature in options.temperatures:
+        arguments += ["--temperature", str(temperature)]
+    wrong = []
+    for study in tuned(arguments)["studies"]:
+        add_study(report, study)
+        wrong += violations(study)
+    report.verdict(
+        wrong,
+        f"No violation: every K is within {100 * FAR_OFF:.0f} % of what was expected of it, and what is recommended "
+        f"within {100 * (1 - NEAR):.0f} % of the fastest setting measured.",
+    )
+    report.write(options.results)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
