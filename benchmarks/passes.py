@@ -42,9 +42,11 @@ async def run_pass(
     speculation: Speculation | bool,
     seed: int = 0,
     cache_salt: str | None = None,
-    on_round: Callable[[Round], None] = lambda item: None,
+    on_round: Callable[[int, Round], None] = lambda index, item: None,
 ) -> Sample:
-    """All prompts once, as text or token ids; ends of sequence are ignored. False is plain decoding."""
+    """All prompts once, as text or token ids; ends of sequence are ignored. False is plain decoding. on_round: is told
+    each round as it comes, with the index of its prompt.
+    """
     places = asyncio.Semaphore(concurrency)
     outputs: list[list[int]] = [[] for _ in prompts]
     rounds: list[Round] = []
@@ -66,7 +68,7 @@ async def run_pass(
         ):
             async for item in stream:
                 rounds.append(item)
-                on_round(item)
+                on_round(index, item)
                 outputs[index].extend(token.id for token in item.tokens)
 
     started = time.perf_counter()

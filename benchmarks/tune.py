@@ -17,13 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import DEMO_DRAFT, REPO, RESULTS, Report, widened
+from benchmarks.common import DEMO_DRAFT, RESULTS, Report, widened
 
 FAR_OFF = 0.15
 """Of the expected speed."""
 NEAR = 0.95
 """Of the fastest speed."""
-PNG = REPO / "docs" / "images" / "tune.png"
 Study = Mapping[str, Any]
 """What `outrider tune --json` tells of a temperature."""
 
@@ -47,6 +46,8 @@ def speedups(study: Study) -> dict[str, float]:
 def violations(study: Study) -> list[str]:
     found = []
     where = f"T = {study['temperature']:g}"
+    if study["unsteady"] is not None:
+        found.append(f"{where}: {study['unsteady']}")
     for point in study["speeds"]:
         met = point["measured_over_expected"]
         if not abs(met - 1.0) <= FAR_OFF:
@@ -99,16 +100,23 @@ def main() -> int:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--png", type=Path, default=PNG, help="file that the curve is drawn into")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to, tune.png too")
     options = parser.parse_args()
     report = Report("tune", "What `outrider tune` expects, measures and recommends")
     report.text(
         f"The demo pair, its target WIDENED to {options.size}; {options.prompts} prompts, one answer at a time, "
         f"{options.repeats} repeats. Speeds are over plain decoding in the same repeat, in brackets the range."
     )
-    arguments = ["--target", str(widened(options.size)), "--draft", str(DEMO_DRAFT), "--png", str(options.png)]
+    arguments = [
+        "--target",
+        str(widened(options.size)),
+        "--draft",
+        str(DEMO_DRAFT),
+        "--png",
+        str(options.results / "tune.png"),
+    ]
     arguments += ["--num-prompts", str(options.prompts), "--repeats", str(options.repeats)]
+    options.results.mkdir(parents=True, exist_ok=True)
     for temperature in options.temperatures:
         arguments += ["--temperature", str(temperature)]
     wrong = []

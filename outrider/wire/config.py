@@ -169,8 +169,8 @@ class TargetConfig(_Settings):
     cpu_cores: str | None = None
     """Cores to stay on, such as 0 or 0,2-3; absent = all that the process was given."""
     verification: Literal["block", "token"] = "block"
-    """How acceptance by rejection looks at drafts: together, which keeps as many of them on average or more, or one by one. Both
-    give exactly the target's law."""
+    """How acceptance by rejection looks at drafts: together, which keeps as many of them on average or more, or one by
+    one. Both give exactly the target's law."""
     drafter_text: str | None = None
     """Text file (UTF-8) whose tokens and pairs of tokens are counted: requests may then be drafted for by unigram and
     bigram. ngram and lookup need none."""

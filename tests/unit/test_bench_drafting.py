@@ -29,6 +29,7 @@ from benchmarks.coupled_parity import (
     Killer,
     Outcome,
     Setting,
+    add_outcomes,
     counted,
     half_way,
     violations,
@@ -67,21 +68,32 @@ def flip(gap: float) -> Flip:
 
 
 def test_any_difference_is_a_violation_where_batches_do_not_matter() -> None:
-    assert violations(INVARIANT, [GOOD], None) == []
-    found = violations(INVARIANT, [replace(GOOD, flips=[flip(0.0)])], None)
+    assert violations(INVARIANT, [GOOD], None, 1e-3) == []
+    found = violations(INVARIANT, [replace(GOOD, flips=[flip(0.0)])], None, 1e-3)
     assert len(found) == 1
     assert "prompt 3 differs at token 17" in found[0]
 
 
 @pytest.mark.parametrize(("gap", "num"), [(0.1, 0), (0.2, 0), (0.3, 1), (math.inf, 1), (math.nan, 1)])
 def test_elsewhere_a_near_tie_is_none(gap: float, num: int) -> None:
-    assert len(violations("paged", [replace(GOOD, flips=[flip(gap)])], 0.2)) == num
+    assert len(violations("paged", [replace(GOOD, flips=[flip(gap)])], 0.2, 2.0)) == num
 
 
-@pytest.mark.parametrize("moved", [FAR + 0.01, math.inf, math.nan])
-def test_an_arithmetic_that_is_far_off_forgives_nothing(moved: float) -> None:
-    assert violations("paged", [GOOD], FAR) == []
-    assert "sums are moved by" in violations("paged", [GOOD], moved)[0]
+@pytest.mark.parametrize("times", [1.01, math.inf, math.nan])
+@pytest.mark.parametrize("far", FAR.values())
+def test_an_arithmetic_that_is_far_off_is_a_violation(far: float, times: float) -> None:
+    assert violations("paged", [GOOD], far, far) == []
+    assert "sums are moved by" in violations("paged", [GOOD], times * far, far)[0]
+
+
+@pytest.mark.parametrize("forgiven", [None, 0.2])
+def test_a_mode_is_told_with_its_flips_and_what_a_near_tie_is(forgiven: float | None) -> None:
+    report = Report("x", "X", _machine={})
+    add_outcomes(report, "paged", [replace(GOOD, flips=[flip(0.1)])], forgiven)
+    told = "\n".join(report._parts)
+    assert ("A near-tie is up to 0.2 nats wide." in told) == (forgiven is not None)
+    assert "| ngram | 4 | 8 | 1 | 3 | 17 | 5 | 6 | 1.0e-01 |" in told
+    assert report.data["paged"]["near_tie"] == forgiven
 
 
 def test_a_near_tie_is_as_wide_as_the_arithmetic_moves_two_sums() -> None:
@@ -95,7 +107,7 @@ def test_a_near_tie_is_as_wide_as_the_arithmetic_moves_two_sums() -> None:
         {"dtype": "bfloat16", "attention_path": "paged"},
     ]
     same, float32, bfloat16 = (judge.moved(each, texts) for each in settings)
-    assert same == 0.0 < float32 < NEAR_TIE < bfloat16 < FAR
+    assert same == 0.0 < float32 < NEAR_TIE < bfloat16 < FAR["bfloat16"]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -114,15 +126,15 @@ def test_what_a_target_says_has_no_gap_and_all_else_has_one(temperature: float) 
 
 
 def test_what_shows_nothing_is_a_violation() -> None:
-    assert "nothing was drafted" in violations(INVARIANT, [replace(GOOD, num_drafted=0)], None)[0]
-    assert "no draft was kept" in violations(INVARIANT, [replace(GOOD, num_accepted=0)], None)[0]
+    assert "nothing was drafted" in violations(INVARIANT, [replace(GOOD, num_drafted=0)], None, 1e-3)[0]
+    assert "no draft was kept" in violations(INVARIANT, [replace(GOOD, num_accepted=0)], None, 1e-3)[0]
     random = replace(GOOD, setting=Setting(RANDOM, 8, 8, 1.0), num_accepted=0)
     off = replace(GOOD, setting=Setting(OFF, 0, 8, 1.0), num_drafted=0, num_accepted=0)
-    assert violations(INVARIANT, [random, off], None) == []
+    assert violations(INVARIANT, [random, off], None, 1e-3) == []
     killed = replace(GOOD, setting=Setting(KILLED, 8, 8, 1.0), num_plain_steps=10 * GOOD.num_texts)
-    assert violations(INVARIANT, [killed], None) == []
+    assert violations(INVARIANT, [killed], None, 1e-3) == []
     ends = replace(killed, num_plain_steps=GOOD.num_texts)  # an answer's last token needs no draft
-    assert "killed too late" in violations(INVARIANT, [ends], None)[0]
+    assert "killed too late" in violations(INVARIANT, [ends], None, 1e-3)[0]
 
 
 def test_everything_is_asked_for_where_nothing_may_differ() -> None:

@@ -18,6 +18,7 @@ def study(met: float = 1.0, chosen: float = 2.0) -> dict[str, Any]:
     """Chains of 0 and 1, `ngram` the fastest of all, and what is recommended."""
     return {
         "temperature": 1.0,
+        "unsteady": None,
         "alpha": 0.6,
         "c": 0.02,
         "speeds": [
@@ -49,6 +50,12 @@ def test_near_enough_is_well(met: float, chosen: float) -> None:
 def test_a_speed_that_was_not_foreseen_is_a_violation(met: float) -> None:
     (found,) = violations(study(met=met))
     assert found.startswith("T = 1: K = 1 is ")
+
+
+def test_a_machine_that_changed_its_speed_is_a_violation() -> None:
+    assert violations(study() | {"unsteady": "Plain decoding was twice as fast later."}) == [
+        "T = 1: Plain decoding was twice as fast later."
+    ]
 
 
 def test_a_recommendation_that_something_else_outruns_is_a_violation() -> None:
