@@ -306,7 +306,8 @@ def test_the_curves_are_drawn(tmp_path: Path) -> None:
 
 
 def test_costs_are_measured_at_few_k() -> None:
-    assert calibrated(12) == (0, 1, 4, 12)
+    assert calibrated(12) == (0, 1, 2, 4, 6, 8, 10, 12)
+    assert calibrated(5) == (0, 1, 2, 4, 5)
     assert calibrated(2) == (0, 1, 2)
     assert calibrated(1) == (0, 1)
 
