@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prom
 from benchmarks.passes import run_pass
 from benchmarks.running import running
 from outrider.client import AcceptanceRule, AsyncClient, Round, Speculation
-from outrider.engine.alpha import Estimate
+from outrider.engine.alpha import Estimate, half_width, moves
 
 BY_TOKEN, BY_BLOCK = "rejection by token", "rejection by block"
 RULES: Mapping[str, Speculation] = {
@@ -81,21 +80,13 @@ def measured(options: argparse.Namespace) -> dict[Key, Counts]:
 
 def gain(counts: Counts, base: Counts) -> Estimate:
     """Tokens a pass more than `base`, of the same prompts, with half the width of the 95 % interval: prompts are what
-    is independent, and each is its own control (Cochran, "Sampling techniques", section 6.4, of two ratios).
+    is independent, and each is its own control.
     """
     one, other = (Estimate.of(each).mean for each in (counts, base))
     if one is None or other is None:
         return Estimate(None, None)
-    off = [mine - its for mine, its in zip(_off(counts, one), _off(base, other), strict=True)]
-    if len(off) < 2:
-        return Estimate(one - other, None)
-    return Estimate(one - other, 1.96 * math.sqrt(sum(each * each for each in off) * len(off) / (len(off) - 1)))
-
-
-def _off(counts: Counts, mean: float) -> list[float]:
-    """By how much each prompt moves the mean of all."""
-    total = sum(map(len, counts))
-    return [(sum(values) - mean * len(values)) / total for values in counts]
+    by_prompt = [mine - its for mine, its in zip(moves(counts, one), moves(base, other), strict=True)]
+    return Estimate(one - other, half_width(by_prompt) if len(by_prompt) > 1 else None)
 
 
 def violations(found: Mapping[Key, Counts]) -> list[str]:

@@ -92,9 +92,20 @@ class Estimate:
         mean = total / num
         if len(kept) < 2:
             return cls(mean, None)
-        # Ratio of sums over clusters: its linearised variance (Cochran, "Sampling techniques", section 6.4).
-        spread = sum((sum(values) - mean * len(values)) ** 2 for values in kept) * len(kept) / (len(kept) - 1)
-        return cls(mean, 1.96 * math.sqrt(spread) / num)
+        return cls(mean, half_width(moves(kept, mean)))
+
+
+def moves(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]:
+    """By how much each prompt moves the mean of all values."""
+    num = sum(map(len, by_prompt))
+    return [(sum(values) - mean * len(values)) / num for values in by_prompt]
+
+
+def half_width(moves: Sequence[float]) -> float:
+    """Of the 95 % interval of what two prompts or more move by so much: the linearised variance of a ratio of sums over
+    clusters, or of a difference of such ratios (Cochran, "Sampling techniques", section 6.4).
+    """
+    return 1.96 * math.sqrt(sum(move * move for move in moves) * len(moves) / (len(moves) - 1))
 
 
 @dataclass
