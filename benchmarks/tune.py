@@ -98,14 +98,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="94M", choices=["94M", "111M", "1b"], help="of the widened target")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=80)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to, tune.png too")
     options = parser.parse_args()
     report = Report("tune", "What `outrider tune` expects, measures and recommends")
     report.text(
-        f"The demo pair, its target WIDENED to {options.size}; {options.prompts} prompts, one answer at a time, "
-        f"{options.repeats} repeats. Speeds are over plain decoding in the same repeat, in brackets the range."
+        f"The demo pair, its target WIDENED to {options.size}; {options.prompts} prompts, one answer of {options.max_tokens} "
+        f"tokens at a time, {options.repeats} repeats. Speeds are over plain decoding in the same repeat, in brackets the "
+        "range."
     )
     arguments = [
         "--target",
@@ -115,7 +117,8 @@ def main() -> int:
         "--png",
         str(options.results / "tune.png"),
     ]
-    arguments += ["--num-prompts", str(options.prompts), "--repeats", str(options.repeats)]
+    arguments += ["--num-prompts", str(options.prompts), "--max-tokens", str(options.max_tokens)]
+    arguments += ["--repeats", str(options.repeats)]
     options.results.mkdir(parents=True, exist_ok=True)
     for temperature in options.temperatures:
         arguments += ["--temperature", str(temperature)]

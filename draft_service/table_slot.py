@@ -37,6 +37,10 @@ class TableSlot(BareSlot):
             self.follower.close()
         return 0
 
+    def make_way(self) -> int:
+        """What was said in it is in the slot that comes: remembered once, at the end."""
+        return 0
+
     def distrust(self) -> None:
         """What the follower holds may be wrong: nothing of it is to be remembered."""
         self._is_sound = False

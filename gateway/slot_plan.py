@@ -27,7 +27,7 @@ LEAST_GAIN = 0.5
 FIRST_SHARE = 1 / 4
 """Of those who decided: so many that begin are drafted for at once; more will be another load."""
 SHORT_LEFT = 6.0
-"""Who is expected to say fewer tokens than so many is not drafted for."""
+"""Who is expected to say fewer tokens than so many starts plain, and nothing is fed to a drafter for the answer."""
 MOST_STEPS_WAITED = 8.0
 """A proposal that takes longer than so many plain steps cannot pay: to learn nothing else, nobody waits for it."""
 REST_ROUNDS = 4
@@ -237,7 +237,9 @@ class SlotPlan:
     def _first(self, room: int, num_behind: int, num_left: Callable[[], float]) -> Choice:
         self._set_first(True)
         source, planner = self.source, self._planner
-        if not source.is_on or source.num_first > max(1, FIRST_SHARE * source.num_slots) or planner.wants_plain():
+        if not source.is_on or num_left() < SHORT_LEFT:
+            return PLAIN
+        if source.num_first > max(1, FIRST_SHARE * source.num_slots) or planner.wants_plain():
             return PLAIN
         return self._by(planner.last_plan(source), room, num_behind, num_left)
 

@@ -157,7 +157,7 @@ class Model:
         """After ids[:start], ids[:start + 1], ... ids[:-1]."""
         table = self.runner.pool.new_table()
         try:
-            logits = self.runner.forward([ModelRow.of(table, list(ids[:-1]), 0, len(ids) - start)]).cpu()
+            logits = self.runner.forward([ModelRow.of(table, list(ids[:-1]), 0, len(ids) - start)])
         finally:
             table.free()
         host, state = HostLogits(logits), SamplingState(params, (), ())
@@ -165,19 +165,25 @@ class Model:
             yield host.law(index, LogitRow(state))
 
     def write(self, prompts: Sequence[Sequence[int]], count: int, params: Sequence[SamplingParams]) -> list[list[int]]:
-        """Prompt and `count` tokens of each, every one picked by coupled noise: an exact draw."""
+        """Prompt and answer of each, every token picked by coupled noise: an exact draw. An answer has `count` tokens, or
+        ends with the first end-of-sequence id.
+        """
         sequences = [list(prompt) for prompt in prompts]
         tables, cached = [self.runner.pool.new_table() for _ in sequences], [0] * len(sequences)
+        unended = list(range(len(sequences)))
         try:
             for _ in range(count):
-                rows = [
-                    ModelRow.of(table, ids, num, 1) for table, ids, num in zip(tables, sequences, cached, strict=True)
-                ]
-                host = HostLogits(self.runner.forward(rows).cpu())
-                cached = [len(ids) for ids in sequences]
-                for index, (ids, own) in enumerate(zip(sequences, params, strict=True)):
-                    law = host.law(index, LogitRow(SamplingState(own, (), ())))
+                host = HostLogits(
+                    self.runner.forward([ModelRow.of(tables[i], sequences[i], cached[i], 1) for i in unended])
+                )
+                for row, i in enumerate(unended):
+                    ids, own = sequences[i], params[i]
+                    cached[i] = len(ids)
+                    law = host.law(row, LogitRow(SamplingState(own, (), ())))
                     ids.append(_best(law) if own.greedy else coupled_id(law, own, len(ids)))
+                unended = [i for i in unended if sequences[i][-1] not in self.runner.facts.eos_token_ids]
+                if not unended:
+                    break
         finally:
             for table in tables:
                 table.free()

@@ -29,8 +29,8 @@ class HostLogits:
         return logits.device.type == "cpu"
 
     def __init__(self, logits: Tensor) -> None:
-        """logits [R, V] float32, on the CPU."""
-        self._rows = logits.numpy()
+        """logits [R, V] float32; copied here from a device."""
+        self._rows = logits.cpu().numpy()
 
     @property
     def vocab_size(self) -> int:

@@ -76,6 +76,10 @@ class BareSlot:
         """Keep nothing but `committed`; returns the cache blocks freed."""
         return 0
 
+    def make_way(self) -> int:
+        """As `give_up`, for another slot of the same answer: nothing has ended."""
+        return self.give_up()
+
 
 S = TypeVar("S", bound=BareSlot)
 MakeSlot = Callable[[SlotKey, Sequence[int], int, SamplingParams, bytes], S]
@@ -135,7 +139,8 @@ class OpenSlots(Generic[S]):
             raise InvalidRequest(
                 f"cache_salt has {len(cache_salt)} bytes, at most {MAX_SALT_BYTES} are allowed", param="cache_salt"
             )
-        self.close(owner, slot_id)
+        if key in self._slots:
+            self._slots.pop(key).make_way()
         slot = self._slots[key] = self._make(key, committed_ids, num_prompt, params, cache_salt)
         return slot
 

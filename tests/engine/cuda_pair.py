@@ -25,6 +25,7 @@ from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
+from outrider.wire.tree_shape import TreeShape
 from target_service.jobs import VerifyJob
 from target_service.tickets import Part
 from target_service.worker import start_worker as start_target
@@ -103,18 +104,24 @@ class Pair:
             worker.handle(OpenJob(OWNER, slot, tuple(prompt), len(prompt), params, answers.append, deliver_to="here"))
             assert answers and getattr(answers[0], "committed_len", None) == len(prompt), answers
 
-    def round(self, slots: dict[int, Sequence[int]], k: int, encoding: DraftLogprobs = DraftLogprobs.AUTO) -> list[Any]:
-        """slots: committed ids of each. Propose, deliver, verify; the verdicts in order."""
+    def round(
+        self,
+        slots: dict[int, Sequence[int]],
+        k: int,
+        encoding: DraftLogprobs = DraftLogprobs.AUTO,
+        tree: TreeShape | None = None,
+    ) -> list[Any]:
+        """slots: committed ids of each. Propose, deliver, verify; the verdicts in order. k: of a tree its most nodes."""
         now, tickets = time.monotonic(), {slot: next(self._numbers) for slot in slots}
         proposed: list[Any] = []
         verdicts: list[Any] = []
         for slot, ids in slots.items():
-            job = ProposeJob(OWNER, slot, 0, tuple(ids), k, tickets[slot], encoding, 8, now, proposed.append)
+            job = ProposeJob(OWNER, slot, 0, tuple(ids), k, tickets[slot], encoding, 8, now, proposed.append, tree)
             self.draft.handle(job)
         while len(proposed) < len(slots):
             assert self.draft.step()
         for part in self.parts:
-            fields = ("ticket", "committed_len", "start", "draft_ids", "rows", "num_draft_tokens")
+            fields = ("ticket", "committed_len", "start", "draft_ids", "rows", "num_draft_tokens", "parents")
             part_in = Part(**{name: getattr(part, name) for name in fields}, num_bytes=0)
             self.tickets.deliver(part_in, time.monotonic())
         self.parts.clear()

@@ -123,6 +123,17 @@ class TestLaws:
         law = law_of(x, SamplingParams(temperature=temperature, top_p=0.9, min_p=0.01))
         assert law.prob(0) == pytest.approx(0.5) and law.prob(1) == 0.0
 
+    def test_logits_of_a_device_are_copied(self) -> None:
+        class OnDevice:
+            """As a tensor of a GPU: NumPy cannot read it."""
+
+            def cpu(self) -> torch.Tensor:
+                return random_logits(2)
+
+        host = HostLogits(OnDevice())  # type: ignore[arg-type]
+        row = LogitRow(state(params_of({"temperature": 0.0})))
+        assert [host.best_id(r, row) for r in range(2)] == random_logits(2).argmax(dim=1).tolist()
+
     def test_the_logits_stay_as_they_are(self) -> None:
         logits = random_logits(1)
         before = logits.clone()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draft_service.table_slot import TableSlot
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.suffixes import MOST_PLACES, SuffixIndex
+from outrider.engine.open_slots import OpenSlots
+from outrider.wire.params import SamplingParams
 from tests.unit.drafting import Course, all_said, check_a_course, courses, ids, said
 
 SIZES = ((1, 1), (2, 4), (3, 8))
@@ -103,6 +107,17 @@ def test_no_more_is_remembered_than_was_asked_for_the_oldest_goes_first() -> Non
     assert drafter.corpus.num_tokens == 10
     assert said(drafter.open([138, 139], 2)) is None and said(drafter.open([140, 141], 2)) == {142: 1}
     assert said(drafter.open([30, 31], 2)) is None
+
+
+def test_a_draft_worker_remembers_an_answer_once_also_if_its_slot_was_opened_again() -> None:
+    drafter = Lookup(2, 4)
+    slots = OpenSlots(partial(TableSlot, drafter), 2, 100)
+    slots.open(1, 5, [1, 2, 3], 2, SamplingParams(max_tokens=20)).commit_from(3, [4, 5, 6, 7])
+    slots.open(1, 5, [1, 2, 3, 4, 5, 6, 7], 2, SamplingParams(max_tokens=20)).commit_from(7, [8])
+    assert drafter.corpus.num_tokens == 0
+    slots.close(1, 5)
+    slots.close(1, 5)
+    assert drafter.corpus.num_tokens == 6
 
 
 def test_nothing_is_remembered_where_the_corpus_is_off() -> None:

@@ -117,6 +117,18 @@ def test_a_request_that_is_expected_to_be_short_starts_plain() -> None:
     assert driven.round(3, num_behind=500, num_left=1000.0).num_draft_tokens
 
 
+def test_a_short_request_starts_plain_however_short_its_prompt() -> None:
+    driven = Driven()
+    for _ in range(50):
+        driven.round(num_accepted=3)
+    for num_left in (SHORT_LEFT - 1, SHORT_LEFT):
+        slot = SlotPlan(driven.planner, driven.source, "greedy")
+        choice = slot.choose(64, 2, lambda left=num_left: left, is_first=True)  # type: ignore[misc]
+        assert (choice == PLAIN) is (num_left < SHORT_LEFT)
+        slot.leave()
+    assert driven.source.num_first == 0
+
+
 def test_a_proposal_that_first_catches_up_is_not_waited_for_longer_than_it_is_worth() -> None:
     driven = Driven()
     for _ in range(100):

@@ -109,7 +109,7 @@ def test_answers_too_short_to_tell_are_refused() -> None:
 
 
 def test_acceptance_by_position_counts_what_was_looked_at() -> None:
-    found = Acceptance.of([one_pass(3, [[True, True, False, True, True, True, True, False, True]])], 3)
+    found = Acceptance.of({3: [one_pass(3, [[True, True, False, True, True, True, True, False, True]])]})
     # 1 1 0 | 1 1 1 + | 0 | 1 and what would have come
     assert found.reached == (4, 3, 3)
     assert found.accepted == (3, 3, 2)
@@ -122,9 +122,9 @@ def test_acceptance_by_position_counts_what_was_looked_at() -> None:
 
 
 def test_a_position_that_no_round_reached_has_no_rate() -> None:
-    found = Acceptance.of([one_pass(4, [[False, False, True, False]])], 4)
+    found = Acceptance.of({4: [one_pass(4, [[False, False, True, False]])]})
     assert found.by_position == [1 / 3, 0.0, None, None]
-    assert Acceptance.of([one_pass(0, [[True] * 5])], 0).alpha == 0.0
+    assert Acceptance.of({0: [one_pass(0, [[True] * 5])]}).alpha == 0.0
 
 
 # ---- expected against what comes
@@ -133,7 +133,7 @@ def test_a_position_that_no_round_reached_has_no_rate() -> None:
 def test_the_expected_speed_is_what_comes() -> None:
     """Costs from four K, drafts from the largest: the speed at every K, on other text, within a few per cent."""
     costs = costs_at((0, 1, 4, 12), pair_texts(1))
-    chances = Acceptance.of([one_pass(12, pair_texts(2, 40))], 12).chances()
+    chances = Acceptance.of({12: [one_pass(12, pair_texts(2, 40))]}).chances()
     texts = pair_texts(3, 40)
     for k in range(13):
         measured = one_pass(k, texts).tokens_per_s
@@ -143,7 +143,7 @@ def test_the_expected_speed_is_what_comes() -> None:
 def test_runs_of_easy_text_are_not_lost_in_a_mean() -> None:
     """At K = 1 most rounds begin inside an easy run, at K = 12 after its end: one alpha is too low for the first."""
     texts, unit = pair_texts(4, 30), costs_at((0, 1, 4, 12), pair_texts(1))
-    found = Acceptance.of([one_pass(12, texts)], 12)
+    found = Acceptance.of({12: [one_pass(12, texts)]})
     at_one = one_pass(1, texts)
     kept = statistics.fmean(round_.num_accepted for each in at_one.answers for round_ in each.rounds)
     assert found.by_position[0] is not None and found.by_position[0] < kept - 0.05
@@ -159,7 +159,7 @@ def test_late_proposals_are_expected_to_go_on() -> None:
 
     costs = costs_of({0: [one_pass(0, texts)], 6: [one_pass(6, texts, is_late)]}, MAX_TOKENS)
     assert costs.at(6).plain_share == pytest.approx(0.3, abs=0.04)
-    chances = Acceptance.of([one_pass(6, texts, is_late)], 6).chances()
+    chances = Acceptance.of({6: [one_pass(6, texts, is_late)]}).chances()
     measured = one_pass(6, texts, is_late).tokens_per_s
     assert expected_speed(chances, costs, 6, MAX_TOKENS) == pytest.approx(measured, rel=0.05)
 
@@ -168,7 +168,7 @@ def test_independent_drafts_give_the_closed_form() -> None:
     """A long answer, a round costs one second: tokens per second are equation 1's."""
     draws = random.Random(7)
     texts = [[draws.random() < 0.7 for _ in range(MAX_TOKENS)] for _ in range(150)]
-    chances = Acceptance.of([one_pass(12, texts)], 12).chances()
+    chances = Acceptance.of({12: [one_pass(12, texts)]}).chances()
     costs = costs_at((0, 1, 4, 12), pair_texts(1))
     unit = dict.fromkeys(("first_s", "round_s"), 1.0)
     zero = dict.fromkeys(("draft_s", "wire_s", "verify_s", "rest_s", "plain_share"), 0.0)
@@ -230,7 +230,7 @@ def studied(*, faster_alone: bool = False, fastest: str = "K = 4, coupled") -> S
     """At temperature 1, of texts whose drafts are right or never right."""
     texts = [[False] * MAX_TOKENS] * 4 if faster_alone else pair_texts(8, 8)
     costs = costs_at((0, 1, 4, 12), pair_texts(1))
-    acceptance = Acceptance.of([one_pass(12, texts)], 12)
+    acceptance = Acceptance.of({12: [one_pass(12, texts)]})
     expected = [expected_speed(acceptance.chances(), costs, k, MAX_TOKENS) for k in range(13)]
     passes = {chain_name(k): [one_pass(k, texts)] * 2 for k in range(13)}
     speeds = {name: [own[0].tokens_per_s] * 2 for name, own in passes.items() if name in ("plain", "K = 4")}

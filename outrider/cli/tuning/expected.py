@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.cli.tuning.costs import Cost, Costs
@@ -32,8 +32,10 @@ def best_k(alpha: float, c: float, most: int) -> int:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What became of the drafts of rounds with one K."""
+    """What became of the drafts of rounds with one K, or with several."""
 
+    shortest: int
+    """The smallest of these K."""
     reached: tuple[int, ...]
     """By position in the proposal: rounds in which all drafts before it were kept, so that it was looked at."""
     accepted: tuple[int, ...]
@@ -42,14 +44,16 @@ class Acceptance:
     """Why each token is there, by answer."""
 
     @classmethod
-    def of(cls, passes: Sequence[Pass], k: int) -> Acceptance:
-        reached, accepted = [0] * k, [0] * k
-        answers = [answer for each in passes for answer in each.answers]
+    def of(cls, passes: Mapping[int, Sequence[Pass]]) -> Acceptance:
+        """passes: by K."""
+        most = max(passes)
+        reached, accepted = [0] * most, [0] * most
+        answers = [answer for own in passes.values() for each in own for answer in each.answers]
         for round_ in (round_ for answer in answers for round_ in answer.rounds):
             for position in range(min(round_.num_accepted + 1, round_.num_drafted)):
                 reached[position] += 1
                 accepted[position] += position < round_.num_accepted
-        return cls(tuple(reached), tuple(accepted), tuple(map(_kinds, answers)))
+        return cls(min(passes), tuple(reached), tuple(accepted), tuple(map(_kinds, answers)))
 
     @property
     def alpha(self) -> float:
@@ -67,9 +71,11 @@ class Acceptance:
         A draft that was kept or replaced says so itself: a rule by token looks at the tokens before it and not at where
         its round began, so that it would have said the same in a round of any K; the rule by block is a little kinder
         to the later ones. What no draft was looked at for has the rate of the others: after a whole proposal that of
-        its last position.
+        the last position of the shortest, and of those behind it.
         """
-        after_all = next((rate for rate in reversed(self.by_position) if rate is not None), 0.0)
+        last = slice(max(self.shortest - 1, 0), None)
+        num_reached = sum(self.reached[last])
+        after_all = sum(self.accepted[last]) / num_reached if num_reached else self.alpha
         of = {
             TokenKind.ACCEPTED: 1.0,
             TokenKind.RECOVERED: 0.0,

@@ -100,7 +100,7 @@ def _show_speeds(study: Study, console: Console) -> None:
     console.print(table)
     console.print(
         "paper: Theorem 3.8 with alpha and c; expected: with the costs above and the drafts that were kept at the "
-        "largest K; range: over repeats; met: measured over expected tok/s.",
+        "larger K; range: over repeats; met: measured over expected.",
         style="dim",
     )
 

@@ -1,4 +1,6 @@
-"""Passes over the prompts through a running gateway, one answer at a time, and the clock of each round."""
+"""The prompts through a running gateway under several settings in turn, one answer at a time, and the clock of each
+round.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from outrider.cli.stopping import StopFlag
 from outrider.client import AsyncClient, GenerateOptions, Round, Speculation
 from outrider.wire.errors import OutriderError
 
-_LEAD_IN_TOKENS = 32
+_LEAD_IN_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked in every pass."""
+    """What is asked under every setting."""
 
     prompts: Sequence[str]
     max_tokens: int
@@ -58,7 +60,7 @@ class Load:
         return self.sampling["temperature"]
 
     def options(self, index: int, repeat: int, speculation: Speculation, max_tokens: int) -> GenerateOptions:
-        """The seed is the prompt's and the repeat's. No two calls share a cached prompt: each pays for its own."""
+        """The seed is the prompt's and the repeat's. No two answers share a cached prompt: each pays for its own."""
         options = GenerateOptions(
             model=self.model,
             max_tokens=max_tokens,
@@ -72,9 +74,9 @@ class Load:
 
 
 async def lead_in(client: AsyncClient, load: Load, speculation: Speculation) -> None:
-    """An answer that nobody measures: the gateway learns how long this setting's proposals take."""
+    """An answer of two rounds or more that nobody measures: the gateway learns how long this setting's proposals take."""
     k = speculation.num_draft_tokens
-    two_rounds = 2 * (k + 1) if isinstance(k, int) else 0
+    two_rounds = k + 2 if isinstance(k, int) else 0
     num_tokens = min(max(_LEAD_IN_TOKENS, two_rounds), load.max_tokens)
     await _run_answer(client, load, 0, 0, speculation, num_tokens)
 
@@ -98,20 +100,31 @@ async def _run_answer(
     return Answer(tuple(rounds), tuple(gaps_s))
 
 
-async def run_pass(client: AsyncClient, load: Load, repeat: int, speculation: Speculation) -> Pass:
-    await lead_in(client, load, speculation)
-    indices = range(len(load.prompts))
-    return Pass(tuple([await _run_answer(client, load, i, repeat, speculation, load.max_tokens) for i in indices]))
-
-
 async def run_interleaved(
-    client: AsyncClient, load: Load, settings: Mapping[str, Speculation], repeats: int, done: Callable[[str], None]
+    client: AsyncClient,
+    load: Load,
+    settings: Mapping[str, Speculation],
+    repeats: int,
+    done: Callable[[], None],
+    *,
+    lead: bool,
 ) -> dict[str, list[Pass]]:
-    """Passes by setting, one a repeat. Every other repeat goes backwards, so that a drift of the machine hits all."""
-    passes: dict[str, list[Pass]] = {name: [] for name in settings}
+    """By setting a pass for each repeat. Every prompt is answered under all settings before the next one, every other
+    time backwards: what the machine does besides lasts longer than that, and hits all settings alike.
+
+    lead: before each answer one that is not measured. Not needed where each setting's proposals take about as long as
+    those before it. done: called after each prompt.
+    """
+    answers: dict[str, list[list[Answer]]] = {name: [[] for _ in range(repeats)] for name in settings}
+    names = list(settings)
     for repeat in range(repeats):
-        names = list(settings) if repeat % 2 == 0 else list(settings)[::-1]
-        for name in names:
-            passes[name].append(await run_pass(client, load, repeat, settings[name]))
-            done(name)
-    return passes
+        for index in range(len(load.prompts)):
+            for name in names:
+                if lead:
+                    await lead_in(client, load, settings[name])
+                answers[name][repeat].append(
+                    await _run_answer(client, load, index, repeat, settings[name], load.max_tokens)
+                )
+            names.reverse()
+            done()
+    return {name: [Pass(tuple(own)) for own in each] for name, each in answers.items()}
