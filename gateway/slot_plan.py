@@ -27,7 +27,7 @@ LEAST_GAIN = 0.5
 FIRST_SHARE = 1 / 4
 """Of those who decided: so many that begin are drafted for at once; more will be another load."""
 SHORT_LEFT = 6.0
-"""Who is expected to say fewer tokens than so many starts plain, and nothing is fed to a drafter for the answer."""
+"""A draft worker begins no answer that is expected to have fewer tokens left than so many."""
 MOST_STEPS_WAITED = 8.0
 """A proposal that takes longer than so many plain steps cannot pay: to learn nothing else, nobody waits for it."""
 REST_ROUNDS = 4
@@ -237,9 +237,7 @@ class SlotPlan:
     def _first(self, room: int, num_behind: int, num_left: Callable[[], float]) -> Choice:
         self._set_first(True)
         source, planner = self.source, self._planner
-        if not source.is_on or num_left() < SHORT_LEFT:
-            return PLAIN
-        if source.num_first > max(1, FIRST_SHARE * source.num_slots) or planner.wants_plain():
+        if not source.is_on or source.num_first > max(1, FIRST_SHARE * source.num_slots) or planner.wants_plain():
             return PLAIN
         return self._by(planner.last_plan(source), room, num_behind, num_left)
 
@@ -248,14 +246,17 @@ class SlotPlan:
         if not plan.num_draft_tokens:
             return PLAIN
         k = min(room, plan.num_draft_tokens if self.source.num_slots <= 1 else self._best(plan))
-        if not k or (num_behind > FEW_FED and not self._is_long_enough(plan, k, num_behind, num_left())):
+        if not k:
             return PLAIN
+        is_begun, is_behind = self.source.own or self._num_seen > 0, num_behind > FEW_FED
+        if is_behind or not is_begun:
+            left = num_left()
+            if left < SHORT_LEFT or (is_behind and not self._is_long_enough(plan, k, num_behind, left)):
+                return PLAIN
         return self._waiting(plan, k, num_behind)
 
     def _is_long_enough(self, plan: Plan, k: int, num_behind: int, num_left: float) -> bool:
         """What drafts will save is more than it takes the drafter to catch up."""
-        if num_left < SHORT_LEFT:
-            return False
         source = self.source
         saved_s = num_left * (self._planner.plain_s() - plan.cycle_s / self._tokens[k])
         if saved_s > source.feed_s.value * num_behind:

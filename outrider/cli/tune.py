@@ -73,7 +73,9 @@ def tune(
     top_k: opt.TopK = None,
     min_p: opt.MinP = None,
     max_k: Annotated[int, typer.Option(help="The largest K that is measured.")] = 12,
-    repeats: Annotated[int, typer.Option(help="Passes of each setting, in turn with the others.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(help="Answers to each prompt under each setting, in turn with the others.")
+    ] = 3,
     png: Png = None,
     model: opt.ModelId = None,
     timeout: opt.Timeout = DEFAULT_TIMEOUT_S,

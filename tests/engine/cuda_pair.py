@@ -69,6 +69,8 @@ class Pair:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, draft: str, target: str, **settings: Any) -> None:
         self.parts: list[PartOut] = []
+        self.parents: list[tuple[int, ...]] = []
+        """Of what was delivered in the last round; () of a chain."""
         self.tickets: Any = None
         self._numbers = itertools.count(1)
         self._stand_in(monkeypatch)
@@ -120,6 +122,7 @@ class Pair:
             self.draft.handle(job)
         while len(proposed) < len(slots):
             assert self.draft.step()
+        self.parents = [part.parents for part in self.parts]
         for part in self.parts:
             fields = ("ticket", "committed_len", "start", "draft_ids", "rows", "num_draft_tokens", "parents")
             part_in = Part(**{name: getattr(part, name) for name in fields}, num_bytes=0)

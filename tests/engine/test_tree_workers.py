@@ -49,6 +49,8 @@ def answered(pair: Pair, slot: int, params: SamplingParams, tree: TreeShape | No
     for _ in range(NUM_ROUNDS):
         (verdict,) = pair.round({slot: ids}, 3 if tree is None else tree.most_nodes, tree=tree)
         ids.extend(verdict.token_ids)
+        branches = any(len(set(parents)) < len(parents) for parents in pair.parents)
+        assert branches is (tree is not None)
         num_kept += verdict.num_accepted
     return ids[len(PROMPT) :], num_kept
 

@@ -117,16 +117,27 @@ def test_a_request_that_is_expected_to_be_short_starts_plain() -> None:
     assert driven.round(3, num_behind=500, num_left=1000.0).num_draft_tokens
 
 
-def test_a_short_request_starts_plain_however_short_its_prompt() -> None:
+def test_a_short_request_is_plain_however_short_its_prompt_until_it_turns_out_longer() -> None:
     driven = Driven()
     for _ in range(50):
         driven.round(num_accepted=3)
-    for num_left in (SHORT_LEFT - 1, SHORT_LEFT):
-        slot = SlotPlan(driven.planner, driven.source, "greedy")
-        choice = slot.choose(64, 2, lambda left=num_left: left, is_first=True)  # type: ignore[misc]
-        assert (choice == PLAIN) is (num_left < SHORT_LEFT)
-        slot.leave()
-    assert driven.source.num_first == 0
+    slot = SlotPlan(driven.planner, driven.source, "greedy")
+    assert slot.choose(64, 2, lambda: SHORT_LEFT - 1, is_first=True) == PLAIN
+    driven.planner.num_slots += 1
+    assert slot.choose(64, 3, lambda: SHORT_LEFT - 1) == PLAIN
+    assert slot.choose(64, 4, lambda: SHORT_LEFT).num_draft_tokens
+    slot.verified(3, 3, 0.003, 0.023, 0.027, False, True)
+    assert slot.choose(64, 4, lambda: SHORT_LEFT - 1).num_draft_tokens, "it is at the draft: its end costs nothing more"
+    slot.leave()
+
+
+def test_drafts_of_the_target_itself_are_for_short_requests_too() -> None:
+    driven = Driven()
+    driven.source.own = True
+    for _ in range(50):
+        driven.round(num_accepted=3)
+    slot = SlotPlan(driven.planner, driven.source, "greedy")
+    assert slot.choose(64, 0, lambda: SHORT_LEFT - 1, is_first=True).num_draft_tokens
 
 
 def test_a_proposal_that_first_catches_up_is_not_waited_for_longer_than_it_is_worth() -> None:

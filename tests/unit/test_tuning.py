@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import io
 import json
 import random
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from PIL import Image
 from rich.console import Console
 
+from outrider.cli.stopping import StopFlag
+from outrider.cli.tuning import runs
+from outrider.cli.tuning import study as study_module
 from outrider.cli.tuning.choice import Ratio, choose, fastest_of
 from outrider.cli.tuning.costs import Costs, costs_of
 from outrider.cli.tuning.expected import Acceptance, best_k, expected_speed, expected_tokens, improvement
 from outrider.cli.tuning.picture import draw
 from outrider.cli.tuning.report import reason, show, to_json, unsteady
-from outrider.cli.tuning.runs import Pass
+from outrider.cli.tuning.runs import Answer, Load, Pass
 from outrider.cli.tuning.settings import alternatives, chain, chain_name, environment, gateway_settings, needs_draft
 from outrider.cli.tuning.study import Study, calibrated, points_of
-from outrider.client import AcceptanceRule, Drafter, TokenKind
+from outrider.client import AcceptanceRule, Drafter, Speculation, TokenKind
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError
 from outrider.wire.tree_shape import TreeShape
@@ -97,7 +102,7 @@ def test_costs_are_those_of_the_rounds_with_all_their_drafts() -> None:
 def test_one_slow_pass_does_not_count() -> None:
     texts = pair_texts(1, 4)
     calm = one_pass(4, texts)
-    slow = Pass(tuple(type(each)(each.rounds, tuple(9 * gap_s for gap_s in each.gaps_s)) for each in calm.answers))
+    slow = slower(calm, 9)
     plain = one_pass(0, texts)
     costs = costs_of({0: [plain] * 3, 4: [calm, slow, calm]}, MAX_TOKENS)
     assert costs.at(4).round_s == pytest.approx(round_s(4))
@@ -119,6 +124,19 @@ def test_acceptance_by_position_counts_what_was_looked_at() -> None:
         TokenKind.BONUS,
     )
     assert found.chances()[0] == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 2 / 3, 0.0, 1.0]
+
+
+def test_what_follows_a_whole_proposal_is_as_likely_as_what_comes_so_late() -> None:
+    """Of rounds of two K: the last position of the shorter one, and those behind it."""
+    right = [True, True, True, False, True, True, True, True, False]
+    found = Acceptance.of({2: [one_pass(2, [right])], 4: [one_pass(4, [right])]})
+    # 1 1 + | 0 | 1 1 + | 1 0 and 1 1 1 0 | 1 1 1 1 + where K is 4
+    assert found.reached == (6, 5, 2, 2) and found.accepted == (5, 4, 2, 1)
+    late = 7 / 9
+    assert found.chances() == [
+        [1.0, 1.0, late, 0.0, 1.0, 1.0, late, 1.0, 0.0],
+        [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, late],
+    ]
 
 
 def test_a_position_that_no_round_reached_has_no_rate() -> None:
@@ -300,6 +318,76 @@ def test_the_curves_are_drawn(tmp_path: Path) -> None:
     with Image.open(tmp_path / "curve.png") as picture:
         assert picture.format == "PNG" and picture.width > 1000
         assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 50  # lines, and not a blank sheet
+
+
+# ---- how it is measured
+
+
+def test_every_prompt_is_answered_under_all_settings_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is slow for a while is slow for all settings; backwards in the next repeat, for the first of them,
+    too. Before each answer comes one that is not counted, whose prompt is cached for no other.
+    """
+    asked: list[tuple[int, int, int]] = []
+    num_led = 0
+
+    async def answered(
+        client: Any, load: Load, index: int, repeat: int, wish: Speculation, max_tokens: int, cache: str | None = None
+    ) -> Answer:
+        nonlocal num_led
+        k = cast(int, wish.num_draft_tokens)
+        if cache is None:
+            asked.append((repeat, index, k))
+        else:
+            assert max_tokens == max(2 * (k + 1), 16)
+            num_led += 1
+        assert num_led == len(asked) + (cache is not None)
+        return answer(k, [True] * max_tokens)
+
+    monkeypatch.setattr(runs, "_run_answer", answered)
+    load = Load(["a", "b"], 90, {"temperature": 0.0}, "model", 1.0, StopFlag())
+    wishes = {str(k): Speculation(num_draft_tokens=k) for k in (1, 2, 12)}
+    num_done: list[int] = []
+    passes = asyncio.run(runs.run_interleaved(cast(Any, None), load, wishes, 2, lambda: num_done.append(len(asked))))
+    up, down = [1, 2, 12], [12, 2, 1]
+    assert [k for _, _, k in asked] == [*up, *down, *down, *up]
+    assert [(repeat, index) for repeat, index, _ in asked[::3]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert num_done == list(range(1, 13))
+    assert {name: [len(own.answers) for own in each] for name, each in passes.items()} == dict.fromkeys(wishes, [2, 2])
+    assert all(one.num_tokens == 180 for each in passes.values() for one in each)
+    salts = [load.options(0, 0, Speculation(), 1, cache)["cache_salt"] for cache in ("lead-in", "lead-in", None, None)]
+    assert salts[0] == salts[1] and len(set(salts)) == 3
+
+
+def test_a_study_of_a_pair_whose_speed_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is twice as slow when every K is measured as when costs were: that is no error of what is expected."""
+    stages = iter((1.0, 2.0, 2.0))
+    draws = random.Random(11)
+
+    async def measured(
+        client: Any, load: Load, wishes: Mapping[str, Speculation], repeats: int, done: Any
+    ) -> dict[str, list[Pass]]:
+        slowness, found = next(stages), {}
+        for name, wish in wishes.items():
+            k = wish.num_draft_tokens if isinstance(wish.num_draft_tokens, int) and wish.enabled else 0
+            found[name] = [slower(one_pass(k, [moods(draws) for _ in range(30)]), slowness) for _ in range(repeats)]
+        return found
+
+    async def nothing(*args: Any) -> None: ...
+
+    monkeypatch.setattr(study_module, "run_interleaved", measured)
+    monkeypatch.setattr(study_module, "lead_in", nothing)
+    load = Load(["a"], MAX_TOKENS, {"temperature": 0.0}, "model", 1.0, StopFlag())
+    found = asyncio.run(study_module.study(cast(Any, None), load, [Drafter.MODEL], 12, 2, lambda text: None))
+    assert found.acceptance.shortest == 6 and len(found.acceptance.answers) == 4 * 2 * 30
+    assert [point.k for point in found.points] == list(range(13))
+    assert found.points[0].met == pytest.approx(1.0, abs=0.05)
+    assert all(point.met == pytest.approx(1.0, abs=0.08) for point in found.points)
+    assert found.points[6].tokens_per_s == pytest.approx(found.points[6].expected_tokens_per_s / 2, rel=0.08)
+    assert "when costs were measured" in str(unsteady(found))
+
+
+def slower(one: Pass, times: float) -> Pass:
+    return Pass(tuple(Answer(each.rounds, tuple(times * gap_s for gap_s in each.gaps_s)) for each in one.answers))
 
 
 # ---- settings

@@ -59,14 +59,18 @@ class Load:
     def temperature(self) -> float:
         return self.sampling["temperature"]
 
-    def options(self, index: int, repeat: int, speculation: Speculation, max_tokens: int) -> GenerateOptions:
-        """The seed is the prompt's and the repeat's. No two answers share a cached prompt: each pays for its own."""
+    def options(
+        self, index: int, repeat: int, speculation: Speculation, max_tokens: int, cache: str | None = None
+    ) -> GenerateOptions:
+        """The seed is the prompt's and the repeat's. Answers of the same `cache` share a cached prompt; without one each
+        pays for its own.
+        """
         options = GenerateOptions(
             model=self.model,
             max_tokens=max_tokens,
             seed=1_000_003 * repeat + index,
             speculation=speculation,
-            cache_salt=f"tune-{self._salt}-{uuid.uuid4().hex}",
+            cache_salt=f"tune-{self._salt}-{cache or uuid.uuid4().hex}",
             timeout_s=self.timeout_s,
         )
         options.update(self.sampling)  # type: ignore[typeddict-item]
@@ -74,21 +78,28 @@ class Load:
 
 
 async def lead_in(client: AsyncClient, load: Load, speculation: Speculation) -> None:
-    """An answer of two rounds or more that nobody measures: the gateway learns how long this setting's proposals take."""
+    """An answer that nobody measures: the gateway learns how long this setting's proposals take."""
     k = speculation.num_draft_tokens
-    two_rounds = k + 2 if isinstance(k, int) else 0
+    two_rounds = 2 * (k + 1) if isinstance(k, int) else 0
     num_tokens = min(max(_LEAD_IN_TOKENS, two_rounds), load.max_tokens)
-    await _run_answer(client, load, 0, 0, speculation, num_tokens)
+    await _run_answer(client, load, 0, 0, speculation, num_tokens, cache="lead-in")
 
 
 async def _run_answer(
-    client: AsyncClient, load: Load, index: int, repeat: int, speculation: Speculation, max_tokens: int
+    client: AsyncClient,
+    load: Load,
+    index: int,
+    repeat: int,
+    speculation: Speculation,
+    max_tokens: int,
+    cache: str | None = None,
 ) -> Answer:
     """Raises StopRequested between two rounds, and the error tree."""
     rounds: list[Round] = []
     gaps_s: list[float] = []
     last_s = time.perf_counter()
-    async with client.stream(load.prompts[index], **load.options(index, repeat, speculation, max_tokens)) as stream:
+    options = load.options(index, repeat, speculation, max_tokens, cache)
+    async with client.stream(load.prompts[index], **options) as stream:
         async for round_ in stream:
             load.stop.check()
             now_s = time.perf_counter()
@@ -101,30 +112,20 @@ async def _run_answer(
 
 
 async def run_interleaved(
-    client: AsyncClient,
-    load: Load,
-    settings: Mapping[str, Speculation],
-    repeats: int,
-    done: Callable[[], None],
-    *,
-    lead: bool,
+    client: AsyncClient, load: Load, settings: Mapping[str, Speculation], repeats: int, done: Callable[[], None]
 ) -> dict[str, list[Pass]]:
-    """By setting a pass for each repeat. Every prompt is answered under all settings before the next one, every other
-    time backwards: what the machine does besides lasts longer than that, and hits all settings alike.
+    """By setting a pass for each repeat. Every prompt is answered under all settings before the next one, and backwards
+    in the next repeat: what the machine does besides lasts longer than that, and hits all settings alike.
 
-    lead: before each answer one that is not measured. Not needed where each setting's proposals take about as long as
-    those before it. done: called after each prompt.
+    done: called after each answer.
     """
     answers: dict[str, list[list[Answer]]] = {name: [[] for _ in range(repeats)] for name in settings}
-    names = list(settings)
     for repeat in range(repeats):
         for index in range(len(load.prompts)):
+            names = list(settings) if (repeat + index) % 2 == 0 else list(settings)[::-1]
             for name in names:
-                if lead:
-                    await lead_in(client, load, settings[name])
-                answers[name][repeat].append(
-                    await _run_answer(client, load, index, repeat, settings[name], load.max_tokens)
-                )
-            names.reverse()
-            done()
+                await lead_in(client, load, settings[name])
+                answer = await _run_answer(client, load, index, repeat, settings[name], load.max_tokens)
+                answers[name][repeat].append(answer)
+                done()
     return {name: [Pass(tuple(own)) for own in each] for name, each in answers.items()}

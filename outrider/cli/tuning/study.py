@@ -25,6 +25,7 @@ class Point:
     paper_speedup: float
     """Theorem 3.8 with one alpha and c."""
     expected_tokens_per_s: float
+    """When costs were measured."""
     expected_speedup: float
     tokens_per_s: float
     """Median over the repeats."""
@@ -66,20 +67,20 @@ async def study(
     """
     temperature = load.temperature
     ks = calibrated(max_k)
-    passes = await _run(client, load, settings.chains(ks, temperature), repeats, tell, "costs", lead=False)
+    passes = await _run(client, load, settings.chains(ks, temperature), repeats, tell, "costs")
     costs = costs_of({k: passes[settings.chain_name(k)] for k in ks}, load.max_tokens)
     acceptance = Acceptance.of({k: passes[settings.chain_name(k)] for k in ks if 2 * k >= max_k})
     chances = acceptance.chances()
     expected = [expected_speed(chances, costs, k, load.max_tokens) for k in range(max_k + 1)]
 
-    passes = await _run(client, load, settings.chains(range(max_k + 1), temperature), repeats, tell, "every K", lead=False)
+    passes = await _run(client, load, settings.chains(range(max_k + 1), temperature), repeats, tell, "every K")
     points = points_of(passes, expected, acceptance.alpha, costs.c)
 
     name = choose(speeds_of(passes)).name
     best = name if name != settings.PLAIN else fastest_of(speeds_of(passes))
     k = next(k for k in range(max_k + 1) if settings.chain_name(k) == best)
     tried, refused = await _offered(client, load, settings.alternatives(k, max_k, temperature, offered))
-    passes = await _run(client, load, tried, repeats, tell, "alternatives", lead=True)
+    passes = await _run(client, load, tried, repeats, tell, "alternatives")
     speeds, per_pass = speeds_of(passes), {name: _tokens_per_pass(own) for name, own in passes.items()}
     return Study(temperature, acceptance, costs, points, speeds, refused, tried, per_pass, choose(speeds))
 
@@ -92,25 +93,17 @@ def calibrated(max_k: int) -> tuple[int, ...]:
 
 
 async def _run(
-    client: AsyncClient,
-    load: Load,
-    wishes: Mapping[str, Speculation],
-    repeats: int,
-    tell: Tell,
-    stage: str,
-    *,
-    lead: bool,
+    client: AsyncClient, load: Load, wishes: Mapping[str, Speculation], repeats: int, tell: Tell, stage: str
 ) -> dict[str, list[Pass]]:
-    num_done, num_all = 0, repeats * len(load.prompts)
+    num_done, num_all = 0, repeats * len(load.prompts) * len(wishes)
 
     def done() -> None:
         nonlocal num_done
         num_done += 1
-        tell(
-            f"temperature {load.temperature:g}, {stage}: {num_done} of {num_all} prompts under {len(wishes)} settings"
-        )
+        if not num_done % len(wishes):  # a prompt under all of them
+            tell(f"temperature {load.temperature:g}, {stage}: {num_done} of {num_all} answers")
 
-    return await run_interleaved(client, load, wishes, repeats, done, lead=lead)
+    return await run_interleaved(client, load, wishes, repeats, done)
 
 
 def points_of(passes: Mapping[str, Sequence[Pass]], expected: Sequence[float], alpha: float, c: float) -> list[Point]:
