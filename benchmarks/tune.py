@@ -105,9 +105,9 @@ def main() -> int:
     options = parser.parse_args()
     report = Report("tune", "What `outrider tune` expects, measures and recommends")
     report.text(
-        f"The demo pair, its target WIDENED to {options.size}; {options.prompts} prompts, one answer of {options.max_tokens} "
-        f"tokens at a time, {options.repeats} repeats. Speeds are over plain decoding in the same repeat, in brackets the "
-        "range."
+        f"The demo pair, its target WIDENED to {options.size}; {options.prompts} prompts, one answer of "
+        f"{options.max_tokens} tokens at a time, {options.repeats} repeats. Speeds are over plain decoding in the same "
+        "repeat, in brackets the range."
     )
     arguments = [
         "--target",

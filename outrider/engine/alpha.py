@@ -165,8 +165,8 @@ class Model:
             yield host.law(index, LogitRow(state))
 
     def write(self, prompts: Sequence[Sequence[int]], count: int, params: Sequence[SamplingParams]) -> list[list[int]]:
-        """Prompt and answer of each, every token picked by coupled noise: an exact draw. An answer has `count` tokens, or
-        ends with the first end-of-sequence id.
+        """Prompt and answer of each, every token picked by coupled noise: an exact draw. An answer has `count` tokens,
+        or ends with the first end-of-sequence id.
         """
         sequences = [list(prompt) for prompt in prompts]
         tables, cached = [self.runner.pool.new_table() for _ in sequences], [0] * len(sequences)

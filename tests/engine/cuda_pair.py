@@ -113,7 +113,7 @@ class Pair:
         encoding: DraftLogprobs = DraftLogprobs.AUTO,
         tree: TreeShape | None = None,
     ) -> list[Any]:
-        """slots: committed ids of each. Propose, deliver, verify; the verdicts in order. k: of a tree its most nodes."""
+        """Propose, deliver, verify; the verdicts in order. slots: committed ids of each; k: most nodes of a tree."""
         now, tickets = time.monotonic(), {slot: next(self._numbers) for slot in slots}
         proposed: list[Any] = []
         verdicts: list[Any] = []

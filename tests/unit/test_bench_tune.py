@@ -67,4 +67,4 @@ def test_all_that_was_measured_is_told() -> None:
     report = Report("x", "X", _machine={})
     add_study(report, study(met=1.1))
     assert speedups(study()) == {"K = 0, every K": 1.0, "K = 1, every K": 1.5, "plain": 1.0, "ngram": 2.0}
-    assert "Measured over expected is 1.00 to 1.10. Recommended: one of them. It is fast." in report._parts[-1]
+    assert "Measured over expected is 1.10 to 1.10. Recommended: one of them. It is fast." in report._parts[-1]

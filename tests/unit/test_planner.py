@@ -121,9 +121,9 @@ def test_a_short_request_is_plain_however_short_its_prompt_until_it_turns_out_lo
     driven = Driven()
     for _ in range(50):
         driven.round(num_accepted=3)
+    driven.slot.leave()
     slot = SlotPlan(driven.planner, driven.source, "greedy")
     assert slot.choose(64, 2, lambda: SHORT_LEFT - 1, is_first=True) == PLAIN
-    driven.planner.num_slots += 1
     assert slot.choose(64, 3, lambda: SHORT_LEFT - 1) == PLAIN
     assert slot.choose(64, 4, lambda: SHORT_LEFT).num_draft_tokens
     slot.verified(3, 3, 0.003, 0.023, 0.027, False, True)

@@ -352,14 +352,16 @@ def test_every_prompt_is_answered_under_all_settings_before_the_next(monkeypatch
     assert [k for _, _, k in asked] == [*up, *down, *down, *up]
     assert [(repeat, index) for repeat, index, _ in asked[::3]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert num_done == list(range(1, 13))
-    assert {name: [len(own.answers) for own in each] for name, each in passes.items()} == dict.fromkeys(wishes, [2, 2])
+    assert {name: [len(own.answers) for own in each] for name, each in passes.items()} == {
+        name: [2, 2] for name in wishes
+    }
     assert all(one.num_tokens == 180 for each in passes.values() for one in each)
     salts = [load.options(0, 0, Speculation(), 1, cache)["cache_salt"] for cache in ("lead-in", "lead-in", None, None)]
     assert salts[0] == salts[1] and len(set(salts)) == 3
 
 
 def test_a_study_of_a_pair_whose_speed_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine is twice as slow when every K is measured as when costs were: that is no error of what is expected."""
+    """The machine is half as fast when every K is measured as when costs were: that does not make `met` wrong."""
     stages = iter((1.0, 2.0, 2.0))
     draws = random.Random(11)
 

@@ -35,8 +35,8 @@ def unsteady(study: Study) -> str | None:
     if max(first, middle, last) <= UNSTEADY * min(first, middle, last):
         return None
     return (
-        f"plain decoding made {first:.1f} tok/s when costs were measured, {middle:.1f} among the K and {last:.1f} among "
-        "the alternatives; measure again on machines that do nothing else"
+        f"plain decoding made {first:.1f} tok/s when costs were measured, {middle:.1f} among the K and {last:.1f} "
+        "among the alternatives; measure again on machines that do nothing else"
     )
 
 

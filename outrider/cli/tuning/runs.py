@@ -62,8 +62,8 @@ class Load:
     def options(
         self, index: int, repeat: int, speculation: Speculation, max_tokens: int, cache: str | None = None
     ) -> GenerateOptions:
-        """The seed is the prompt's and the repeat's. Answers of the same `cache` share a cached prompt; without one each
-        pays for its own.
+        """The seed is the prompt's and the repeat's. Answers of the same `cache` share a cached prompt; without one
+        each pays for its own.
         """
         options = GenerateOptions(
             model=self.model,
