@@ -89,7 +89,7 @@ def tune(
 ) -> None:
     """Measure what a pair's speculation gains, and recommend drafter, K or tree, rule and encoding, or none.
 
-    From costs and acceptance at a few K it says how fast every K should be (Leviathan et al. 2023, Theorem 3.8, and
+    From costs and acceptance it says how fast every K should be (Leviathan et al. 2023, Theorem 3.8, and
     with all that was measured), then measures every K and what else the deployment offers. One answer at a time: on
     machines that do nothing else.
     """
@@ -134,7 +134,7 @@ def tune(
                 show(one, console)
                 console.print(f"start with: {start_with(one, started)}\n", markup=False)
         if png is not None:
-            draw(studies, f"{served.id}, drafted for by {served.draft_id}", png)
+            draw(studies, f"{_short(served.id)}, drafted for by {_short(served.draft_id or '')}", png)
             notes.print(f"drawn: {png}")
 
 
@@ -194,6 +194,11 @@ async def _studies(address: str, wish: Wish, connect: ConnectOptions, tell: Tell
             load = Load(wish.prompts, wish.max_tokens, sampling, served.id, wish.timeout_s, wish.stop)
             studies.append(await study(client, load, served.drafters, wish.max_k, wish.repeats, tell))
         return served, studies
+
+
+def _short(model: str) -> str:
+    """Of a folder its own name; a hub id as it is."""
+    return Path(model).name if Path(model).is_absolute() else model
 
 
 def _chosen(models: tuple[Model, ...], wanted: str | None, address: str) -> Model:

@@ -104,8 +104,8 @@ def test_a_gateway_that_drafts_otherwise_than_asked_is_told_of(gateway: Scripted
     made = tuned("--address", gateway.address, "--model", "pair", "--repeats", "1")
     assert made.exit_code == 1 and not made.stdout
     *progress, error = made.stderr.strip().splitlines()
-    assert [line.split()[3] for line in progress] == [str(8 * done) for done in range(1, len(progress) + 1)]
-    assert progress[-1] == f"temperature 0, costs: {8 * len(progress)} of {8 * len(progress)} answers"
+    assert [line.split()[3] for line in progress] == [str(13 * done) for done in range(1, len(progress) + 1)]
+    assert progress[-1] == f"temperature 0, costs: {13 * len(progress)} of {13 * len(progress)} answers"
     assert error.startswith("error: no round had all drafts of K = 1 in 6 answers of 42 tokens")
 
 

@@ -9,7 +9,7 @@ import io
 import json
 import random
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from outrider.cli.tuning.picture import draw
 from outrider.cli.tuning.report import reason, show, to_json, unsteady
 from outrider.cli.tuning.runs import Answer, Load, Pass
 from outrider.cli.tuning.settings import alternatives, chain, chain_name, environment, gateway_settings, needs_draft
-from outrider.cli.tuning.study import Study, calibrated, points_of
+from outrider.cli.tuning.study import Study, points_of
 from outrider.client import AcceptanceRule, Drafter, Speculation, TokenKind
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError
@@ -73,6 +73,8 @@ def test_drafts_pay_where_alpha_is_above_c_and_more_the_better_they_are() -> Non
     assert [best_k(0.8, c, 12) for c in (0.0, 0.05, 0.1, 0.5)] == [12, 8, 6, 2]
 
 
+EVERY_K = range(13)
+
 # ---- from rounds to costs and acceptance
 
 
@@ -81,13 +83,13 @@ def pair_texts(seed: int, count: int = 8) -> list[list[bool]]:
     return [moods(draws) for _ in range(count)]
 
 
-def costs_at(ks: tuple[int, ...], texts: list[list[bool]]) -> Costs:
+def costs_at(ks: Sequence[int], texts: list[list[bool]]) -> Costs:
     return costs_of({k: [one_pass(k, texts)] for k in ks}, MAX_TOKENS)
 
 
 def test_costs_are_those_of_the_rounds_with_all_their_drafts() -> None:
-    costs = costs_at((0, 1, 4, 12), pair_texts(1))
-    for k, cost in costs.measured.items():
+    costs = costs_at(EVERY_K, pair_texts(1))
+    for k, cost in costs.by_k.items():
         assert cost.round_s == pytest.approx(round_s(k))
         assert cost.draft_s == pytest.approx(0.002 * k)
         assert cost.verify_s == pytest.approx(simulated_pair.verify_s(k))
@@ -95,8 +97,6 @@ def test_costs_are_those_of_the_rounds_with_all_their_drafts() -> None:
         assert cost.first_s == pytest.approx(PROMPT_S + round_s(k))
         assert cost.plain_share == 0.0
     assert costs.c == pytest.approx(0.002 / 0.020)
-    assert costs.at(2).round_s == pytest.approx(round_s(2))
-    assert costs.at(8).round_s == pytest.approx((round_s(4) + round_s(12)) / 2)
 
 
 def test_one_slow_pass_does_not_count() -> None:
@@ -105,7 +105,7 @@ def test_one_slow_pass_does_not_count() -> None:
     slow = slower(calm, 9)
     plain = one_pass(0, texts)
     costs = costs_of({0: [plain] * 3, 4: [calm, slow, calm]}, MAX_TOKENS)
-    assert costs.at(4).round_s == pytest.approx(round_s(4))
+    assert costs.by_k[4].round_s == pytest.approx(round_s(4))
 
 
 def test_answers_too_short_to_tell_are_refused() -> None:
@@ -149,8 +149,8 @@ def test_a_position_that_no_round_reached_has_no_rate() -> None:
 
 
 def test_the_expected_speed_is_what_comes() -> None:
-    """Costs from four K, drafts from the largest: the speed at every K, on other text, within a few per cent."""
-    costs = costs_at((0, 1, 4, 12), pair_texts(1))
+    """Costs from every K, drafts from the largest: the speed at each, on other text, within a few per cent."""
+    costs = costs_at(EVERY_K, pair_texts(1))
     chances = Acceptance.of({12: [one_pass(12, pair_texts(2, 40))]}).chances()
     texts = pair_texts(3, 40)
     for k in range(13):
@@ -160,7 +160,7 @@ def test_the_expected_speed_is_what_comes() -> None:
 
 def test_runs_of_easy_text_are_not_lost_in_a_mean() -> None:
     """At K = 1 most rounds begin inside an easy run, at K = 12 after its end: one alpha is too low for the first."""
-    texts, unit = pair_texts(4, 30), costs_at((0, 1, 4, 12), pair_texts(1))
+    texts, unit = pair_texts(4, 30), costs_at(EVERY_K, pair_texts(1))
     found = Acceptance.of({12: [one_pass(12, texts)]})
     at_one = one_pass(1, texts)
     kept = statistics.fmean(round_.num_accepted for each in at_one.answers for round_ in each.rounds)
@@ -175,8 +175,8 @@ def test_late_proposals_are_expected_to_go_on() -> None:
     def is_late() -> bool:
         return draws.random() < 0.3
 
-    costs = costs_of({0: [one_pass(0, texts)], 6: [one_pass(6, texts, is_late)]}, MAX_TOKENS)
-    assert costs.at(6).plain_share == pytest.approx(0.3, abs=0.04)
+    costs = costs_of({0: [one_pass(0, texts)]} | {k: [one_pass(k, texts, is_late)] for k in range(1, 7)}, MAX_TOKENS)
+    assert costs.by_k[6].plain_share == pytest.approx(0.3, abs=0.04)
     chances = Acceptance.of({6: [one_pass(6, texts, is_late)]}).chances()
     measured = one_pass(6, texts, is_late).tokens_per_s
     assert expected_speed(chances, costs, 6, MAX_TOKENS) == pytest.approx(measured, rel=0.05)
@@ -187,17 +187,17 @@ def test_independent_drafts_give_the_closed_form() -> None:
     draws = random.Random(7)
     texts = [[draws.random() < 0.7 for _ in range(MAX_TOKENS)] for _ in range(150)]
     chances = Acceptance.of({12: [one_pass(12, texts)]}).chances()
-    costs = costs_at((0, 1, 4, 12), pair_texts(1))
+    costs = costs_at(EVERY_K, pair_texts(1))
     unit = dict.fromkeys(("first_s", "round_s"), 1.0)
     zero = dict.fromkeys(("draft_s", "wire_s", "verify_s", "rest_s", "plain_share"), 0.0)
-    flat = Costs({k: type(cost)(**unit, **zero) for k, cost in costs.measured.items()})
+    flat = Costs({k: type(cost)(**unit, **zero) for k, cost in costs.by_k.items()})
     for k in (1, 3, 6):
         assert expected_speed(chances, flat, k, MAX_TOKENS) == pytest.approx(expected_tokens(0.7, k), rel=0.03)
 
 
 def test_an_answer_ends_at_its_last_token() -> None:
     """One that ends early has no round behind its end, and its last round is cut."""
-    costs = costs_at((0, 1, 4, 12), pair_texts(1))
+    costs = costs_at(EVERY_K, pair_texts(1))
     right = [True] * 7
     seconds = 7 / expected_speed([[1.0] * 7], costs, 4, MAX_TOKENS)
     assert seconds == pytest.approx(sum(answer(4, right).gaps_s)) == pytest.approx(PROMPT_S + 2 * round_s(4))
@@ -247,7 +247,7 @@ def test_the_recommended_is_never_far_from_the_fastest(seed: int) -> None:
 def studied(*, faster_alone: bool = False, fastest: str = "K = 4, coupled") -> Study:
     """At temperature 1, of texts whose drafts are right or never right."""
     texts = [[False] * MAX_TOKENS] * 4 if faster_alone else pair_texts(8, 8)
-    costs = costs_at((0, 1, 4, 12), pair_texts(1))
+    costs = costs_at(EVERY_K, pair_texts(1))
     acceptance = Acceptance.of({12: [one_pass(12, texts)]})
     expected = [expected_speed(acceptance.chances(), costs, k, MAX_TOKENS) for k in range(13)]
     passes = {chain_name(k): [one_pass(k, texts)] * 2 for k in range(13)}
@@ -305,7 +305,7 @@ def test_the_json_has_all_that_the_tables_have() -> None:
     study = studied()
     found = json.loads(json.dumps(to_json(study)))
     assert [each["k"] for each in found["speeds"]] == list(range(13))
-    assert [each["k"] for each in found["costs"]] == [0, 1, 4, 12]
+    assert [each["k"] for each in found["costs"]] == list(range(13))
     assert found["alpha"] == pytest.approx(study.acceptance.alpha) and len(found["alpha_by_position"]) == 12
     assert [each["name"] for each in found["alternatives"]] == ["plain", "K = 4", "K = 4, coupled"]
     settings = {"num_draft_tokens": "4", "drafter": "model", "acceptance": "coupled"}
@@ -380,7 +380,7 @@ def test_a_study_of_a_pair_whose_speed_is_known(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(study_module, "lead_in", nothing)
     load = Load(["a"], MAX_TOKENS, {"temperature": 0.0}, "model", 1.0, StopFlag())
     found = asyncio.run(study_module.study(cast(Any, None), load, [Drafter.MODEL], 12, 2, lambda text: None))
-    assert found.acceptance.shortest == 6 and len(found.acceptance.answers) == 4 * 2 * 30
+    assert found.acceptance.shortest == 6 and len(found.acceptance.answers) == 7 * 2 * 30
     assert [point.k for point in found.points] == list(range(13))
     assert found.points[0].met == pytest.approx(1.0, abs=0.05)
     assert all(point.met == pytest.approx(1.0, abs=0.08) for point in found.points)
@@ -393,13 +393,6 @@ def slower(one: Pass, times: float) -> Pass:
 
 
 # ---- settings
-
-
-def test_costs_are_measured_at_few_k() -> None:
-    assert calibrated(12) == (0, 1, 2, 4, 6, 8, 10, 12)
-    assert calibrated(5) == (0, 1, 2, 4, 5)
-    assert calibrated(2) == (0, 1, 2)
-    assert calibrated(1) == (0, 1)
 
 
 def test_a_setting_is_told_to_the_gateway_in_full() -> None:

@@ -1,9 +1,8 @@
-"""What a round costs by K: measured at a few, in between on a straight line."""
+"""What a round costs by K."""
 
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -34,31 +33,19 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    measured: Mapping[int, Cost]
-    """By k, ascending, from 0."""
-
-    def at(self, k: int) -> Cost:
-        """On the straight line between the nearest that were measured."""
-        if k in self.measured:
-            return self.measured[k]
-        known = list(self.measured)
-        above = min(bisect_right(known, k), len(known) - 1)
-        low, high = known[above - 1], known[above]
-        share = (k - low) / (high - low)
-        ends = [self.measured[low], self.measured[high]]
-        values = {name: (1 - share) * getattr(ends[0], name) + share * getattr(ends[1], name) for name in _NAMES}
-        return Cost(**values)
+    by_k: Mapping[int, Cost]
+    """Ascending, from 0."""
 
     @property
     def step_s(self) -> float:
         """A plain step of the target."""
-        return self.measured[0].verify_s
+        return self.by_k[0].verify_s
 
     @property
     def draft_token_s(self) -> float:
         """At the largest k."""
-        k = max(self.measured)
-        return self.measured[k].draft_s / k
+        k = max(self.by_k)
+        return self.by_k[k].draft_s / k
 
     @property
     def c(self) -> float:

@@ -91,7 +91,7 @@ def _kinds(answer: Answer) -> tuple[TokenKind, ...]:
 
 def expected_speed(chances: Sequence[Sequence[float]], costs: Costs, k: int, max_tokens: int) -> float:
     """Tokens per second of the same answers with k drafts a round."""
-    by_k = [costs.at(num_drafts) for num_drafts in range(k + 1)]
+    by_k = [costs.by_k[num_drafts] for num_drafts in range(k + 1)]
     return sum(map(len, chances)) / sum(_expected_s(own, by_k, max_tokens) for own in chances)
 
 

@@ -73,7 +73,7 @@ def _show_acceptance(study: Study, console: Console) -> None:
 
 def _show_costs(study: Study, console: Console) -> None:
     table = _table("What a round costs, ms", "K", "round", "draft", "wire", "verify", "rest", "first round", "plain")
-    for k, cost in study.costs.measured.items():
+    for k, cost in study.costs.by_k.items():
         parts = (cost.round_s, cost.draft_s, cost.wire_s, cost.verify_s, cost.rest_s, cost.first_s)
         table.add_row(str(k), *(f"{1e3 * part:.2f}" for part in parts), f"{100 * cost.plain_share:.1f} %" if k else "")
     console.print(table)
@@ -133,7 +133,7 @@ def to_json(study: Study) -> dict[str, Any]:
         "c": study.costs.c,
         "draft_token_s": study.costs.draft_token_s,
         "step_s": study.costs.step_s,
-        "costs": [{"k": k, **asdict(cost)} for k, cost in study.costs.measured.items()],
+        "costs": [{"k": k, **asdict(cost)} for k, cost in study.costs.by_k.items()],
         "speeds": [{**asdict(point), "measured_over_expected": point.met} for point in study.points],
         "alternatives": [
             {

@@ -61,35 +61,32 @@ class Study:
 async def study(
     client: AsyncClient, load: Load, offered: Sequence[Drafter], max_k: int, repeats: int, tell: Tell
 ) -> Study:
-    """Costs and acceptance at a few K, what follows from them for all, all K, and the alternatives at the best K.
+    """Costs at every K and acceptance at the larger ones, the speeds that follow from them, those that come, and the
+    alternatives at the best K.
+
+    What a verification takes is a staircase over the tokens in it, so that the cost of a K cannot be told from those of
+    its neighbours.
 
     offered: the deployment's drafters. Raises the error tree; ConfigError when the answers are too short to tell.
     """
-    temperature = load.temperature
-    ks = calibrated(max_k)
-    passes = await _run(client, load, settings.chains(ks, temperature), repeats, tell, "costs")
+    temperature, ks = load.temperature, range(max_k + 1)
+    chains = settings.chains(ks, temperature)
+    passes = await _run(client, load, chains, repeats, tell, "costs")
     costs = costs_of({k: passes[settings.chain_name(k)] for k in ks}, load.max_tokens)
     acceptance = Acceptance.of({k: passes[settings.chain_name(k)] for k in ks if 2 * k >= max_k})
     chances = acceptance.chances()
-    expected = [expected_speed(chances, costs, k, load.max_tokens) for k in range(max_k + 1)]
+    expected = [expected_speed(chances, costs, k, load.max_tokens) for k in ks]
 
-    passes = await _run(client, load, settings.chains(range(max_k + 1), temperature), repeats, tell, "every K")
+    passes = await _run(client, load, chains, repeats, tell, "speeds")
     points = points_of(passes, expected, acceptance.alpha, costs.c)
 
     name = choose(speeds_of(passes)).name
     best = name if name != settings.PLAIN else fastest_of(speeds_of(passes))
-    k = next(k for k in range(max_k + 1) if settings.chain_name(k) == best)
+    k = next(k for k in ks if settings.chain_name(k) == best)
     tried, refused = await _offered(client, load, settings.alternatives(k, max_k, temperature, offered))
     passes = await _run(client, load, tried, repeats, tell, "alternatives")
     speeds, per_pass = speeds_of(passes), {name: _tokens_per_pass(own) for name, own in passes.items()}
     return Study(temperature, acceptance, costs, points, speeds, refused, tried, per_pass, choose(speeds))
-
-
-def calibrated(max_k: int) -> tuple[int, ...]:
-    """The K at which costs are measured: none, one, every other one and the largest. What a verification takes is a
-    staircase over the tokens in it, so that a line over several steps of it would be wrong between them.
-    """
-    return tuple(sorted({0, 1, *range(2, max_k, 2), max_k}))
 
 
 async def _run(
