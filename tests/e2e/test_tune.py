@@ -67,7 +67,7 @@ def test_it_starts_the_pair_itself_and_ends_it() -> None:
 @pytest.mark.slow
 def test_ctrl_c_ends_it_and_its_pair() -> None:
     with tree() as left, tune("--repeats", "50") as command:
-        command.wait_for(" of ")
+        command.wait_for("costs: ")
         command.signal(signal.SIGINT)
         assert command.wait() == 0
         assert command.out == []
