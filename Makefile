@@ -111,7 +111,7 @@ bench-trees: $(STAMP)
 bench-alpha: $(STAMP)
 	$(BIN)/python -m benchmarks.alpha $(ARGS)
 
-# Speed as `outrider tune` expects it and as it is, at temperatures 0 and 1: forty minutes.
+# Speed as `outrider tune` expects it and as it is, at temperatures 0 and 1: an hour.
 bench-tune: $(STAMP)
 	$(BIN)/python -m benchmarks.tune $(ARGS)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +30,15 @@ from outrider.wire.tree_shape import TreeShape
 from target_service.jobs import VerifyJob
 from target_service.tickets import Part
 from target_service.worker import start_worker as start_target
+from tests.tiny_models import perturbed_copy, tiny_llama
 
 OWNER = 1
+
+
+def tiny_pair(folder: Path) -> tuple[str, str]:
+    """Folders of a draft and of its target."""
+    target = tiny_llama(folder / "target", sharpness=3.0)
+    return perturbed_copy(target, folder / "draft", 0.2), target
 
 
 class StoppedEngine(EngineThread):

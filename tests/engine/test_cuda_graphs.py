@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -28,15 +28,6 @@ from tests.tiny_models import random_model, zoo
 CONTEXT = 128
 MAX_ROWS = 3
 WIDTHS = (6, 1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny tensors: a second thread only waits."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def make(name: str, maker: GraphMaker) -> tuple[ModelRunner, GraphedPath, UncachedModel]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +18,9 @@ from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.varlen_attention import VarlenAttention
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.params import SamplingParams
-from tests.engine.cuda_pair import Pair
+from tests.engine.cuda_pair import Pair, tiny_pair
 from tests.engine.cuda_sync_counter import SyncCounter, install
 from tests.engine.cuda_tape import TapeMaker, varlen_attn
-from tests.tiny_models import perturbed_copy, tiny_llama
 
 PROMPTS = [[12, 7, 99, 4, 31], [5, 6, 7], [200, 3, 9, 9, 21, 44]]
 PLAIN: dict[str, Any] = {"temperature": 1.0}
@@ -42,18 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder: Path = tmp_path_factory.mktemp("sync")
-    target = tiny_llama(folder / "target", sharpness=3.0)
-    return perturbed_copy(target, folder / "draft", 0.2), target
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny tensors: a second thread only waits."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+    return tiny_pair(tmp_path_factory.mktemp("sync"))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ No GPU is needed: what is proven is that plans, block tables, layouts and window
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,15 +22,6 @@ from tests.tiny_models import random_model, zoo
 
 SUPPORTED = ["llama", "qwen3", "gpt2", "gpt_neox", "mistral", "mixtral", "phi3", "olmo2"]
 CONTEXT = 600
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny tensors: a second thread only waits."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def facts(vocab_size: int, context_limit: int = 128) -> ModelFacts:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from outrider.engine.cuda import draft_graph, step_graphs
@@ -19,9 +16,8 @@ from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.params import SamplingParams
-from tests.engine.cuda_pair import Pair
+from tests.engine.cuda_pair import Pair, tiny_pair
 from tests.engine.cuda_tape import TapeMaker, varlen_attn
-from tests.tiny_models import perturbed_copy, tiny_llama
 
 K = 5
 PROMPTS = {1: [12, 7, 99, 4, 31], 2: [5, 6, 7]}
@@ -34,22 +30,16 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder: Path = tmp_path_factory.mktemp("flash")
-    target = tiny_llama(folder / "target", sharpness=3.0)
-    return perturbed_copy(target, folder / "draft", 0.2), target
+    return tiny_pair(tmp_path_factory.mktemp("flash"))
 
 
 @pytest.fixture(autouse=True)
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def flash(model: PreTrainedModel, facts: ModelFacts) -> GraphedPath:
         paged = PagedPath(model, facts.vocab_size, VarlenAttention(varlen_attn))
         return GraphedPath(paged, model, facts.vocab_size, TapeMaker(), widths=(6, 1), lengths=(K,))
 
     monkeypatch.setitem(choice.FACTORIES, "flash", flash)
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def texts(monkeypatch: pytest.MonkeyPatch, models: tuple[str, str], path: str, **case: Any) -> tuple[Any, Pair]:

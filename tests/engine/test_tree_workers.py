@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +10,7 @@ import torch
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from outrider.wire.tree_shape import TreeShape
-from tests.engine.cuda_pair import Pair
-from tests.tiny_models import perturbed_copy, tiny_llama
+from tests.engine.cuda_pair import Pair, tiny_pair
 
 PROMPT = [12, 7, 99, 4, 31]
 NUM_ROUNDS = 6
@@ -28,18 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder: Path = tmp_path_factory.mktemp("trees")
-    target = tiny_llama(folder / "target", sharpness=3.0)
-    return perturbed_copy(target, folder / "draft", 0.2), target
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny tensors: a second thread only waits."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+    return tiny_pair(tmp_path_factory.mktemp("trees"))
 
 
 def answered(pair: Pair, slot: int, params: SamplingParams, tree: TreeShape | None) -> tuple[list[int], int]:
