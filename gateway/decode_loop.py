@@ -107,7 +107,7 @@ class Decoder:
             self.draft.note_verdict(verdict, ticket, time.monotonic() - started_s, self.target.is_new_step)
             note_round(self.draft.metrics, verdict, output, timings, self.draft.why_plain, self.draft.asked_for_tree)
         else:
-            self.draft.skip()
+            self.draft.skip(target)
             self.own.note_verdict(verdict, timings.total_s, self.target.is_new_step)
             note_round(own.metrics, verdict, output, timings, own.why_plain, is_tree=False)
         self._truncate(verdict, num_draft_tokens, output)

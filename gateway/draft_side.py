@@ -139,8 +139,9 @@ class DraftSide:
         self.why_plain = "does_not_pay"
         return 0
 
-    def skip(self) -> None:
+    def skip(self, target: Connection) -> None:
         """The target drafted for the round itself."""
+        self._length.begin(target)
         self._length.skip()
 
     async def let_reply_arrive(self) -> None:

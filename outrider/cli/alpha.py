@@ -47,7 +47,7 @@ def alpha(
     top_p: Annotated[float, typer.Option(help="Of every setting.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Of every setting.")] = 0,
     min_p: Annotated[float, typer.Option(help="Of every setting.")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(help="Tokens that the target writes to each prompt.")] = 128,
+    max_tokens: Annotated[int, typer.Option(help="Tokens that the target writes to each prompt, at most.")] = 128,
     num_prompts: Annotated[int, typer.Option(help="The first so many of the file.")] = 24,
     dtype: Annotated[str, typer.Option(help=f"Of all models: {', '.join(DTYPES)}.")] = "auto",
     device: Annotated[str, typer.Option(help="Of all models, as in the workers' settings.")] = "auto",

@@ -36,7 +36,7 @@ from outrider.cli.up import (
     failures_as_lines,
     log_to,
 )
-from outrider.client import AsyncClient, ConnectOptions, Model
+from outrider.client import AsyncClient, ConnectOptions, Drafter, Model
 from outrider.client.aio import DEFAULT_TIMEOUT_S
 from outrider.wire.errors import ConfigError
 from outrider.wire.params import ANY_VOCABULARY, MAX_DRAFT_TOKENS, SamplingParams
@@ -211,6 +211,11 @@ def _chosen(models: tuple[Model, ...], wanted: str | None, address: str) -> Mode
         raise ConfigError(
             f"the gateway at {address} serves {found[0].id} without a draft worker: there is no K to tune; give it "
             "one (outrider up --draft), or wait until it is back"
+        )
+    if Drafter.MODEL not in found[0].drafters:
+        raise ConfigError(
+            f"the gateway at {address} serves {found[0].id} with the draft {found[0].draft_id}, which is no model: "
+            "every K is measured with a draft model (--draft FOLDER), and what needs none, such as ngram, beside it"
         )
     return found[0]
 

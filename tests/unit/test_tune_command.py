@@ -90,8 +90,9 @@ def test_nobody_there() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ((), ("serves several models", "--model", "pair, alone")),
-        (("--model", "other"), ("does not serve other", "pair, alone")),
+        ((), ("serves several models", "--model", "pair, guessed, alone")),
+        (("--model", "other"), ("does not serve other", "pair, guessed, alone")),
+        (("--model", "guessed"), ("guessed with the draft ngram, which is no model", "--draft FOLDER")),
         (("--model", "alone"), ("serves alone without a draft worker", "outrider up --draft")),
     ],
 )

@@ -134,7 +134,10 @@ def to_json(study: Study) -> dict[str, Any]:
         "draft_token_s": study.costs.draft_token_s,
         "step_s": study.costs.step_s,
         "costs": [{"k": k, **asdict(cost)} for k, cost in study.costs.by_k.items()],
-        "speeds": [{**asdict(point), "measured_over_expected": point.met} for point in study.points],
+        "speeds": [
+            {**asdict(point), "measured_over_expected": point.met, "in_tokens_per_s": point.met_in_tokens_per_s}
+            for point in study.points
+        ],
         "alternatives": [
             {
                 "name": name,

@@ -112,20 +112,21 @@ async def _run_answer(
 
 
 async def run_interleaved(
-    client: AsyncClient, load: Load, settings: Mapping[str, Speculation], repeats: int, done: Callable[[], None]
+    client: AsyncClient, load: Load, settings: Mapping[str, Speculation], repeats: range, done: Callable[[], None]
 ) -> dict[str, list[Pass]]:
-    """By setting a pass for each repeat. Every prompt is answered under all settings before the next one, and backwards
-    in the next repeat: what the machine does besides lasts longer than that, and hits all settings alike.
+    """By setting a pass for each repeat. Every prompt is answered under all settings before the next one, and from
+    answer to answer forwards and backwards: what the machine does besides lasts longer than that, and hits all settings
+    alike.
 
-    done: called after each answer.
+    repeats: the seeds' numbers. done: called after each answer.
     """
-    answers: dict[str, list[list[Answer]]] = {name: [[] for _ in range(repeats)] for name in settings}
-    for repeat in range(repeats):
+    answers: dict[str, list[list[Answer]]] = {name: [[] for _ in repeats] for name in settings}
+    for own, repeat in enumerate(repeats):
         for index in range(len(load.prompts)):
-            names = list(settings) if (repeat + index) % 2 == 0 else list(settings)[::-1]
+            names = list(settings) if (own + index) % 2 == 0 else list(settings)[::-1]
             for name in names:
                 await lead_in(client, load, settings[name])
                 answer = await _run_answer(client, load, index, repeat, settings[name], load.max_tokens)
-                answers[name][repeat].append(answer)
+                answers[name][own].append(answer)
                 done()
     return {name: [Pass(tuple(own)) for own in each] for name, each in answers.items()}
