@@ -68,15 +68,21 @@ def test_every_set_of_parameters_has_its_law_tested_every_day_under_some_rule() 
     assert {case.name for case in CASES if case.speculation.enabled} >= PARAMETERS.keys()
 
 
+@pytest.mark.parametrize("rule", ["greedy", "rejection in a tree", "coupled"])
+def test_every_form_of_tree_is_tested_under_every_rule(rule: str) -> None:
+    trees = [case.speculation.tree for case in ALL_CASES if case.speculation.tree and rule_of(case) == rule]
+    assert {tree.startswith("best:") for tree in trees} == {True, False}
+
+
 def test_every_verification_has_its_law_tested() -> None:
     assert set(get_args(TargetConfig.model_fields["verification"].annotation)) == VERIFICATION.keys()
     assert {rule_of(case) for case in CASES} >= set(VERIFICATION.values())
 
 
 def test_the_table_has_a_row_for_each() -> None:
-    """Of rule and drafter, and of the rounds that are enumerated."""
+    """Of rule, drafter and tree, and of the rounds that are enumerated."""
     document = json.loads(DOCUMENT.with_suffix(".json").read_text(encoding="utf-8"))
-    rows = {(row["rule"], row["drafts"]) for row in document["chi_square"]}
-    missing = {(rule_of(case), drafts_of(case)) for case in ALL_CASES} - rows
+    rows = {(row["rule"], row["drafts"], row["k"] if "x" in str(row["k"]) else None) for row in document["chi_square"]}
+    missing = {(rule_of(case), drafts_of(case), case.speculation.tree) for case in ALL_CASES} - rows
     assert not missing, f"docs/laws.md has no row for {missing}; run make laws"
     assert {row["rule"] for row in document["enumerated"]} >= ENUMERATED, "run make laws"

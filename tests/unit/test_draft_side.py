@@ -192,12 +192,21 @@ async def test_a_request_that_ends_takes_no_part_in_the_planning_any_more() -> N
 
 async def test_a_request_that_moves_takes_no_part_in_the_planning_of_the_target_that_it_left() -> None:
     side, member, source = await planned()
-    side._length.begin(connection_of())
-    side._length.skip()
+    side.skip(connection_of())
     assert source.num_slots == 0
     known_s = member.planner.plain_s()
     side.note_verdict(tpb.Verdict(forward_us=500_000, batch_size=1, num_batch_tokens=1), 20, 0.5, True)
     assert member.planner.plain_s() == known_s
+
+
+@pytest.mark.parametrize(("num_before", "num_first"), [(0, 1), (1, 0)])
+async def test_an_answers_first_round_may_be_one_that_the_target_drafted_for(num_before: int, num_first: int) -> None:
+    """Nothing is known of a first round's cost: it feeds the prompt. One behind it is like any other."""
+    side, member = side_of(ScriptedDraft(), SpeculationOptions())
+    for _ in range(num_before):
+        side.skip(member.connection)
+    side.propose(1, member.connection, member)
+    assert member.planner.source("draft-0", ScriptedDraft.epoch).num_first == num_first
 
 
 async def test_a_draft_that_has_nothing_to_say_is_no_worse_for_it_and_said_to_be_so() -> None:
