@@ -40,6 +40,7 @@ MAX_ECHO_CHARS = 200
 MESSAGE_CHARS = 100
 """What a message costs besides its text: a template is run over it."""
 _OF_A_TEXT = (Drafter.UNIGRAM, Drafter.BIGRAM)
+_TEXT_WANTED = "; a target offers unigram and bigram if started with OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
 INLINE_CHARS = 20_000
 """Longer texts are tokenised on a thread: about 10 ms on one slow core."""
 
@@ -253,7 +254,7 @@ def _check_drafter(drafter: Drafter | None, facts: ModelFacts) -> None:
     offered = ", ".join(each.label for each in facts.drafters)
     raise InvalidRequest(
         f"drafter is {drafter.label}, which neither target nor draft of {facts.id} has; offered: {offered or 'none'}"
-        + ("; a target has unigram and bigram with --drafter-text" if drafter.own in _OF_A_TEXT else ""),
+        + (_TEXT_WANTED if drafter.own in _OF_A_TEXT else ""),
         param="speculation.drafter",
     )
 

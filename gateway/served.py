@@ -127,7 +127,9 @@ class ServedModel:
         for role, members in (("target", self.targets), ("draft", self.drafts)):
             infos = [member.connection.info for member in members.values() if member.connection is not None]
             if infos and not any(info.trees for info in infos):
-                return f"the {role} {infos[0].model_id} takes chains alone (path {infos[0].attention_path or 'none'})"
+                path = infos[0].attention_path or "none"
+                why = "is no model" if path == "tables" else f"runs on the path {path}"
+                return f"the {role} {infos[0].model_id} {why} and takes chains alone"
         return None
 
     def new_ticket(self) -> int:

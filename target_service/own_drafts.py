@@ -51,7 +51,7 @@ class OwnDrafts:
         return JobError(
             Fault.INVALID,
             f"drafter is {kind.label}, this target has {offered}; name one of them, or none"
-            + ("; for unigram and bigram start it with --drafter-text" if kind in OF_A_TEXT else ""),
+            + ("; for unigram and bigram start it with --drafter-text FILE" if kind in OF_A_TEXT else ""),
         )
 
     def open(self, job: OpenJob, slot: Slot) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from outrider.cli.console import answer_console, errors_as_lines, note_console
 from outrider.cli.demo_runs import first_prompts
 from outrider.cli.processes import Child
+from outrider.cli.progress import telling
 from outrider.cli.system import demo_model
 from outrider.wire.config import TargetConfig
 from outrider.wire.errors import ConfigError, OutriderError
@@ -117,7 +118,7 @@ def measured(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
     """In a process of its own, which has torch. Raises OutriderError with what is wrong."""
     child = Child("alpha", [sys.executable, "-m", "outrider.engine.alpha"], stdin=json.dumps(task) + "\n")
     try:
-        with notes.status("starting") as status:
+        with telling(notes, "starting") as tell:
             while True:
                 try:
                     event = child.events.get(timeout=0.1)
@@ -127,7 +128,7 @@ def measured(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
                     said = " / ".join(child.last_lines(5)) or f"it ended with exit code {child.returncode}"
                     raise OutriderError(f"the measurement gave no result: {said}") from None
                 if event["event"] == "progress":
-                    status.update(event["text"])
+                    tell(event["text"])
                 elif event["event"] == "failed":
                     raise ConfigError(event["message"])
                 else:

@@ -12,7 +12,7 @@ from rich.console import Console
 from outrider.cli.console import EXIT_FAILED, answer_console, note_console
 from outrider.cli.demo_runs import Answer, Arm, Comparison, answer, compare, read_prompts, run_arms
 from outrider.cli.merging import DEMO_NAME
-from outrider.cli.progress import StartProgress
+from outrider.cli.progress import StartProgress, telling
 from outrider.cli.render import AnswerPrinter, figure, legend
 from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
@@ -47,7 +47,8 @@ def demo(
             with Client(endpoints.grpc) as client:
                 first = _stream(client, max_tokens, stop, began)
                 arms = _measure(client, prompts, max_tokens, stop, notes)
-            with notes.status("asking transformers' generate for the same answers"):
+            with telling(notes, comparing := "asking transformers' generate for the same answers") as tell:
+                tell(comparing)
                 answers = [first, *arms[0].answers, *arms[1].answers]
                 comparison = compare(settings.targets[0].worker.model, max_tokens, answers, stop)
         report(arms, comparison)
@@ -86,13 +87,13 @@ def _stream(client: Client, max_tokens: int, stop: StopFlag, began: float) -> An
 
 
 def _measure(client: Client, prompts: list[str], max_tokens: int, stop: StopFlag, notes: Console) -> tuple[Arm, Arm]:
-    with notes.status("measuring") as status:
+    with telling(notes, "measuring") as tell:
         num_done = 0
 
         def done() -> None:
             nonlocal num_done
             num_done += 1
-            status.update(f"measuring: {num_done} of {2 * len(prompts)} answers, with and without speculation in turn")
+            tell(f"measuring: {num_done} of {2 * len(prompts)} answers, with and without speculation in turn")
 
         return run_arms(client, prompts, max_tokens, stop, done)
 

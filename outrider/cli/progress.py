@@ -1,11 +1,25 @@
-"""Shows how a start goes on: one line a part, with a spinner and its seconds on a terminal."""
+"""Shows how a start, or a measurement, goes on: with a spinner on a terminal, else in plain lines."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+Tell = Callable[[str], None]
+
+
+@contextmanager
+def telling(console: Console, first: str) -> Iterator[Tell]:
+    """What goes on: the latest of it behind a spinner on a terminal, where `first` comes first; else a line each."""
+    if not console.is_terminal:
+        yield lambda text: console.print(text, markup=False)
+        return
+    with console.status(first) as status:
+        yield status.update
 
 
 class StartProgress:

@@ -17,15 +17,15 @@ from rich.console import Console
 from outrider.cli import options as opt
 from outrider.cli.console import answer_console, note_console
 from outrider.cli.demo_runs import first_prompts
-from outrider.cli.merging import flag_of, merged
-from outrider.cli.progress import StartProgress
+from outrider.cli.merging import TABLE_DRAFTERS, flag_of, merged
+from outrider.cli.progress import StartProgress, Tell, telling
 from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
 from outrider.cli.tuning.picture import check_can_draw, draw
-from outrider.cli.tuning.report import show, to_json
+from outrider.cli.tuning.report import show, to_json, unsteady
 from outrider.cli.tuning.runs import Load
 from outrider.cli.tuning.settings import environment, gateway_settings, needs_draft
-from outrider.cli.tuning.study import Study, Tell, study
+from outrider.cli.tuning.study import Study, study
 from outrider.cli.up import (
     DraftCores,
     DraftDevice,
@@ -53,6 +53,7 @@ Prompts = Annotated[
 Temperature = Annotated[list[float] | None, typer.Option(help="May be given several times; absent = 0 and 1.")]
 Workers = dict[str, dict[str, str | None]]
 """Settings of target and draft, None where one was not given."""
+_NEEDS_MODEL = "every K is measured with a draft model (--draft FOLDER), and what needs none, such as ngram, beside it"
 Png = Annotated[Path | None, typer.Option(help="Draw speed by K, and the best K by alpha, into this file.")]
 
 
@@ -122,7 +123,7 @@ def tune(
             SamplingParams(temperature=each, **cuts).check(ANY_VOCABULARY)  # type: ignore[arg-type]
         wish = Wish(texts, max_tokens, temperatures, cuts, max_k, repeats, model, timeout, stop)
         connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)
-        with _gateway(address, workers, stop, notes, verbose) as gateway, _telling(notes) as tell:
+        with _gateway(address, workers, stop, notes, verbose) as gateway, telling(notes, "starting") as tell:
             served, studies = asyncio.run(_studies(gateway, wish, connect, tell))
         started = None if address is not None else workers
         if as_json:
@@ -132,7 +133,8 @@ def tune(
             console.print(f"{served.id}, drafted for by {served.draft_id}: {len(texts)} prompts, one at a time")
             for one in studies:
                 show(one, console)
-                console.print(f"start with: {start_with(one, started)}\n", markup=False)
+                if unsteady(one) is None:
+                    console.print(f"start with: {start_with(one, started)}\n", markup=False)
         if png is not None:
             draw(studies, f"{_short(served.id)}, drafted for by {_short(served.draft_id or '')}", png)
             notes.print(f"drawn: {png}")
@@ -167,22 +169,14 @@ def _gateway(address: str | None, workers: Workers, stop: StopFlag, notes: Conso
             f"{given[0]} {workers[given[0].lstrip('-')]['model']} without {missing}: say both models of the pair; "
             "what needs no model, such as ngram, is measured beside them"
         )
+    if str(draft := workers["draft"]["model"]).partition(":")[0] in TABLE_DRAFTERS:
+        raise ConfigError(f"--draft {draft} is no model: {_NEEDS_MODEL}")
     flags = {**workers, "gateway": {"port": 0, "grpc_port": 0}, "ray": {"address": None}}
     settings = merged({}, flags, no_draft=False, no_ray=True)
     with Supervisor(settings, stop, log_to(notes, verbose)) as system:
         with StartProgress(notes) as progress:
             endpoints = system.start(progress)
         yield endpoints.grpc
-
-
-@contextmanager
-def _telling(notes: Console) -> Iterator[Tell]:
-    """A spinner on a terminal, else lines."""
-    if not notes.is_terminal:
-        yield lambda text: notes.print(text, markup=False)
-        return
-    with notes.status("starting") as status:
-        yield status.update
 
 
 async def _studies(address: str, wish: Wish, connect: ConnectOptions, tell: Tell) -> tuple[Model, list[Study]]:
@@ -215,7 +209,7 @@ def _chosen(models: tuple[Model, ...], wanted: str | None, address: str) -> Mode
     if Drafter.MODEL not in found[0].drafters:
         raise ConfigError(
             f"the gateway at {address} serves {found[0].id} with the draft {found[0].draft_id}, which is no model: "
-            "every K is measured with a draft model (--draft FOLDER), and what needs none, such as ngram, beside it"
+            f"{_NEEDS_MODEL}"
         )
     return found[0]
 

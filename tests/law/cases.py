@@ -206,9 +206,10 @@ _NUM_MIXED = 5
 def batches(cases: list[Case]) -> list[list[Case]]:
     """Cases that are drawn at the same time and meet in the services' batches: parameters, encodings and K mixed.
 
-    `auto` is alone, so that its own load makes it change between whole and cut laws.
+    `auto` is alone, so that its own load makes it change between whole and cut laws; `lenient`, so that its plain steps
+    can be counted.
     """
-    alone = ("auto", "K adapts", "by token", *DRAFT_SERVICES, "unreliable draft")
+    alone = ("auto", "lenient", "K adapts", "by token", *DRAFT_SERVICES, "unreliable draft")
     mixed = [case for case in cases if case.group not in alone]
     return [
         *(mixed[i::_NUM_MIXED] for i in range(_NUM_MIXED)),

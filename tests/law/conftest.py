@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -24,6 +24,19 @@ def services(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield started
     finally:
         started.stop()
+
+
+UNDRAFTED = ("late", "not_waited", "refused", "busy", "pause", "no_draft")
+"""Reasons for a plain step where drafts were asked for and there was room for them."""
+MAX_DRAWS = 3
+"""Of lenient answers, which have their law only if all their drafts come: a busy machine may be late with one."""
+
+
+def num_undrafted(counters: Mapping[str, float]) -> float:
+    """Steps that were plain for want of a proposal, of a gateway's counters."""
+    reasons = [f'reason="{reason}"' for reason in UNDRAFTED]
+    steps = {name: value for name, value in counters.items() if name.startswith("spec_plain_steps_total")}
+    return sum(value for name, value in steps.items() if any(reason in name for reason in reasons))
 
 
 class Samples:
@@ -58,12 +71,20 @@ class Samples:
 
     def _draw(self, batch: list[Case]) -> None:
         gateway = self.gateway(batch)
+        increments = self._draw_once(gateway, batch)
+        if batch[0].group == "lenient":
+            for _ in range(MAX_DRAWS - 1):
+                if num_undrafted(increments):
+                    increments = self._draw_once(gateway, batch)
+            assert not num_undrafted(increments), "this machine is too busy for a proposal in time"
+        self.counters |= {case.group: increments for case in batch}
+
+    def _draw_once(self, gateway: Process, batch: list[Case]) -> dict[str, float]:
+        """Returns what the gateway's counters rose by."""
         url = f"http://{gateway.ready['http']}/metrics"
         before = read_metrics(url)
         self._samples |= draw(str(gateway.ready["grpc"]), batch, self.num_answers)
-        after = read_metrics(url)
-        increments = {name: value - before.get(name, 0.0) for name, value in after.items()}
-        self.counters |= {case.group: increments for case in batch}
+        return {name: value - before.get(name, 0.0) for name, value in read_metrics(url).items()}
 
 
 @pytest.fixture(scope="session")

@@ -69,4 +69,5 @@ def _draw_best_k(axes: Axes, study: Study) -> None:
     fastest = max(study.points, key=lambda point: point.tokens_per_s).k
     axes.plot([study.acceptance.alpha], [fastest], "o", color="tab:blue", label="fastest measured K")
     axes.set(title="best K by Theorem 3.8", xlabel="alpha", ylabel="K")
+    axes.yaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     axes.legend(loc="upper left")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from outrider.cli.progress import Tell
 from outrider.cli.tuning import settings
 from outrider.cli.tuning.choice import Choice, Ratio, choose, fastest_of, speeds_of
 from outrider.cli.tuning.costs import Costs, costs_of
@@ -13,8 +14,6 @@ from outrider.cli.tuning.expected import Acceptance, expected_speed, improvement
 from outrider.cli.tuning.runs import Load, Pass, lead_in, run_interleaved
 from outrider.client import AsyncClient, Drafter, Speculation
 from outrider.wire.errors import InvalidRequest
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
