@@ -162,6 +162,8 @@ def _gateway(address: str | None, workers: Workers, stop: StopFlag, notes: Conso
             raise ConfigError(f"{given[0]} and --address contradict each other: the pair there runs as it was started")
         yield address
         return
+    if str(draft := workers["draft"]["model"]).partition(":")[0] in TABLE_DRAFTERS:
+        raise ConfigError(f"--draft {draft} is no model: {_NEEDS_MODEL}")
     given = [f"--{role}" for role, values in workers.items() if values["model"] is not None]
     if len(given) == 1:
         missing = "--draft" if given == ["--target"] else "--target"
@@ -169,8 +171,6 @@ def _gateway(address: str | None, workers: Workers, stop: StopFlag, notes: Conso
             f"{given[0]} {workers[given[0].lstrip('-')]['model']} without {missing}: say both models of the pair; "
             "what needs no model, such as ngram, is measured beside them"
         )
-    if str(draft := workers["draft"]["model"]).partition(":")[0] in TABLE_DRAFTERS:
-        raise ConfigError(f"--draft {draft} is no model: {_NEEDS_MODEL}")
     flags = {**workers, "gateway": {"port": 0, "grpc_port": 0}, "ray": {"address": None}}
     settings = merged({}, flags, no_draft=False, no_ray=True)
     with Supervisor(settings, stop, log_to(notes, verbose)) as system:

@@ -55,6 +55,8 @@ def refused(made: Result, *words: str) -> None:
         (("--num-prompts", "0"), ("--num-prompts is 0",)),
         (("--target", "models/x"), ("--target models/x without --draft",)),
         (("--draft", "models/x"), ("--draft models/x without --target",)),
+        (("--draft", "ngram"), ("--draft ngram is no model", "--draft FOLDER")),
+        (("--target", "models/x", "--draft", "bigram:a.txt"), ("--draft bigram:a.txt is no model",)),
         (("--address", "127.0.0.1:1", "--target", "models/x"), ("--target and --address",)),
         (("--address", "127.0.0.1:1", "--dtype", "float32"), ("--dtype and --address",)),
         (("--prompts", "/nowhere.jsonl"), ("cannot read prompts from /nowhere.jsonl",)),
