@@ -15,7 +15,7 @@ Tell = Callable[[str], None]
 @contextmanager
 def telling(console: Console, first: str) -> Iterator[Tell]:
     """What goes on: the latest of it behind a spinner on a terminal, where `first` comes first; else a line each."""
-    if not console.is_terminal:
+    if not console.is_interactive:
         yield lambda text: console.print(text, markup=False)
         return
     with console.status(first) as status:

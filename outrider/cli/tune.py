@@ -132,9 +132,7 @@ def tune(
             console = answer_console()
             console.print(f"{served.id}, drafted for by {served.draft_id}: {len(texts)} prompts, one at a time")
             for one in studies:
-                show(one, console)
-                if unsteady(one) is None:
-                    console.print(f"start with: {start_with(one, started)}\n", markup=False)
+                show_all(one, started, console)
         if png is not None:
             draw(studies, f"{_short(served.id)}, drafted for by {_short(served.draft_id or '')}", png)
             notes.print(f"drawn: {png}")
@@ -220,6 +218,13 @@ def up_command(workers: Workers, *, with_draft: bool = True) -> str:
     named = {flag_of(role, name): workers[role][name] for name in workers["target"] for role in roles}
     words = [word for flag, value in named.items() if value is not None for word in (flag, value)]
     return shlex.join(["outrider", "up", *words, *(() if with_draft else ("--no-draft",))])
+
+
+def show_all(one: Study, workers: Workers | None, console: Console) -> None:
+    """The tables, and what to type if they are to be relied on."""
+    show(one, console)
+    if unsteady(one) is None:
+        console.print(f"start with: {start_with(one, workers)}\n", markup=False)
 
 
 def start_with(one: Study, workers: Workers | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from outrider.wire.metrics import PLAIN_REASONS
 from tests.law.cases import ALL_CASES, CASES, DRAFT_SERVICES, NUM_ANSWERS, NUM_EVERYDAY, Case, batches
 from tests.law.sampling import Sample, draw
 from tests.law.services import HASTY, Models, Services, make_models
@@ -36,6 +37,7 @@ def num_undrafted(counters: Mapping[str, float]) -> float:
     """Steps that were plain for want of a proposal, of a gateway's counters."""
     reasons = [f'reason="{reason}"' for reason in UNDRAFTED]
     steps = {name: value for name, value in counters.items() if name.startswith("spec_plain_steps_total")}
+    assert steps and set(UNDRAFTED) < set(PLAIN_REASONS)
     return sum(value for name, value in steps.items() if any(reason in name for reason in reasons))
 
 

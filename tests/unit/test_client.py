@@ -25,6 +25,7 @@ from outrider.client import (
     AsyncClient,
     Client,
     Completion,
+    Drafter,
     DraftLogprobs,
     FinishReason,
     GrpcTransport,
@@ -135,7 +136,11 @@ async def test_logprobs_arrive(gateway: ScriptedGateway) -> None:
 
 async def test_models(gateway: ScriptedGateway) -> None:
     async with AsyncClient(gateway.address) as client:
-        assert await client.models() == (Model("pair", 512, 4096, "small"), Model("alone", 256, 4096, None))
+        assert await client.models() == (
+            Model("pair", 512, 4096, "small", (Drafter.MODEL,)),
+            Model("guessed", 512, 4096, "ngram", (Drafter.NGRAM,)),
+            Model("alone", 256, 4096, None),
+        )
 
 
 # ---- requests
@@ -523,7 +528,7 @@ async def test_a_wait_past_the_deadline_is_not_begun(gateway: ScriptedGateway) -
 async def test_models_is_retried(gateway: ScriptedGateway) -> None:
     gateway.model_errors.extend([errors.Unavailable("starting"), errors.Unavailable("starting")])
     async with AsyncClient(gateway.address, retries=FAST) as client:
-        assert len(await client.models()) == 2
+        assert len(await client.models()) == 3
     assert gateway.num_model_calls == 3
 
 
@@ -630,7 +635,7 @@ def test_an_async_client_belongs_to_one_loop(gateway: ScriptedGateway) -> None:
 def test_sync_client_does_all_the_async_one_does(gateway: ScriptedGateway) -> None:
     with Client(gateway.address) as client:
         assert client.generate("hello").text == TEXT
-        assert [model.id for model in client.models()] == ["pair", "alone"]
+        assert [model.id for model in client.models()] == ["pair", "guessed", "alone"]
         with client.stream("hello") as stream:
             assert "".join(round_.text_delta for round_ in stream) == TEXT
         with pytest.raises(errors.InvalidRequest):

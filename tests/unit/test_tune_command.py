@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import Result
+from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli import tune
@@ -141,3 +144,15 @@ def test_what_to_start_with_is_the_recommendation() -> None:
     ngram = studied(fastest="K = 4, ngram")
     words = tune.start_with(ngram, PAIR)
     assert "OUTRIDER_GATEWAY_DRAFTER=ngram" in words and words.endswith(tune.up_command(PAIR, with_draft=False))
+
+
+def test_what_is_not_to_be_relied_on_is_not_to_be_typed() -> None:
+    steady = studied()
+    for study, words in (
+        (steady, "start with: OUTRIDER_GATEWAY_"),
+        (replace(steady, tokens_per_pass=dict.fromkeys(steady.speeds, 1.0)), "not to be relied on: K = 4 made 1.00"),
+    ):
+        console = Console(width=200, file=io.StringIO(), record=True)
+        tune.show_all(study, None, console)
+        text = console.export_text()
+        assert words in text and ("start with" in text) != ("relied on" in text)

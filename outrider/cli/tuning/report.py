@@ -33,15 +33,16 @@ def show(study: Study, console: Console) -> None:
 
 def unsteady(study: Study) -> str | None:
     """What says that the machine had other things to do, so that nothing follows; None when nothing does."""
-    said, per_pass = study.choice, study.tokens_per_pass[study.choice.name]
-    if said.speedup.median > UNSTEADY * per_pass:  # of passes that are no faster than a plain step
-        return (
-            f"{said.name} made {per_pass:.2f} tokens a pass and seemed {said.speedup.median:.2f} times as fast as "
-            f"plain decoding; {_AGAIN}"
-        )
     plain = study.points[0]
     first, middle, last = plain.expected_tokens_per_s, plain.tokens_per_s, statistics.median(study.speeds[PLAIN])
     if max(first, middle, last) <= UNSTEADY * min(first, middle, last):
+        for name, speeds in study.speeds.items():
+            speedup, per_pass = Ratio.of(speeds, study.speeds[PLAIN]).median, study.tokens_per_pass[name]
+            if speedup > UNSTEADY * per_pass:  # of passes that are no faster than a plain step
+                return (
+                    f"{name} made {per_pass:.2f} tokens a pass and seemed {speedup:.2f} times as fast as plain decoding; "
+                    f"{_AGAIN}"
+                )
         return None
     return (
         f"plain decoding made {first:.1f} tok/s when costs were measured, {middle:.1f} among the K and {last:.1f} "
