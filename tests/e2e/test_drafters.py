@@ -109,7 +109,7 @@ def test_what_may_be_asked_for_is_told_and_the_rest_is_refused(stack: Stack, alo
         reply = httpx.post(f"{http}/v1/completions", json=body)
         error = reply.json()["error"]
         assert (reply.status_code, error["param"]) == (400, "speculation.drafter")
-        assert f"offered: {', '.join(expected)}" in error["message"] and "_DRAFTER_TEXT=FILE" in error["message"]
+        assert f"offered: {', '.join(expected)}" in error["message"] and "TARGET_DRAFTER_TEXT=" in error["message"]
         reply = httpx.post(f"{http}/v1/completions", json=body | {"speculation": {"drafter": "lookup"}})
         assert reply.status_code == 200
     with Client(stack.grpc) as client:

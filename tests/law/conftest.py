@@ -73,11 +73,10 @@ class Samples:
 
     def _draw(self, batch: list[Case]) -> None:
         gateway = self.gateway(batch)
-        increments = self._draw_once(gateway, batch)
-        if batch[0].group == "lenient":
-            for _ in range(MAX_DRAWS - 1):
-                if num_undrafted(increments):
-                    increments = self._draw_once(gateway, batch)
+        for _ in range(MAX_DRAWS if batch[0].group == "lenient" else 1):
+            increments = self._draw_once(gateway, batch)
+            if not num_undrafted(increments):
+                break
         self.counters |= {case.group: increments for case in batch}
 
     def _draw_once(self, gateway: Process, batch: list[Case]) -> dict[str, float]:

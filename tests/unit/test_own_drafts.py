@@ -186,7 +186,8 @@ def test_a_drafter_that_nobody_has_is_refused_with_those_there_are() -> None:
     facts = ModelFacts("m", 512, 128, 0, None, (Drafter.NGRAM, Drafter.NGRAM_MODEL))
     for drafter in (None, Drafter.MODEL, Drafter.NGRAM, Drafter.NGRAM_MODEL):
         assert check_demand(demand(drafter), [facts], config) is facts
-    with pytest.raises(InvalidRequest, match=r"is bigram, .* offered: ngram, ngram\+model; .*_DRAFTER_TEXT=FILE"):
+    refusal = r"drafter is bigram, .* offered: ngram, ngram\+model; .*OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
+    with pytest.raises(InvalidRequest, match=refusal):
         check_demand(demand(Drafter.BIGRAM), [facts], config)
     with pytest.raises(InvalidRequest, match="offered: none") as error:
         check_demand(demand(Drafter.LOOKUP_MODEL), [ModelFacts("m", 512, 128, 0, None)], config)

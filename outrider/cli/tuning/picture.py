@@ -60,6 +60,8 @@ def _draw_speed(axes: Axes, study: Study) -> None:
 
 
 def _draw_best_k(axes: Axes, study: Study) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     most = study.points[-1].k
     for c, line in _OTHER_CS.items():
         best = [best_k(alpha, c, most) for alpha in _ALPHAS]
@@ -69,5 +71,5 @@ def _draw_best_k(axes: Axes, study: Study) -> None:
     fastest = max(study.points, key=lambda point: point.tokens_per_s).k
     axes.plot([study.acceptance.alpha], [fastest], "o", color="tab:blue", label="fastest measured K")
     axes.set(title="best K by Theorem 3.8", xlabel="alpha", ylabel="K")
-    axes.yaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+    axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
     axes.legend(loc="upper left")
