@@ -35,7 +35,7 @@ class TableState(WorkerState):
                 model_id=self.config.drafter,
                 vocab_size=self.vocabulary.size,
                 device="cpu",
-                attention_path="tables",
+                attention_path=kinds.TABLES,
                 eos_token_ids=self.vocabulary.eos_token_ids,
                 tensor_parallel=1,
             )

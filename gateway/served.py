@@ -27,7 +27,7 @@ from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from outrider.wire.kinds import DRAFTERS, Drafter
+from outrider.wire.kinds import DRAFTERS, TABLES, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 
@@ -128,7 +128,7 @@ class ServedModel:
             infos = [member.connection.info for member in members.values() if member.connection is not None]
             if infos and not any(info.trees for info in infos):
                 path = infos[0].attention_path or "none"
-                why = "is no model" if path == "tables" else f"runs on the path {path}"
+                why = "is no model" if path == TABLES else f"runs on the path {path}"
                 return f"the {role} {infos[0].model_id} {why} and takes chains alone"
         return None
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from outrider.cli.console import EXIT_FAILED, answer_console, note_console
 from outrider.cli.demo_runs import Answer, Arm, Comparison, answer, compare, read_prompts, run_arms
 from outrider.cli.merging import DEMO_NAME
-from outrider.cli.progress import StartProgress, telling
+from outrider.cli.progress import StartProgress, Tell, telling
 from outrider.cli.render import AnswerPrinter, figure, legend
 from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
@@ -46,11 +45,11 @@ def demo(
                 endpoints = system.start(progress)
             with Client(endpoints.grpc) as client:
                 first = _stream(client, max_tokens, stop, began)
-                arms = _measure(client, prompts, max_tokens, stop, notes)
-            with telling(notes, comparing := "asking transformers' generate for the same answers") as tell:
-                tell(comparing)
-                answers = [first, *arms[0].answers, *arms[1].answers]
-                comparison = compare(settings.targets[0].worker.model, max_tokens, answers, stop)
+                with telling(notes, "measuring") as tell:
+                    arms = _measure(client, prompts, max_tokens, stop, tell)
+                    tell("asking transformers' generate for the same answers")
+                    answers = [first, *arms[0].answers, *arms[1].answers]
+                    comparison = compare(settings.targets[0].worker.model, max_tokens, answers, stop)
         report(arms, comparison)
         if comparison.differences:
             raise typer.Exit(EXIT_FAILED)
@@ -86,16 +85,15 @@ def _stream(client: Client, max_tokens: int, stop: StopFlag, began: float) -> An
     return made
 
 
-def _measure(client: Client, prompts: list[str], max_tokens: int, stop: StopFlag, notes: Console) -> tuple[Arm, Arm]:
-    with telling(notes, "measuring") as tell:
-        num_done = 0
+def _measure(client: Client, prompts: list[str], max_tokens: int, stop: StopFlag, tell: Tell) -> tuple[Arm, Arm]:
+    num_done = 0
 
-        def done() -> None:
-            nonlocal num_done
-            num_done += 1
-            tell(f"measuring: {num_done} of {2 * len(prompts)} answers, with and without speculation in turn")
+    def done() -> None:
+        nonlocal num_done
+        num_done += 1
+        tell(f"measuring: {num_done} of {2 * len(prompts)} answers, with and without speculation in turn")
 
-        return run_arms(client, prompts, max_tokens, stop, done)
+    return run_arms(client, prompts, max_tokens, stop, done)
 
 
 def report(arms: tuple[Arm, Arm], comparison: Comparison) -> None:

@@ -53,6 +53,8 @@ class Drafter(Enum):
 
 DRAFTERS = {each.label: each for each in Drafter}
 """By what users call them."""
+TABLES = "tables"
+"""Attention path of a draft worker without a model."""
 
 
 class DraftLogprobs(Enum):
