@@ -40,9 +40,9 @@ check: $(STAMP)
 				{ echo "outrider/v1/`basename $$file` is stale; run make proto" >&2; exit 1; }; \
 		done && echo "stubs are fresh"
 
-# In two processes: much of the time is waiting. One alone: make test ARGS='-n 0'
+# In three processes, for much of the time is waiting. One alone: make test ARGS='-n 0'
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)

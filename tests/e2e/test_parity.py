@@ -15,6 +15,8 @@ from tests.e2e.reference import NEAR_TIE, Answer, Difference, compare, judge
 from tests.stack import DEMO_TARGET, Stack
 
 NUM_PROMPTS = 24
+NUM_EVERYDAY = 10
+"""Of them, where the slow tests are left out."""
 MAX_TOKENS = 128
 ENDINGS = [
     'if __name__ == "__main__":\n    unittest.main()\n',
@@ -27,16 +29,18 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def prompts(dev_prompts: list[str]) -> list[str]:
-    return [*dev_prompts[:NUM_PROMPTS], *ENDINGS]
+def prompts(dev_prompts: list[str], pytestconfig: pytest.Config) -> list[str]:
+    count = NUM_EVERYDAY if pytestconfig.getoption("markexpr") == "not slow" else NUM_PROMPTS
+    return [*dev_prompts[:count], *ENDINGS]
 
 
 @pytest.fixture(scope="module")
 def expected(prompts: list[str]) -> list[Answer]:
     """Made by transformers in another process."""
     answers = judge(DEMO_TARGET, generate=prompts, max_tokens=MAX_TOKENS).answers
-    assert [len(answer.ids) for answer in answers[:NUM_PROMPTS]].count(MAX_TOKENS) > NUM_PROMPTS / 2
-    assert all(len(answer.ids) < MAX_TOKENS for answer in answers[NUM_PROMPTS:])  # these do end
+    num_endless = len(prompts) - len(ENDINGS)
+    assert [len(answer.ids) for answer in answers[:num_endless]].count(MAX_TOKENS) > num_endless / 2
+    assert all(len(answer.ids) < MAX_TOKENS for answer in answers[num_endless:])  # these do end
     return answers
 
 

@@ -188,9 +188,10 @@ async def test_a_killed_draft_and_a_killed_target_come_back_elsewhere_and_gatewa
     before = {member.name: member.address for member in await members(registry)}
     killed = [(role, next(name for name in before if name.startswith(role))) for role in ("draft", "target")]
     async with under_load(registry) as load:
-        for role, name in killed:
-            info = await asyncio.to_thread(get_info, role, before[name])
+        infos = [await asyncio.to_thread(get_info, role, before[name]) for role, name in killed]
+        for info in infos:
             os.kill(info.pid, signal.SIGKILL)
+        for (role, name), info in zip(killed, infos, strict=True):
             give_up = time.monotonic() + 120
             while {member.name: member.address for member in await members(registry)}[name] == before[name]:
                 assert time.monotonic() < give_up

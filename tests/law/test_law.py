@@ -186,7 +186,7 @@ class TestIndependence:
 
 
 class TestBrokenRules:
-    """One function of one worker is replaced; everything else is the product."""
+    """One function of one worker is replaced; everything else is the product. One of each rule every day."""
 
     def p_values(self, models: Models, services: Services, case: Case, **modules: str) -> dict[str, float]:
         gateway = services.gateway(**modules)
@@ -199,11 +199,13 @@ class TestBrokenRules:
         found = self.p_values(models, services, PLAIN, target_module="tests.law.faults.residual_skipped")
         assert found["first"] < BROKEN
 
+    @pytest.mark.slow
     def test_truncated_after_the_draw(self, models: Models, services: Services) -> None:
         case = CASE["topk: nothing"]
         found = self.p_values(models, services, case, draft_module="tests.law.faults.truncated_after_draw")
         assert found["first"] < BROKEN
 
+    @pytest.mark.slow
     def test_noise_shared(self, models: Models, services: Services) -> None:
         found = self.p_values(models, services, PLAIN, target_module="tests.law.faults.noise_shared")
         assert found["first"] < BROKEN
@@ -214,6 +216,7 @@ class TestBrokenRules:
         found = self.p_values(models, services, case, target_module="tests.law.faults.noise_repeated")
         assert found["first"] < BROKEN
 
+    @pytest.mark.slow
     def test_penalties_frozen_at_the_committed_tokens(self, models: Models, services: Services) -> None:
         case = CASE["full: repeated drafts"]
         found = self.p_values(models, services, case, target_module="tests.law.faults.penalties_frozen")

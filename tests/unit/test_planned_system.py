@@ -52,7 +52,7 @@ def test_never_slower_than_plain_and_near_the_best_fixed_k(target: str, num_slot
     assert rate >= (0.92 if num_slots == 1 else 0.8) * max(fixed.values()), fixed
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 @pytest.mark.parametrize(("target", "num_slots", "acceptance"), [("gpu", 16, 0.55), ("gpu", 8, 0.55), ("cpu", 4, 0.8)])
 def test_drafts_that_pay_stay_on(target: str, num_slots: int, acceptance: float, seed: int) -> None:
     true = pair(TARGETS[target], acceptance)
