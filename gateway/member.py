@@ -44,6 +44,11 @@ class Member:
         self.breaker = Breaker()
         self.num_requests = 0
         """Requests placed here."""
+        self._most_requests = 0
+        """At once, since the worker was heard of last."""
+        self._heard: pb.WorkerInfo | None = None
+        self._num_others = 0
+        """Slots that others held then."""
         self._epoch = 0
         self._refused_slots_of: pb.WorkerInfo | None = None
         self._told_draining_epoch = 0
@@ -90,14 +95,19 @@ class Member:
     def load(self) -> Load:
         """Slots of other gateways count by what the worker said last. One that it refused counts till then."""
         info = self.link.info or pb.WorkerInfo()
-        num_slots = self.num_requests if info is self._refused_slots_of else info.num_slots
+        if info is not self._heard:
+            # What it said is older than what ended meanwhile: those slots are not others'.
+            self._heard, self._num_others = info, max(0, info.num_slots_in_use - self._most_requests)
+            self._most_requests = self.num_requests
+        num_requests = self.num_requests + self._num_others
+        num_slots = num_requests if info is self._refused_slots_of else info.num_slots
         kv_share = info.num_kv_blocks_in_use / info.num_kv_blocks if info.num_kv_blocks else 0.0
-        num_requests = max(self.num_requests, info.num_slots_in_use)
         return Load(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.silent)
 
     def attach(self) -> None:
         """A request is placed here."""
         self.num_requests += 1
+        self._most_requests = max(self._most_requests, self.num_requests)
         self.breaker.begin()
 
     def detach(self) -> None:

@@ -82,6 +82,8 @@ UNDER_OTHERS = {
     "tree": ("logit_bias", "presence_penalty"),
     "best tree": ("negative penalties", "stop_token_ids"),
     "coupled tree": ("everything",),
+    "coupled best tree": ("nothing",),
+    "tree, ngram+model": ("everything",),
     "auto": ("nothing",),
     "K adapts": ("nothing",),
     "lengths": tuple(f"K = {k}, everything" for k in LENGTHS),
@@ -155,6 +157,8 @@ def _cases() -> list[Case]:
     tree = Speculation(tree="3x2x1", draft_logprobs=DraftLogprobs.FULL)
     best_tree = Speculation(tree="best:6x3", draft_logprobs=DraftLogprobs.TOPK, draft_topk=TOPK)
     coupled_tree = Speculation(tree="2x2x2", acceptance=AcceptanceRule.COUPLED)
+    coupled_best_tree = Speculation(tree="best:6x3", acceptance=AcceptanceRule.COUPLED)
+    mixed_tree = replace(tree, drafter=Drafter.NGRAM_MODEL)
     coupled = Speculation(num_draft_tokens=3, acceptance=AcceptanceRule.COUPLED)
     off = Speculation(enabled=False)
     coupled_off = replace(coupled, enabled=False)
@@ -186,6 +190,8 @@ def _cases() -> list[Case]:
             for name, wish in drafters.items()
         ),
         *_group("K adapts", replace(full, num_draft_tokens="auto"), ["nothing", "everything"]),
+        *_group("coupled best tree", coupled_best_tree, some),
+        *_group("tree, ngram+model", mixed_tree, ["everything"]),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 

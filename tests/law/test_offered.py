@@ -68,6 +68,12 @@ def test_every_set_of_parameters_has_its_law_tested_every_day_under_some_rule() 
     assert {case.name for case in CASES if case.speculation.enabled} >= PARAMETERS.keys()
 
 
+@pytest.mark.parametrize("rule", ["greedy", "rejection in a tree", "coupled"])
+def test_every_form_of_tree_is_tested_under_every_rule(rule: str) -> None:
+    trees = [case.speculation.tree for case in ALL_CASES if case.speculation.tree and rule_of(case) == rule]
+    assert {tree.startswith("best:") for tree in trees} == {True, False}
+
+
 def test_every_verification_has_its_law_tested() -> None:
     assert set(get_args(TargetConfig.model_fields["verification"].annotation)) == VERIFICATION.keys()
     assert {rule_of(case) for case in CASES} >= set(VERIFICATION.values())
