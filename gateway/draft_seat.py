@@ -21,6 +21,8 @@ class DraftSeat:
         """It was placed where a breaker is open, to see."""
         self._failed = False
         """The draft did not do its part: another would be better."""
+        self._is_full = False
+        """The draft had no slot for it: none at all would be better."""
         self._avoid: str | None = None
         """The draft that it left for that."""
 
@@ -29,7 +31,7 @@ class DraftSeat:
         draft = self.member
         if draft is None:
             return True
-        if draft.connection is None or self._model.drafts.get(draft.name) is not draft:
+        if self._is_full or draft.connection is None or self._model.drafts.get(draft.name) is not draft:
             return False
         if not self._probes and (draft.breaker.is_open or draft.deliveries[target.name].is_open):
             return False
@@ -44,7 +46,7 @@ class DraftSeat:
             if self.member is None:
                 return False
             self.member.attach()
-            self._failed = self._probes = False
+            self._failed = self._probes = self._is_full = False
             self._target = ""
         if self._target != target.name:
             delivery = self.member.deliveries[target.name]
@@ -95,6 +97,6 @@ class DraftSeat:
             draft.told_draining()
         elif code == pb.WORKER_ERROR_CODE_EXHAUSTED:
             draft.told_exhausted()
-            self._failed = True
+            self._failed = self._is_full = True
         elif code == pb.WORKER_ERROR_CODE_INTERNAL:
             self.refused()

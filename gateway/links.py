@@ -125,11 +125,13 @@ class WorkerLink:
         accept: Callable[[pb.WorkerInfo, WorkerLink], Awaitable[None]],
         count_bytes: Callable[[int], None],
         on_change: Callable[[Connection | None, Connection | None], None],
+        on_info: Callable[[pb.WorkerInfo], None],
         certificates: CertificateFolder | None = None,
     ) -> None:
         """`silence_s`: the least and the most that a worker with work may be silent, see `HangWatch`.
         `accept` raises an OutriderError for a worker that must not be used, or waits until it can tell.
         `on_change(before, after)`: a connection came or went, or the worker began to drain.
+        `on_info`: it said how it is.
         """
         self.name = name
         self.address = address
@@ -148,6 +150,7 @@ class WorkerLink:
         self._accept = accept
         self._count_bytes = count_bytes
         self._on_change = on_change
+        self._on_info = on_info
         self._max_message_bytes = max_message_bytes
         self._failures: set[str] = set()
         """Why calls have not reached the worker since it was connected last."""
@@ -214,7 +217,8 @@ class WorkerLink:
             return  # it is still what it was
         self._refused_epoch = info.epoch
         await self._accept(info, self)
-        self.info = info = await self.get_info()  # the first may be old by now
+        info = await self.get_info()  # the first may be old by now
+        self._hear(info)
         connection = Connection(
             info,
             self._stub.Control(),
@@ -267,11 +271,16 @@ class WorkerLink:
                 return
 
     def _note(self, info: pb.WorkerInfo, took_s: float) -> None:
-        before, self.info = self.info, info
+        before = self.info
+        self._hear(info)
         self._answered_s = time.monotonic()
         if before is None or before.draining != info.draining:
             self._on_change(self.connection, self.connection)
         self.rtt_s += (took_s - self.rtt_s) * (RTT_GAIN if self.rtt_s else 1.0)
+
+    def _hear(self, info: pb.WorkerInfo) -> None:
+        self.info = info
+        self._on_info(info)
 
     def _set(self, connection: Connection | None, refused: str | None) -> None:
         before, self._connection, self.refused = self._connection, connection, refused

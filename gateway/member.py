@@ -45,8 +45,7 @@ class Member:
         self.num_requests = 0
         """Requests placed here."""
         self._most_requests = 0
-        """At once, since the worker was heard of last."""
-        self._heard: pb.WorkerInfo | None = None
+        """At once, since it was heard last."""
         self._num_others = 0
         """Slots that others held then."""
         self._epoch = 0
@@ -95,14 +94,15 @@ class Member:
     def load(self) -> Load:
         """Slots of other gateways count by what the worker said last. One that it refused counts till then."""
         info = self.link.info or pb.WorkerInfo()
-        if info is not self._heard:
-            # What it said is older than what ended meanwhile: those slots are not others'.
-            self._heard, self._num_others = info, max(0, info.num_slots_in_use - self._most_requests)
-            self._most_requests = self.num_requests
         num_requests = self.num_requests + self._num_others
         num_slots = num_requests if info is self._refused_slots_of else info.num_slots
         kv_share = info.num_kv_blocks_in_use / info.num_kv_blocks if info.num_kv_blocks else 0.0
         return Load(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.silent)
+
+    def heard(self, info: pb.WorkerInfo) -> None:
+        """It said how it is, now and then. Slots that this gateway gave back meanwhile are not others'."""
+        self._num_others = max(0, info.num_slots_in_use - self._most_requests)
+        self._most_requests = self.num_requests
 
     def attach(self) -> None:
         """A request is placed here."""

@@ -207,6 +207,11 @@ class Pools:
         def changed(before: Connection | None, after: Connection | None) -> None:
             self._link_changed(spec.name, link, before, after)
 
+        def heard(info: pb.WorkerInfo) -> None:
+            member = self.members.get(spec.name)
+            if member is not None and member.link is link:
+                member.heard(info)
+
         with log_fields(member=spec.name):  # its task inherits them
             link = WorkerLink(
                 spec.role,
@@ -216,6 +221,7 @@ class Pools:
                 accept=accept,
                 count_bytes=count,
                 on_change=changed,
+                on_info=heard,
                 certificates=self.certificates,
             )
         return link

@@ -186,7 +186,9 @@ class TestIndependence:
 
 
 class TestBrokenRules:
-    """One function of one worker is replaced; everything else is the product. One of each rule every day."""
+    """One function of one worker is replaced; everything else is the product. Every day one for rejection, one for
+    coupled.
+    """
 
     def p_values(self, models: Models, services: Services, case: Case, **modules: str) -> dict[str, float]:
         gateway = services.gateway(**modules)

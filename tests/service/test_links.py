@@ -53,6 +53,7 @@ async def test_a_link_outlives_its_streams_refusals_and_drains() -> None:
     def changed(before: Connection | None, after: Connection | None) -> None:
         changes.append((before is not None, after is not None))
 
+    heard: list[pb.WorkerInfo] = []
     link = WorkerLink(
         "target",
         f"127.0.0.1:{port}",
@@ -61,6 +62,7 @@ async def test_a_link_outlives_its_streams_refusals_and_drains() -> None:
         accept=accept,
         count_bytes=lambda num_bytes: None,
         on_change=changed,
+        on_info=heard.append,
     )
     try:
         await until(lambda: link.connection)
@@ -78,7 +80,7 @@ async def test_a_link_outlives_its_streams_refusals_and_drains() -> None:
         changes.clear()
         await until(lambda: (True, True) in changes)
         assert link.info is not None
-        assert link.info.draining
+        assert link.info.draining and heard[-1].draining and not heard[0].draining
 
         refusing[0] = True
         link.connection.drop()

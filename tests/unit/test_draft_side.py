@@ -17,7 +17,7 @@ from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.config import GatewayConfig
 from outrider.wire.params import SamplingParams
-from tests.unit.scripted_pool import connection_of, link_of, served_model
+from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 
 PROMPT = tuple(range(40))
 
@@ -181,6 +181,28 @@ async def planned() -> tuple[DraftSide, Any, DraftSource]:
     for ticket in range(1, 20):
         await round_of(draft, side, member, ticket, wait_s=0.004)
     return side, member, member.planner.source("draft-0", ScriptedDraft.epoch)
+
+
+async def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said_how_it_is() -> None:
+    """Each time would cost a wait for nothing."""
+    draft, target = ScriptedDraft(), connection_of()
+    link = link_of(draft)
+    config = GatewayConfig(target="127.0.0.1:9", num_draft_tokens=5)
+    model = served_model({"target-0": link_of(target)}, {"draft-0": link}, gateway=config)
+    session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.tokenizer, 1)
+    side = DraftSide(model, session)
+    assert side.propose(1, target, model.targets["target-0"]) == 5
+    for _, future in draft.calls:
+        future.set_result(dpb.DraftReply(error=pb.WorkerError(code=pb.WORKER_ERROR_CODE_EXHAUSTED, message="full")))
+    await side.let_reply_arrive()
+    side.note_verdict(tpb.Verdict(fallback=tpb.FALLBACK_REASON_LATE), 1, 0.02, True)
+    num_asked = len(draft.calls)
+    assert [side.propose(ticket, target, model.targets["target-0"]) for ticket in range(2, 20)] == [0] * 18
+    assert (len(draft.calls), side.why_plain, model.drafts["draft-0"].num_requests) == (num_asked, "no_draft", 0)
+    link.info = pb.WorkerInfo()
+    link.info.CopyFrom(INFO)
+    model.drafts["draft-0"].heard(link.info)
+    assert side.propose(20, target, model.targets["target-0"]) == 5
 
 
 async def test_a_request_that_ends_takes_no_part_in_the_planning_any_more() -> None:
