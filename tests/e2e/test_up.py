@@ -202,9 +202,8 @@ def test_the_only_gateway_is_given_up_when_it_ends_again_and_again() -> None:
             command.end()
 
 
-@pytest.mark.parametrize(
-    "args", [pytest.param(WITH_RAY, id="ray", marks=pytest.mark.slow), pytest.param(PLAIN, id="no-ray")]
-)
+@pytest.mark.parametrize("args", [pytest.param(WITH_RAY, id="ray"), pytest.param(PLAIN, id="no-ray")])
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_when_it_is_killed_itself_nothing_outlives_it_for_long(args: tuple[str, ...]) -> None:
     with tree() as left:

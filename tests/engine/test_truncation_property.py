@@ -444,12 +444,12 @@ class Workers(RuleBasedStateMachine):
 
 def paths() -> Iterator[tuple[ForwardPath, int]]:
     """With the runs of the machine that each is worth."""
-    yield PagedPath(MODEL, VOCAB_SIZE), 30
+    yield PagedPath(MODEL, VOCAB_SIZE), 20
     try:
         library()
     except BuildError:  # such models are then served by the paged path alone
         return
-    yield FusedPath(MODEL, FACTS), 60
+    yield FusedPath(MODEL, FACTS), 40
 
 
 def test_every_order_of_messages_leaves_what_a_fresh_prefill_gives() -> None:

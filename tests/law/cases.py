@@ -65,7 +65,6 @@ UNDER_FULL = (
     "temperature 0",
     "top_p",
     "repetition_penalty",
-    "repeated drafts",
     "bad_words",
     "end of sequence",
     "min_tokens",
@@ -74,13 +73,13 @@ UNDER_FULL = (
 """Parameters of each kind, for the suite of every day: each of them has its law tested under one kind at least, and
 under more with the larger samples.
 """
-UNDER_TOPK = ("nothing", "temperature 1.5", "everything")
-UNDER_COUPLED = ("min_p", "repeated drafts", "everything")
+UNDER_TOPK = ("presence_penalty", "temperature 1.5", "everything")
+UNDER_COUPLED = ("min_p", "stop_token_ids", "everything")
 UNDER_OTHERS = {
     "ngram": ("temperature 0.7",),
     "bigram": ("top_k",),
-    "tree": ("logit_bias", "presence_penalty"),
-    "best tree": ("negative penalties", "stop_token_ids"),
+    "tree": ("logit_bias",),
+    "best tree": ("negative penalties",),
     "coupled tree": ("everything",),
     "coupled best tree": ("nothing",),
     "tree, ngram+model": ("everything",),
@@ -88,6 +87,8 @@ UNDER_OTHERS = {
     "K adapts": ("nothing",),
     "lengths": tuple(f"K = {k}, everything" for k in LENGTHS),
     "off": ("everything",),
+    "coupled, off": (),
+    "coupled, ngram": (),
     "lenient": ("nothing",),
     "lookup": ("repeated drafts",),
     "unigram": ("nothing",),

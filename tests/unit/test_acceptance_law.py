@@ -309,8 +309,10 @@ RULES = (Round, BlockRound, HostRound, HostBlockRound)
 
 
 def for_a_day(name: str, rounds: type[Round]) -> ParameterSet:
-    """All pairs under the rules that serve, some of them under the others; `make laws` and the slow tests take all."""
-    every_day = rounds in (BlockRound, HostBlockRound) or name in ("random", "overlapping supports", "extreme")
+    """All pairs under the rule of a batch that serves, some of them under the others; `make laws` and the slow tests
+    take all.
+    """
+    every_day = rounds is BlockRound or name in ("random", "overlapping supports", "extreme")
     return pytest.param(name, rounds, marks=[] if every_day else [pytest.mark.slow])
 
 

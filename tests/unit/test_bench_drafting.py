@@ -96,6 +96,7 @@ def test_a_mode_is_told_with_its_flips_and_what_a_near_tie_is(forgiven: float | 
     assert report.data["paged"]["near_tie"] == forgiven
 
 
+@pytest.mark.slow
 def test_a_near_tie_is_as_wide_as_the_arithmetic_moves_two_sums() -> None:
     """What is forgiven is measured, of the texts themselves: far less in float32 than in bfloat16."""
     skip_without_library()  # the judge would compute on the path that is judged

@@ -92,8 +92,9 @@ class TestLaws:
     @settings(max_examples=30, deadline=None)
     def test_where_the_edge_is_looked_for_in_a_part(self, x: np.ndarray, params: SamplingParams) -> None:
         got, wanted = dense(law_of(x, params)), expected(x, params)
-        # Sums in another order may part by one token where thousands are nearly equal.
-        assert int(((got > 0) != (wanted > 0)).sum()) <= 1
+        # Sums in another order may part by one token where thousands are nearly equal, and by any that weigh nothing.
+        parted = torch.maximum(got, wanted)[(got > 0) != (wanted > 0)]
+        assert len(parted) <= 1 or parted.sum() - parted.max() < 1e-12
         torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
 
     @given(x=scores(), params=CHAINS)

@@ -129,7 +129,7 @@ def test_a_while_in_which_large_steps_were_slow_is_forgotten() -> None:
     system.run(10.0)
     assert sum(k > 0 for k in system.chosen[-80:]) < 20
     system.pair = true
-    system.run(FORGET_S + 60.0)
+    system.run(FORGET_S + 20.0)
     assert sum(k > 0 for k in system.chosen[-80:]) > 40
 
 
