@@ -55,6 +55,7 @@ PICK = st.integers(0, MAX_SLOTS - 1)
 
 SEEN: Counter[str] = Counter()
 """How often what matters happened, over all runs of the machine."""
+MAX_RUNS = 3
 EXPECTED_EVENTS = (
     "wrong guesses dropped",
     "right guesses kept",
@@ -452,13 +453,20 @@ def paths() -> Iterator[tuple[ForwardPath, int]]:
     yield FusedPath(MODEL, FACTS), 40
 
 
-def test_every_order_of_messages_leaves_what_a_fresh_prefill_gives() -> None:
-    SEEN.clear()
+def run_machines() -> None:
     for path, num_examples in paths():
         runner = ModelRunner(path, FACTS, KVPool(1, BLOCK_SIZE), MODEL.device)
         runner.tree_refusal = None
         machine = type(f"WorkersOf{type(path).__name__}", (Workers,), {"runner": runner})
         course = settings(max_examples=num_examples, stateful_step_count=50, deadline=None)
         run_state_machine_as_test(machine, settings=course)
-    # The machine is of no use if the cases it is for do not happen.
-    assert all(SEEN[name] for name in EXPECTED_EVENTS), SEEN
+
+
+def test_every_order_of_messages_leaves_what_a_fresh_prefill_gives() -> None:
+    """The machine is of no use if the cases it is for do not happen: by chance the rare ones may need another run."""
+    SEEN.clear()
+    for _ in range(MAX_RUNS):
+        run_machines()
+        if all(SEEN[name] for name in EXPECTED_EVENTS):
+            return
+    raise AssertionError(SEEN)
