@@ -29,8 +29,6 @@ def services(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 UNDRAFTED = ("late", "not_waited", "refused", "busy", "pause", "no_draft")
 """Reasons for a plain step where drafts were asked for and there was room for them."""
-MAX_DRAWS = 3
-"""Of lenient answers, which have their law only if all their drafts come: a busy machine may be late with one."""
 
 
 def num_undrafted(counters: Mapping[str, float]) -> float:
@@ -73,20 +71,13 @@ class Samples:
 
     def _draw(self, batch: list[Case]) -> None:
         gateway = self.gateway(batch)
-        for _ in range(MAX_DRAWS if batch[0].group == "lenient" else 1):
-            increments = self._draw_once(gateway, batch)
-            if not num_undrafted(increments):
-                break
-        self.counters |= {case.group: increments for case in batch}
-
-    def _draw_once(self, gateway: Process, batch: list[Case]) -> dict[str, float]:
-        """Returns what the gateway's counters rose by."""
         url = f"http://{gateway.ready['http']}/metrics"
         before = read_metrics(url)
         self._samples |= draw(str(gateway.ready["grpc"]), batch, self.num_answers)
-        return {name: value - before.get(name, 0.0) for name, value in read_metrics(url).items()}
+        increments = {name: value - before.get(name, 0.0) for name, value in read_metrics(url).items()}
+        self.counters |= {case.group: increments for case in batch}
 
 
 @pytest.fixture(scope="session")
-def samples(services: Services, pytestconfig: pytest.Config) -> Samples:
-    return Samples(services, NUM_EVERYDAY if pytestconfig.getoption("markexpr") == "not slow" else NUM_ANSWERS)
+def samples(services: Services, every_day: bool) -> Samples:
+    return Samples(services, NUM_EVERYDAY if every_day else NUM_ANSWERS)
