@@ -40,7 +40,7 @@ check: $(STAMP)
 				{ echo "outrider/v1/`basename $$file` is stale; run make proto" >&2; exit 1; }; \
 		done && echo "stubs are fresh"
 
-# In three processes, for much of the time is waiting. One alone: make test ARGS='-n 0'
+# In three processes, so that both of two cores are busy while tests wait. One alone: make test ARGS='-n 0'
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 

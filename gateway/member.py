@@ -49,7 +49,8 @@ class Member:
         self._num_others = 0
         """Slots that others held then."""
         self._epoch = 0
-        self._refused_slots_of: pb.WorkerInfo | None = None
+        self._refused_slot = False
+        """Since it was heard last."""
         self._told_draining_epoch = 0
 
     @property
@@ -95,7 +96,7 @@ class Member:
         """Slots of other gateways count by what the worker said last. One that it refused counts till then."""
         info = self.link.info or pb.WorkerInfo()
         num_requests = self.num_requests + self._num_others
-        num_slots = num_requests if info is self._refused_slots_of else info.num_slots
+        num_slots = num_requests if self._refused_slot else info.num_slots
         kv_share = info.num_kv_blocks_in_use / info.num_kv_blocks if info.num_kv_blocks else 0.0
         return Load(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.silent)
 
@@ -103,6 +104,7 @@ class Member:
         """It said how it is, now and then. Slots that this gateway gave back meanwhile are not others'."""
         self._num_others = max(0, info.num_slots_in_use - self._most_requests)
         self._most_requests = self.num_requests
+        self._refused_slot = False
 
     def attach(self) -> None:
         """A request is placed here."""
@@ -119,7 +121,7 @@ class Member:
 
     def told_exhausted(self) -> None:
         """It had no slot to give."""
-        self._refused_slots_of = self.link.info
+        self._refused_slot = True
 
     def restarted(self) -> None:
         """It is another process than before."""

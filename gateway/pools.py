@@ -208,8 +208,8 @@ class Pools:
             self._link_changed(spec.name, link, before, after)
 
         def heard(info: pb.WorkerInfo) -> None:
-            member = self.members.get(spec.name)
-            if member is not None and member.link is link:
+            member = self._member_of(spec.name, link)
+            if member is not None:
                 member.heard(info)
 
         with log_fields(member=spec.name):  # its task inherits them
@@ -240,10 +240,15 @@ class Pools:
             if model.reference is not None:
                 await model.reference.check_draft(info, link)
 
-    def _link_changed(self, name: str, link: WorkerLink, before: Connection | None, after: Connection | None) -> None:
+    def _member_of(self, name: str, link: WorkerLink) -> TargetMember | DraftMember | None:
+        """None once it has left, also when another has come under its name."""
         member = self.members.get(name)
-        if member is None or member.link is not link:
-            return  # it has left
+        return member if member is not None and member.link is link else None
+
+    def _link_changed(self, name: str, link: WorkerLink, before: Connection | None, after: Connection | None) -> None:
+        member = self._member_of(name, link)
+        if member is None:
+            return
         member.changed(before, after)
         for model in self.models.values():
             if name in model.targets or name in model.drafts:

@@ -50,6 +50,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
+def every_day(pytestconfig: pytest.Config) -> bool:
+    """The slow tests are left out."""
+    return bool(pytestconfig.getoption("markexpr") == "not slow")
+
+
+@pytest.fixture(scope="session")
 def dev_prompts() -> list[str]:
     """Held-out text; the first 24 are used for parity."""
     return [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]

@@ -105,7 +105,7 @@ async def test_a_draft_that_hangs_costs_each_request_one_wait_budget(
             b - a for a, b in zip(one.times_s, one.times_s[1:], strict=False) if stopped_s < b < stopped_s + hang_s
         ]
         assert max(waits) < MAX_WAIT_S + SLACK_S
-        assert len(waits) > (hang_s - 2 * MAX_WAIT_S) / 0.1  # and the other rounds go at the pace of plain steps
+        assert len(waits) > hang_s / 0.2  # and the other rounds go at the pace of plain steps
     outputs = [(PROMPT, one.ids) for one in seen]
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *outputs)
 

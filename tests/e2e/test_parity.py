@@ -30,9 +30,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def prompts(dev_prompts: list[str], pytestconfig: pytest.Config) -> list[str]:
-    count = NUM_EVERYDAY if pytestconfig.getoption("markexpr") == "not slow" else NUM_PROMPTS
-    return [*dev_prompts[:count], *ENDINGS]
+def prompts(dev_prompts: list[str], every_day: bool) -> list[str]:
+    return [*dev_prompts[: NUM_EVERYDAY if every_day else NUM_PROMPTS], *ENDINGS]
 
 
 @pytest.fixture(scope="module")
