@@ -7,7 +7,7 @@ PROTOS := $(wildcard proto/outrider/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
 .PHONY: setup demo up check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
-	bench-interference bench-memory bench-peers bench-sampling bench-gpu peers chaos bench-rules bench-overload soak \
+	bench-interference bench-memory bench-resident bench-peers bench-sampling bench-gpu peers chaos bench-rules bench-overload soak \
 	dashboards check-alerts dashboards-check fuzz
 
 setup: $(STAMP)
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is `$(PYTHON) -V 2>&1`, Outrider needs Python 3.11 or later; say make PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine,quant,ray,trace,certs,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine,ray,trace,certs,dev]'
 	@touch $@
 
 # The whole system once: a streamed answer, what speculation did, and the proof that the text is the target's own.
@@ -81,6 +81,9 @@ bench-throughput: $(STAMP)
 
 bench-interference: $(STAMP)
 	$(BIN)/python -m benchmarks.interference $(ARGS)
+
+bench-resident: $(STAMP)
+	$(BIN)/python -m benchmarks.resident
 
 bench-memory: $(STAMP)
 	$(BIN)/python -m benchmarks.memory $(ARGS)
@@ -150,6 +153,10 @@ laws: $(STAMP)
 architectures: $(STAMP)
 	$(BIN)/python -m tests.architectures_table
 
+# The tables of parameters in docs/openai.md, written from the models that read them.
+openai-table: $(STAMP)
+	$(BIN)/python -m tests.openai_table
+
 # .env.example, written from the settings.
 env-example: $(STAMP)
 	$(BIN)/python -m deploy.env_example > .env.example
@@ -162,10 +169,30 @@ compose-test: $(STAMP)
 check-kubernetes: $(STAMP)
 	$(BIN)/python -m tests.kubernetes $(ARGS)
 
-.PHONY: env-example compose-test check-kubernetes
+.PHONY: openai-table env-example compose-test check-kubernetes
 
 # Three machines of a Ray cluster, played on this one: a draft added and drained, a machine lost, clients all the while.
 cluster-test: $(STAMP)
 	$(BIN)/python -m tests.cluster.run
 
 .PHONY: cluster-test
+
+# The files that one streaming chat enters, in order; fails where docs/architecture.md says otherwise.
+paths: $(STAMP)
+	$(BIN)/python -m tests.paths
+
+# Python files and lines by folder, before and now: make lines ARGS=COMMIT
+lines: $(STAMP)
+	$(BIN)/python -m tests.measures.lines $(ARGS)
+
+# Settings by process and numeric constants by package: make settings ARGS=/path/to/another/checkout
+settings: $(STAMP)
+	$(BIN)/python -m tests.measures.settings $(ARGS)
+
+.PHONY: paths lines settings
+
+# Faults planted one by one, each to be caught by the tests that it names: ten minutes. make mutants ARGS='tickets keys'
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants $(ARGS)
+
+.PHONY: mutants

@@ -2,9 +2,9 @@
 
     make bench-alpha                                  # or: python -m benchmarks.alpha --help
 
-What `outrider alpha` measures, on the first held-out prompts: at every token that the target writes, each drafter's law
-beside the target's. Shares, not times: they depend on the pair, the prompts and the text of unigram and bigram, and on
-no machine. The exit code is 1 where what must hold does not: see `violations`.
+Runs `outrider alpha` on the first held-out prompts: at every token that the target writes, each drafter's law is
+compared with the target's. The results are shares, not times: they depend on the pair, the prompts and the text of
+unigram and bigram, and on no machine. The exit code is 1 when an expectation is violated: see `violations`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from outrider.engine.alpha import Estimate
 
 MODEL, BIGRAM, UNIGRAM = "model", "bigram", "unigram"
 ORDER = (MODEL, BIGRAM, UNIGRAM)
-"""The paper's, the best first."""
+"""The paper's order, the best first."""
 NEAR = 0.1
-"""By no more coupled may keep less than rejection's 1 - TV; the least that is proved, (1 - TV) / (1 + TV), is up to
-0.172 less.
-"""
+"""Most by which coupled may keep less than rejection's 1 - TV; the proven least, (1 - TV) / (1 + TV), is up to 0.172
+less."""
 ROUNDING = 1e-6
 CODE = ("outrider", "gateway", "draft_service", "target_service", "deploy", "models", "benchmarks", "tests")
 """Folders whose Python is counted: the demo pair writes Python, and was not trained on this."""
@@ -43,8 +42,9 @@ def shown(estimate: Estimate) -> str:
 
 
 def less(one: Estimate, other: Estimate) -> Estimate:
-    """The difference, with the interval of independent ones; of the same prompts it is narrower where what is easy for
-    one is easy for the other.
+    """Return the difference, with the interval of independent samples.
+
+    The interval of the same prompts is narrower where prompts that are easy for one are easy for the other.
     """
     if one.mean is None or other.mean is None:
         return Estimate(None, None)
@@ -56,15 +56,15 @@ def less(one: Estimate, other: Estimate) -> Estimate:
 
 @dataclass(frozen=True)
 class Row:
-    """Of one drafter at one temperature."""
+    """The figures of one drafter at one temperature."""
 
     temperature: float
     drafter: str
     alpha: Estimate
-    """1 - TV, what rejection keeps."""
+    """1 - TV, the share that rejection keeps."""
     coupled: Estimate
     bound: Estimate
-    """(1 - TV) / (1 + TV), what is proved of coupled."""
+    """(1 - TV) / (1 + TV), the proven least of `coupled`."""
     greedy: Estimate
     drafted: float
     """Share of the tokens for which there was a guess; the others are in no mean."""
@@ -72,7 +72,7 @@ class Row:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Row:
-        """row: of `outrider alpha --json`."""
+        """Read a row of `outrider alpha --json`."""
         estimates = {name: Estimate(**row[name]) for name in ("alpha", "coupled", "bound", "greedy")}
         kind = str(row["drafter"]).partition(":")[0]
         return cls(
@@ -88,7 +88,7 @@ class Row:
 
 
 def steps(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Of the paper's order: one, and who should be below it."""
+    """Yield neighbours in the paper's order: the drafter that should be better, and the one below it."""
     by_place = {(row.temperature, row.drafter): row for row in rows}
     for temperature in sorted({row.temperature for row in rows}):
         for better, worse in itertools.pairwise(ORDER):
@@ -96,8 +96,9 @@ def steps(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 
 
 def violations(rows: Sequence[Row]) -> list[str]:
-    """The paper's order, by more than the interval of the difference; coupled between its bounds, as far as its
-    interval tells, and near the upper one.
+    """Return what violates the paper's order, by more than the interval of the difference, or coupled's bounds.
+
+    Coupled must lie between its bounds, as far as its interval shows, and near the upper one.
     """
     found = []
     for one, other in steps(rows):
@@ -140,7 +141,7 @@ def add_rows(report: Report, rows: Sequence[Row]) -> None:
 
 
 def text_of(paths: Sequence[Path]) -> tuple[str, int]:
-    """All Python files below folders, in the order of their names, and other files as they are; and how many."""
+    """Return the text of all Python files below folders, by name, and of other files; and how many they are."""
     files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
     return "\n".join(file.read_text(encoding="utf-8") for file in files), len(files)
 

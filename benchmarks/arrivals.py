@@ -1,7 +1,7 @@
-"""Requests over HTTP as users send them, from a process of its own: so many at once, or so many a second.
+"""Send requests over HTTP as users do, from a process of its own: a number at once, or a number a second.
 
-Streams are read as they come; nobody asks again when refused. Times are of the monotonic clock, which all processes of
-a machine share.
+Streams are read as they come; a refused request is not sent again. Times are of the monotonic clock, which all
+processes of a machine share.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import httpx
 
 REQUEST_TIMEOUT_S = 120.0
 TEMPERATURES = (0.0, 0.8)
-"""In turn."""
+"""Temperatures that requests take in turn."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What each request asks for."""
+    """A kind of request, and where to send it."""
 
     url: str
     """Base URL of the gateway."""
     prompts: tuple[str, ...]
-    """In turn, from the first again."""
+    """Prompts that requests take in turn, from the first again."""
     max_tokens: int
     seed: int = 0
     shared_prefixes: bool = True
@@ -41,17 +41,17 @@ class Load:
 
 @dataclass(frozen=True)
 class Asked:
-    """One request. Monotonic times."""
+    """One request and its outcome, with monotonic times."""
 
     sent_s: float
     first_s: float | None
     """When its first token came."""
     ended_s: float
     status: int
-    """Of HTTP; 0 when there was none."""
+    """HTTP status; 0 when there was none."""
     retry_after: str | None
     fault: str | None = None
-    """Why it ended otherwise than with all of its tokens or a refusal."""
+    """Why it ended in another way than with all of its tokens or a refusal."""
 
     @property
     def whole(self) -> bool:
@@ -67,23 +67,23 @@ class Asked:
 
     @property
     def first_token_s(self) -> float:
-        """Raises TypeError for one that has none."""
+        """Seconds to the first token, which must have come."""
         assert self.first_s is not None
         return self.first_s - self.sent_s
 
 
 def closed_loop(load: Load, concurrency: int, seconds: float) -> list[Asked]:
-    """`concurrency` requests at any time, until the time is up; those that run then are waited for."""
+    """Keep `concurrency` requests running until the time is up; wait for those that run then."""
     return asyncio.run(_closed_loop(load, concurrency, seconds))
 
 
 def open_loop(load: Load, phases: Sequence[tuple[float, float]]) -> list[list[Asked]]:
-    """Poisson arrivals, phase after phase of (requests a second, seconds), whatever becomes of those before."""
+    """Send Poisson arrivals, phase after phase of (requests a second, seconds), whatever becomes of those before."""
     return asyncio.run(_open_loop(load, phases))
 
 
 def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What `function` returns there: the load's work is not that of the process that watches."""
+    """Call `function` in another process, so that the load does not burden the watching one, and return its result."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
@@ -156,7 +156,7 @@ async def _ask(client: httpx.AsyncClient, load: Load, number: int) -> Asked:
 
 
 def what_is_missing(stream: bytes, num_tokens: int) -> str | None:
-    """Of a streamed answer that should have so many tokens; None when it is whole."""
+    """Return what a streamed answer of num_tokens tokens lacks; None when it is whole."""
     *events, last = [event.removeprefix(b"data: ") for event in stream.split(b"\n\n") if event] or [b""]
     if last != b"[DONE]":
         return f"its stream ended with {last[-200:]!r}"

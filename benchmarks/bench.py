@@ -1,4 +1,4 @@
-"""Does speculation pay? Tokens per second with it over without it, side by side in one run, and where a round goes.
+"""Compare tokens per second with and without speculation, side by side in one run, and show where a round's time goes.
 
     make bench                                        # or: python -m benchmarks.bench --help
 
@@ -24,8 +24,8 @@ from rich.table import Table
 from benchmarks.common import dev_prompts, widened
 from benchmarks.passes import PHASES, Sample, phase_shares, run_pass
 from benchmarks.running import running
-from outrider.cli.system import demo_model
 from outrider.client import AsyncClient, Speculation
+from outrider.wire.settings.system import demo_model
 
 SIZE = "94M"
 
@@ -50,8 +50,8 @@ class Result:
     shares: dict[str, float]
 
 
-def wishes(k: int) -> Speculation:
-    """k = 0 is the plain arm."""
+def speculation_for(k: int) -> Speculation:
+    """Return the speculation of an arm; k = 0 is the plain one."""
     return Speculation(enabled=k > 0, num_draft_tokens=k)
 
 
@@ -60,7 +60,7 @@ async def measure(address: str, dtype: str, options: argparse.Namespace) -> list
     async with AsyncClient(address) as client:
         for k in (options.num_draft_tokens, 0):
             await run_pass(  # warm-up
-                client, dev_prompts(2), concurrency=1, temperature=0.0, max_tokens=32, speculation=wishes(k)
+                client, dev_prompts(2), concurrency=1, temperature=0.0, max_tokens=32, speculation=speculation_for(k)
             )
         for temperature in options.temperature:
             for concurrency in options.concurrency:
@@ -75,7 +75,7 @@ async def measure(address: str, dtype: str, options: argparse.Namespace) -> list
                             concurrency=concurrency,
                             temperature=temperature,
                             max_tokens=options.max_tokens,
-                            speculation=wishes(k),
+                            speculation=speculation_for(k),
                         )
                         arm.append(sample)
                 results.append(summarise(dtype, temperature, concurrency, options.num_draft_tokens, plain, speculative))

@@ -1,11 +1,11 @@
-"""What a GPU makes of it: steps against the memory floor, graphs against eager steps, tokens/s beside transformers.
+"""Measure on a GPU: steps against the memory floor, graphs against eager steps, tokens/s beside transformers.
 
     make bench-gpu                                    # or: python -m benchmarks.bench_gpu --help
 
 The demo pair is *widened* (benchmarks/widen.py), the draft to about 1B parameters and the target to about 3B: the demo
 pair's own text and acceptance at the cost of models of that size. Draft and target share the one GPU. Everything that
-is compared takes turns within one run. Exits 3 where there is no GPU; `--rehearse` runs all of it on the CPU with
-small models, which shows that it works and measures nothing.
+is compared takes turns within one run. Exits 3 where there is no GPU; `--rehearse` runs all of it on the CPU with small
+models, which shows that it works and measures nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, WORK, Report, dev_prompts
 from benchmarks.running import running
 from benchmarks.widen import Sizes, widen_folder
 from outrider.client import AsyncClient, Speculation
-from outrider.engine.cuda.draft_loop import Draw
+from outrider.engine.cuda.draft_graph import Draw
 from outrider.engine.cuda.graphed_path import GraphedPath
-from outrider.engine.loader import load_runner
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
+from outrider.wire.settings.config import TargetConfig
 
 SIZES = {
     "draft": (DEMO_DRAFT, Sizes(hidden=2048, intermediate=5632, heads=32, kv_heads=8, extra_layers=20)),  # 1.0B
@@ -45,12 +46,12 @@ SMALL = {
 DTYPE = "bfloat16"
 CONTEXT_TOKENS = 512
 NO_GPU = 3
-"""Exit status."""
+"""Exit status where there is no GPU."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run, and where."""
+    """The models, sizes and device of a run."""
 
     device: torch.device
     folders: dict[str, Path]
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _widened(role: str, source: Path, sizes: Sizes, *, small: bool) -> Path:
-    """Made once."""
+    """Return the folder of the widened model, made when it is missing."""
     folder = WORK / f"gpu-{role}{'-small' if small else ''}"
     if not (folder / "config.json").exists():
         print(f"{role}: {widen_folder(source, folder, sizes, getattr(torch, DTYPE))}", flush=True)
@@ -116,7 +117,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Until its last kernel has ended."""
+    """Return the seconds until the last kernel of `run` has ended."""
     _wait(device)
     started = time.perf_counter()
     run()
@@ -130,7 +131,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _bandwidth(device: torch.device, num_values: int) -> float:
-    """Bytes read and written per second by a copy, the best of several."""
+    """Return the bytes read and written per second by a copy, the best of several."""
     source = torch.zeros(num_values, dtype=torch.bfloat16, device=device)
     copy = torch.empty_like(source)
     return 4 * num_values / min(_seconds(lambda: copy.copy_(source), device) for _ in range(10))
@@ -140,10 +141,10 @@ def _bandwidth(device: torch.device, num_values: int) -> float:
 
 
 def _steps(report: Report, role: str, folder: Path, plan: Plan, bandwidth: float) -> None:
-    """One table: decode and verify steps of one model, in turns by transformers, eagerly and by graph."""
+    """Add a table of decode and verify steps of one model, in turns by transformers, eagerly and by graph."""
     runner = _runner(folder, plan)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, DTYPE)).to(plan.device).eval()
-    num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())  # its embedding is its head, too
+    num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())  # the embedding is also the head
     floor_ms = 1e3 * num_bytes / bandwidth
     rows = []
     for batch in plan.batches:
@@ -166,16 +167,18 @@ def _steps(report: Report, role: str, folder: Path, plan: Plan, bandwidth: float
 
 
 def _runner(folder: Path, plan: Plan) -> ModelRunner:
-    """With room for the widest step; its graphs are captured."""
+    """Return a runner with room for the widest step, its graphs captured."""
     most = max(plan.batches)
     runner = load_runner(
-        str(folder),
-        device=str(plan.device),
-        dtype=DTYPE,
-        kv_cache_tokens=(most + 1) * (CONTEXT_TOKENS + 512),
-        max_slots=most,
-        context_limit=None,
-        attention_path="flash" if plan.device.type == "cuda" else "auto",
+        TargetConfig(
+            model=str(folder),
+            device=str(plan.device),
+            dtype=DTYPE,
+            kv_cache_tokens=(most + 1) * (CONTEXT_TOKENS + 512),
+            max_slots=most,
+            context_limit=None,
+            attention_path="flash" if plan.device.type == "cuda" else "auto",
+        )
     )
     if isinstance(runner.path, GraphedPath):
         runner.path.prepare(most, runner.facts.context_limit, drafts=True)
@@ -203,12 +206,12 @@ def _our_steps(runner: ModelRunner, batch: int, width: int) -> dict[str, Callabl
     arms: dict[str, Callable[[], object]] = {"eager": lambda: step(graphs=False)}
     if isinstance(runner.path, GraphedPath):
         arms["graph"] = lambda: step(graphs=True)
-    return arms | {"": lambda: [table.free() for table in tables]}  # taken out by `_in_turns`
+    return arms | {"": lambda: [table.free() for table in tables]}  # `_in_turns` removes it
 
 
 @torch.inference_mode()
 def _transformers_step(model: PreTrainedModel, batch: int, width: int, device: torch.device) -> Callable[[], object]:
-    """Every row of the same length and without a mask: its best case."""
+    """Return transformers' step in its best case: every row of the same length, without a mask."""
     cache = DynamicCache(config=model.config)
     ids = torch.tensor([_context(CONTEXT_TOKENS, model.config.vocab_size)] * batch, device=device)  # [B, T]
     model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -222,10 +225,10 @@ def _transformers_step(model: PreTrainedModel, batch: int, width: int, device: t
 
 
 def _in_turns(arms: dict[str, Callable[[], object]], plan: Plan) -> dict[str, float]:
-    """Median seconds of each; the arm without a name ends the others' use."""
+    """Return the median seconds of each arm; the arm without a name frees what the others used."""
     end = arms.pop("", lambda: None)
     times: dict[str, list[float]] = {name: [] for name in arms}
-    for repetition in range(plan.num_rounds + 3):  # the first ones warm up, and prove a graph
+    for repetition in range(plan.num_rounds + 3):  # the first three warm up, and prove a graph
         for name, run in arms.items():
             seconds = _seconds(run, plan.device)
             if repetition >= 3:
@@ -235,7 +238,7 @@ def _in_turns(arms: dict[str, Callable[[], object]], plan: Plan) -> dict[str, fl
 
 
 def _loops(report: Report, runner: ModelRunner, plan: Plan) -> None:
-    """A whole greedy proposal: one graph of all steps, against a graph a step with the host choosing."""
+    """Compare whole greedy proposals: one graph of all steps, against a graph a step with the host choosing."""
     if not isinstance(runner.path, GraphedPath) or runner.path.draft_loop is None:
         return
     loop, k, rows = runner.path.draft_loop, plan.num_draft_tokens, []
@@ -248,7 +251,7 @@ def _loops(report: Report, runner: ModelRunner, plan: Plan) -> None:
 
         @torch.inference_mode()
         def at_once(feeds: list[Row] = feeds, batch: int = batch) -> None:
-            loop.run(feeds, k, [Draw(0.0, ())] * batch, None)
+            loop.run(feeds, [Draw(k, 0.0, ())] * batch, None)
             for row in feeds:
                 row.table.truncate(row.num_cached)
 
@@ -273,9 +276,9 @@ def _loops(report: Report, runner: ModelRunner, plan: Plan) -> None:
 
 
 def _throughput(report: Report, plan: Plan) -> None:
-    """One prompt at a time, greedy: transformers plain and assisted, ours plain and speculative, in turns.
+    """Compare one prompt at a time, greedy: transformers plain and assisted, ours plain and speculative, in turns.
 
-    Without a prefix cache, since transformers feeds every prompt in both its arms.
+    Runs without a prefix cache, since transformers feeds every prompt in both its arms.
     """
     values = {
         role: {"model": str(folder), "dtype": DTYPE, "device": str(plan.device), "prefix_caching": False}
@@ -319,14 +322,14 @@ async def _compare(report: Report, plan: Plan, address: str) -> None:
 
 
 async def _generate(client: AsyncClient, text: str, max_tokens: int, k: int) -> list[int]:
-    wishes = Speculation(enabled=k > 0, num_draft_tokens=k)
-    options = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True, "speculation": wishes}
+    speculation = Speculation(enabled=k > 0, num_draft_tokens=k)
+    options = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True, "speculation": speculation}
     async with client.stream(text, **options) as stream:
         return [token.id for item in [item async for item in stream] for token in item.tokens]
 
 
 class _Transformers:
-    """Both models on the same device, and its own loops."""
+    """Runs both models on the same device with transformers' own loops."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

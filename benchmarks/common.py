@@ -1,6 +1,6 @@
-"""What the benchmarks share: their models and prompts, a description of the machine, and tables that are only written.
+"""Models, prompts, a description of the machine and result files, shared by the benchmarks.
 
-Nobody edits a file under `benchmarks/results/`: it is what a command printed, with that command, the machine and the
+Nobody edits a file under `benchmarks/results/`: it holds what a command printed, with that command, the machine and the
 date in it.
 """
 
@@ -20,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import t
+
 REPO = Path(__file__).resolve().parent.parent
 WORK = REPO / ".work"
 RESULTS = REPO / "benchmarks" / "results"
@@ -30,11 +32,11 @@ SIZES: dict[str, tuple[str, ...]] = {
     "111M": ("--hidden", "1024", "--intermediate", "3488", "--heads", "16", "--kv-heads", "4", "--extra-layers", "2"),
     "1b": ("--hidden", "2048", "--intermediate", "8192", "--heads", "32", "--kv-heads", "8", "--extra-layers", "10"),
 }
-"""Of the widened demo target, by the name on the command line; arguments of `benchmarks.widen`."""
+"""Sizes of the widened demo target, by the name on the command line; arguments of `benchmarks.widen`."""
 
 
 def widened(size: str, dtype: str = "float32") -> Path:
-    """The demo target at that size, made once. The demo target's logits at the cost of a larger model."""
+    """Return the demo target at that size, made when it is missing: its logits at the cost of a larger model."""
     from benchmarks.widen import main as widen_main
 
     name = size if dtype == "float32" else f"{size}-{dtype}"
@@ -47,13 +49,13 @@ def widened(size: str, dtype: str = "float32") -> Path:
 
 
 def dev_prompts(count: int) -> list[str]:
-    """The first `count` development prompts, from the first again when there are fewer."""
+    """Return the first `count` development prompts, from the first again when there are fewer."""
     lines = (REPO / "tests" / "data" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     return [str(json.loads(lines[index % len(lines)])["prompt"]) for index in range(count)]
 
 
 def num_parameters(folder: Path) -> int:
-    """From the headers of its safetensors files."""
+    """Return the number of parameters, from the headers of the folder's safetensors files."""
     total = 0
     for file in folder.glob("*.safetensors"):
         with file.open("rb") as stream:
@@ -71,7 +73,7 @@ def _product(shape: Sequence[int]) -> int:
 
 
 def machine() -> dict[str, str]:
-    """What a reader needs to compare."""
+    """Describe the machine, for comparing results."""
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("model name", "flags"))]
     names = [line.split(":", 1)[1].strip() for line in cpu if line.startswith("model name")]
     flags = next((line for line in cpu if line.startswith("flags")), "").split()
@@ -97,7 +99,7 @@ def _git(*arguments: str) -> str:
 
 
 def random_94m(context: int) -> Path:
-    """A Llama of the widened target's shape with random weights and a context of its own, made once."""
+    """Return a Llama of the widened target's shape with random weights and its own context, made when missing."""
     folder = WORK / f"random-94M-{context}"
     if not (folder / "config.json").exists():
         import torch
@@ -122,7 +124,7 @@ def random_94m(context: int) -> Path:
 
 
 def random_draft() -> Path:
-    """A draft of the demo draft's shape with random weights, made once: it knows nothing of the target."""
+    """Return a draft of the demo draft's shape with random weights, which knows nothing of the target."""
     folder = WORK / "random-draft"
     if not (folder / "config.json").exists():
         import torch
@@ -135,9 +137,16 @@ def random_draft() -> Path:
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Median, and the range when there is one."""
+    """Return the median, and the range when there is one."""
     middle = f"{statistics.median(values):.{digits}f}"
     return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def with_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean and the ends of its 95 % interval by Student's t; one value alone has no width."""
+    mean, num = statistics.fmean(values), len(values)
+    half = float(t.ppf(0.975, num - 1)) * statistics.stdev(values) / num**0.5 if num > 1 else 0.0
+    return mean, mean - half, mean + half
 
 
 @dataclass
@@ -145,10 +154,10 @@ class Report:
     """Sections of a result file, printed as they come."""
 
     name: str
-    """Of the files: `<name>-<date>.md` and `.json`."""
+    """Name of the files: `<name>-<date>.md` and `.json`."""
     title: str
     data: dict[str, Any] = field(default_factory=dict)
-    """What the JSON file holds beside the command, the machine and the date."""
+    """Content of the JSON file beside the command, the machine and the date."""
     _parts: list[str] = field(default_factory=list)
     _started: datetime = field(default_factory=lambda: datetime.now(UTC))
     _machine: dict[str, str] = field(default_factory=machine)
@@ -158,13 +167,13 @@ class Report:
         self._parts.append(paragraph)
 
     def table(self, heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """One table of GitHub's Markdown; numbers to the right of the first column."""
+        """Add a table of GitHub's Markdown, numbers to the right of the first column."""
         lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
         lines.insert(1, "|---" + "|---:" * (len(columns) - 1) + "|")
         self.text(f"## {heading}\n\n" + "\n".join(lines))
 
     def verdict(self, violations: Sequence[str], well: str = "No violation.") -> None:
-        """What was to hold and did not, or else `well`."""
+        """Add what was to hold and did not, or else `well`."""
         self.text("## Violations\n\n" + "\n".join(f"- {each}" for each in violations) if violations else well)
         self.data["violations"] = list(violations)
 
@@ -184,7 +193,7 @@ class Report:
 
 
 def _short(value: Any) -> Any:
-    """Numbers to six digits, all that a clock is good for; what JSON does not know as text."""
+    """Return the value with numbers cut to six digits, all that a clock is good for, and unknown types as text."""
     if isinstance(value, dict):
         return {str(key): _short(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -195,7 +204,7 @@ def _short(value: Any) -> Any:
 
 
 def command_line() -> str:
-    """As the user may give it again: `python -m benchmarks.x ...`."""
+    """Return the command as the user may enter it again: `python -m benchmarks.x ...`."""
     script = Path(sys.argv[0])
     module = script.relative_to(REPO).with_suffix("") if script.is_relative_to(REPO) else script
     name = str(module).replace("/", ".").removesuffix(".__main__")

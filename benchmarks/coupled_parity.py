@@ -1,12 +1,12 @@
-"""Does anything but the target change a coupled text? Drafters, K, load, and a draft that dies half-way.
+"""Check that nothing but the target changes a coupled text: drafters, K, load, and a draft that dies half-way.
 
     make coupled-parity                               # or: python -m benchmarks.coupled_parity --help
 
 Every text has a seed of its own, and is first made without speculation, one at a time. With `--batch-invariant` targets
 all others must be the same to the last token, or the exit code is 1. On the paths whose sums depend on the batch's
 shape (`fused`, the default, is none of them), floating point may flip two ids whose sums of log-prob and noise all but
-coincide: each flip is listed with that gap. One that is wider than the mode's arithmetic was seen to move two sums by
-is a failure, too, and so is an arithmetic that moves them by more than there is a reason for.
+coincide: each flip is listed with that gap. A flip wider than the mode's arithmetic was seen to move two sums is a
+failure, too, and so is an arithmetic that moves them by more than there is a reason for.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ from benchmarks.running import running
 from benchmarks.throughput import worker_info
 from outrider.cli.supervisor import Endpoints
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, Round, Speculation
-from outrider.engine.coupled import gumbels_of, uniforms
-from outrider.engine.host_sampling import HostLogits
-from outrider.engine.loader import load_runner
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.penalties import LogitRow, SamplingState
 from outrider.engine.reference_generate import first_difference
+from outrider.engine.sampling.coupled import gumbels_of, uniforms
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.step_plan import Row
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.wire.params import SamplingParams
+from outrider.wire.settings.config import TargetConfig
 
 NEAR_TIE = 1e-3
-"""Nats, at least: a hundred times what the order of sums moves a log-prob by in float32."""
+"""Nats; the least gap that is forgiven, a hundred times what the order of sums moves a log-prob by in float32."""
 FAR = {"float32": NEAR_TIE, "bfloat16": 2.0}
-"""Nats, by dtype: who moves two sums by more is wrong. bfloat16 keeps 8 bits: a logit of 16 or more has steps of an
-eighth, which temperature 0.7 makes a fifth, and what it is computed from was rounded some tens of times before.
-"""
+"""Nats, by dtype; an arithmetic that moves two sums by more is wrong. bfloat16 keeps 8 bits: a logit of 16 or more
+has steps of an eighth, which temperature 0.7 makes a fifth, and its inputs were rounded some tens of times
+before."""
 NUM_BEST = 8
-"""Of a position's sums: those that another arithmetic may put first."""
+"""Best sums of a position that are compared, as those that another arithmetic may put first."""
 INVARIANT = "batch-invariant"
 MODES: Mapping[str, Mapping[str, object]] = {
     INVARIANT: {"batch_invariant": True},
@@ -58,7 +59,7 @@ MODES: Mapping[str, Mapping[str, object]] = {
     "paged-bfloat16": {"attention_path": "paged", "dtype": "bfloat16"},
     "dense": {"attention_path": "dense"},
 }
-"""By name, the target's settings: with the promise, and on paths that cannot give it."""
+"""The target's settings by mode: with the promise of batch invariance, and on paths that cannot give it."""
 NOT_ASKED = ("dense",)
 """Modes that are measured only if named."""
 OFF, MODEL, RANDOM, KILLED = "none", "model", "model of random weights", "model, killed half-way"
@@ -68,7 +69,7 @@ DRAFTERS = {OFF: Drafter.MODEL, MODEL: Drafter.MODEL, RANDOM: Drafter.MODEL, KIL
 
 @dataclass(frozen=True)
 class Setting:
-    """How texts are made. They must not depend on it."""
+    """How texts are made. The texts must not depend on it."""
 
     drafter: str
     k: int
@@ -94,11 +95,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Flip:
-    """Where a text first leaves that of plain decoding."""
+    """The first difference of a text from that of plain decoding."""
 
     prompt: int
     position: int
-    """Of the answer's tokens."""
+    """Index among the answer's tokens."""
     expected: int
     found: int
     gap: float
@@ -107,12 +108,12 @@ class Flip:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one pass."""
+    """The result of one pass."""
 
     setting: Setting
     num_texts: int
     num_tokens: int
-    """That were compared: of a text that differs, up to the first difference and with it."""
+    """Tokens compared; of a text that differs, those up to and including the first difference."""
     num_drafted: int
     num_accepted: int
     num_plain_steps: int
@@ -120,24 +121,25 @@ class Outcome:
 
 
 class Judge:
-    """The target alone, in this process: how near the sums of log-prob and noise at a position are."""
+    """Runs the target alone, in this process, to find how near the sums of log-prob and noise at a position are."""
 
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
-        """In float32: its sums are the nearest to the true ones."""
+        """Load the target in float32, whose sums are the nearest to the true ones."""
         self._runner = runner_of({"dtype": "float32"})
         self._prompts = prompts
 
     def gap(self, index: int, before: Sequence[int], ids: Sequence[int], temperature: float) -> float:
-        """Of the answer to prompt `index` after its tokens `before`: from the largest sum to the least of `ids`."""
+        """Return the nats from the largest sum to the least of `ids`, after `before` in the answer to prompt
+        `index`."""
         sums = self._sums(self._runner, index, before, 1, temperature)[0]
         return float(sums.max() - np.min(sums[list(ids)]))
 
     def moved(self, settings: Mapping[str, object], texts: Mapping[float, Sequence[Sequence[int]]]) -> float:
-        """Nats by which a target with `settings` moves two of a position's best sums apart or together: the most that
-        is found at any token of `texts`, by temperature an answer to each prompt, in one forward for each.
+        """Return the most nats by which a target with `settings` moves two of a position's best sums apart or together.
 
-        The wrong one of two sums is above only if it is moved against the other by their gap or more. Batches of
-        another shape may move them a little further than what is looked at here.
+        texts: by temperature, an answer to each prompt; every token is looked at, in one forward for each text. The
+        wrong one of two sums is above only if it is moved against the other by their gap or more. Batches of another
+        shape may move them a little further than what is found here.
         """
         runner, most = runner_of(settings), 0.0
         for temperature, answers in texts.items():
@@ -151,7 +153,7 @@ class Judge:
     def _sums(
         self, runner: ModelRunner, index: int, before: Sequence[int], num: int, temperature: float
     ) -> NDArray[np.float64]:
-        """[num, V]: at the last `num` positions of prompt `index` and `before`."""
+        """Return the sums [num, V] at the last `num` positions of prompt `index` and `before`."""
         tokens, table = [*self._prompts[index], *before], runner.pool.new_table()
         try:
             logits = runner.forward([Row.of(table, tokens, 0, num)])  # [num, V] float32
@@ -165,9 +167,9 @@ class Judge:
 
 
 def runner_of(settings: Mapping[str, Any]) -> ModelRunner:
-    """The demo target with a worker's settings, for one text at a time."""
+    """Load the demo target with a worker's settings, for one text at a time."""
     sizes: dict[str, Any] = {"kv_cache_tokens": 2048, "max_slots": 1, "context_limit": None}
-    return load_runner(str(DEMO_TARGET), device="cpu", **sizes, **settings)
+    return load_runner(TargetConfig(model=str(DEMO_TARGET), device="cpu", **sizes, **settings))
 
 
 ENDS = 2
@@ -175,7 +177,7 @@ ENDS = 2
 
 
 class Killer:
-    """Ends a process as kill -9 does once so many tokens have come."""
+    """Ends a process as kill -9 does once num_tokens tokens have come."""
 
     def __init__(self, pid: int, num_tokens: int) -> None:
         self._pid = pid
@@ -190,7 +192,7 @@ class Killer:
 
 
 def half_way(num_texts: int, max_tokens: int) -> int:
-    """Tokens of all texts, so that one at a time, too, a text is half done when the draft dies."""
+    """Return the tokens of all texts after which to kill: even one at a time, a text is half done then."""
     return num_texts // 2 * max_tokens + (max_tokens + 1) // 2
 
 
@@ -204,10 +206,10 @@ class Parity:
 
     @contextlib.contextmanager
     def system(self, draft: Path) -> Iterator[Endpoints]:
-        """Patient: what is compared are drafts that were verified, not plain steps."""
+        """Run a system with long wait budgets: the comparison needs verified drafts, not plain steps."""
         target = {"model": str(DEMO_TARGET), **self.target}
-        budgets = {"wait_budget_min_ms": 2000.0, "wait_budget_max_ms": 2000.0}
-        with running(target, {"model": str(draft), "dtype": self._options.dtype}, budgets) as endpoints:
+        draft_settings = {"model": str(draft), "dtype": self._options.dtype}
+        with running(target, draft_settings, gateway_module="benchmarks.patient_gateway") as endpoints:
             info = worker_info(endpoints.first("target").address, target_pb2_grpc.TargetServiceStub)
             if info.batch_invariant != (self._mode == INVARIANT):
                 sys.exit(f"the target computes on {info.attention_path}: that is not the mode {self._mode}")
@@ -215,16 +217,16 @@ class Parity:
 
     @property
     def target(self) -> dict[str, object]:
-        """Its settings but the model's."""
+        """The target's settings, the model's apart."""
         return {"dtype": self._options.dtype, **MODES[self._mode]}
 
     def near_tie(self) -> float | None:
-        """Nats up to which a flip is forgiven, once texts were made; None: none is."""
+        """Return the nats up to which a flip is forgiven, once texts were made; None when none is."""
         return None if self._mode == INVARIANT else max(NEAR_TIE, self._judge.moved(self.target, self._plain))
 
     @property
     def far(self) -> float:
-        """Nats, of what `near_tie` may be."""
+        """Most nats that `near_tie` may be."""
         return FAR[str(self.target["dtype"])]
 
     def run(self) -> None:
@@ -287,8 +289,10 @@ class Parity:
 
 
 def wanted(options: argparse.Namespace, mode: str) -> list[Setting]:
-    """Every drafter with every K, one at a time and under load. Where batches matter a part of it: the load alone, the
-    draft model with every K and `ngram` with the largest.
+    """Return every drafter with every K, one at a time and under load.
+
+    Where batches matter it is a part of that: under load only, the draft model with every K and `ngram` with the
+    largest.
     """
     drafted = [*itertools.product((MODEL, *IN_THE_TARGET, RANDOM, KILLED), options.k)]
     if mode != INVARIANT:
@@ -302,7 +306,7 @@ def wanted(options: argparse.Namespace, mode: str) -> list[Setting]:
 
 
 def violations(mode: str, outcomes: Sequence[Outcome], forgiven: float | None, far: float) -> list[str]:
-    """What must not be. forgiven, far: as `Parity.near_tie` and `far`."""
+    """Return what must not have happened. forgiven, far: as `Parity.near_tie` and `far`."""
     found = []
     if forgiven is not None and not forgiven <= far:
         found.append(f"{mode}: sums are moved by {forgiven:.1e} nats, more than {far:g}")
@@ -321,7 +325,7 @@ def violations(mode: str, outcomes: Sequence[Outcome], forgiven: float | None, f
 
 
 def counted(outcomes: Sequence[Outcome]) -> str:
-    """Texts, tokens and flips of all passes."""
+    """Return the texts, tokens and flips of all passes, in words."""
     num_texts, num_tokens = sum(each.num_texts for each in outcomes), sum(each.num_tokens for each in outcomes)
     found = f"{len(outcomes)} passes, {num_texts} texts, {num_tokens} tokens compared: "
     gaps = [flip.gap for each in outcomes for flip in each.flips]

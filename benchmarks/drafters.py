@@ -1,4 +1,4 @@
-"""What do drafts without a model bring, and what do they cost? On text that repeats itself and on text that does not.
+"""What drafts without a model gain and cost, on text that repeats itself and on text that does not.
 
     make bench-drafters                               # or: python -m benchmarks.drafters --help
 
@@ -42,7 +42,7 @@ SETS = {
     DEV: REPO / "tests" / "data" / "prompts.jsonl",
 }
 LEAST_RATIO = 0.98
-"""Median of what a drafter without a model may leave of plain decoding's speed where nothing repeats."""
+"""Least median speed of a drafter without a model, as a share of plain decoding's, where nothing repeats."""
 PROMPT_TOKENS = 512
 NUM_RESAMPLES = 2000
 
@@ -59,13 +59,13 @@ def repetitive_prompts() -> list[str]:
 
 
 def read_prompts(name: str) -> list[Prompt]:
-    """All of a set, in the order of its file."""
+    """Return all prompts of a set, in the order of its file."""
     lines = [json.loads(line) for line in SETS[name].read_text(encoding="utf-8").splitlines()]
     return [Prompt(str(line["category"]), str(line["prompt"])) for line in lines]
 
 
 def of_all_kinds(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """`count` of them, or all: of each kind the first ones, a kind after the other, while it has any left."""
+    """Return `count` prompts, or all: the first of each kind in turn, while it has any left."""
     kinds = dict.fromkeys(prompt.kind for prompt in prompts)
     by_kind = [[prompt for prompt in prompts if prompt.kind == kind] for kind in kinds]
     rounds = itertools.zip_longest(*by_kind)
@@ -86,7 +86,7 @@ class Ratio:
 
     @classmethod
     def of(cls, by_prompt: Sequence[Sequence[float]]) -> Ratio:
-        """by_prompt: at least one value each."""
+        """Return the ratio of the values by prompt, at least one value each."""
         rng = np.random.default_rng(0)
         picks = rng.integers(len(by_prompt), size=(NUM_RESAMPLES, len(by_prompt)))
         medians = [float(np.median(np.concatenate([by_prompt[i] for i in row]))) for row in picks]
@@ -102,7 +102,7 @@ class Cell:
     """Answers of one arm to one set of prompts at one temperature."""
 
     samples: list[list[Sample]]
-    """By prompt, one a repetition."""
+    """Samples by prompt, one a repetition."""
 
     @property
     def tokens_per_pass(self) -> float:
@@ -111,7 +111,7 @@ class Cell:
 
     @property
     def share_kept(self) -> float | None:
-        """Of the drafts; None without any."""
+        """Share of the drafts that were kept; None without any."""
         rounds = [item for each in self.samples for sample in each for item in sample.rounds]
         drafted = sum(item.num_drafted for item in rounds)
         return sum(item.num_accepted for item in rounds) / drafted if drafted else None
@@ -121,11 +121,11 @@ class Cell:
         return statistics.median(sample.tokens_per_s for each in self.samples for sample in each)
 
     def only(self, indices: Sequence[int]) -> Cell:
-        """Of these prompts."""
+        """Return the cell of these prompts alone."""
         return Cell([self.samples[index] for index in indices])
 
     def over(self, plain: Cell) -> Ratio:
-        """Of the speeds, answer by answer."""
+        """Return the ratio of the speeds, answer by answer."""
         pairs = zip(self.samples, plain.samples, strict=True)
         return Ratio.of([[a.tokens_per_s / b.tokens_per_s for a, b in zip(*pair, strict=True)] for pair in pairs])
 
@@ -133,7 +133,7 @@ class Cell:
 def add_kinds(
     report: Report, name: str, temperature: float, prompts: Sequence[Prompt], cells: Mapping[str, Cell]
 ) -> None:
-    """The same answers, a kind of prompt at a time."""
+    """Add the same answers, a kind of prompt at a time."""
     rows, found = [], dict[str, dict[str, Any]]()
     for kind, number in numbers_by_kind(prompts).items():
         indices = [index for index, prompt in enumerate(prompts) if prompt.kind == kind]
@@ -152,7 +152,7 @@ def add_kinds(
 
 
 def add_cells(report: Report, name: str, temperature: float, cells: Mapping[str, Cell]) -> list[str]:
-    """The violations."""
+    """Add the table and return the violations."""
     rows, wrong = [], []
     for arm, cell in cells.items():
         kept = "" if cell.share_kept is None else f"{100 * cell.share_kept:.0f} %"
@@ -196,7 +196,7 @@ def main() -> int:
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
     sets = {
         REPETITIVE: of_all_kinds(read_prompts(REPETITIVE), options.prompts),
-        DEV: read_prompts(DEV)[: options.prompts],  # those of all benchmarks
+        DEV: read_prompts(DEV)[: options.prompts],  # the same in all benchmarks
     }
     for name, chosen in sets.items():
         numbers = numbers_by_kind(chosen)

@@ -1,10 +1,10 @@
-"""Time of one step: each of our paths over transformers' forward, and over the floor that memory sets.
+"""Time one step: each of our paths over transformers' forward, and over the floor that memory sets.
 
     make bench-engine                                 # or: python -m benchmarks.engine --help
 
-No services: `ModelRunner.forward` is called directly. Everyone takes a few steps of each width in turn, until the time
-is up. Times are medians; ratios are medians over the rounds, of what was measured in the same one. The floor is the
-time to read as many bytes as the weights have, in the same rounds with as many threads.
+No services: `ModelRunner.forward` is called directly. Every contestant takes a few steps of each width in turn, until
+the time is up. Times are medians; ratios are medians over the rounds, of times of the same round. The floor is the time
+to read as many bytes as the weights have, in the same rounds with as many threads.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from benchmarks.steps import (
 from outrider.wire.errors import ConfigError
 
 CONTEXT = 256
+"""Tokens before each step."""
 MAX_ROUNDS = 400
 PATHS = ("fused", "paged", "dense")
 MODELS = ("draft", "target", "94M", "111M", "1b")
@@ -42,14 +43,14 @@ MODELS = ("draft", "target", "94M", "111M", "1b")
 
 @dataclass(frozen=True)
 class Timing:
-    """One shape of one model."""
+    """Times of one shape of one model."""
 
     model: str
     dtype: str
     batch: int
     width: int
     seconds: dict[str, list[float]]
-    """Of every round, by name: floor, transformers, and those of our paths that run here."""
+    """Seconds of every round, by name: floor, transformers, and those of our paths that run here."""
 
     def median_s(self, name: str) -> float:
         return statistics.median(self.seconds[name])
@@ -120,7 +121,7 @@ class EngineBench:
         self._verify_ratios(timings, ours)
 
     def _verify_ratios(self, timings: list[Timing], ours: list[OurSteps]) -> None:
-        """What a verify costs beside one token, and what batch invariance costs beside the fastest path without it."""
+        """Add the cost of a verify beside one token, and of batch invariance beside the fastest path without it."""
         widths = sorted({timing.width for timing in timings})
         by_shape = {(timing.batch, timing.width): timing for timing in timings}
         names = ["transformers", *(each.name for each in ours)]
@@ -136,7 +137,7 @@ class EngineBench:
 
 
 def _costs(ours: list[OurSteps], *shapes: Timing) -> list[str]:
-    """The first path that is batch-invariant over the fastest one that is not: below 1 it costs nothing."""
+    """Return the time of the first batch-invariant path over the fastest other one: below 1 it costs nothing."""
     invariant = next((each.name for each in ours if each.batch_invariant), None)
     others = [each.name for each in ours if not each.batch_invariant]
     if invariant is None or not others:
@@ -145,7 +146,7 @@ def _costs(ours: list[OurSteps], *shapes: Timing) -> list[str]:
 
 
 def checkpoint_dtype(name: str) -> str:
-    """The large one is kept in bfloat16, which its original's weights are."""
+    """Return the dtype of the checkpoint: the large one is kept in bfloat16, which its original's weights are."""
     return "bfloat16" if name == "1b" else "float32"
 
 

@@ -1,4 +1,4 @@
-"""What each process of a running system holds over time: memory, open files, threads. Read from /proc on a thread."""
+"""Watch what each process of a running system holds over time: memory, open files, threads. Reads /proc on a thread."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from pathlib import Path
 import grpc
 import httpx
 
-from outrider.cli.processes import descendants
-from outrider.cli.supervisor import Endpoints, Worker
+from outrider.cli.supervisor import Endpoints, StartedWorker
 from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
+from outrider.wire.processes import descendants
 
 SETTLE_S = 20.0
+"""Seconds that a system has to let go of everything after the last request."""
 GATEWAY_HOLDS = ("outrider_running", "outrider_queue_depth")
 PARTS = ("target_service", "draft_service", "gateway", "deploy.launcher")
 RAYS_OWN = "Ray's "
-"""How names of processes begin that are Ray's: not Outrider's code, nor its workers'."""
+"""Prefix of the names of Ray's processes: not Outrider's code, nor its workers'."""
 _RAY_PROGRAMS = ("gcs_server", "raylet")
 
 
 @dataclass(frozen=True)
 class Held:
-    """By one process at one moment (monotonic)."""
+    """Resources that one process holds at one moment (monotonic)."""
 
     at_s: float
     rss_bytes: int
     own_bytes: int
-    """Of these what is no file's: heaps, stacks, the KV cache. What leaks is here; what others run does not count."""
+    """Bytes of rss_bytes that belong to no file: heaps, stacks, the KV cache. Leaks show here."""
     num_files: int
     num_threads: int
 
 
-def parts_below(workers: Iterable[Worker] = ()) -> dict[str, int]:
-    """Process ids of the parts that this process has started, by module; the second of a kind is `gateway 1`.
+def parts_below(workers: Iterable[StartedWorker] = ()) -> dict[str, int]:
+    """Return the pids of the parts that this process has started, by module; the second of a kind is `gateway 1`.
 
     `workers` have their own names: with Ray there is no other way to know which process is whose.
     """
@@ -53,21 +54,21 @@ def parts_below(workers: Iterable[Worker] = ()) -> dict[str, int]:
 
 
 def kind_of(words: Sequence[str]) -> str | None:
-    """Of a process with this command line; None when it is no part of a system."""
+    """Return the part that a process with this command line is; None when it is no part of a system."""
     program, _, title = words[0].rpartition("/")[2].partition("::")
     if "-m" in words[:-1]:
         module = words[words.index("-m") + 1]
         return module if module in PARTS else None
     if program in _RAY_PROGRAMS:
         return f"{RAYS_OWN}{program}"
-    if program == "ray" and title:  # an agent, by the title that it gives itself
+    if program == "ray" and title:  # an agent that sets its own title
         return f"{RAYS_OWN}{title}"
     scripts = [word for word in words[1:] if word.endswith(".py") and "/ray/" in word]
     return f"{RAYS_OWN}{Path(scripts[0]).stem}" if scripts else None
 
 
 def held(pid: int) -> Held:
-    """Raises OSError when there is no such process."""
+    """Return what the process holds now. Raises OSError when there is no such process."""
     folder = Path(f"/proc/{pid}")
     sizes = dict(line.split(":", 1) for line in (folder / "smaps_rollup").read_text().splitlines()[1:])
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
@@ -82,7 +83,7 @@ def held(pid: int) -> Held:
 
 @contextlib.contextmanager
 def watched(pids: Mapping[str, int], every_s: float) -> Iterator[dict[str, list[Held]]]:
-    """What each holds, by name, more from moment to moment while the block runs. One that has ended is said no more."""
+    """Yield samples by name, to which each moment adds one while the block runs and the process lives."""
     seen: dict[str, list[Held]] = {name: [] for name in pids}
     ended = threading.Event()
 
@@ -102,7 +103,7 @@ def watched(pids: Mapping[str, int], every_s: float) -> Iterator[dict[str, list[
 
 
 def left_in(endpoints: Endpoints) -> list[str]:
-    """What workers and gateway still hold when nobody asks any more: slots, blocks, tickets, answers."""
+    """Return what workers and gateway still hold without any requests: slots, blocks, tickets, answers."""
     give_up_s = time.monotonic() + SETTLE_S
     while (left := _held_of(endpoints)) and time.monotonic() < give_up_s:
         time.sleep(0.2)
@@ -122,7 +123,7 @@ def _held_of(endpoints: Endpoints) -> list[str]:
     return [*left, f"the gateway still holds {held}"] if held else left
 
 
-def _info(worker: Worker) -> common_pb2.WorkerInfo:
+def _info(worker: StartedWorker) -> common_pb2.WorkerInfo:
     stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
     with grpc.insecure_channel(worker.address) as channel:
         info: common_pb2.WorkerInfo = stubs[worker.role](channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10)

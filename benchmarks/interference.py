@@ -1,10 +1,10 @@
-"""A long prompt arrives among running streams: how much do they feel of it?
+"""Measure how much running streams feel of a long prompt that arrives among them.
 
     python -m benchmarks.interference                # 6,000 tokens among 16 streams, a random-weight Llama of 94M
 
 Each repetition runs the streams alone, then sends the prompt and goes on until its first token has come. Inter-token
-latency is the time between two messages of a stream, at the client. Weights are random: only times matter here, and
-the context is longer than the demo target's.
+latency is the time between two messages of a stream, at the client. Weights are random: only times matter here, and the
+context is longer than the demo target's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.running import running
 from outrider.client import AsyncClient
 
 CONTEXT = 8192
+"""Tokens of the model's context."""
 STREAM_PROMPT = 64
 """Tokens of a running stream's prompt."""
 VOCAB_SIZE = 4096
@@ -30,13 +31,13 @@ VOCAB_SIZE = 4096
 
 @dataclass
 class Gaps:
-    """Times between tokens over all streams, by what happened meanwhile. Seconds."""
+    """Seconds between tokens over all streams, by what happened meanwhile."""
 
     alone: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
-    """While the long prompt was being fed."""
+    """Gaps while the long prompt was being fed."""
     first_token: list[float] = field(default_factory=list)
-    """Of the long prompt."""
+    """Seconds to the long prompt's first token."""
 
 
 def some_ids(count: int, seed: int) -> list[int]:
@@ -45,7 +46,7 @@ def some_ids(count: int, seed: int) -> list[int]:
 
 
 class Streams:
-    """Answers that run until they are ended, and what each token's arrival tells."""
+    """Answers that run until they are ended, and the gaps between their tokens."""
 
     def __init__(self, client: AsyncClient, count: int) -> None:
         self._client = client
@@ -55,7 +56,7 @@ class Streams:
         self.tasks = [asyncio.create_task(self._run(index)) for index in range(count)]
 
     def record(self, gaps: list[float]) -> None:
-        """Where the gaps that end from now on go."""
+        """Append the gaps that end from now on to this list."""
         self._gaps = gaps
 
     async def _run(self, index: int) -> None:
@@ -97,7 +98,7 @@ async def measure(address: str, options: argparse.Namespace) -> Gaps:
 
 
 def quantile(values: list[float], share: float) -> float:
-    """Milliseconds."""
+    """Return a quantile of values in seconds, in milliseconds."""
     ordered = sorted(values)
     return 1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 

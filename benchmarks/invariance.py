@@ -1,10 +1,10 @@
-"""Do the same tokens give the same bits in every batch and at every verify width? On real text, path by path.
+"""Check on real text, path by path, that the same tokens give the same bits in every batch and at every width.
 
     make bench-invariance                             # or: python -m benchmarks.invariance --help; part of bench-engine
 
 A text is the model's own greedy continuation of a development prompt, one token a step, alone. Then the same text is
 fed again in batches and in wider pieces. Where a greedy token differs, a served text would have gone another way from
-there, so the texts with at least one such token are those that the mode would have kept.
+there, so the texts with at least one such token are those that batch invariance would have kept.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts, widened
-from outrider.engine.loader import load_runner
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import TargetConfig
 
 BATCHES, WIDTHS = (1, 4, 16), (1, 3, 9)
 NUM_PROMPTS, PROMPT_TOKENS, TEXT_TOKENS = 24, 96, 63
@@ -29,32 +30,34 @@ NUM_PROMPTS, PROMPT_TOKENS, TEXT_TOKENS = 24, 96, 63
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one shape from a batch of one, a token a step."""
+    """Difference of one shape from a batch of one, a token a step."""
 
     path: str
     dtype: str
     batch: int
     width: int
     largest: float
-    """Difference of two logits."""
+    """Largest difference of two logits."""
     positions: float
     """Share of positions with any bit of their logits different."""
     tokens: float
-    """Share of positions whose best token is another."""
+    """Share of positions whose best token differs."""
     texts: int
     """Texts with at least one such token."""
 
 
 def differences(folder: Path, path: str, dtype: str, prompts: list[list[int]]) -> list[Difference]:
-    """Raises ConfigError where the path cannot be had."""
+    """Return the differences of every shape. Raises ConfigError where the path cannot run."""
     runner = load_runner(
-        str(folder),
-        device="cpu",
-        dtype=dtype,
-        kv_cache_tokens=max(BATCHES) * 256,
-        max_slots=max(BATCHES),
-        context_limit=None,
-        attention_path=path,
+        TargetConfig(
+            model=str(folder),
+            device="cpu",
+            dtype=dtype,
+            kv_cache_tokens=max(BATCHES) * 256,
+            max_slots=max(BATCHES),
+            context_limit=None,
+            attention_path=path,
+        )
     )
     texts, alone = [], []
     for prompt in prompts:
@@ -84,7 +87,7 @@ def differences(folder: Path, path: str, dtype: str, prompts: list[list[int]]) -
 
 
 def greedy(runner: ModelRunner, prompt: list[int]) -> tuple[list[int], Tensor]:
-    """-> the next TEXT_TOKENS ids, and [n, V] float32 logits that said them."""
+    """Return the next TEXT_TOKENS ids, and the logits [n, V] float32 that chose them."""
     table, ids, rows = runner.pool.new_table(), list(prompt), []
     runner.forward([Row.of(table, ids[:-1], 0, 0)])
     for _ in range(TEXT_TOKENS):
@@ -96,7 +99,7 @@ def greedy(runner: ModelRunner, prompt: list[int]) -> tuple[list[int], Tensor]:
 
 
 def forced(runner: ModelRunner, prompts: list[list[int]], texts: list[list[int]], batch: int, width: int) -> Tensor:
-    """-> [R, n, V] float32, of the same texts in batches of `batch` rows and pieces of `width` tokens."""
+    """Return the logits [R, n, V] float32 of the same texts in batches of `batch` rows and pieces of `width` tokens."""
     groups = []
     for start in range(0, len(prompts), batch):
         group = [prompt + text for prompt, text in zip(prompts, texts, strict=True)][start : start + batch]
@@ -115,7 +118,7 @@ def forced(runner: ModelRunner, prompts: list[list[int]], texts: list[list[int]]
 
 
 def add_invariance(report: Report, model: str, dtypes: list[str], paths: list[str]) -> None:
-    """One row for each path and dtype: the worst over all shapes; the JSON file has every shape."""
+    """Add one row for each path and dtype, the worst over all shapes; the JSON file has every shape."""
     folder = {"draft": DEMO_DRAFT, "target": DEMO_TARGET}.get(model) or widened(model)
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in dev_prompts(NUM_PROMPTS)]

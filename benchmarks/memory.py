@@ -29,11 +29,11 @@ from tests.stack import read_metrics
 CONTEXT = 4096
 VOCAB_SIZE = 4096
 NUM_SHARED, NUM_OWN = 1500, 20
-"""Tokens that two prompts begin with, and those that each has after them."""
+"""Tokens that two prompts begin with, and tokens that each has after them."""
 PROMPT_TOKENS, ANSWER_TOKENS = 60, 40
-"""Of a request to a pool that is too small."""
+"""Tokens of a request to a pool that is too small."""
 DRAFTED = Speculation(num_draft_tokens=5)
-"""Whether that pays or not: every request holds a slot at the draft."""
+"""Drafts whether that pays or not, so that every request holds a slot at the draft."""
 ROLES = ("target", "draft")
 
 
@@ -43,13 +43,13 @@ def some_ids(count: int, seed: str) -> list[int]:
 
 
 def pair_of_prompts(name: str) -> list[list[int]]:
-    """Which begin alike, and which nobody has asked before."""
+    """Return two prompts that begin alike, and that nobody has asked before."""
     shared = some_ids(NUM_SHARED, name)
     return [shared + some_ids(NUM_OWN, f"{name} {index}") for index in range(2)]
 
 
 async def targets_first_tokens(address: str, repetitions: int) -> list[list[tuple[float, int]]]:
-    """(Seconds to the first token at the client, tokens of the prompt that were there) of each request."""
+    """Return (seconds to the first token at the client, prompt tokens found in the cache) of each request."""
 
     async def ask(client: AsyncClient, prompt: list[int]) -> tuple[float, int]:
         sent = time.perf_counter()
@@ -67,7 +67,7 @@ async def targets_first_tokens(address: str, repetitions: int) -> list[list[tupl
 
 
 async def drafts_first_tokens(endpoints: Endpoints, repetitions: int) -> list[list[tuple[float, int]]]:
-    """The same of the draft, asked as a gateway asks it: from the proposal's own clock, since nobody else waits."""
+    """Return the same for the draft, asked as a gateway asks it, in seconds by the proposal's own clock."""
     at = {role: endpoints.first(role).address for role in ROLES}
     async with ControlClient(at["target"], "target") as target:
         route = {"deliver_to": at["target"], "target_epoch": target.epoch}
@@ -124,7 +124,7 @@ def preemptions(endpoints: Endpoints) -> dict[str, float]:
 
 
 async def ask_all(address: str, repetition: int, count: int) -> Sample:
-    """All at once."""
+    """Send all requests at once."""
     prompts = [some_ids(PROMPT_TOKENS + index % 7, f"{repetition} {index}") for index in range(count)]
     async with AsyncClient(address) as client:
         return await run_pass(

@@ -1,12 +1,12 @@
-"""Is K that adapts ever slower than plain decoding? From 1 to 64 answers at once, with three drafts.
+"""Check that adaptive K is never slower than plain decoding, from 1 to 64 answers at once, with three drafts.
 
     make bench-never-slower                           # or: python -m benchmarks.never_slower --help
 
-The target, the demo target widened, has one core, each draft the other: the demo draft (good), one like it with
-random weights (poor), and the demo draft behind a network that delays every byte by 50 ms (slow). Each has a gateway
-of its own before the same target, so that what one of them learns is not the others'. In each repetition plain
-decoding and `auto` take turns, in another order each time; a ratio is that of two such passes, and a cell whose
-interval has what is wanted in it is measured more often. Plain decoding on all cores is another target.
+The target, the demo target widened, has one core, each draft the other: the demo draft (good), one like it with random
+weights (poor), and the demo draft behind a network that delays every byte by 50 ms (slow). Each has a gateway of its
+own before the same target, so that no gateway learns from another's drafts. In each repetition plain decoding and
+`auto` take turns, in another order each time; a ratio is that of two such passes, and a cell whose interval has the
+wanted ratio in it is measured more often. Plain decoding on all cores is another target.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ GOOD, POOR, SLOW = "good", "poor", "slow"
 OFF, AUTO = "off", "auto"
 ARMS: Mapping[str, Speculation] = {OFF: Speculation(enabled=False), AUTO: Speculation(num_draft_tokens="auto")}
 DELAY_S = 0.05
+"""Seconds by which the slow draft's network delays every byte."""
 LEAST_RATIO = 0.97
-"""Median, of `auto` over plain decoding, in every cell."""
+"""Least median speed of `auto` over plain decoding, in every cell."""
 LEAST_GAIN = 1.1
-"""The same with a good draft and one answer at once: who never drafts is never slower."""
+"""Least median speed of `auto` over plain decoding with a good draft and one answer at once: a server that never
+drafts is never slower either."""
 FEW_PROMPTS = 4
 TWO_WAVES = 4
 """Answers at once up to which a pass has two for each."""
@@ -47,8 +49,10 @@ WARM_TOKENS = 32
 
 
 def num_prompts(concurrency: int) -> int:
-    """Of a pass: of few answers at once two for each, so that one that is late is not all that is seen; of many one,
-    so that the arms take turns often.
+    """Return the prompts of a pass.
+
+    A pass of few answers at once has two for each, so that one late answer is not all that is seen; one of many has one
+    for each, so that the arms take turns often.
     """
     return max(FEW_PROMPTS, 2 * concurrency if concurrency <= TWO_WAVES else concurrency)
 
@@ -58,7 +62,7 @@ class Cell:
     """Passes of one draft at one concurrency, one a repetition."""
 
     least: float
-    """Median ratio that is wanted."""
+    """Least median ratio that is wanted."""
     samples: dict[str, list[Sample]] = field(default_factory=lambda: {name: [] for name in ARMS})
 
     @property
@@ -68,7 +72,7 @@ class Cell:
 
     @property
     def is_settled(self) -> bool:
-        """The whole interval is on one side of what is wanted, whichever."""
+        """Whether the interval lies wholly above or wholly below the wanted ratio."""
         ratio = self.ratio
         return ratio.low >= self.least or ratio.high < self.least
 
@@ -81,7 +85,7 @@ class Cell:
 
 @contextlib.asynccontextmanager
 async def started(arguments: Sequence[tuple[str, Sequence[str]]]) -> AsyncIterator[list[Process]]:
-    """Processes side by side: (module, arguments) of each."""
+    """Run processes side by side, (module, arguments) of each."""
     processes: list[Process] = []
     try:
         for module, args in arguments:
@@ -121,7 +125,7 @@ async def one_pass(
 async def measure(
     address: str, prompts: Sequence[list[int]], draft: str, options: argparse.Namespace
 ) -> dict[int, Cell]:
-    """By concurrency."""
+    """Return the cells by concurrency."""
     cells = {
         concurrency: Cell(LEAST_GAIN if (draft, concurrency) == (GOOD, 1) else LEAST_RATIO)
         for concurrency in options.concurrency
@@ -143,7 +147,7 @@ async def measure(
 
 
 async def measure_all(prompts: Sequence[list[int]], options: argparse.Namespace) -> dict[str, dict[int, Cell]]:
-    """By draft and concurrency."""
+    """Return the cells by draft and concurrency."""
     first, last = (str(sorted(os.sched_getaffinity(0))[at]) for at in (0, -1))
     target = worker(widened(options.size, options.dtype), last, options)
     found: dict[str, dict[int, Cell]] = {}
@@ -165,7 +169,7 @@ async def measure_all(prompts: Sequence[list[int]], options: argparse.Namespace)
 
 
 async def measure_all_cores(prompts: Sequence[list[int]], options: argparse.Namespace) -> dict[int, float]:
-    """Tokens per second of plain decoding by concurrency."""
+    """Return the tokens per second of plain decoding by concurrency."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     target = worker(widened(options.size, options.dtype), cores, options)
     found: dict[int, float] = {}
@@ -182,7 +186,7 @@ async def measure_all_cores(prompts: Sequence[list[int]], options: argparse.Name
 
 
 def add_cells(report: Report, found: Mapping[str, Mapping[int, Cell]], all_cores: Mapping[int, float]) -> list[str]:
-    """The violations."""
+    """Add the tables and return the violations."""
     wrong = []
     for draft, cells in found.items():
         rows = []
@@ -191,9 +195,9 @@ def add_cells(report: Report, found: Mapping[str, Mapping[int, Cell]], all_cores
             ratio = cell.ratio
             row = [str(concurrency), str(len(rates[OFF])), spread(rates[OFF]), spread(rates[AUTO]), str(ratio)]
             beside = all_cores.get(concurrency)
-            told = "" if beside is None else f"{beside:.1f}"
+            plain = "" if beside is None else f"{beside:.1f}"
             over = "" if beside is None else f"{statistics.median(rates[AUTO]) / beside:.2f}"
-            rows.append([*row, f"{cell.drafted_per_round:.2f}", told, over])
+            rows.append([*row, f"{cell.drafted_per_round:.2f}", plain, over])
             if ratio.median < cell.least:
                 wrong.append(f"{draft} draft, {concurrency} at once: {ratio} of plain, at least {cell.least:g} wanted")
         columns = ["at once", "pairs", "plain, tok/s", "auto, tok/s", "auto / plain", "mean K"]

@@ -1,4 +1,4 @@
-"""Four times what can be served, for a minute: do those who are let in feel it, and what do the others get?
+"""Send four times the sustainable load for a minute: do admitted requests feel it, and what do the refused ones get?
 
     make bench-overload                            # or: python -m benchmarks.overload --help
 
@@ -26,22 +26,24 @@ from benchmarks.running import running
 PROMPT_CHARACTERS = 600
 NUM_PROMPTS = 48
 WINDOW_S = 5.0
-"""Of the baseline and of the time afterwards, whose medians are compared."""
+"""Seconds of a window of the baseline and of the time afterwards, whose medians are compared."""
 MOST_TIMES_SLOWER = 1.5
+"""Most that latency under overload may be, as a multiple of the baseline's."""
 SHARES = (0.5, 0.95, 0.99)
 """Quantiles of latency that are compared."""
 MOST_REFUSAL_S = 0.25
-"""Ninety-nine refusals in a hundred come within this: at once, as far as a client can tell."""
+"""Seconds within which ninety-nine refusals in a hundred must come: at once, as far as a client can tell."""
 MOST_RECOVERY_S = 15.0
+"""Seconds within which latency must be what it was."""
 LEAST_SERVED = 0.8
-"""Of the sustainable rate, while more is asked for."""
+"""Least share of the sustainable rate that must be served under overload."""
 MOST_GROWTH_MIB = 64.0
-"""Of a process during the overload, over the most that it held in the baseline."""
+"""MiB that a process may grow by during the overload, over the most that it held in the baseline."""
 MIB = 2**20
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """NaN of none."""
+    """Return a quantile, or NaN without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan
 
@@ -53,7 +55,7 @@ LATENCIES = {
 
 
 def add_latencies(report: Report, baseline: Sequence[Asked], overload: Sequence[Asked]) -> list[str]:
-    """The violations."""
+    """Add the table and return the violations."""
     rows, violations = [], []
     for name, latency in LATENCIES.items():
         before, during = ([latency(asked) for asked in phase if asked.whole] for phase in (baseline, overload))
@@ -115,7 +117,7 @@ def within(samples: Sequence[Held], phase: Sequence[Asked]) -> list[Held]:
 
 
 def windows(phase: Sequence[Asked]) -> list[float]:
-    """Median whole latency of each window of those sent in it, NaN where there are none, in seconds."""
+    """Return the median latency of whole answers sent in each window, in seconds; NaN where there are none."""
     from_s = phase[0].sent_s
     count = int((phase[-1].sent_s - from_s) / WINDOW_S)
     by_window: list[list[float]] = [[] for _ in range(max(1, count))]
@@ -157,7 +159,7 @@ def add_rates(report: Report, rate: float, overload: Sequence[Asked], seconds: f
 
 
 def measure(report: Report, options: argparse.Namespace) -> list[str]:
-    """The violations."""
+    """Run all phases and return the violations."""
     prompts = tuple(prompt[-PROMPT_CHARACTERS:] for prompt in dev_prompts(NUM_PROMPTS))
     gateway = {"max_running": options.max_running}
     with running({"model": str(DEMO_TARGET)}, {"model": str(DEMO_DRAFT)}, gateway) as endpoints:

@@ -1,4 +1,4 @@
-"""A pass: some prompts through a running Outrider, so many at a time, in one mode, through the SDK."""
+"""Send some prompts through a running Outrider, a number at a time, in one mode, through the SDK: a pass."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from outrider.client import AsyncClient, Round, Speculation
 
 PHASES = ("propose", "deliver", "verify", "overhead")
-"""Of a round, in the SDK's timings: the draft's work; waiting for the proposal beyond that; queue, forward and
+"""Phases of a round in the SDK's timings: the draft's work; waiting for the proposal beyond that; queue, forward and
 acceptance in the target; the rest, which is gateway and control streams."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What came of one pass."""
+    """The result of one pass."""
 
     outputs: list[list[int]]
     """Token ids in the order of the prompts."""
@@ -44,8 +44,9 @@ async def run_pass(
     cache_salt: str | None = None,
     on_round: Callable[[int, Round], None] = lambda index, item: None,
 ) -> Sample:
-    """All prompts once, as text or token ids; ends of sequence are ignored. False is plain decoding. on_round: is told
-    each round as it comes, with the index of its prompt.
+    """Answer all prompts once, as text or token ids; ends of sequence are ignored.
+
+    speculation: False is plain decoding. on_round: called with each round as it comes and the index of its prompt.
     """
     places = asyncio.Semaphore(concurrency)
     outputs: list[list[int]] = [[] for _ in prompts]
@@ -85,8 +86,10 @@ async def in_turn(
     max_tokens: int,
     repetitions: int,
 ) -> dict[str, list[list[Sample]]]:
-    """By arm and prompt, one a repetition. Each prompt is answered by every arm before the next one, in another order
-    each time, so that a drift of the machine hits all alike; each answer has a cache salt of its own.
+    """Return samples by arm and prompt, one a repetition.
+
+    Each prompt is answered by every arm before the next one, in another order each time, so that a drift of the machine
+    hits all alike; each answer has a cache salt of its own.
     """
     found: dict[str, list[list[Sample]]] = {name: [[] for _ in prompts] for name in arms}
     names = list(arms)
@@ -110,6 +113,6 @@ async def in_turn(
 
 
 def phase_shares(rounds: Sequence[Round]) -> dict[str, float]:
-    """Each phase's share of the rounds' time."""
+    """Return each phase's share of the rounds' time."""
     total = sum(item.timings.total_s for item in rounds)
     return {name: sum(getattr(item.timings, f"{name}_s") for item in rounds) / total for name in PHASES}

@@ -1,4 +1,4 @@
-"""A whole Outrider that runs while a benchmark measures it."""
+"""Run a whole Outrider while a benchmark measures it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from outrider.cli.progress import StartProgress
-from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Endpoints, Supervisor
-from outrider.cli.system import SystemConfig
+from outrider.wire.processes import StopFlag
+from outrider.wire.settings.system import SystemConfig
 
 
 @contextlib.contextmanager
@@ -21,15 +21,21 @@ def running(
     gateway: Mapping[str, Any] | None = None,
     *,
     with_ray: bool = False,
+    gateway_module: str = "gateway",
 ) -> Iterator[Endpoints]:
-    """Settings as `outrider up` has them; ports are free ones. However the block is left, every process ends.
+    """Run a system with settings as `outrider up` has them, on free ports. Every process ends with the block.
 
-    with_ray: the launcher starts the workers, as without `--no-ray`; else they are plain processes.
+    with_ray: the launcher starts the workers, as without `--no-ray`; otherwise they are plain processes.
+
+    gateway_module: run as the gateway, with its command line.
 
     Signals keep their own meaning, so that Ctrl-C ends a measurement at once.
     """
     ports = {"port": 0, "grpc_port": 0}
     ray: dict[str, Any] | None = {} if with_ray else None
     config = SystemConfig.read({"target": target, "draft": draft, "ray": ray, "gateway": {**ports, **(gateway or {})}})
-    with Supervisor(config, StopFlag()) as supervisor, StartProgress(Console(stderr=True)) as progress:
+    with (
+        Supervisor(config, StopFlag(), gateway_module=gateway_module) as supervisor,
+        StartProgress(Console(stderr=True)) as progress,
+    ):
         yield supervisor.start(progress)

@@ -1,33 +1,42 @@
-"""`python -m benchmarks.sampling`: from logits to a token, beside transformers' processors; CPU time of one thread.
+"""`python -m benchmarks.sampling`: CPU time from logits to a token on one thread, beside transformers' processors.
 
 Logits are the demo target's on a development prompt; for the larger vocabulary rows of the same shape, its quantiles
-spread over 128,256 ids; and flat ones, which have the widest nucleus. Calls of both sides take turns, and the shortest
-of many is shown, so that other processes of the machine matter little.
+spread over 128,256 ids; and flat ones, which have the widest nucleus. Calls of both take turns, and the shortest of
+many is shown, so that other processes of the machine matter little.
+
+The second tables say why the host has a law of its own beside the one in torch: what it saves of a target's step.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.generation import logits_process as hf
 
-from benchmarks.common import DEMO_TARGET, Report, dev_prompts
-from outrider.engine.acceptance import Noise, accept_block_one
-from outrider.engine.host_sampling import HostLogits
-from outrider.engine.noise import Purpose
-from outrider.engine.penalties import LogitRow, SamplingState
-from outrider.engine.row_law import RowLaw
-from outrider.engine.slot_noise import host_slot_uniforms
+from benchmarks.common import DEMO_TARGET, WORK, Report, dev_prompts, random_94m, with_interval
+from benchmarks.steps import load_ours
+from outrider.engine.sampling.acceptance import Noise, accept_block_one
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.penalties import LogitRow, SamplingState
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
-from outrider.wire.rpc import tune_malloc
+from outrider.wire.transport.rpc import tune_malloc
+from target_service.decide import decide
+from target_service.decide_on_device import decide_on_device
+from target_service.waiting import ReadyVerify
 
 NUM_ROWS = 6
 """Positions of a verify with K = 5."""
@@ -66,7 +75,7 @@ class Setting:
 
 
 def shortest_ms(calls: Sequence[Callable[[], object]], num_rounds: int) -> list[float]:
-    """CPU time of this thread for each call, the least of num_rounds; the calls take turns."""
+    """Return the CPU time of this thread for each call, the least of num_rounds; the calls take turns."""
     best = [float("inf")] * len(calls)
     for _ in range(num_rounds):
         for index, call in enumerate(calls):
@@ -77,7 +86,7 @@ def shortest_ms(calls: Sequence[Callable[[], object]], num_rounds: int) -> list[
 
 
 def transformers_call(setting: Setting) -> Callable[[], object]:
-    """`generate`'s way: the processors over the batch, softmax, multinomial. [R] ids."""
+    """Return a call in `generate`'s way: the processors over the batch, softmax, multinomial, to ids [R]."""
     p, logits = setting.params, setting.logits
     ids = torch.tensor([setting.prompt_ids + setting.output_ids] * len(logits))
     chain = hf.LogitsProcessorList()
@@ -97,7 +106,7 @@ def transformers_call(setting: Setting) -> Callable[[], object]:
 
 
 def outrider_call(setting: Setting) -> Callable[[], object]:
-    """The draft's way, with the law as it is shipped."""
+    """Return a call in the draft's way, with the law as it is sent."""
     state = setting.state()
     row = LogitRow(state)
 
@@ -111,7 +120,7 @@ def outrider_call(setting: Setting) -> Callable[[], object]:
 
 
 def verify_call(setting: Setting) -> Callable[[], object]:
-    """The target's way with K = 5 drafts that are all kept: every position is computed, and its noise."""
+    """Return a call in the target's way with K = 5 drafts, all kept: every position is computed, and its noise."""
     state, num_drafted = setting.state(), len(setting.logits) - 1
     draft_ids, laws = list[int](), list[RowLaw]()
     for j in range(num_drafted):
@@ -132,14 +141,14 @@ def verify_call(setting: Setting) -> Callable[[], object]:
 
 
 def demo_logits(num_rows: int) -> Tensor:
-    """[num_rows, 4096] float32: the demo target's, at the last positions of a development prompt."""
+    """Return the demo target's logits at the last positions of a development prompt, [num_rows, 4096] float32."""
     ids = AutoTokenizer.from_pretrained(DEMO_TARGET)(dev_prompts(1)[0], return_tensors="pt")["input_ids"]
     model = AutoModelForCausalLM.from_pretrained(DEMO_TARGET, dtype=torch.float32)
     return model(input_ids=ids, use_cache=False).logits[0, -num_rows:].float().clone()
 
 
 def logits_of(vocab_size: int, real: Tensor, generator: np.random.Generator) -> dict[str, Tensor]:
-    """By kind, [R, V] float32 each."""
+    """Return logits by kind, [R, V] float32 each."""
     flat = torch.from_numpy(generator.standard_normal((len(real), vocab_size), dtype=np.float32))
     if vocab_size == real.shape[1]:
         return {"real": real, "flat": flat}
@@ -149,7 +158,7 @@ def logits_of(vocab_size: int, real: Tensor, generator: np.random.Generator) -> 
 
 
 def measure(vocab_size: int, real: Tensor, num_rounds: int) -> dict[str, list[float]]:
-    """By what is asked and of which logits: ms a row of transformers and of Outrider, ms of a verify of 6 rows."""
+    """Return, by setting and kind of logits, ms a row of transformers and of Outrider, and ms of a verify of 6 rows."""
     generator = np.random.default_rng(0)
     prompt, output = (generator.integers(0, vocab_size, num).tolist() for num in (NUM_PROMPT, NUM_OUTPUT))
     found: dict[str, list[float]] = {}
@@ -164,9 +173,83 @@ def measure(vocab_size: int, real: Tensor, num_rounds: int) -> dict[str, list[fl
     return found
 
 
+LAWS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature 1": {},
+    "lenience 0.8": {"lenience": 0.8},
+    "top-k 50, top-p 0.9": {"top_k": 50, "top_p": 0.9},
+    "repetition penalty, top-k 50": {"repetition_penalty": 1.1, "top_k": 50},
+    "coupled": {"acceptance": AcceptanceRule.COUPLED},
+}
+SLOTS = (1, 16)
+"""Verified in one step. Twice as many take about twice as long, of the step as well."""
+
+
+def verifies(values: dict[str, Any], logits: Tensor, num_slots: int) -> tuple[list[Any], list[SamplingState], Tensor]:
+    """What a step of num_slots verifies hands to `decide`: each with drafts from laws near the target's.
+
+    logits: of one slot, [K + 1, V] float32.
+    """
+    generator = np.random.default_rng(1)
+    ready, states = list[Any](), list[SamplingState]()
+    for slot in range(num_slots):
+        params = SamplingParams(max_tokens=1000, seed=slot, **values)
+        prompt = generator.integers(0, logits.shape[1], NUM_PROMPT).tolist()
+        state, ids, laws = SamplingState(params, prompt, ()), list[int](), list[RowLaw]()
+        noise = torch.from_numpy(generator.standard_normal(logits.shape, dtype=np.float32))
+        draft = HostLogits(logits + 0.5 * noise)
+        for j in range(len(logits) - 1):
+            laws.append(draft.law(j, LogitRow(state, tuple(ids))).normalised())
+            ids.append(laws[-1].draw(float(generator.uniform(1e-9, 1.0))))
+        waiting: Any = SimpleNamespace(slot=SimpleNamespace(params=params, committed=prompt))
+        ready.append(ReadyVerify(waiting, ids, None if params.determined else laws, None))
+        states.append(state)
+    return ready, states, logits.repeat(num_slots, 1)
+
+
+def wide_target() -> Path:
+    """The demo target's shape with 128,256 ids and random weights, made once."""
+    folder = WORK / "random-wide"
+    if not (folder / "config.json").exists():
+        torch.manual_seed(0)
+        config = AutoConfig.from_pretrained(DEMO_TARGET)
+        config.vocab_size = VOCABULARIES[-1]
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(DEMO_TARGET).save_pretrained(folder)
+    return folder
+
+
+def saved_shares(folder: Path, logits: Tensor, all_slots: Sequence[int], num_rounds: int) -> list[list[str]]:
+    """By law and slots: ms of a step, of what it decides on the host and in torch, and the share of the step saved."""
+    rows = []
+    for num_slots in all_slots:
+        steps = load_ours(folder, "float32", "fused", list(range(256)), num_slots, [len(logits)])
+        forward = steps.for_shape(num_slots, len(logits))
+        for name, values in LAWS.items():
+            step = verifies(values, logits, num_slots)
+            calls: list[Callable[[], object]] = [
+                lambda step=step: decide(*step),  # type: ignore[misc]
+                lambda step=step: decide_on_device(*step),  # type: ignore[misc]
+                lambda forward=forward: forward.step(time.process_time),  # type: ignore[misc]
+            ]
+            taken = [[_seconds(call) for call in calls] for _ in range(num_rounds + 1)][1:]
+            host, batch, model = (1e3 * statistics.median(times) for times in zip(*taken, strict=True))
+            saved, low, high = with_interval([100 * (torch_s - host_s) / step_s for host_s, torch_s, step_s in taken])
+            shown = [f"{value:.2f}" for value in (model, host, batch)]
+            rows.append([name, str(num_slots), *shown, f"{saved:.0f} ({low:.0f} to {high:.0f})"])
+    return rows
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = time.process_time()
+    call()
+    return time.process_time() - started
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30, help="calls of each side; the shortest counts")
+    parser.add_argument("--step-rounds", type=int, default=10, help="calls of each side beside a step; 0 for none")
     parser.add_argument("--write", action="store_true", help="into benchmarks/results/")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -183,6 +266,17 @@ def main() -> None:
             columns = ["", "transformers, ms a row", "Outrider, ms a row", "faster", f"verify of {NUM_ROWS} rows, ms"]
             report.table(f"Vocabulary of {vocab_size:,}", columns, rows)
             report.data[str(vocab_size)] = found
+        sizes = {"the demo target": DEMO_TARGET, "94M": random_94m(2048), "the demo target, wider": wide_target()}
+        for name, folder in sizes.items() if options.step_rounds else ():
+            vocab_size = AutoConfig.from_pretrained(folder).vocab_size
+            logits = logits_of(vocab_size, real, np.random.default_rng(0))["real"]
+            columns = ["", "slots", "step, ms", "host, ms", "torch, ms", "saved, % of a step (95 %)"]
+            title = f"Verify of {NUM_ROWS} rows a slot beside a step: {name}, vocabulary of {vocab_size:,}"
+            report.table(
+                title,
+                columns,
+                saved_shares(folder, logits, SLOTS if vocab_size < VOCABULARIES[-1] else (1,), options.step_rounds),
+            )
     if options.write:
         report.write()
 

@@ -1,4 +1,4 @@
-"""A steady load for half an hour: does any process grow, does anything fail, does acceptance drift?
+"""Keep a steady load for half an hour: does any process grow, does anything fail, does acceptance drift?
 
     make soak ARGS='--minutes 30'                  # or: python -m benchmarks.soak --help
 
@@ -33,22 +33,23 @@ from benchmarks.running import running
 
 MIB = 2**20
 SAMPLES = 240
-"""Of each process over the run."""
+"""Samples of each process over the run."""
 LEAST_SAMPLES = 2
-"""For a slope."""
+"""Fewest samples that make a slope."""
 FLAT_SHARE, FLAT_MIB = 0.01, 4.0
 """A process is flat when its slope takes it no further than the larger of these over the run."""
 MOST_DRIFT = 0.02
-"""Of the acceptance rate over the run."""
+"""Most by which the acceptance rate may drift over the run."""
 MOST_TIMES_SLOWER = 1.25
 """Median latency of the last tenth of the answers, over that of the first."""
 MORE_FILES, MORE_THREADS = 4, 2
-"""Than at the beginning: connections of clients come and go, and pools of threads start one when they first need it."""
+"""Files and threads that a process may hold more than at the beginning: connections of clients come and go, and
+pools of threads start one when they first need it."""
 
 
 @dataclass(frozen=True)
 class Slope:
-    """Per hour."""
+    """A change per hour, with the ends of its interval."""
 
     middle: float
     low: float
@@ -65,7 +66,7 @@ class Slope:
 
 @dataclass
 class Acceptance:
-    """Asks the gateway what was drafted and accepted, and says the rate of each stretch between two answers."""
+    """Reads the gateway's counts of drafted and accepted tokens, and keeps the rate between each two readings."""
 
     url: str
     every_s: float
@@ -92,7 +93,7 @@ class Acceptance:
             drafted, accepted = now_drafted, now_accepted
 
     def _counts(self) -> tuple[float, float]:
-        """Over all pairs of models."""
+        """Return (drafted, accepted) tokens over all pairs of models."""
         samples = [line.rsplit(" ", 1) for line in httpx.get(f"{self.url}/metrics").text.splitlines()]
         drafted, accepted = (
             sum(float(sample[1]) for sample in samples if sample[0].partition("{")[0] == name)
@@ -102,13 +103,13 @@ class Acceptance:
 
 
 def tenths(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The first and the last tenth."""
+    """Return the first and the last tenth."""
     size = max(1, len(values) // 10)
     return values[:size], values[-size:]
 
 
 def add_footprint(report: Report, seen: dict[str, list[Held]]) -> list[str]:
-    """The violations. What Ray's own processes hold is shown and not judged."""
+    """Add the table and return the violations. Ray's own processes are shown and not judged."""
     rows, violations = [], []
     most_samples = max(len(samples) for samples in seen.values())
     for name, samples in seen.items():
@@ -130,7 +131,7 @@ def add_footprint(report: Report, seen: dict[str, list[Held]]) -> list[str]:
 
 
 def _judged(name: str, samples: Sequence[Held]) -> tuple[list[str], list[str]]:
-    """A row of the table, and the violations."""
+    """Return a row of the table, and the violations."""
     times_s = [each.at_s for each in samples]
     hours = (times_s[-1] - times_s[0]) / 3600.0
     own = [each.own_bytes / MIB for each in samples]
@@ -197,7 +198,7 @@ def add_requests(report: Report, asked: Sequence[Asked]) -> list[str]:
 
 
 def measure(report: Report, options: argparse.Namespace) -> list[str]:
-    """The violations."""
+    """Run the load and return the violations."""
     prompts = tuple(dev_prompts(48))
     gateway = {"max_running": options.max_running, "num_draft_tokens": 5}  # both workers work all the time
     pair = {"model": str(DEMO_TARGET)}, {"model": str(DEMO_DRAFT)}

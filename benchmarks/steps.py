@@ -1,4 +1,4 @@
-"""One step of a model, by transformers and by each of our paths, over the same contexts. Used by `bench-engine`."""
+"""Time one step of a model, by transformers and by each of our paths, over the same contexts. For `bench-engine`."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from outrider.engine.kv_pool import BlockTable
-from outrider.engine.loader import load_runner
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
+from outrider.wire.settings.config import TargetConfig
 
 BURST = 6
+"""Steps of each width that a contestant takes in its turn."""
 Clock = Callable[[], float]
-"""Seconds; `time.perf_counter`, or `time.thread_time` for one thread on a machine that does other things, too."""
+"""Returns seconds: `time.perf_counter`, or `time.thread_time` for one thread on a machine with other work."""
 
 
 class Steps(Protocol):
-    """Of one shape."""
+    """Steps of one shape."""
 
     name: str
 
     def step(self, clock: Clock) -> float:
-        """Seconds of one forward; the cache is then as it was."""
+        """Run one forward and return its seconds; the cache is then as it was."""
 
 
 class Contestant(Protocol):
     name: str
 
     def for_shape(self, batch: int, width: int) -> Steps:
-        """Forwards over `batch` rows of `width` tokens each, all of the same context."""
+        """Return forwards over `batch` rows of `width` tokens each, all of the same context."""
 
 
 class ReadSteps:
     """The floor: reads as many bytes as the weights have, again and again, beside the others' steps.
 
-    As many and no others, because what a processor's caches keep of them from step to step is part of what a step may
-    have. A step is the faster of a sum and a product of two halves, which reads in two places.
+    It reads no more, because a step may also gain by what a processor's caches keep of its bytes from step to step. A
+    step is the faster of a sum and a product of two halves, which reads in two places.
     """
 
     name = "floor"
@@ -63,7 +65,7 @@ class ReadSteps:
 
 
 class TransformersSteps:
-    """Its own modules over its own DynamicCache, every row of the same length: its best case, without a mask."""
+    """Runs transformers' modules over its DynamicCache in their best case: rows of one length, without a mask."""
 
     name = "transformers"
 
@@ -89,7 +91,7 @@ class TransformersSteps:
 
 
 class OurSteps:
-    """A ModelRunner; every row has blocks of its own."""
+    """Runs a ModelRunner; every row has blocks of its own."""
 
     def __init__(self, runner: ModelRunner, prompt: list[int]) -> None:
         quantization = runner.facts.quantization
@@ -119,7 +121,10 @@ class OurSteps:
 
 
 def load_transformers(folder: Path, dtype: str, prompt: list[int]) -> tuple[TransformersSteps, int]:
-    """-> it, and the bytes of weights that a step reads: all parameters, but an input embedding only once if tied."""
+    """Return transformers' steps, and the bytes of weights that a step reads.
+
+    Those are all parameters, but an input embedding only if it is tied to the head, and then once.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval().requires_grad_(False)
     num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -137,17 +142,19 @@ def load_ours(
     widths: list[int],
     quantization: str = "none",
 ) -> OurSteps:
-    """Raises ConfigError where the path cannot be had."""
+    """Return our steps on a path. Raises ConfigError where the path cannot run."""
     tokens = len(widths) * max_batch * (-(-(len(prompt) + max(widths)) // 128) * 128)  # whole blocks of any size
     runner = load_runner(
-        str(folder),
-        device="cpu",
-        dtype=dtype,
-        kv_cache_tokens=tokens,
-        max_slots=len(widths) * max_batch,
-        context_limit=None,
-        attention_path=path,
-        quantization=quantization,
+        TargetConfig(
+            model=str(folder),
+            device="cpu",
+            dtype=dtype,
+            kv_cache_tokens=tokens,
+            max_slots=len(widths) * max_batch,
+            context_limit=None,
+            attention_path=path,
+            quantization=quantization,
+        )
     )
     return OurSteps(runner, prompt)
 
@@ -155,11 +162,11 @@ def load_ours(
 def interleaved_steps(
     contestants: list[Contestant], batch: int, widths: list[int], clock: Clock, seconds: float, max_rounds: int
 ) -> dict[int, dict[str, list[float]]]:
-    """Seconds of a step in each round, by width and name: the i-th values are of the same moment, so that their ratios
-    say more than their differences.
+    """Return the seconds of a step in each round, by width and name.
 
-    In a round everyone's turn comes once: BURST steps of each width, alternately, of which the first are left out,
-    since the one before has other weights in the caches and threads that still look for work. The median counts.
+    The i-th values are of the same moment, so that their ratios say more than their differences. In a round every
+    contestant's turn comes once: BURST steps of each width, alternately, of which the first are left out, since the one
+    before has other weights in the caches and threads that still look for work. The median counts.
     """
     shapes = [(each.name, {width: each.for_shape(batch, width) for width in widths}) for each in contestants]
     taken: dict[int, dict[str, list[float]]] = {width: {each.name: [] for each in contestants} for width in widths}
@@ -175,5 +182,5 @@ def interleaved_steps(
 
 
 def median_ratio(over: list[float], under: list[float]) -> float:
-    """Of the times of the same round."""
+    """Return the median ratio of the times of the same round."""
     return statistics.median(mine / theirs for mine, theirs in zip(over, under, strict=True))

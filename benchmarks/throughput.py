@@ -2,7 +2,7 @@
 
     make bench-throughput                             # or: python -m benchmarks.throughput --help
 
-One running system as `outrider up` places it, the widened demo target; arms take turns within each repetition.
+Measures one running system as `outrider up` places it, the widened demo target; arms take turns within each repetition.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def resident_bytes(pid: int) -> int:
 async def rates(
     address: str, options: argparse.Namespace, prompts: list[list[int]]
 ) -> dict[int, dict[str, list[Sample]]]:
-    """By concurrency and arm."""
+    """Return samples by concurrency and arm."""
     found: dict[int, dict[str, list[Sample]]] = {}
     async with AsyncClient(address) as client:
         await run_pass(client, prompts[:2], concurrency=2, temperature=0.0, max_tokens=16, speculation=True)
@@ -88,7 +88,7 @@ def add_rates(report: Report, found: dict[int, dict[str, list[Sample]]]) -> None
 
 
 def add_memory(report: Report, endpoints: Endpoints, mean_tokens: float, before: dict[str, int]) -> None:
-    """KV by what the worker says a token takes; resident memory before the first request and now."""
+    """Add KV by the bytes a token that the worker reports, and resident memory before the first request and now."""
     rows = []
     for role, stub in (("target", target_pb2_grpc.TargetServiceStub), ("draft", draft_pb2_grpc.DraftServiceStub)):
         info = worker_info(endpoints.first(role).address, stub)
@@ -109,7 +109,7 @@ def add_memory(report: Report, endpoints: Endpoints, mean_tokens: float, before:
 
 
 async def ask(address: str, num_prompt: int, num_answer: int) -> str:
-    """What came of one request of that length."""
+    """Return the outcome of one request of that length, in words."""
     prompt = [1 + index % 4000 for index in range(num_prompt)]
     async with AsyncClient(address, retries=0) as client:
         try:
@@ -122,7 +122,7 @@ async def ask(address: str, num_prompt: int, num_answer: int) -> str:
 
 
 def add_longest(report: Report, options: argparse.Namespace) -> None:
-    """A request that fills the KV cache to the last token, and one that is a token too long."""
+    """Try a request that fills the KV cache to the last token, and one that is a token too long."""
     model, num_answer = random_94m(4 * options.longest), 16
     target = {"model": str(model), "kv_cache_tokens": options.longest, "dtype": "float32"}
     with running(target, None, {"max_running": 4}) as endpoints:

@@ -1,7 +1,7 @@
-"""What tracing costs a round: `python -m benchmarks.trace_cost`. Microseconds of processor time, per round.
+"""`python -m benchmarks.trace_cost`: what tracing costs a round, in microseconds of processor time.
 
-At the gateway and in both workers together; where tracing is off, workers call nothing. Spans are encoded and sent by
-a thread of OpenTelemetry's, whose time to encode the workers' spans of a round is listed, too.
+Measures the gateway and both workers together; where tracing is off, workers call nothing. A thread of OpenTelemetry's
+encodes and sends spans; its time to encode the workers' spans of a round is listed, too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from gateway.request_record import RequestRecords, Round, tell_round
-from outrider.engine.slot_spans import SlotSpans
+from gateway.telemetry.request_record import RequestRecords, RoundRecord, note_round_end
+from outrider.engine.worker.worker_service import SlotSpans
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
@@ -30,7 +30,7 @@ LATER = {
     "OTEL_BSP_MAX_QUEUE_SIZE": "1000000",
     "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "1000000",
 }
-"""Nothing is dropped, and nothing encoded or sent while it is timed how long making takes."""
+"""Settings under which nothing is dropped, and nothing encoded or sent while the making of spans is timed."""
 SAMPLED = TraceParent(1, 2, True)
 NOT_SAMPLED = TraceParent(1, 2, False)
 VERDICT = tpb.Verdict(
@@ -50,7 +50,7 @@ PROPOSED = dpb.DraftReply(propose=dpb.ProposeReply(draft_ids=[1] * 5, queue_us=3
 
 
 def best_us(work: Callable[[], object]) -> float:
-    """Per call, of the fastest of several runs."""
+    """Return the microseconds of a call in the fastest of several runs."""
     times = []
     for _ in range(REPEATS):
         started = time.thread_time()
@@ -61,17 +61,17 @@ def best_us(work: Callable[[], object]) -> float:
 
 
 def gateway_round() -> None:
-    told = Round(9, time.monotonic(), "target", 5, "draft")
-    told.verdict = VERDICT
-    tell_round(told)
+    record = RoundRecord(9, time.monotonic(), "target", 5, "draft")
+    record.verdict = VERDICT
+    note_round_end(record)
 
 
 def worker_round(slots: SlotSpans) -> None:
-    """Of the draft and the target."""
+    """Make the spans of the draft and the target."""
     for request, reply in ((PROPOSE, PROPOSED), (VERIFY, VERDICT_REPLY)):
-        told = slots.asked(1, request)
-        if told is not None:
-            told(reply)
+        answer = slots.asked(1, request)
+        if answer is not None:
+            answer(reply)
 
 
 def slots_of(spans: Spans, traceparent: str) -> SlotSpans:

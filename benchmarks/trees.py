@@ -1,4 +1,4 @@
-"""Trees of drafts against chains: tokens per target pass and speed, on held-out text.
+"""Compare trees of drafts with chains: tokens per target pass and speed, on held-out text.
 
     make bench-trees                                  # or: python -m benchmarks.trees --help
 
@@ -38,7 +38,7 @@ class Arm:
     speculation: Speculation
     tree: TreeShape | None = None
     k: int = 0
-    """Of a chain."""
+    """Draft tokens of a chain."""
     by_prompt: list[list[Sample]] = field(default_factory=list)
 
     @property
@@ -47,7 +47,7 @@ class Arm:
 
     @property
     def num_drafted(self) -> float:
-        """Tokens that a round had verified."""
+        """Mean tokens that a round had verified."""
         rounds = [item for each in self.by_prompt for sample in each for item in sample.rounds]
         return statistics.fmean(item.num_drafted for item in rounds)
 
@@ -56,7 +56,7 @@ class Arm:
         return statistics.median(sample.tokens_per_s for each in self.by_prompt for sample in each)
 
     def over(self, other: Arm, value: Callable[[Sample], float]) -> str:
-        """Mean ratio of the answers, and the interval of 95 % from a bootstrap that draws whole prompts."""
+        """Return the mean ratio of the answers, and the interval of 95 % from a bootstrap that draws whole prompts."""
         pairs = zip(self.by_prompt, other.by_prompt, strict=True)
         ratios = np.array([[value(a) / value(b) for a, b in zip(*pair, strict=True)] for pair in pairs]).mean(axis=1)
         rng = np.random.default_rng(0)
@@ -74,15 +74,15 @@ def _speed(sample: Sample) -> float:
 
 
 def arms_of(trees: Sequence[TreeShape], rules: Sequence[AcceptanceRule | None]) -> list[Arm]:
-    """rules: None for the only one there is at temperature 0."""
+    """Return all arms. rules: None for the only one there is at temperature 0."""
     lengths = sorted({n for tree in trees for n in (tree.depth, tree.most_nodes)})
     arms = [Arm(PLAIN, Speculation(enabled=False))]
     for rule in rules:
-        told = "" if rule is None else f", {rule.value}"
+        suffix = "" if rule is None else f", {rule.value}"
         for tree in trees:
-            arms.append(Arm(f"tree {tree}{told}", Speculation(tree=str(tree), acceptance=rule), tree=tree))
+            arms.append(Arm(f"tree {tree}{suffix}", Speculation(tree=str(tree), acceptance=rule), tree=tree))
         for k in lengths:
-            arms.append(Arm(f"chain of {k}{told}", Speculation(num_draft_tokens=k, acceptance=rule), k=k))
+            arms.append(Arm(f"chain of {k}{suffix}", Speculation(num_draft_tokens=k, acceptance=rule), k=k))
     return arms
 
 
@@ -150,7 +150,7 @@ def main() -> None:
     prompts = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in dev_prompts(options.prompts)]
     common: Mapping[str, object] = {"dtype": options.dtype, "prefix_caching": False}
     target, draft = {"model": str(widened(options.size)), **common}, {"model": str(DEMO_DRAFT), **common}
-    with running(target, draft, {"wait_budget_min_ms": 1000.0}) as endpoints:
+    with running(target, draft) as endpoints:
         for temperature in options.temperatures:
             rules = (None,) if temperature == 0 else tuple(AcceptanceRule)
             arms = arms_of(options.trees, rules)

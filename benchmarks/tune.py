@@ -1,4 +1,4 @@
-"""Does `outrider tune` foresee what it then measures, and recommend the fastest? The demo pair, its target widened.
+"""Check that `outrider tune` foresees its own measurements and recommends the fastest, on the demo pair widened.
 
     make bench-tune                                   # or: python -m benchmarks.tune --help
 
@@ -20,15 +20,15 @@ from typing import Any
 from benchmarks.common import DEMO_DRAFT, RESULTS, Report, widened
 
 FAR_OFF = 0.15
-"""Of the expected speed over plain decoding."""
+"""Most that a measured speed may differ, as a share of the expected speed over plain decoding."""
 NEAR = 0.95
-"""Of the fastest speed."""
+"""Least speed of the recommendation, as a share of the fastest."""
 Study = Mapping[str, Any]
-"""What `outrider tune --json` tells of a temperature."""
+"""Results of one temperature in `outrider tune --json`."""
 
 
 def tuned(arguments: Sequence[str]) -> Mapping[str, Any]:
-    """What the command prints. Ends this process where it fails: its words are on stderr."""
+    """Return what the command prints. Ends this process where it fails: its message is on stderr."""
     command = [str(Path(sys.executable).with_name("outrider")), "tune", "--json", *arguments]
     made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if made.returncode:
@@ -38,7 +38,7 @@ def tuned(arguments: Sequence[str]) -> Mapping[str, Any]:
 
 
 def speedups(study: Study) -> dict[str, float]:
-    """Over plain decoding in the same repeat, of every setting that was measured."""
+    """Return the speeds over plain decoding in the same repeat, of every setting that was measured."""
     chains = {f"K = {point['k']}, every K": point["speedup"]["median"] for point in study["speeds"]}
     return chains | {each["name"]: each["speedup"]["median"] for each in study["alternatives"]}
 
@@ -93,7 +93,7 @@ def add_study(report: Report, study: Study) -> None:
 
 
 def shown(speedup: Mapping[str, float]) -> str:
-    """Median, and the range over repeats."""
+    """Return the median, and the range over repeats."""
     return f"{speedup['median']:.2f} ({speedup['low']:.2f}-{speedup['high']:.2f})"
 
 

@@ -31,12 +31,12 @@ CHECKED_TOKENS = (2, 64)  # batch, length
 
 
 class WideningError(ValueError):
-    """A size or a model that cannot be widened; the message names it."""
+    """Raised for a size or a model that cannot be widened; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of the widened model."""
+    """Sizes of the widened model."""
 
     hidden: int
     """Width of the residual stream; a multiple of `heads`."""
@@ -51,7 +51,7 @@ class Sizes:
 
 
 def widen(model: LlamaForCausalLM, sizes: Sizes) -> LlamaForCausalLM:
-    """A larger model in the same dtype and on the same device whose logits equal those of `model` up to rounding.
+    """Return a larger model, same dtype and device, whose logits equal those of `model` up to rounding.
 
     Raises WideningError when `model` is not a Llama without biases, or a size is smaller than the model's own.
     """
@@ -72,7 +72,7 @@ def widen(model: LlamaForCausalLM, sizes: Sizes) -> LlamaForCausalLM:
 
 
 def check(model: torch.nn.Module, sizes: Sizes) -> None:
-    """Raises WideningError naming the first thing that stands in the way."""
+    """Raise WideningError naming the first thing that stands in the way."""
     if not isinstance(model, LlamaForCausalLM):
         raise WideningError(f"the model is a {type(model).__name__}; only LlamaForCausalLM can be widened")
     config = model.config
@@ -97,7 +97,7 @@ def check(model: torch.nn.Module, sizes: Sizes) -> None:
 
 
 def wide_config(config: LlamaConfig, sizes: Sizes) -> LlamaConfig:
-    """A copy with the new sizes; the head size, and with it the rotary embedding, stays."""
+    """Return a copy with the new sizes; the head size, and with it the rotary embedding, stays."""
     wide = copy.deepcopy(config)
     wide.head_dim = head_dim(config)
     wide.hidden_size, wide.intermediate_size = sizes.hidden, sizes.intermediate
@@ -112,7 +112,7 @@ def head_dim(config: LlamaConfig) -> int:
 
 
 def _query_rows(config: LlamaConfig, sizes: Sizes) -> torch.Tensor:
-    """Where the old query heads' rows go, so that each keeps its key and value head: [old heads * head_dim] int64."""
+    """Return the new rows [old heads * head_dim] int64 of the old query heads: each keeps its key and value head."""
     old_group = config.num_attention_heads // config.num_key_value_heads
     group = sizes.heads // sizes.kv_heads
     old = torch.arange(config.num_attention_heads)
@@ -140,7 +140,7 @@ def _into_corner(new: torch.Tensor, old: torch.Tensor) -> None:
 
 
 def _zero_but(new: torch.Tensor, old: torch.Tensor) -> None:
-    """Zeros, with `old` in the corner: [V, D] from [V, d]."""
+    """Fill with zeros, with `old` in the corner: [V, D] from [V, d]."""
     new.zero_()
     _into_corner(new, old)
 
@@ -153,7 +153,7 @@ def _widen_norm(new: LlamaRMSNorm, old: LlamaRMSNorm) -> None:
 
 @torch.inference_mode()
 def largest_difference(model: LlamaForCausalLM, other: LlamaForCausalLM) -> float:
-    """Largest difference of logits on random tokens, in nats before normalisation."""
+    """Return the largest difference of logits on random tokens, in nats before normalisation."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, model.config.vocab_size, CHECKED_TOKENS, generator=generator).to(model.device)
     return (model(ids).logits - other(ids).logits).abs().max().item()
@@ -162,7 +162,7 @@ def largest_difference(model: LlamaForCausalLM, other: LlamaForCausalLM) -> floa
 def widen_folder(source: Path, destination: Path, sizes: Sizes, dtype: torch.dtype = torch.float32) -> str:
     """Widen the checkpoint in `source` into `destination`, tokenizer and chat template included.
 
-    The check runs in float32; `dtype` is what is saved. Returns one line that says what came of it. Raises
+    The check runs in float32; `dtype` is what is saved. Returns one line that describes the result. Raises
     WideningError when `source` holds no Llama, or when the logits do not come out equal.
     """
     if not (source / "config.json").is_file():

@@ -1,9 +1,17 @@
-"""The Ray actor that is a worker: the same `start_worker` as `python -m target_service`, in a process Ray restarts."""
+"""The Ray actor that is a worker: the same `start_worker` as `python -m target_service`, in a process Ray restarts.
+
+Cores of the machine that a worker runs on, taken by the worker itself: so it finds others' after a restart too.
+
+A core is taken by locking a file, so it is free as soon as its holder's process has ended, however that was.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -11,13 +19,55 @@ from pathlib import Path
 from typing import Any
 
 from deploy import node_drain
-from deploy.core_seats import is_limited, take_cores
 from deploy.placement import Placement
-from outrider.cli.cores import format_cores
-from outrider.wire.address import join_host_port
-from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import configure_logging, get_logger
+from outrider.wire.settings.config import DraftConfig, TargetConfig, WorkerConfig
+from outrider.wire.settings.cores import format_cores
+from outrider.wire.transport.address import join_host_port
+from outrider.wire.worker_main import memory_taken
+
+_LEVELS = 256
+_QUOTA_FILES = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
+
+
+def is_limited() -> bool:
+    """Whether a quota of CPU time is set, as for containers: their cores are shared with others that cannot be seen."""
+    for path in _QUOTA_FILES:
+        with contextlib.suppress(OSError):
+            return path.read_text().split()[0] not in ("max", "-1")
+    return False
+
+
+def take_cores(count: int, folder: Path | None = None, offered: frozenset[int] | None = None) -> frozenset[int]:
+    """The `count` least occupied of the offered cores, kept until this process ends; all of them where they are fewer.
+
+    `folder`: where the workers of a machine meet; None = the user's own in the system's folder for such. `offered`:
+    None = those that this process may run on.
+    """
+    folder = folder or Path(tempfile.gettempdir()) / f"outrider-cores-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cores = sorted(os.sched_getaffinity(0) if offered is None else offered)
+    taken: set[int] = set()
+    for level in range(_LEVELS):
+        for core in cores:
+            if len(taken) >= min(count, len(cores)):
+                return frozenset(taken)
+            if core not in taken and _sit(folder / f"{core}.{level}"):
+                taken.add(core)
+    return frozenset(cores)  # nobody has that many workers
+
+
+def _sit(path: Path) -> bool:
+    """Whether the lock was free. Its file stays open, and with it the lock, for the life of the process."""
+    lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return False
+    return True
+
 
 log = get_logger(__name__)
 
@@ -26,7 +76,7 @@ _ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class ActorSpec:
     """What a worker is to be. The same for all its lives."""
 
     member: str
@@ -36,6 +86,8 @@ class Spec:
     """Fields of TargetConfig or DraftConfig; without `host` it listens on its machine's own address."""
     placement: Placement
     """Also what Ray reserved for it, and where: a worker that was placed otherwise is another one."""
+    ranks_folder: str | None = None
+    """Where the other ranks of a split target meet it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +101,8 @@ class Started:
     metrics_address: str | None
     node: str
     """Address of its machine."""
+    memory: str = ""
+    """What it takes, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +115,7 @@ class Refused:
 class WorkerActor:
     """Holds one worker. All is done in `__init__`: after a restart Ray runs nothing else."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: ActorSpec) -> None:
         """Nothing here may import torch before the worker pins."""
         if spec.placement.visible_devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = spec.placement.visible_devices
@@ -69,7 +123,7 @@ class WorkerActor:
         try:
             node = _node_address()
             config = _config(spec.role, _settings_here(spec, node))
-            self._handle = _start(config)
+            self._handle = _start(config, spec.ranks_folder)
             self._outcome: Started | Refused = _facts(self._handle, node)
         except Exception as error:
             log.exception("the %s worker did not start", spec.role)
@@ -88,7 +142,7 @@ class WorkerActor:
         """Answers once `__init__` is through."""
         return self._outcome
 
-    def spec(self) -> Spec:
+    def spec(self) -> ActorSpec:
         """For a launcher that finds it: is it what the launcher would start?"""
         return self._spec
 
@@ -147,7 +201,7 @@ class FollowerActor:
         _exit_for_restart()
 
 
-def _settings_here(spec: Spec, node: str) -> dict[str, Any]:
+def _settings_here(spec: ActorSpec, node: str) -> dict[str, Any]:
     """What depends on the machine it runs on, which another life may not."""
     settings = {"host": node, **spec.settings}
     if settings.get("cpu_cores") is None:
@@ -160,18 +214,19 @@ def _cores_here(num_cores: int | None) -> str | None:
     return None if num_cores is None or is_limited() else format_cores(take_cores(num_cores))
 
 
-def _config(role: str, settings: dict[str, Any]) -> TargetConfig | DraftConfig:
+def _config(role: str, settings: dict[str, Any]) -> WorkerConfig:
     return TargetConfig(**settings) if role == "target" else DraftConfig(**settings)
 
 
-def _start(config: TargetConfig | DraftConfig) -> Any:
+def _start(config: WorkerConfig, ranks_folder: str | None) -> Any:
     if isinstance(config, TargetConfig):
         from target_service.worker import start_worker as start_target
 
         configure_logging(config.log_level, "target", config.log_format)
-        return start_target(config)
+        return start_target(config, ranks_folder)
     from draft_service.worker import start_worker as start_draft
 
+    assert isinstance(config, DraftConfig)
     configure_logging(config.log_level, "draft", config.log_format)
     return start_draft(config)
 
@@ -179,7 +234,7 @@ def _start(config: TargetConfig | DraftConfig) -> Any:
 def _facts(handle: Any, node: str) -> Started:
     info = handle.info()
     metrics = _reachable(info.metrics_address, node) if info.metrics_address else None
-    return Started(_reachable(handle.address, node), info.pid, info.epoch, metrics, node)
+    return Started(_reachable(handle.address, node), info.pid, info.epoch, metrics, node, memory_taken(info))
 
 
 def _reachable(address: str, node: str) -> str:

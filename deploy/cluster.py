@@ -12,12 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from deploy.placement import Node
+from deploy.placement import ClusterNode
 from deploy.ray_workers import NAMESPACE
-from outrider.cli.processes import become_subreaper, end_descendants
-from outrider.cli.stopping import StopRequested
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.processes import StopRequested, become_subreaper, end_descendants
 
 log = get_logger(__name__)
 
@@ -69,11 +68,11 @@ class Cluster:
         """Of the session that we started: logs and sockets. Whoever outlives us may remove it."""
         return self._folder
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         """What each living machine has in all."""
         return [_node(node["Resources"], node["Labels"]) for node in _living()]
 
-    def free(self) -> list[Node]:
+    def free(self) -> list[ClusterNode]:
         """What is free now, by machine."""
         from ray._private.state import available_resources_per_node
 
@@ -149,8 +148,8 @@ def _living() -> list[dict[str, Any]]:
     return [node for node in _ray().nodes() if node["Alive"]]
 
 
-def _node(resources: dict[str, float], labels: dict[str, str]) -> Node:
-    return Node(resources.get("CPU", 0.0), resources.get("GPU", 0.0), labels)
+def _node(resources: dict[str, float], labels: dict[str, str]) -> ClusterNode:
+    return ClusterNode(resources.get("CPU", 0.0), resources.get("GPU", 0.0), labels)
 
 
 def _ray() -> Any:

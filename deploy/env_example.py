@@ -7,7 +7,7 @@ import textwrap
 
 from pydantic_core import PydanticUndefined
 
-from outrider.wire.config import DraftConfig, GatewayConfig, TargetConfig
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
 
 _HEAD = """\
 # Settings of `docker compose`: copy this file to .env and take the # from what you change. .env holds no secret: keys
@@ -74,7 +74,6 @@ _PARTS: dict[str, tuple[str, type[GatewayConfig] | type[DraftConfig] | type[Targ
             "draft",
             "target_for_draft",
             "model_name",
-            "start_timeout_s",
         ),
     ),
     "target": ("Of every target pool; what cluster.yaml says wins.", TargetConfig, ("model", "host", "port")),

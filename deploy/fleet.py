@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from deploy.actors import Refused, Started
-from deploy.loads import Loads
-from deploy.member import DRAINING, ROLES, SERVING, STARTING, Member, Worker, trouble_of
+from deploy.member import DRAINING, ROLES, SERVING, STARTING, PoolMember, Replica, trouble_of
 from deploy.ray_workers import Lost
 from deploy.sightings import Seen
-from deploy.sizes import Census, Sizes
+from deploy.sizes import Census, Loads, Sizes
 from deploy.sparing import Sparing
-from outrider.cli.pools import MAX_COUNT, Pool, Role
-from outrider.cli.system import ScalingConfig
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import get_logger
+from outrider.wire.settings.pools import MAX_COUNT, Pool, Role
+from outrider.wire.settings.system import ScalingConfig
 
 log = get_logger(__name__)
 
@@ -31,6 +30,9 @@ _LOST_AFTER_S = 5.0
 """A worker that answers nothing for this long is not to be used; one that refuses the connection twice, at once. Also
 how long ago one that can be seen may have answered."""
 HUNG_AFTER_S = 30.0
+"""How long a worker may hang before its process is ended, so that another is started."""
+DRAIN_LIMIT_S = 300.0
+"""How long running answers may hold on to a worker that its pool gives up."""
 """A worker that answers nothing, or whose engine hangs, for this long is ended, so that Ray starts another."""
 _ASK_AGAIN_S = 1.0
 _MOST_ENDS = 3
@@ -48,8 +50,8 @@ _STOP_TIMEOUT_S = 5.0
 class Workers(Protocol):
     """`ray_workers.RayWorkers`."""
 
-    def create(self, pool: Pool, member: str) -> Worker: ...
-    def adopt(self, pools: Iterable[Pool]) -> Mapping[str, tuple[Pool, Worker]]: ...
+    def create(self, pool: Pool, member: str) -> Replica: ...
+    def adopt(self, pools: Iterable[Pool]) -> Mapping[str, tuple[Pool, Replica]]: ...
 
 
 class Eyes(Protocol):
@@ -67,32 +69,25 @@ class Fleet:
         self,
         pools: Iterable[Pool],
         scaling: ScalingConfig,
-        drain_limit_s: float,
         workers: Workers,
         eyes: Eyes,
         report: Callable[[str, str, str], None],
         room: Callable[[Pool], str | None] = lambda pool: None,
         clock: Callable[[], float] = time.monotonic,
-        hung_after_s: float = HUNG_AFTER_S,
     ) -> None:
-        """report(part, state, detail): what users are told. room(pool): why another worker cannot be placed.
-
-        hung_after_s: how long a worker may hang before it is ended.
-        """
+        """report(part, state, detail): what users are told. room(pool): why another worker cannot be placed."""
         self._pools = {pool.name: pool for pool in pools}
         self._workers = workers
         self._eyes = eyes
         self._report = report
         self._clock = clock
-        self._drain_limit_s = drain_limit_s
-        self._hung_after_s = hung_after_s
-        self._sparing = Sparing(_LOST_AFTER_S, min(_LOST_AFTER_S, hung_after_s))
+        self._sparing = Sparing(_LOST_AFTER_S, min(_LOST_AFTER_S, HUNG_AFTER_S))
         self._notice_s = NOTICE_S
         self._is_ending = False
         self._loads = Loads()
         self._sizes = Sizes(self._pools, scaling, self._loads, self._census, room, report)
-        self._members: dict[str, Member] = {}
-        self._ending: list[Member] = []
+        self._members: dict[str, PoolMember] = {}
+        self._ending: list[PoolMember] = []
         self._not_before_s: dict[str, float] = {}
         self._counted_at_s = 0.0
         self._published = registry_pb2.Membership(epoch=secrets.randbits(64) | 1)
@@ -101,13 +96,13 @@ class Fleet:
         self._is_told = False
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[PoolMember]:
         return list(self._members.values())
 
     def start(self) -> None:
         """Ask for every worker; those that run already are taken over, also beyond the count where they may be."""
         for name, (pool, worker) in self._workers.adopt(self._pools.values()).items():
-            self._members[name] = Member(name, pool, worker, was_there=True, may_be_used=True)
+            self._members[name] = PoolMember(name, pool, worker, was_there=True, may_be_used=True)
         for pool in self._pools.values():
             found = sum(member.pool is pool for member in self._members.values())
             self._sizes.wanted[pool.name] = max(pool.count, min(found, pool.max))
@@ -178,7 +173,7 @@ class Fleet:
             self._see(seen)
         self._sparing.spare(self.members, {name for report in reports for name in report.heard}, now_s)
 
-    def _hear(self, member: Member, now_s: float) -> None:
+    def _hear(self, member: PoolMember, now_s: float) -> None:
         """What its actor says of its present life."""
         answer = member.worker.answer()
         if isinstance(answer, Lost) or (isinstance(answer, Started) and answer.epoch != member.epoch and member.epoch):
@@ -209,11 +204,11 @@ class Fleet:
                     "its last lines are in the log. Does its model fit into the memory of its machine?"
                 )
 
-    def _is_first(self, member: Member) -> bool:
+    def _is_first(self, member: PoolMember) -> bool:
         """Whether its failure is that of the system's start."""
         return not (self._has_started or self._is_ending or member.has_served)
 
-    def _not_started(self, member: Member, error: OutriderError, now_s: float) -> None:
+    def _not_started(self, member: PoolMember, error: OutriderError, now_s: float) -> None:
         """At first the system does not start; later the pool tries another, after a pause."""
         if self._is_first(member):
             raise error
@@ -248,7 +243,7 @@ class Fleet:
             member.state, member.has_served = SERVING, True
             self._report(member.name, "ready", member.started.address)
 
-    def _fail(self, member: Member, seen: Seen, trouble: str) -> None:
+    def _fail(self, member: PoolMember, seen: Seen, trouble: str) -> None:
         member.num_failures += 1
         member.failing_since_s = member.failing_since_s or seen.at_s
         member.hanging_since_s = None if seen.refusal is not None else member.hanging_since_s or seen.at_s
@@ -256,7 +251,7 @@ class Fleet:
         if seen.at_s - member.failing_since_s >= _LOST_AFTER_S or (is_refused and member.num_failures > 1):
             self._lose(member, trouble)
 
-    def _lose(self, member: Member, why: str) -> None:
+    def _lose(self, member: PoolMember, why: str) -> None:
         """It is not to be used until it has said where it is, and answered there."""
         if member.state == SERVING:
             log.warning("%s at %s is lost: %s", member.name, member.started and member.started.address, why)
@@ -267,34 +262,34 @@ class Fleet:
         member.is_watched, member.num_failures = False, 0
         member.worker.ask()
 
-    def _follow(self, member: Member, now_s: float) -> None:
+    def _follow(self, member: PoolMember, now_s: float) -> None:
         if member.ask_at_s is not None and now_s >= member.ask_at_s:
             member.ask_at_s = None
             member.worker.ask()
         if member.state == DRAINING:
             is_unused = self._is_unused(member, now_s)
-            if is_unused or now_s - member.draining_since_s >= self._drain_limit_s:
+            if is_unused or now_s - member.draining_since_s >= DRAIN_LIMIT_S:
                 self._report(member.name, "ended", "it has drained" if is_unused else "its answers took too long")
                 self._begin_end(member)
-        elif member.hangs(now_s, self._hung_after_s):
-            log.warning("%s has hung for %.0f s: its process is ended", member.name, self._hung_after_s)
+        elif member.hangs(now_s, HUNG_AFTER_S):
+            log.warning("%s has hung for %.0f s: its process is ended", member.name, HUNG_AFTER_S)
             member.failing_since_s = member.hanging_since_s = None
             member.worker.restart()
 
-    def _is_unused(self, member: Member, now_s: float) -> bool:
+    def _is_unused(self, member: PoolMember, now_s: float) -> bool:
         """Of one that drains, by what was seen once no gateway opens slots there. One that hangs serves nobody."""
-        if not member.may_be_used or member.hangs(now_s, self._hung_after_s):
+        if not member.may_be_used or member.hangs(now_s, HUNG_AFTER_S):
             return True
         return member.is_idle_since(member.draining_since_s + self._notice_s)
 
-    def _drain(self, member: Member) -> None:
+    def _drain(self, member: PoolMember) -> None:
         if not member.may_be_used:
             self._begin_end(member)
         elif member.state != DRAINING:
             member.state, member.draining_since_s = DRAINING, self._clock()
             self._report(member.name, "draining", member.started.address if member.started else "")
 
-    def _begin_end(self, member: Member) -> None:
+    def _begin_end(self, member: PoolMember) -> None:
         del self._members[member.name]
         self._eyes.forget(member.name)
         self._loads.forget(member.name)
@@ -323,7 +318,7 @@ class Fleet:
             for member in sorted(active, key=lambda member: member.usefulness)[: max(0, -missing)]:
                 self._drain(member)
 
-    def _take_back(self, member: Member) -> None:
+    def _take_back(self, member: PoolMember) -> None:
         """It takes requests again, once it is seen: its actor was told nothing."""
         member.state = SERVING if member.is_well else STARTING
         if member.is_well and member.started is not None:
@@ -334,7 +329,7 @@ class Fleet:
         name = next(name for index in range(2 * MAX_COUNT) if (name := pool.member(index)) not in taken)
         self._report(name, "loading", pool.worker.model)
         try:
-            self._members[name] = Member(name, pool, self._workers.create(pool, name))
+            self._members[name] = PoolMember(name, pool, self._workers.create(pool, name))
         except Unavailable as error:
             if not self._has_started:
                 raise
@@ -364,7 +359,7 @@ class Fleet:
     def _all_pools(self) -> list[Pool]:
         return list(self._pools.values())
 
-    def _of(self, pool: Pool) -> list[Member]:
+    def _of(self, pool: Pool) -> list[PoolMember]:
         return [member for member in self._members.values() if member.pool is pool]
 
     def _census(self, pool: Pool) -> Census:

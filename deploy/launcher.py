@@ -27,16 +27,17 @@ from deploy.placement import Placement, check_fits, place
 from deploy.ray_workers import RayWorkers
 from deploy.registry import Registry, reachable
 from deploy.sightings import Sightings
-from outrider.cli.merging import serve_metrics
-from outrider.cli.pools import Pool
-from outrider.cli.stopping import StopFlag, StopRequested
-from outrider.cli.system import RayConfig, SystemConfig, read_yaml
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger, tell_end
 from outrider.wire.model_id import local_folder
-from outrider.wire.roles import Role
-from outrider.wire.tls import CertificateFolder
+from outrider.wire.processes import StopFlag, StopRequested
+from outrider.wire.settings import system
+from outrider.wire.settings.merging import serve_metrics
+from outrider.wire.settings.pools import Pool
+from outrider.wire.settings.system import RayConfig, SystemConfig, read_yaml
+from outrider.wire.transport.roles import Role
+from outrider.wire.transport.tls import CertificateFolder
 
 log = get_logger(__name__)
 
@@ -101,12 +102,10 @@ class Launcher:
         fleet = self._fleet = Fleet(
             self._config.pools,
             self._config.scaling,
-            self._ray_config.drain_limit_s,
             workers,
             eyes,
             self.progress,
             lambda pool: self._why_no_room(pool, placements[pool.name], cluster),
-            hung_after_s=self._ray_config.hung_after_s,
         )
         try:
             self._start(fleet, cluster, address)
@@ -122,7 +121,7 @@ class Launcher:
 
     def _place(self, cluster: Cluster) -> dict[str, Placement]:
         """Waits for machines of a cluster that others make: they may be about to join."""
-        give_up = time.monotonic() + (0.0 if cluster.is_ours else self._ray_config.node_timeout_s)
+        give_up = time.monotonic() + (0.0 if cluster.is_ours else system.NODE_TIMEOUT_S)
         told = ""
         while True:
             self._stop_flag.check()
@@ -157,7 +156,7 @@ class Launcher:
 
     def _start(self, fleet: Fleet, cluster: Cluster, address: str) -> None:
         fleet.start()
-        give_up = time.monotonic() + self._ray_config.start_timeout_s
+        give_up = time.monotonic() + system.START_TIMEOUT_S
         while not fleet.is_ready():
             self._stop_flag.check()
             if time.monotonic() > give_up:
@@ -197,6 +196,7 @@ class Launcher:
                 "metrics": member.started.metrics_address,
                 "pid": member.started.pid,
                 "node": member.started.node,
+                "memory": member.started.memory,
             }
             for member in fleet.members
             if member.state == SERVING and member.started is not None
@@ -207,9 +207,8 @@ class Launcher:
         free = cluster.free()
         offered = "; ".join(f"{one.num_cpus:g} CPU and {one.num_gpus:g} GPU" for one in free) or "nothing"
         return (
-            f"{' and '.join(fleet.late())} not ready after ray.start_timeout_s = "
-            f"{self._ray_config.start_timeout_s:g} s; the cluster has free: {offered}. "
-            "Raise it if a model is large or still being fetched"
+            f"{' and '.join(fleet.late())} not ready after {system.START_TIMEOUT_S:g} s; the cluster has "
+            f"free: {offered}. A model that is fetched from a hub may need another start"
         )
 
     def _print(self, **event: object) -> None:
@@ -259,7 +258,7 @@ def run(config: SystemConfig, stop: StopFlag, events: TextIO) -> None:
     """Returns when `stop` is set. Raises OutriderError when the workers cannot start."""
     if config.ray is None:
         raise ConfigError("ray is off in the settings; start the workers as plain processes instead")
-    configure_logging("info", "launcher", config.ray.log_format)
+    configure_logging("info", "launcher", config.gateway.get("log_format", "text"))
     for pool in config.ending_with_launcher():
         log.warning(
             "ray.name is %r and %s.tensor_parallel is set: a split target ends with the launcher, also when it is "

@@ -8,9 +8,9 @@ from typing import Protocol
 from deploy.actors import Started
 from deploy.ray_workers import Answer
 from deploy.sightings import Seen
-from outrider.cli.pools import Pool
 from outrider.v1 import common_pb2, registry_pb2
-from outrider.wire.hang_watch import MIN_SILENCE_S, allowed_s
+from outrider.wire.settings.pools import Pool
+from outrider.wire.transport.hang_watch import MIN_SILENCE_S, allowed_s
 
 ROLES = {"target": registry_pb2.ROLE_TARGET, "draft": registry_pb2.ROLE_DRAFT}
 STARTING = registry_pb2.MEMBER_STATE_STARTING
@@ -21,7 +21,7 @@ _MOST_STEP_S = 300.0
 """An engine that is at one step for longer hangs, whatever its other steps took; one that has made none yet, too."""
 
 
-class Worker(Protocol):
+class Replica(Protocol):
     """`ray_workers.Worker`."""
 
     def ask(self) -> None: ...
@@ -34,12 +34,12 @@ class Worker(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class PoolMember:
     """One of a pool."""
 
     name: str
     pool: Pool
-    worker: Worker
+    worker: Replica
     state: registry_pb2.MemberState = STARTING
     started: Started | None = None
     """Of its last life that said where it is, until that is known to be over."""

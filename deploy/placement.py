@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.cli.cores import check_offered, given_cores, shares
-from outrider.cli.pools import Pool
-from outrider.cli.system import SystemConfig
-from outrider.wire.config import TargetConfig
 from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import TargetConfig
+from outrider.wire.settings.cores import check_offered, given_cores, shares
+from outrider.wire.settings.pools import Pool
+from outrider.wire.settings.system import SystemConfig
 
 NO_GPU = ""
 """CUDA_VISIBLE_DEVICES that hides every GPU: Ray leaves the variable alone for an actor that asked for none."""
@@ -19,7 +19,7 @@ _IN = re.compile(r"in\((.*)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ClusterNode:
     """What one machine of the cluster has, or has free."""
 
     num_cpus: float
@@ -51,7 +51,9 @@ class Placement:
         return ("" if self.num_ranks == 1 else f"{self.num_ranks} ranks of ") + ", ".join(asked)
 
 
-def place(config: SystemConfig, nodes: Iterable[Node], local_cores: frozenset[int] | None) -> dict[str, Placement]:
+def place(
+    config: SystemConfig, nodes: Iterable[ClusterNode], local_cores: frozenset[int] | None
+) -> dict[str, Placement]:
     """Of each worker, by the name of its pool.
 
     `local_cores`: to share out, of the only machine; None = workers are pinned where their settings say so.
@@ -79,7 +81,7 @@ def place(config: SystemConfig, nodes: Iterable[Node], local_cores: frozenset[in
     }
 
 
-def check_fits(wanted: Mapping[str, tuple[Placement, int]], nodes: Iterable[Node], what: str) -> None:
+def check_fits(wanted: Mapping[str, tuple[Placement, int]], nodes: Iterable[ClusterNode], what: str) -> None:
     """Raise ConfigError when no way of spreading the workers over the nodes satisfies them.
 
     `wanted`: by pool, a worker's placement and how many there are. `what`: "has" or so.
@@ -119,7 +121,7 @@ def _labels(labels: Mapping[str, str]) -> str:
     return f" with {', '.join(f'{key}={value}' for key, value in shown.items())}" if shown else ""
 
 
-def _can_place(workers: list[Placement], free: list[tuple[float, float]], nodes: Sequence[Node]) -> bool:
+def _can_place(workers: list[Placement], free: list[tuple[float, float]], nodes: Sequence[ClusterNode]) -> bool:
     """Tries all ways, alike machines once; gives the benefit of the doubt when there are very many."""
     steps = 0
     wanted = [(one.num_cpus * one.num_ranks, one.num_gpus * one.num_ranks) for one in workers]
@@ -192,7 +194,7 @@ def _split(pool: Pool, whole: Placement) -> Placement:
     )
 
 
-def _device(pool: Pool, nodes: list[Node]) -> str:
+def _device(pool: Pool, nodes: list[ClusterNode]) -> str:
     if not pool.has_model:
         return "cpu"
     num_gpus = sum(node.num_gpus for node in nodes if matches(node.labels, pool.labels))
@@ -212,7 +214,7 @@ def _device(pool: Pool, nodes: list[Node]) -> str:
     return device
 
 
-def _gpus(pools: Iterable[Pool], devices: Mapping[str, str], nodes: list[Node]) -> dict[str, float]:
+def _gpus(pools: Iterable[Pool], devices: Mapping[str, str], nodes: list[ClusterNode]) -> dict[str, float]:
     """Of each worker's process: of a split target's, a rank. Two workers share the only GPU."""
     users = [pool for pool in pools if devices[pool.name] == "cuda"]
     is_pair = sum(pool.max for pool in users) == 2 and not any(_num_ranks(pool) > 1 for pool in users)

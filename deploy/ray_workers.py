@@ -1,22 +1,81 @@
 """Workers as Ray sees them: made, found again, asked, restarted and ended. The only place that calls actors.
 
 Nothing here waits but `adopt`: an actor that restarts answers when it is back, and that may be never.
+
+The ranks of a split target as Ray actors: one placement group, rank 0 the worker itself, a follower for each more.
+
+All on one machine: ranks meet in a folder, and share every layer's sums. They end with the launcher.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from deploy.actors import Refused, Spec, Started, WorkerActor
+from deploy.actors import ActorSpec, FollowerActor, Refused, Started, WorkerActor
 from deploy.placement import Placement
-from deploy.ranks import Ranks
-from outrider.cli.pools import Pool
 from outrider.wire.errors import Unavailable
 from outrider.wire.log import get_logger
+from outrider.wire.settings.config import parse_cores
+from outrider.wire.settings.cores import format_cores
+from outrider.wire.settings.pools import Pool
+from outrider.wire.transport.host import split_evenly
+
+
+class Ranks:
+    """`start_followers` and `stop` once each."""
+
+    def __init__(self, name: str, placement: Placement, cpu_cores: str | None, parent: str | None) -> None:
+        """`name`: the worker's, unique on the cluster. `placement`: of each rank. `cpu_cores`: to share out, as in the
+        settings. `parent`: a folder that goes with Ray's session, None = the system's own for such.
+        """
+        self._placement = placement
+        num_ranks = placement.num_ranks
+        self._cores = split_evenly(parse_cores(cpu_cores), num_ranks) if cpu_cores else [None] * num_ranks
+        self._followers: list[Any] = []
+        self.folder = str(Path(parent or tempfile.gettempdir()) / f"outrider-ranks-{name.replace('/', '-')}")
+        wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus}
+        bundle = {name: amount for name, amount in wanted.items() if amount}
+        labels = {"bundle_label_selector": [dict(placement.labels)] * num_ranks} if placement.labels else {}
+        self._group: Any = _ray().util.placement_group([bundle] * num_ranks, "STRICT_PACK", **labels)
+
+    def cores_of(self, rank: int) -> str | None:
+        """As `cpu_cores` takes it; None where the settings say none."""
+        cores = self._cores[rank]
+        return None if cores is None else format_cores(cores)
+
+    def options(self, options: dict[str, Any], rank: int) -> dict[str, Any]:
+        """Those of an actor on its own, for the one that is this rank, after restarts too."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+        alone = {name: value for name, value in options.items() if name != "label_selector"}  # the group has it
+        return {**alone, "scheduling_strategy": strategy}
+
+    def start_followers(self, options: dict[str, Any]) -> None:
+        """`options`: as of the worker itself."""
+        ray, placement = _ray(), self._placement
+        for rank in range(1, placement.num_ranks):
+            mine = {**self.options(options, rank), "name": f"{options['name']}-rank-{rank}"}
+            arguments = (self.folder, rank, self.cores_of(rank), placement.num_cores, placement.visible_devices)
+            self._followers.append(ray.remote(FollowerActor).options(**mine).remote(*arguments))
+
+    def stop(self) -> None:
+        """After the target, which has told the followers to end."""
+        ray = _ray()
+        for follower in self._followers:
+            with contextlib.suppress(Exception):
+                ray.kill(follower, no_restart=True)
+        with contextlib.suppress(Exception):
+            ray.util.remove_placement_group(self._group)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
 
 log = get_logger(__name__)
 
@@ -37,7 +96,7 @@ class Lost:
 Answer = Started | Refused | Lost
 
 
-class Worker:
+class RayWorker:
     """One actor."""
 
     def __init__(self, actor: Any, ranks: Ranks | None) -> None:
@@ -126,14 +185,14 @@ class RayWorkers:
         self._local = local
         self._folder = folder
 
-    def create(self, pool: Pool, member: str) -> Worker:
+    def create(self, pool: Pool, member: str) -> RayWorker:
         """It may wait for a machine; `answer` comes when it has loaded. Raises Unavailable when Ray takes no actor."""
         try:
             return self._create(pool, member)
         except Exception as error:
             raise Unavailable(f"Ray cannot start {member}: {error}") from error
 
-    def _create(self, pool: Pool, member: str) -> Worker:
+    def _create(self, pool: Pool, member: str) -> RayWorker:
         placement = self._placements[pool.name]
         spec = self._spec(pool, member)
         ranks = None
@@ -141,14 +200,15 @@ class RayWorkers:
         if placement.num_ranks > 1:
             ranks = Ranks(f"{self._run}-{member}", placement, pool.worker.cpu_cores, self._folder)
             ranks.start_followers(options)
-            spec.settings.update(parallel_folder=ranks.folder, cpu_cores=ranks.cores_of(0))
+            spec.settings.update(cpu_cores=ranks.cores_of(0))
+            spec = replace(spec, ranks_folder=ranks.folder)
             options = ranks.options(options, 0)
-        return Worker(_ray().remote(WorkerActor).options(**options).remote(spec), ranks)
+        return RayWorker(_ray().remote(WorkerActor).options(**options).remote(spec), ranks)
 
-    def adopt(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, Worker]]:
+    def adopt(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, RayWorker]]:
         """By member: those that a launcher of this name left behind. What does not fit the settings is ended."""
         by_name = {pool.name: pool for pool in pools}
-        found: dict[str, tuple[Pool, Worker]] = {}
+        found: dict[str, tuple[Pool, RayWorker]] = {}
         for name in self._left_behind():
             try:
                 actor = _ray().get_actor(name, namespace=NAMESPACE)
@@ -158,7 +218,7 @@ class RayWorkers:
             pool = None if spec is None else by_name.get(spec.pool)
             if spec is not None and pool is not None and self._spec(pool, spec.member) == spec:
                 log.info("%s runs already", spec.member)
-                found[spec.member] = (pool, Worker(actor, None))
+                found[spec.member] = (pool, RayWorker(actor, None))
             else:
                 log.warning("%s of another launcher is not what the settings say: it is ended", name)
                 with contextlib.suppress(Exception):
@@ -185,19 +245,19 @@ class RayWorkers:
             "num_gpus": placement.num_gpus,
         }
 
-    def _spec(self, pool: Pool, member: str) -> Spec:
+    def _spec(self, pool: Pool, member: str) -> ActorSpec:
         placement = self._placements[pool.name]
         settings = pool.worker.model_dump(exclude_unset=True)
         settings["device"] = placement.device
         if self._local:
             settings.setdefault("host", "127.0.0.1")
-        return Spec(member, pool.name, pool.role, settings, placement)
+        return ActorSpec(member, pool.name, pool.role, settings, placement)
 
 
-def _spec_of(actor: Any) -> Spec | None:
+def _spec_of(actor: Any) -> ActorSpec | None:
     """None for one that does not answer: it hangs, restarts, or is of another version."""
     try:
-        spec: Spec = _ray().get(actor.spec.remote(), timeout=_SPEC_TIMEOUT_S)
+        spec: ActorSpec = _ray().get(actor.spec.remote(), timeout=_SPEC_TIMEOUT_S)
     except Exception:
         return None
     return spec

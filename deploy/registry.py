@@ -13,11 +13,11 @@ import grpc.aio
 
 from outrider.v1 import registry_pb2 as pb
 from outrider.v1 import registry_pb2_grpc
-from outrider.wire.address import join_host_port
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.log import get_logger
-from outrider.wire.serving import ServerThread
-from outrider.wire.tls import CertificateFolder, warn_of_open_port
+from outrider.wire.transport.address import join_host_port
+from outrider.wire.transport.serving import ServerThread
+from outrider.wire.transport.tls import CertificateFolder, warn_of_open_port
 
 log = get_logger(__name__)
 

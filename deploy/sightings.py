@@ -15,13 +15,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from outrider.cli.pools import Role
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
-from outrider.wire.channels import Dialer
 from outrider.wire.log import get_logger
-from outrider.wire.roles import Role as Part
-from outrider.wire.tls import CertificateFolder
+from outrider.wire.settings.pools import Role
+from outrider.wire.transport.roles import Role as Part
+from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 log = get_logger(__name__)
 

@@ -1,20 +1,222 @@
-"""How many workers each pool is to have: at the start, by hand and by load. The fleet owns it and makes it so."""
+"""How many workers each pool is to have: at the start, by hand and by load. The fleet owns it and makes it so.
+
+What workers and gateways report, as the few numbers that pools are sized by. No I/O, no clock of its own.
+
+How many workers a pool should have, by what is seen of it. Arithmetic only: no Ray, no clock of its own.
+
+Grows by one after a few seconds of too much, shrinks by one after a minute of too little, and never while a worker is
+starting: what that one changes is not seen yet. A worker that drains bars shrinking alone: load that rises meanwhile
+takes it back. The last draft goes when nothing at all runs that it could draft for, and one comes back when something
+has run for as long as growing asks.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import queue
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
-from deploy.loads import Loads
 from deploy.member import ROLES
-from deploy.scaling import Change, Scaler
-from outrider.cli.pools import MAX_COUNT, Pool
-from outrider.cli.system import ScalingConfig
-from outrider.v1 import registry_pb2
+from outrider.v1 import common_pb2, registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.log import get_logger
+from outrider.wire.settings.pools import MAX_COUNT, Pool, Role
+from outrider.wire.settings.system import ScalingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What is seen of a pool at one moment."""
+
+    num_serving: int
+    num_starting: int = 0
+    num_draining: int = 0
+    num_queued: int = 0
+    """Answers that wait for a place, at all gateways. Of a draft pool: not looked at."""
+    num_refused: int = 0
+    """Answers refused for want of places in the last seconds, likewise."""
+    num_asked: int = 0
+    """Of a draft pool: answers that run or wait in its target pools, at all gateways."""
+    busy_share: float | None = None
+    """Mean over the serving workers, of the last seconds, in [0, 1]; None = not known."""
+    late_share: float | None = None
+    """Of a draft pool: rounds whose proposal came too late, over its target pools' rounds; None = no rounds."""
+
+
+class Change(Enum):
+    """Of the number of workers."""
+
+    STAY = 0
+    GROW = 1
+    SHRINK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, and why: for the log."""
+
+    change: Change
+    reason: str
+
+
+class Scaler:
+    """Sizes one pool. Ask it about once a second."""
+
+    def __init__(self, role: Role, least: int, most: int, config: ScalingConfig) -> None:
+        self._role = role
+        self._least = least
+        self._most = most
+        self._config = config
+        self._over_since_s = math.nan
+        self._under_since_s = math.nan
+
+    def reset(self) -> None:
+        """What was seen before does not count: somebody has set the size by hand."""
+        self._over_since_s = self._under_since_s = math.nan
+
+    def decide(self, sight: Sight, now_s: float) -> Decision:
+        """`now_s`: of any clock that never goes back."""
+        if sight.num_starting:
+            self.reset()
+            return Decision(Change.STAY, "a worker is starting")
+        over, under = self._too_much(sight), self._too_little(sight)
+        self._over_since_s = _since(self._over_since_s, over is not None, now_s)
+        self._under_since_s = _since(self._under_since_s, under is not None, now_s)
+        if over is not None and now_s - self._over_since_s >= self._config.up_after_s:
+            return self._change(Change.GROW, sight.num_serving < self._most, over)
+        if under is not None and now_s - self._under_since_s >= self._config.down_after_s:
+            return self._change(Change.SHRINK, sight.num_serving > self._least, under)
+        return Decision(Change.STAY, over or under or "neither too much nor too little")
+
+    def _change(self, change: Change, is_allowed: bool, reason: str) -> Decision:
+        if not is_allowed:
+            return Decision(Change.STAY, f"{reason}, and the pool has {'max' if change is Change.GROW else 'min'}")
+        self.reset()
+        return Decision(change, reason)
+
+    def _too_much(self, sight: Sight) -> str | None:
+        config = self._config
+        if not sight.num_serving:
+            return f"no draft for {sight.num_asked} answers" if sight.num_asked else None
+        if self._role == "target" and sight.num_queued + sight.num_refused > config.queue_high * sight.num_serving:
+            refused = f" and {sight.num_refused} were refused" if sight.num_refused else ""
+            return f"{sight.num_queued} answers wait for {sight.num_serving} targets{refused}"
+        if sight.busy_share is not None and sight.busy_share > config.busy_high:
+            return f"busy for {sight.busy_share:.0%} of the time"
+        if self._role == "draft" and sight.late_share is not None and sight.late_share > config.late_high:
+            return f"{sight.late_share:.0%} of the proposals come too late"
+        return None
+
+    def _too_little(self, sight: Sight) -> str | None:
+        """Not while it is unknown or one goes already, and not when the others would have too much then."""
+        if (
+            sight.busy_share is None
+            or sight.num_draining
+            or sight.num_queued
+            or sight.num_refused
+            or self._too_much(sight) is not None
+        ):
+            return None
+        if sight.num_serving == 1:  # the last one of a pool that may have none
+            is_idle = sight.busy_share == 0 and not sight.num_asked
+            return "idle" if is_idle else None
+        others = sight.busy_share * sight.num_serving / (sight.num_serving - 1)
+        return f"busy for {sight.busy_share:.0%} of the time" if others < self._config.busy_low else None
+
+
+def _since(before_s: float, holds: bool, now_s: float) -> float:
+    """When a condition began to hold without a pause; NaN while it does not."""
+    if not holds:
+        return math.nan
+    return now_s if math.isnan(before_s) else before_s
+
+
+WINDOW_S = 5.0
+
+_Samples = deque[tuple[float, int, int]]
+"""(when, a sum that only grows, another one)."""
+
+
+class Loads:
+    """Feed it every answer and every report; ask it for a pool's `sight`."""
+
+    def __init__(self) -> None:
+        self._busy: dict[str, _Samples] = {}
+        self._rounds: dict[tuple[str, str], _Samples] = {}
+        self._queued: dict[str, int] = {}
+        self._refused: dict[tuple[str, str], _Samples] = {}
+        self._running: dict[str, int] = {}
+
+    def add_info(self, member: str, info: common_pb2.WorkerInfo, at_s: float) -> None:
+        samples = self._busy.setdefault(member, deque())
+        if samples and info.busy_us < samples[-1][1]:  # another life
+            samples.clear()
+        if info.busy_us or not info.num_steps:
+            _add(samples, at_s, info.busy_us, 0)
+
+    def forget(self, member: str) -> None:
+        self._busy.pop(member, None)
+
+    def set_reports(self, reports: Iterable[registry_pb2.GatewayReport], at_s: float) -> None:
+        """Those of all gateways that live."""
+        found = list(reports)
+        self._queued.clear()
+        self._running.clear()
+        seen: set[tuple[str, str]] = set()
+        for report in found:
+            for load in report.pools:
+                self._queued[load.pool] = self._queued.get(load.pool, 0) + load.num_queued
+                self._running[load.pool] = self._running.get(load.pool, 0) + load.num_running
+                key = (report.gateway, load.pool)
+                seen.add(key)
+                _add(self._rounds.setdefault(key, deque()), at_s, load.num_rounds, load.num_late)
+                _add(self._refused.setdefault(key, deque()), at_s, load.num_refused, 0)
+        for key in self._rounds.keys() - seen:
+            del self._rounds[key], self._refused[key]
+
+    def sight(self, pool: Pool, serving: Iterable[str], *, num_starting: int, num_draining: int) -> Sight:
+        """`serving`: names of the pool's workers that can be used."""
+        members = list(serving)
+        shares = [share for name in members if (share := _share(self._busy.get(name))) is not None]
+        return Sight(
+            num_serving=len(members),
+            num_starting=num_starting,
+            num_draining=num_draining,
+            num_queued=self._queued.get(pool.name, 0) if pool.role == "target" else 0,
+            num_asked=sum(self._queued.get(name, 0) + self._running.get(name, 0) for name in pool.serves),
+            num_refused=self._num_refused(pool.name) if pool.role == "target" else 0,
+            busy_share=sum(shares) / len(shares) if members and len(shares) == len(members) else None,
+            late_share=self._late(pool.serves) if pool.role == "draft" else None,
+        )
+
+    def _num_refused(self, target: str) -> int:
+        """In the last WINDOW_S."""
+        return sum(max(0, found[-1][1] - found[0][1]) for (_, pool), found in self._refused.items() if pool == target)
+
+    def _late(self, targets: Iterable[str]) -> float | None:
+        names = set(targets)
+        samples = [found for (_, pool), found in self._rounds.items() if pool in names]
+        rounds = sum(found[-1][1] - found[0][1] for found in samples)
+        late = sum(found[-1][2] - found[0][2] for found in samples)
+        return late / rounds if rounds > 0 else None
+
+
+def _add(samples: _Samples, at_s: float, first: int, second: int) -> None:
+    samples.append((at_s, first, second))
+    while samples[0][0] < at_s - WINDOW_S and len(samples) > 2:
+        samples.popleft()
+
+
+def _share(samples: _Samples | None) -> float | None:
+    """Microseconds of work over the time between the samples; None where there is no span yet."""
+    if samples is None or len(samples) < 2 or samples[-1][0] - samples[0][0] < WINDOW_S / 2:
+        return None
+    return min(1.0, 1e-6 * (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0]))
+
 
 log = get_logger(__name__)
 

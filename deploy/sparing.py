@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from deploy.member import Member
+from deploy.member import PoolMember
 from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
@@ -22,7 +22,7 @@ class Sparing:
         self._least_s = least_s
         self._spared: set[str] = set()
 
-    def spare(self, members: Collection[Member], heard: Collection[str], now_s: float) -> None:
+    def spare(self, members: Collection[PoolMember], heard: Collection[str], now_s: float) -> None:
         """Their time begins anew. heard: members that answer gateways."""
         is_blind = self._is_blind(members, now_s)
         spared = set()
@@ -36,14 +36,14 @@ class Sparing:
             member.hanging_since_s = now_s
         self._spared = spared
 
-    def _is_blind(self, members: Collection[Member], now_s: float) -> bool:
+    def _is_blind(self, members: Collection[PoolMember], now_s: float) -> bool:
         """None of several is seen. Of one alone nobody can tell."""
         num_placed = sum(member.started is not None for member in members)
         return num_placed > 1 and not any(
             member.seen_at_s is not None and now_s - member.seen_at_s <= self._seen_s for member in members
         )
 
-    def _why(self, member: Member, is_heard: bool, is_blind: bool, now_s: float) -> str | None:
+    def _why(self, member: PoolMember, is_heard: bool, is_blind: bool, now_s: float) -> str | None:
         """None when its time counts."""
         if member.hanging_since_s is None or member.failing_since_s is None:
             return None

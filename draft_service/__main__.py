@@ -3,7 +3,7 @@
 import sys
 
 from draft_service.worker import start_worker
-from outrider.wire.config import DraftConfig
+from outrider.wire.settings.config import DraftConfig
 from outrider.wire.worker_main import leave, run_worker
 
 if __name__ == "__main__":

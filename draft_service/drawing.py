@@ -1,4 +1,4 @@
-"""One token for every proposal of a step, from the step's logits. Pure; called by the proposer.
+"""One token for every proposal of a step, or one level of a tree, from the step's logits. Pure; called by the proposer.
 
 A law that will be sent cut is cut and renormalised *before* the draw: what the target gets is what was drawn from.
 """
@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.active import Active, CopiedLaw, Drawn
-from outrider.engine import sampling
-from outrider.engine.coupled import coupled_id
+from draft_service.active import Active, Drawn
+from draft_service.tree_growth import Growth, Guesses
 from outrider.engine.cuda.host_copy import to_device, to_host
-from outrider.engine.device_coupled import coupled_ids
-from outrider.engine.host_sampling import HostLogits
-from outrider.engine.penalties import LogitRow, NonFiniteLogits, process_unchecked, sound_rows
-from outrider.engine.row_law import RowLaw, truncate_topk
-from outrider.engine.side_by_side import side_by_side
+from outrider.engine.sampling import sampling
+from outrider.engine.sampling.coupled import coupled_id, coupled_ids, coupled_ranked
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked, sound_rows
+from outrider.engine.sampling.row_law import RowLaw, truncate_topk
+from outrider.engine.sampling.side_by_side import side_by_side
 
 
 def draw_tokens(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor) -> list[Drawn]:
@@ -54,9 +55,7 @@ def as_sent(a: Active, law: RowLaw) -> RowLaw:
 
 
 def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor) -> list[Drawn]:
-    """The host waits once, for the tokens; the laws leave on a stream of their own and are waited for where they are
-    sent.
-    """
+    """The host waits once, for the tokens and the laws that they were drawn from: a cut one crosses as its entries."""
     processed = process_unchecked(logits, rows)
     ids = sampling.argmax(processed)  # [R] int64
     watched = any(a.watched for a in ready)
@@ -72,27 +71,55 @@ def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor
         if chances is not None:  # [S] of the ids that were picked
             picked_chances = sampling.probabilities(own).gather(1, picked[:, None])[:, 0]
             chances = chances.index_copy(0, index, picked_chances)
-    chosen = [i for i, a in enumerate(ready) if not a.determined]
-    laws = None
-    if chosen:
-        index = to_device(np.array(chosen), logits.device)
-        laws = _cut(sampling.distributions(processed[index], [rows[i] for i in chosen]), [ready[i] for i in chosen])
-        u = to_device(np.array([ready[i].uniforms[len(ready[i].draft_ids)] for i in chosen]), logits.device)
-        drawn, has_mass = sampling.inverse_cdf(laws.double().exp(), u)
+    sent: list[tuple[list[int], sampling.Laws]] = []
+    for topk in dict.fromkeys(a.topk for a in ready if not a.determined):
+        members = [i for i, a in enumerate(ready) if not a.determined and a.topk == topk]
+        index = to_device(np.array(members), logits.device)
+        laws = sampling.cut(sampling.distributions(processed[index], [rows[i] for i in members]), topk)
+        u = to_device(np.array([ready[i].uniforms[len(ready[i].draft_ids)] for i in members]), logits.device)
+        drawn, has_mass = laws.draw(u)
         ids, sound = ids.index_copy(0, index, drawn), sound.index_copy(0, index, sound[index] & has_mass)
-    copy = None if laws is None else to_host(laws)  # beside what follows
+        sent.append((members, laws))
     told = (ids, sound.long()) if chances is None else (ids.double(), sound.double(), chances)
-    values = torch.stack(told).cpu().numpy()  # [2 or 3, R]: the one wait of a step
+    values, *parts = to_host(torch.stack(told), *(part for _, laws in sent for part in laws))  # [2 or 3, R], ...
     if not values[1].all():
-        raise NonFiniteLogits(np.flatnonzero(values[1] == 0).tolist())
-    laws_of = {} if copy is None else {i: CopiedLaw(copy, (place,)) for place, i in enumerate(chosen)}
-    chance_of = {i: float(values[2][i]) for i, a in enumerate(ready) if a.watched} if watched else {}
-    return [Drawn(int(token_id), laws_of.get(i), chance_of.get(i)) for i, token_id in enumerate(values[0])]
+        raise NonFiniteLogits((values[1] == 0).nonzero()[:, 0].tolist())
+    law_of: dict[int, RowLaw] = {}
+    for (members, _), scores, ids_of in zip(sent, parts[::2], parts[1::2], strict=True):
+        law_of.update(zip(members, sampling.Laws(scores, ids_of).rows(logits.shape[1]), strict=True))
+    chance_of = {i: float(values[2, i]) for i, a in enumerate(ready) if a.watched} if watched else {}
+    return [Drawn(int(token_id), law_of.get(i), chance_of.get(i)) for i, token_id in enumerate(values[0].tolist())]
 
 
-def _cut(laws: Tensor, ready: Sequence[Active]) -> Tensor:
-    """[S, V] float32 log-probs; each row cut as its proposal asks."""
-    for topk in {a.topk for a in ready if a.topk is not None}:
-        cut = to_device(np.array([a.topk == topk for a in ready]), laws.device)[:, None]
-        laws = torch.where(cut, sampling.truncate_topk(laws, topk), laws)
-    return laws
+def grow_level(a: Active, state: SamplingState, host: HostLogits, start: int) -> None:
+    """The children of the frontier's nodes. host: the step's logits, of which the rows from `start` on are those after
+    each of these nodes. Raises NonFiniteLogits.
+    """
+    growth, params = a.growth, a.slot.params
+    assert growth is not None, "no tree grows here"
+    position = len(a.slot.committed) + growth.num_levels
+    rows = [LogitRow(state, growth.prefix(node)) for node in growth.frontier]
+    num_ranked = growth.num_ranked()
+
+    def guessed(index: int) -> Guesses:
+        if params.greedy:
+            return host.ranked(start + index, rows[index], num_ranked)
+        return coupled_ranked(host.law(start + index, rows[index]), params, position, num_ranked)
+
+    def law(index: int) -> RowLaw:
+        return as_sent(a, host.law(start + index, rows[index]))
+
+    num_logits = len(rows) * host.vocab_size
+    if a.determined:
+        growth.guess(side_by_side(guessed, range(len(rows)), num_logits))
+    else:
+        growth.draw(side_by_side(law, range(len(rows)), num_logits), _uniforms(a, growth, position))
+    if growth.done:
+        a.take_tree()
+
+
+def _uniforms(a: Active, growth: Growth, position: int) -> list[float]:
+    """For the level at `position`: of each of its draws one, by its place among them."""
+    count, committed_len = growth.most_drawn(), len(a.slot.committed)
+    each = [a.slot.params] * count, [committed_len] * count, [position] * count
+    return host_slot_uniforms(*each, [Purpose.DRAFT], range(count))[0].tolist()

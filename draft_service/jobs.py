@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from outrider.engine.jobs import JobError
-from outrider.wire.codec import Rows
+from outrider.engine.worker.jobs import JobError
 from outrider.wire.kinds import DraftLogprobs
+from outrider.wire.transport.codec import Rows
 from outrider.wire.tree_shape import TreeShape
 
 

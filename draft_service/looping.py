@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draft_service.active import Active, CopiedLaw, Drawn
-from outrider.engine.cuda.draft_loop import Drafted, DraftLoop, Draw
+from draft_service.active import Active, Drawn
+from outrider.engine.cuda.draft_graph import DraftLoop, Draw
 from outrider.engine.cuda.graphed_path import GraphedPath
 from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.model_runner import ModelRunner
@@ -42,35 +42,29 @@ def is_plain(p: SamplingParams) -> bool:
 
 
 def run_loops(loop: DraftLoop, wanted: Sequence[Active]) -> list[Looped]:
-    """Those of `wanted` that were made; the others are as they were."""
-    groups: dict[tuple[int, int | None], list[Active]] = {}
-    for a in wanted:
-        groups.setdefault((a.job.num_draft_tokens, a.topk), []).append(a)
+    """Make whole proposals; those of `wanted` that no loop serves are as they were."""
     looped: list[Looped] = []
-    for (num_draft_tokens, topk), group in groups.items():
-        rows = [a.row() for a in group]
-        draws = [Draw(a.slot.params.temperature, a.uniforms) for a in group]
-        try:
-            drafted = loop.run(rows, num_draft_tokens, draws, topk)
-        except OutOfBlocks:  # a loop may be longer than the proposals are
-            continue
-        if drafted is None:
-            continue
-        for a, row, token_ids in zip(group, rows, drafted.token_ids, strict=True):
-            a.fed(row)
-            a.slot.fed((token_ids or [0] * num_draft_tokens)[:-1])
-        looped.extend(_looped(group, drafted))
+    for topk in dict.fromkeys(a.topk for a in wanted):
+        group = sorted((a for a in wanted if a.topk == topk), key=lambda a: a.job.num_draft_tokens)
+        while group and not looped_together(loop, group, topk, looped):
+            group.pop()  # the longest asks for the most
     return looped
 
 
-def _looped(group: Sequence[Active], drafted: Drafted) -> list[Looped]:
-    made: list[Looped] = []
-    for i, (a, token_ids) in enumerate(zip(group, drafted.token_ids, strict=True)):
-        if token_ids is None:
-            made.append((a, None))
-        elif a.determined or drafted.log_probs is None:
-            made.append((a, [Drawn(token_id, None) for token_id in token_ids]))
-        else:
-            copy = drafted.log_probs
-            made.append((a, [Drawn(token_id, CopiedLaw(copy, (i, j))) for j, token_id in enumerate(token_ids)]))
-    return made
+def looped_together(loop: DraftLoop, group: Sequence[Active], topk: int | None, looped: list[Looped]) -> bool:
+    """Whether one loop has made them all, however many tokens each asks for."""
+    rows = [a.row() for a in group]
+    draws = [Draw(a.job.num_draft_tokens, a.slot.params.temperature, a.uniforms) for a in group]
+    try:
+        drafted = loop.run(rows, draws, topk)
+    except OutOfBlocks:  # a loop may be longer than the proposals are
+        return False
+    if drafted is None:
+        return False
+    for i, (a, row, token_ids) in enumerate(zip(group, rows, drafted.token_ids, strict=True)):
+        a.fed(row)
+        a.slot.fed((token_ids or [0] * a.job.num_draft_tokens)[:-1])
+        laws = None if a.determined or drafted.laws is None else drafted.laws[i]
+        drawn = [Drawn(token_id, laws and laws[j]) for j, token_id in enumerate(token_ids or ())]
+        looped.append((a, drawn or None))
+    return True

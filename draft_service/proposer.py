@@ -1,7 +1,7 @@
 """The draft's engine worker: every active proposal advances by one token a step, or a tree by one level; slots join and
 leave in between.
 
-How a token is drawn is in `drawing.py`, a level of a tree in `tree_drawing.py`. Runs on the engine thread.
+How a token is drawn, and a level of a tree, is in `drawing.py`. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from draft_service.active import Active
-from draft_service.desk import Desk
-from draft_service.drawing import draw_tokens
+from draft_service.active import Active, ProposalQueue
+from draft_service.deliveries import Sender
+from draft_service.drawing import draw_tokens, grow_level
 from draft_service.jobs import PartOut
 from draft_service.looping import loop_of, may_loop, run_loops
-from draft_service.sender import Sender
-from draft_service.tree_drawing import grow_level
-from outrider.engine.engine_thread import EngineThread
-from outrider.engine.host_sampling import HostLogits
-from outrider.engine.jobs import CloseJob, Fault
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.penalties import LogitRow, NonFiniteLogits
-from outrider.engine.slot_keeper import SlotKeeper
-from outrider.engine.slots import Slot
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits
 from outrider.engine.step_plan import Row
-from outrider.engine.turns import Turns
+from outrider.engine.worker.engine_thread import EngineThread
+from outrider.engine.worker.jobs import CloseJob, Fault
+from outrider.engine.worker.scheduler import StepScheduler
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import Slot
 from outrider.wire.metrics import WorkerMetrics
 
 
@@ -40,45 +38,48 @@ class Proposer:
         deliver: Callable[[PartOut], None],
         metrics: WorkerMetrics,
         max_prefill_tokens: int,
-        full_logprobs_budget_bytes: int,
     ) -> None:
         self._runner = runner
         self._keeper = keeper
         self._sender = Sender(engine, deliver)
-        rest = runner.facts.vocab_size, full_logprobs_budget_bytes, Active, runner.tree_refusal
-        self._desk = Desk(keeper, engine, metrics, *rest)
+        rest = runner.facts.vocab_size, Active, runner.tree_refusal
+        self._queue = ProposalQueue(keeper, engine, metrics, *rest)
         self._metrics = metrics
         self._loop = loop_of(runner)
-        self._turns = Turns(keeper.table, runner.pool, metrics, max_prefill_tokens)
+        self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
 
     def handle(self, job: object) -> None:
-        self._desk.handle(job)
+        self._queue.handle(job)
 
     def next_wake(self) -> float | None:
         return self._turns.next_wake(time.monotonic())
 
     def step(self, now: float) -> bool:
         """One token for every active proposal whose prompt is in, and pieces of the others' prompts beside them."""
-        if not self._desk.active and not self._turns.num_starved:
+        if not self._queue.active and not self._turns.num_starved:
             return False
-        wishes = {key: a.wish(self._loop is not None and may_loop(a)) for key, a in self._desk.active.items()}
-        turn = self._turns.take(wishes, now, feed_all=False)
+        step_requests = {
+            key: a.step_request(self._loop is not None and may_loop(a)) for key, a in self._queue.active.items()
+        }
+        turn = self._turns.take(step_requests, now, feed_all=False)
         if not turn.running and not turn.pieces:
             return turn.worked
-        for key, a in self._desk.active.items():
+        for key, a in self._queue.active.items():
             if a.started_s is None and key not in turn.starved:
                 a.started_s = now
-        num_looped = self._run_loops([self._desk.active[key] for key in turn.running])
-        ready = [self._desk.active[key] for key in turn.running if key in self._desk.active]
+        num_looped = self._run_loops([self._queue.active[key] for key in turn.running])
+        ready = [self._queue.active[key] for key in turn.running if key in self._queue.active]
         rows = [a.row() for a in ready]
         if rows or turn.pieces:
             logits = self._runner.forward([*rows, *(p.row for p in turn.pieces)])  # [R, V] float32
             for piece in turn.pieces:
-                self._desk.active[piece.slot.key].num_fed += piece.row.num_new
+                self._queue.active[piece.slot.key].num_fed += piece.row.num_new
             for a, row in zip(ready, rows, strict=True):
                 a.fed(row)
             if ready:
                 self._extend(ready, rows, logits)
+            else:
+                self._runner.forward_s()  # nothing else waits for pieces of prompts
         seconds = time.monotonic() - now
         self._turns.done(turn, sum(row.num_new for row in rows) + num_looped, seconds)
         self._metrics.batch_size.observe(len(turn.running) + len(turn.pieces))
@@ -88,8 +89,8 @@ class Proposer:
 
     def fail_step(self, error: Exception) -> None:
         """The slots' caches cannot be trusted any more: the gateway opens them again."""
-        for a in list(self._desk.active.values()):
-            self._desk.cancel(a.job.owner, a.job.slot_id, f"the draft's step failed: {error}", Fault.INTERNAL)
+        for a in list(self._queue.active.values()):
+            self._queue.cancel(a.job.owner, a.job.slot_id, f"the draft's step failed: {error}", Fault.INTERNAL)
             a.slot.distrust()
             self._keeper.close(CloseJob(a.job.owner, a.job.slot_id))
 
@@ -113,11 +114,11 @@ class Proposer:
             grow_level(a, self._keeper.sampling_state(a.slot), host, start)
         except NonFiniteLogits as error:
             a.slot.distrust()
-            self._desk.cancel(a.job.owner, a.job.slot_id, error.message, Fault.INTERNAL)
+            self._queue.cancel(a.job.owner, a.job.slot_id, error.message, Fault.INTERNAL)
             return
         if a.done:
             self._sender.send_tree(a)
-            self._desk.finish(a, a.slot.num_adopted or 0)
+            self._queue.finish(a, a.slot.num_adopted or 0)
 
     def _extend_chains(self, ready: list[Active], logits: Tensor) -> None:
         """Draw one token per slot from logits [R, V] and send what is due."""
@@ -133,7 +134,7 @@ class Proposer:
         for a in ready:
             self._sender.send_due(a)
             if a.done:
-                self._desk.finish(a, a.slot.num_adopted or 0)
+                self._queue.finish(a, a.slot.num_adopted or 0)
 
     def _run_loops(self, running: list[Active]) -> int:
         """Makes and sends whole proposals where the path can; returns the tokens that were fed for them."""
@@ -145,19 +146,19 @@ class Proposer:
             num_fed += a.num_fed + a.job.num_draft_tokens - 1
             if drawn is None:
                 a.slot.distrust()
-                self._desk.cancel(a.job.owner, a.job.slot_id, NonFiniteLogits([0]).message, Fault.INTERNAL)
+                self._queue.cancel(a.job.owner, a.job.slot_id, NonFiniteLogits([0]).message, Fault.INTERNAL)
                 continue
             for one in drawn:
                 a.take(one)
             self._sender.send_due(a)
-            self._desk.finish(a, a.slot.num_adopted or 0)
+            self._queue.finish(a, a.slot.num_adopted or 0)
         return num_fed
 
     def _extend_without(self, error: NonFiniteLogits, ready: list[Active], logits: Tensor) -> None:
         """NaN in one slot's logits ends that proposal alone."""
         for i in error.rows:
             ready[i].slot.distrust()
-            self._desk.cancel(ready[i].job.owner, ready[i].job.slot_id, error.message, Fault.INTERNAL)
+            self._queue.cancel(ready[i].job.owner, ready[i].job.slot_id, error.message, Fault.INTERNAL)
         sound = [i for i in range(len(ready)) if i not in error.rows]
         if sound:
             self._extend_chains([ready[i] for i in sound], logits[sound])

@@ -7,18 +7,17 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from draft_service.jobs import Proposed, ProposeJob
-from outrider.engine.jobs import Fault, JobError, invalid
-from outrider.engine.worker_service import Respond, WorkerService
+from outrider.engine.worker.jobs import Fault, JobError, invalid
+from outrider.engine.worker.worker_service import Respond, WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DraftLogprobs
-from outrider.wire.params import MAX_DRAFT_TOKENS
+from outrider.wire.params import MAX_DRAFT_TOKENS, draft_logprobs_of
 from outrider.wire.tree_shape import TreeShape
 
 DEFAULT_TOPK = 128
-_ENCODINGS = {encoding.value: encoding for encoding in DraftLogprobs}
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
@@ -51,17 +50,22 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if not 0.0 <= message.min_confidence < 1.0:  # NaN is neither
             text = f"min_confidence is {message.min_confidence:g}, must be at least 0 and below 1"
             error = error or JobError(Fault.INVALID, text)
+        encoding = tree = None
         try:
+            encoding = draft_logprobs_of(message.draft_logprobs, "draft_logprobs")
             tree = TreeShape.from_proto(message.tree) if message.HasField("tree") else None
         except InvalidRequest as refused:
             error = error or JobError(Fault.INVALID, refused.message)
         if error is not None:
             respond(error)
         else:
-            self._service.engine.submit(_propose_job(owner, message, tree, respond))
+            job = _propose_job(owner, message, encoding or DraftLogprobs.AUTO, tree, respond)
+            self._service.engine.submit(job)
 
 
-def _propose_job(owner: int, message: dpb.Propose, tree: TreeShape | None, respond: Respond) -> ProposeJob:
+def _propose_job(
+    owner: int, message: dpb.Propose, encoding: DraftLogprobs, tree: TreeShape | None, respond: Respond
+) -> ProposeJob:
     return ProposeJob(
         owner=owner,
         slot_id=message.slot,
@@ -69,7 +73,7 @@ def _propose_job(owner: int, message: dpb.Propose, tree: TreeShape | None, respo
         committed_ids=tuple(message.committed_ids),
         num_draft_tokens=message.num_draft_tokens,
         ticket=message.ticket,
-        encoding=_ENCODINGS.get(message.draft_logprobs, DraftLogprobs.AUTO),
+        encoding=encoding,
         topk=message.draft_topk or DEFAULT_TOPK,
         arrived_s=time.monotonic(),
         respond=respond,

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from outrider.engine.draft_tree import ROOT, DraftTree
-from outrider.engine.row_law import RowLaw, draw_place
-from outrider.engine.slots import Slot
+from outrider.engine.sampling.row_law import RowLaw, draw_place
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
 from outrider.engine.step_plan import Row
+from outrider.engine.worker.slots import Slot
 from outrider.wire.tree_shape import TreeShape
 
 Guesses = tuple[Sequence[int], Sequence[float]]
@@ -23,7 +23,7 @@ Guesses = tuple[Sequence[int], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GrownNode:
     token_id: int
     parent: int
     path_prob: float
@@ -58,7 +58,7 @@ class Growth:
     """Owned by the proposal. `nodes` are all that were drawn or guessed, in the order in which they were."""
 
     shape: TreeShape
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[GrownNode] = field(default_factory=list)
     frontier: list[int] = field(default_factory=lambda: [ROOT])
     """Nodes whose children come next, and whose logits are therefore wanted; empty = it is grown."""
     fed: list[int] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Growth:
 
     def _add(self, parent: int, token_id: int, prob: float) -> None:
         before = 1.0 if parent == ROOT else self.nodes[parent].path_prob
-        self.nodes.append(Node(token_id, parent, before * prob, (*self.prefix(parent), token_id)))
+        self.nodes.append(GrownNode(token_id, parent, before * prob, (*self.prefix(parent), token_id)))
 
     def _grown(self, new: list[int]) -> None:
         self.num_levels += 1

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from outrider.wire.config import DraftConfig
-from outrider.wire.host import prepare_process
+from outrider.wire.settings.config import DraftConfig
+from outrider.wire.transport.host import prepare_process
 
 if TYPE_CHECKING:
     from draft_service.jobs import PartOut
-    from draft_service.table_state import TableState
-    from outrider.engine.engine_thread import EngineWorker
-    from outrider.engine.loaded import Loaded
-    from outrider.engine.worker_handle import Base, Parts, WorkerHandle
+    from draft_service.table_proposer import TableState
+    from outrider.engine.loading.loaded import Loaded
+    from outrider.engine.worker.engine_thread import EngineWorker
+    from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle
 
     Deliver = Callable[[PartOut], None]
 
@@ -27,13 +27,13 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
     """
     cores = prepare_process(config.cpu_cores)
 
-    from outrider.engine import worker_handle
+    from outrider.engine.worker import worker_handle
 
     if not config.has_model:
-        from draft_service.table_state import load_tables
+        from draft_service.table_proposer import load_tables
 
         return worker_handle.start("draft", config, len(cores), load_tables, _with_tables)
-    from outrider.engine.loaded import load
+    from outrider.engine.loading.loaded import load
 
     return worker_handle.start("draft", config, len(cores), load, _with_model)
 
@@ -45,7 +45,7 @@ def _with_model(base: Base[Loaded]) -> Parts:
     assert isinstance(config, DraftConfig)
 
     def make(deliver: Deliver) -> EngineWorker:
-        rest = (base.metrics, loaded.max_prefill_tokens, config.full_logprobs_budget_bytes)
+        rest = (base.metrics, loaded.max_prefill_tokens)
         return Proposer(loaded.runner, base.keeper, base.engine, deliver, *rest)
 
     return _parts(base, config, loaded.runner.facts.vocab_size, make)
@@ -58,8 +58,7 @@ def _with_tables(base: Base[TableState]) -> Parts:
     assert isinstance(config, DraftConfig)
 
     def make(deliver: Deliver) -> EngineWorker:
-        rest = (base.metrics, loaded.vocabulary.size, config.full_logprobs_budget_bytes)
-        return TableProposer(base.keeper, base.engine, deliver, *rest)
+        return TableProposer(base.keeper, base.engine, deliver, base.metrics, loaded.vocabulary.size)
 
     return _parts(base, config, loaded.vocabulary.size, make)
 
@@ -68,13 +67,14 @@ def _parts(base: Base[Any], config: DraftConfig, vocab_size: int, make: Callable
     """`make`: the proposer, from what delivers its proposals."""
     from draft_service.deliveries import Deliverer
     from draft_service.servicer import DraftServicer
-    from outrider.engine.worker_handle import Parts
+    from outrider.engine.worker.worker_handle import Parts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
+    from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
     metrics = base.metrics
     deliverer = Deliverer(
         vocab_size,
-        config.max_message_bytes,
+        MAX_MESSAGE_BYTES,
         dropped=lambda num_tokens: metrics.dropped_tokens.labels(why="backlog").inc(num_tokens),
         certificates=base.certificates,
     )

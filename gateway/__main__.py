@@ -13,24 +13,24 @@ import sys
 
 import uvloop
 
-from gateway.app import create_app
+from gateway.admission.admission import Admission
+from gateway.api.app import create_app
+from gateway.api.grpc_api import GenerationServicer
+from gateway.api.http_server import BACKLOG, HttpServer, bind, raise_descriptor_limit
 from gateway.coordinator import Coordinator
-from gateway.door import Door
-from gateway.grpc_api import GenerationServicer
-from gateway.http_server import BACKLOG, HttpServer, bind, raise_descriptor_limit
-from gateway.membership import from_config
-from gateway.pools import Pools
-from gateway.registry_client import RegistryClient
-from outrider.wire.address import join_host_port
-from outrider.wire.api_keys import read_keys
-from outrider.wire.config import GatewayConfig, load
+from gateway.workers.membership import from_config
+from gateway.workers.pools import START_TIMEOUT_S, Pools
+from gateway.workers.registry_client import RegistryClient
 from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger, tell_end
 from outrider.wire.metrics import GatewayMetrics
-from outrider.wire.rpc import tune_malloc
-from outrider.wire.serving import start_server
-from outrider.wire.tls import CertificateFolder, http_context, public_certificates
+from outrider.wire.settings.api_keys import read_keys
+from outrider.wire.settings.config import GatewayConfig, load
 from outrider.wire.trace import open_spans
+from outrider.wire.transport.address import join_host_port
+from outrider.wire.transport.rpc import tune_malloc
+from outrider.wire.transport.serving import start_server
+from outrider.wire.transport.tls import CertificateFolder, http_context, public_certificates
 from outrider.wire.worker_main import announce
 
 log = get_logger(__name__)
@@ -84,7 +84,7 @@ async def _start(pools: Pools, registry: RegistryClient | None) -> None:
     if registry is None:
         pools.update(from_config(pools.config))
     else:
-        await registry.wait_first(pools.config.start_timeout_s)
+        await registry.wait_first(START_TIMEOUT_S)
     await pools.wait_ready()
 
 
@@ -96,12 +96,12 @@ async def _serve(
     signals: Signals,
 ) -> None:
     config = pools.config
-    spans = open_spans(config.trace_endpoint, "gateway", pools.metrics.registry, config.trace_sample_ratio)
-    door = Door(coordinator, config, pools.metrics.registry, spans)
+    spans = open_spans(config.trace_endpoint, "gateway", pools.metrics.registry)
+    admission = Admission(coordinator, config, pools.metrics.registry, spans)
     server, grpc_address, health = await start_server(
-        GenerationServicer(door).add_to, config.host, config.grpc_port, config.max_body_bytes, certificates
+        GenerationServicer(admission).add_to, config.host, config.grpc_port, config.max_body_bytes, certificates
     )
-    app = create_app(door, lambda: list(pools.members.values()))
+    app = create_app(admission, lambda: list(pools.members.values()))
     http = HttpServer(app, None if certificates is None else http_context(certificates))
     listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=[listener]))

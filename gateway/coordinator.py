@@ -8,13 +8,13 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 
-from gateway.decode_loop import Decoder
 from gateway.generation import GenerationRequest, ModelFacts, RoundOutput
-from gateway.pools import Pools
-from gateway.served import ServedModel
-from gateway.session import Session
-from gateway.target_side import timed_out
+from gateway.rounds.decode_loop import Decoder
+from gateway.rounds.session import Session
+from gateway.rounds.verification import timed_out
 from gateway.tokenizer import Tokenizer
+from gateway.workers.pools import Pools
+from gateway.workers.served import ServedModel
 from outrider.wire.errors import OutriderError, Overloaded, Unavailable
 from outrider.wire.log import get_logger
 
@@ -24,7 +24,7 @@ LEAST_RETRY_S = 1.0
 
 
 class Coordinator:
-    """Places are given first come, first served; what does not fit the queue is refused at the door."""
+    """Places are given first come, first served; what does not fit the queue is refused at admission."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools

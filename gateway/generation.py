@@ -1,4 +1,4 @@
-"""What a generation is, between the two front ends (HTTP, gRPC) and the decode loop. Plain values, no I/O."""
+"""Values that pass between the two front ends (HTTP, gRPC) and the decode loop. No I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """A request's wishes; None = the server's default."""
+    """What a request asks of speculation; None = the server's default."""
 
     enabled: bool = True
     num_draft_tokens: int | None = None
@@ -39,7 +39,7 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One answer to one prompt (n answers are n of these with params.choice 0..n-1)."""
+    """Ask for one answer to one prompt; n answers are n of these, with params.choice from 0 to n - 1."""
 
     request_id: str
     model: str
@@ -48,14 +48,14 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     cache_salt: bytes = b""
-    """Cached prefixes are shared under the same one only; empty = with all that have none."""
+    """Requests with the same salt share cached prefixes; those with an empty one share among themselves."""
     key_name: str | None = None
-    """Of the API key that asked; None where none is asked for."""
+    """Name of the caller's API key; None where the gateway asks for none."""
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Of one committed token under the target's unmodified distribution, nats."""
+class OutputLogprobs:
+    """Log-probs, in nats, of one committed token under the target's unmodified distribution."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -63,19 +63,19 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class OutputToken:
     id: int
     kind: TokenKind
     text: str
     """The token's own text; parts of a UTF-8 character show as U+FFFD. Empty for stop ids."""
     text_offset: int
     """Characters of output text before this token."""
-    logprobs: TokenLogprobs | None = None
+    logprobs: OutputLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class RoundTimings:
-    """Seconds. The parts sum to total."""
+class OutputTimings:
+    """Seconds of one round by phase; the parts sum to total."""
 
     total_s: float = 0.0
     propose_s: float = 0.0
@@ -85,8 +85,8 @@ class RoundTimings:
 
 
 @dataclass(slots=True)
-class Usage:
-    """Running totals of one answer."""
+class AnswerUsage:
+    """Running totals of one answer. Its session counts them on."""
 
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
@@ -104,54 +104,56 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutput:
-    """What one round added to an answer. The last one has finish_reason set."""
+    """Holds what one round added to an answer. The last round has finish_reason set."""
 
-    tokens: tuple[Token, ...]
+    tokens: tuple[OutputToken, ...]
     text_delta: str
     """Text that became certain: never half a character, never the start of a stop string."""
     num_drafted: int
     num_accepted: int
-    timings: RoundTimings
+    timings: OutputTimings
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string, or the stop id, that ended it (None for the model's own end of sequence)."""
-    usage: Usage | None = None
+    usage: AnswerUsage | None = None
     """Set with finish_reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the front ends may know of a served pair."""
+    """Facts of a served pair that front ends may show."""
 
     id: str
     context_limit: int
     vocab_size: int
     created: int
     """Unix seconds."""
+    max_answers: int
+    """Answers of one request: all that may run and wait at once."""
     draft_id: str | None
     """None when no draft is connected now."""
     drafters: tuple[Drafter, ...] = ()
-    """Who may draft for a request now."""
+    """Those that can draft for a request while their worker is there: one that is away may be back."""
     no_trees: str | None = None
     """Why no proposal can be a tree now; None when it can, or when there is no draft."""
 
 
 class Generator(Protocol):
-    """The seam between front ends and the decode loop. Implemented by `gateway.coordinator.Coordinator`."""
+    """Separates front ends from the decode loop. `gateway.coordinator.Coordinator` implements it."""
 
     def models(self) -> tuple[ModelFacts, ...]: ...
 
     def tokenizer(self, model_id: str) -> Tokenizer:
-        """Of one of `models`."""
+        """Return the tokenizer of one of `models`."""
 
     def ready(self) -> str | None:
-        """None when a request would be served now, else the reason why not."""
+        """Return None when a request would be served now, else the reason why not."""
 
     def check_room(self, model_id: str, num_answers: int) -> None:
         """What `admit` would raise for so many answers now: to refuse before anything is tokenised."""
 
     def admit(self, requests: tuple[GenerationRequest, ...]) -> AdmittedGenerations:
-        """Take places in the queue, all or none. The requests are checked already, see `gateway.requests`.
+        """Take places in the queue, all or none. The requests are checked already, see `gateway.admission.requests`.
 
         Raises Overloaded or Unavailable before anything is started.
         """
@@ -162,11 +164,11 @@ class AdmittedGenerations(Protocol):
 
     @property
     def num_output_tokens(self) -> int:
-        """Committed so far by all of them, whether read or not."""
+        """Count the tokens that all of them have committed so far, read or not."""
 
     async def __aenter__(self) -> AdmittedGenerations: ...
 
     async def __aexit__(self, *exc: object) -> None: ...
 
     def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
-        """(index into requests, output) as rounds end, interleaved over the requests."""
+        """Yield (index into requests, output) as rounds end, interleaved over the requests."""

@@ -1,31 +1,127 @@
-"""Text to token ids and back, on the `tokenizers` library. Used by the front ends and by the decode loop.
+"""Turns text and chats into token ids and back, with the `tokenizers` library. Front ends and the decode loop use it.
 
-transformers would import torch; the files of a checkpoint's tokenizer are read here instead (they come from the target
-worker, so the gateway needs no model folder).
+transformers would import torch, so the files of a checkpoint's tokenizer are read here. They come from the target
+worker: the gateway needs no model folder. Chat templates follow Hugging Face's Jinja conventions and run in a sandbox,
+since nobody vouches for them.
 """
 
 from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+import jinja2
 import tokenizers
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.chat import ChatTemplate, Message, find_template
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, InvalidRequest
+
+Message = dict[str, Any]
+"""At least `role` and `content`, both text."""
+
+
+class ChatTemplate:
+    """Hold a compiled template. Raise ConfigError when the source is no template."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"the chat template has a syntax error at line {error.lineno}: {error.message}") from None
+        self._special_tokens = special_tokens
+        self._knows_developer = "developer" in source
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool, extra: Mapping[str, Any]) -> str:
+        """Return the messages as one text. Raise InvalidRequest with the template's own words when it refuses them."""
+        names: dict[str, Any] = {"messages": [self._known(message) for message in messages], **self._special_tokens}
+        names |= {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+        if clash := sorted(names.keys() & extra.keys()):
+            raise InvalidRequest(f"chat_template_kwargs may not set {clash[0]}", param="chat_template_kwargs")
+        try:
+            return self._template.render({**names, **extra})
+        except Exception as error:  # whatever a template does to these messages is about these messages
+            raise InvalidRequest(f"the chat template refuses the messages: {error}", param="messages") from None
+
+    def _known(self, message: Message) -> Message:
+        """Call the developer role by its older name, system, where the template does not know it."""
+        if message["role"] == "developer" and not self._knows_developer:
+            return {**message, "role": "system"}
+        return message
+
+
+def find_template(file_text: str, configured: Any) -> str | None:
+    """Return the template's source, or None where there is none.
+
+    file_text: of chat_template.jinja, which comes first. configured: `chat_template` of tokenizer_config.json, a text
+    or a list of {"name", "template"}, of which "default" is taken.
+    """
+    if file_text:
+        return file_text
+    if isinstance(configured, list):
+        named = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
+        configured = named.get("default")
+    return configured if isinstance(configured, str) else None
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationBlock(Extension):
+    """Replace {% generation %}...{% endgeneration %}, which marks answers for training, by its contents."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_contents"), [], [], body).set_lineno(lineno)
+
+    def _contents(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON without the HTML escapes of Jinja's own filter, which a prompt must not have."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 Piece = bytes | str | None
-"""What a token adds to a text: raw bytes of UTF-8; text whose spacing depends on its neighbours; or nothing."""
+"""A token adds raw bytes of UTF-8 to a text, or text whose spacing depends on its neighbours, or nothing."""
 
 
 class Tokenizer:
-    """One model's tokenizer. Raises ConfigError, naming the file, when the files cannot be used."""
+    """Encode and decode one model's text. Raise ConfigError, naming the file, when the files cannot be used."""
 
     def __init__(self, tokenizer_json: str, special_tokens: dict[str, str], template: ChatTemplate | None) -> None:
         try:
@@ -44,7 +140,7 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: pb.TokenizerFiles, chat_template_override: str | None = None) -> Tokenizer:
-        """`chat_template_override` is the text of a Jinja template that replaces the tokenizer's own."""
+        """Read the files; chat_template_override is a Jinja template that replaces the tokenizer's own."""
         config = _config_of(files.tokenizer_config_json)
         special = {name: text for name in _SPECIAL_NAMES if (text := _content(config.get(name))) is not None}
         own = find_template(files.chat_template.decode("utf-8"), config.get("chat_template"))
@@ -54,13 +150,13 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the tokenizer knows, added tokens included; a model's logits may be wider."""
+        """Return how many ids the tokenizer knows, added tokens included; a model's logits may be wider."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The tokenizer's own post-processor adds its special tokens. Releases the GIL, unlike the library's `encode`.
+        """Return the text's ids; with add_special_tokens the tokenizer's post-processor adds its own.
 
-        Raises InvalidRequest when `text` is no Unicode text (lone surrogates).
+        It releases the GIL, unlike the library's `encode`. Raise InvalidRequest when `text` holds lone surrogates.
         """
         try:
             text.encode("utf-8")
@@ -73,9 +169,9 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, names: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """The messages through the chat template. Raises InvalidRequest when there is none or it refuses them.
+        """Return the ids of the messages in the chat template; names are more variables for it, as enable_thinking.
 
-        `names` are more variables for the template, such as enable_thinking.
+        Raise InvalidRequest when there is no template or when it refuses the messages.
         """
         if self.template is None:
             raise InvalidRequest(
@@ -85,11 +181,11 @@ class Tokenizer:
         return self.encode(self.template.render(messages, add_generation_prompt, names or {}), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Special tokens and ids past the vocabulary add nothing; bytes that are no UTF-8 show as U+FFFD."""
+        """Return the text. Special tokens and ids past the vocabulary add nothing; invalid UTF-8 shows as U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def piece(self, token_id: int) -> Piece:
-        """What `token_id` adds to a decoded text. Cached: at most one entry per id of the vocabulary."""
+        """Return what `token_id` adds to a decoded text. The cache holds at most one entry per id of the vocabulary."""
         try:
             return self._pieces[token_id]
         except KeyError:
@@ -109,11 +205,14 @@ class Tokenizer:
         return token
 
     def utf8_decoder(self) -> codecs.IncrementalDecoder:
-        """Turns `bytes` pieces into text as `decode` would: byte fallback marks each bad byte, ByteLevel each run."""
+        """Return a decoder that turns `bytes` pieces into text as `decode` would.
+
+        Byte fallback marks each bad byte, ByteLevel each run of them.
+        """
         return codecs.getincrementaldecoder("utf-8")("outrider-each" if self._byte_fallback else "replace")
 
     def token_text(self, token_id: int) -> str:
-        """The token's own text, special tokens by name; parts of a UTF-8 character show as U+FFFD."""
+        """Return the token's own text, special tokens by name; parts of a UTF-8 character show as U+FFFD."""
         piece = self.piece(token_id)
         if isinstance(piece, bytes):
             return piece.decode("utf-8", "replace")
@@ -123,7 +222,7 @@ class Tokenizer:
         return self.decode([*self._anchor, token_id])[len(before) :]
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The token's bytes; None for an id past the vocabulary."""
+        """Return the token's bytes, None for an id past the vocabulary."""
         piece = self.piece(token_id)
         if isinstance(piece, bytes):
             return piece
@@ -132,7 +231,7 @@ class Tokenizer:
 
     @cached_property
     def _anchor(self) -> list[int]:
-        """One id whose text is a plain word, to stand before another token."""
+        """Find one id whose text is a plain word, to stand before another token."""
         for token_id in range(self.vocab_size):
             if isinstance(self.piece(token_id), str) and self.decode([token_id]).strip().isalnum():
                 return [token_id]
@@ -140,7 +239,7 @@ class Tokenizer:
 
 
 def _byte_rules(decoder: dict[str, Any] | None) -> tuple[bool, bool]:
-    """(every token is bytes, `<0xNN>` tokens are bytes). Raises ConfigError for a chain that cannot be streamed."""
+    """Return whether all tokens are bytes, and whether `<0xNN>` tokens are. Raise ConfigError for a mix of both."""
     parts = [] if decoder is None else decoder.get("decoders", [decoder])
     kinds = {part["type"] for part in parts}
     if "ByteLevel" in kinds and not kinds <= {"ByteLevel", "Fuse"}:
@@ -161,13 +260,13 @@ def _config_of(data: bytes) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """A special token as tokenizer_config.json spells it: text, or an object with `content`."""
+    """Read a special token as tokenizer_config.json spells it: text, or an object with `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte: printable Latin-1 is itself, the others count up from U+0100."""
+    """Map GPT-2's printable stand-ins to bytes: printable Latin-1 stands for itself, others count up from U+0100."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -2,7 +2,7 @@
 
 import sys
 
-from outrider.wire.config import TargetConfig
+from outrider.wire.settings.config import TargetConfig
 from outrider.wire.worker_main import leave, run_worker
 from target_service.worker import start_worker
 

@@ -1,4 +1,4 @@
-"""Verify and its verdict, as plain values."""
+"""A verify and its verdict, as plain values."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from outrider.engine.jobs import JobError
+from outrider.engine.worker.jobs import JobError
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import TokenKind
 
 
 class Finish(Enum):
+    """Why an answer ended."""
+
     STOP = pb.FINISH_REASON_STOP
     LENGTH = pb.FINISH_REASON_LENGTH
 
@@ -26,6 +28,8 @@ class Fallback(Enum):
 
 @dataclass(frozen=True, slots=True)
 class VerifyJob:
+    """Verify a proposal, or make a plain step."""
+
     owner: int
     slot_id: int
     base_len: int
@@ -36,12 +40,12 @@ class VerifyJob:
     arrived_s: float
     respond: Callable[[Verdict | JobError], None]
     num_own_draft_tokens: int = 0
-    """Drafted here, and num_draft_tokens is 0."""
+    """K of drafts that the target makes itself; num_draft_tokens is then 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of one committed token under the unmodified distribution."""
+    """Log-probs of one committed token under the unmodified distribution, in nats."""
 
     logprob: float
     top_ids: tuple[int, ...]
@@ -50,29 +54,33 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
+    """Durations of one verify, and what its forward was fed."""
+
     wait_s: float
     queue_s: float
     forward_s: float
     accept_s: float
     batch_size: int
     num_batch_tokens: int = 0
-    """Fed by the forward, all slots and pieces of prompts together."""
+    """Tokens fed by the forward, all slots and pieces of prompts together."""
     num_batch_prompt_tokens: int = 0
-    """Of these, tokens of pieces of prompts."""
+    """Tokens among num_batch_tokens that belong to pieces of prompts."""
+    step: int = 0
+    """Number of the forward in the target's life, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one verify decided."""
+    """The decision on one verify."""
 
     committed_len: int
-    """Of the request this answers."""
+    """Length of the request that this answers, in tokens."""
     token_ids: tuple[int, ...]
-    """Now committed after it, cut at the first stop."""
+    """Ids committed after it, cut at the first stop."""
     kinds: tuple[TokenKind, ...]
     num_drafted: int
     num_accepted: int
-    """By the rule, before stops cut."""
+    """Draft tokens kept by the rule, before stops cut."""
     finish: Finish | None
     stop_token_id: int | None
     logprobs: tuple[Logprobs, ...]
@@ -81,4 +89,4 @@ class Verdict:
     num_cached_tokens: int
     """Prompt tokens that the slot found in the prefix cache when it first began."""
     drafter_has_next: bool
-    """The slot's own drafter has something to say behind these tokens."""
+    """Whether the slot's own drafter has a proposal after these tokens."""

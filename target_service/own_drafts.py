@@ -7,36 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from outrider.drafting.drafter import Drafter, Follower
-from outrider.engine.chain import Chain, draw_chain
-from outrider.engine.drafters import OF_A_TEXT, LookupSizes, make_drafters
-from outrider.engine.jobs import Fault, JobError, OpenJob
-from outrider.engine.penalties import SamplingState
-from outrider.engine.scheduler import SlotKey
-from outrider.engine.slots import Slot
+from outrider.drafting.drafter import Follower, SequenceDrafter
+from outrider.engine.drafters import OF_A_TEXT, make_drafters
+from outrider.engine.sampling.chain import Chain, draw_chain
+from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.worker.jobs import Fault, JobError, OpenJob, SlotKey
+from outrider.engine.worker.slots import Slot
 from outrider.wire import kinds
-from outrider.wire.config import TargetConfig
+from outrider.wire.settings.config import TargetConfig
 from target_service.jobs import VerifyJob
 
 
 def make_own_drafts(config: TargetConfig, tokenizer_json: bytes, vocab_size: int) -> OwnDrafts:
-    """All that the settings allow. Raises ConfigError."""
+    """Return the drafters that the settings allow. Raises ConfigError."""
     wanted = (kinds.Drafter.NGRAM, kinds.Drafter.LOOKUP, *(OF_A_TEXT if config.drafter_text else ()))
-    sizes = LookupSizes(config.lookup_min_n, config.lookup_max_n, config.lookup_corpus_tokens)
-    drafters = make_drafters(wanted, config.drafter_text, tokenizer_json, vocab_size, sizes)
+    drafters = make_drafters(wanted, config.drafter_text, tokenizer_json, vocab_size)
     return OwnDrafts(drafters, vocab_size)
 
 
 class OwnDrafts:
-    """A slot's follower is what is committed there: whatever changes that is told here as well."""
+    """Keeps a follower for each slot with an own drafter. It must hear of every change of the committed tokens."""
 
-    def __init__(self, drafters: Mapping[kinds.Drafter, Drafter], vocab_size: int) -> None:
+    def __init__(self, drafters: Mapping[kinds.Drafter, SequenceDrafter], vocab_size: int) -> None:
         self._drafters = drafters
         self._vocab_size = vocab_size
         self._followers: dict[SlotKey, Follower] = {}
 
     def __len__(self) -> int:
-        """Slots that are followed."""
+        """Return how many slots are followed."""
         return len(self._followers)
 
     @property
@@ -44,7 +42,7 @@ class OwnDrafts:
         return tuple(self._drafters)
 
     def refuses(self, kind: kinds.Drafter | None) -> JobError | None:
-        """None for one that this worker offers, and for none."""
+        """Return the error for a drafter that this worker does not offer, else None."""
         if kind is None or kind in self._drafters:
             return None
         offered = ", ".join(each.label for each in self._drafters)
@@ -55,21 +53,21 @@ class OwnDrafts:
         )
 
     def open(self, job: OpenJob, slot: Slot) -> None:
-        """The slot has been opened, perhaps in place of an older one."""
+        """Follow a slot that has been opened, perhaps in place of an older one."""
         self.drop(slot.key)
         if job.drafter is not None:
             drafter = self._drafters[job.drafter]
             self._followers[slot.key] = drafter.open(slot.committed, slot.num_prompt, job.cache_salt)
 
     def commit(self, job: VerifyJob) -> None:
-        """committed = committed[:base_len] + committed_ids."""
+        """Set the slot's tokens to committed[:base_len] + committed_ids."""
         follower = self._followers.get((job.owner, job.slot_id))
         if follower is not None:
             follower.truncate(job.base_len)
             follower.append(job.committed_ids)
 
     def append(self, key: SlotKey, token_ids: Sequence[int]) -> bool:
-        """A verdict has committed these. Returns whether the slot's drafter has something to say behind them."""
+        """Append the tokens that a verdict committed. Return whether the slot's drafter has a proposal after them."""
         follower = self._followers.get(key)
         if follower is None:
             return False
@@ -85,7 +83,7 @@ class OwnDrafts:
         return draw_chain(follower.walk(), state, committed_len, num_draft_tokens, self._vocab_size)
 
     def close(self, key: SlotKey) -> None:
-        """Its drafter may remember what the slot said."""
+        """Stop following a closed slot, whose drafter may remember its tokens."""
         follower = self._followers.pop(key, None)
         if follower is not None:
             follower.close()
@@ -95,5 +93,5 @@ class OwnDrafts:
             self.close(key)
 
     def drop(self, key: SlotKey) -> None:
-        """It begins anew, or nobody should remember it."""
+        """Stop following a slot that begins anew or must not be remembered."""
         self._followers.pop(key, None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from outrider.engine.scheduler import SlotKey
+from outrider.engine.worker.jobs import SlotKey
 
 PATIENCE = 0.5
 """Of a step's time: how long the next one is held back at most for plain slots. What it saves is a step for those who

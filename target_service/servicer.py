@@ -1,4 +1,4 @@
-"""Protobuf in, jobs to the engine, results out as protobuf. No maths. Runs on the gRPC loop's thread."""
+"""Translate protobuf into jobs for the engine, and results into protobuf. No maths. Runs on the gRPC loop's thread."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import grpc.aio
 
-from outrider.engine.jobs import Fault, JobError, invalid
-from outrider.engine.worker_service import Respond, WorkerService
+from outrider.engine.worker.jobs import Fault, JobError, invalid
+from outrider.engine.worker.worker_service import Respond, WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
-from outrider.wire.codec import BadTensor, rows_from_proto
 from outrider.wire.params import MAX_DRAFT_TOKENS, MAX_WAIT_BUDGET_MS
-from outrider.wire.streams import check_batch
+from outrider.wire.transport.codec import BadTensor, rows_from_proto
+from outrider.wire.transport.streams import check_batch
 from target_service.jobs import Verdict, VerifyJob
-from target_service.tickets import Arrival, Part, TicketTable
+from target_service.tickets import Arrival, DeliveryPart, TicketTable
 
 _ACCEPTABLE = (Arrival.TAKEN, Arrival.COMPLETE, Arrival.LATE)
 
@@ -79,12 +79,12 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         else:
             arrival = self._tickets.deliver(part, now)
         if item.start == 0 or arrival not in (Arrival.TAKEN, Arrival.LATE):
-            # Its verify can go now, with drafts or without; or a proposal is newly parked and its time has begun.
+            # A verify can go now, with drafts or without; or a proposal is newly parked and its time to live began.
             self._service.engine.submit(None)
         return arrival
 
-    def _part(self, item: tpb.Delivery) -> Part:
-        """Checks all that needs no tensor. Raises BadTensor."""
+    def _part(self, item: tpb.Delivery) -> DeliveryPart:
+        """Translate a delivery, checking all that needs no tensor. Raises BadTensor."""
         if item.target_epoch != self._service.epoch:
             raise BadTensor(f"proposal is for target epoch {item.target_epoch}, this is {self._service.epoch}")
         if item.num_draft_tokens > MAX_DRAFT_TOKENS:
@@ -96,15 +96,17 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         for token_id in draft_ids:
             if token_id >= self._vocab_size:
                 raise BadTensor(f"drafted id {token_id} is outside 0 to {self._vocab_size - 1}")
+        if item.parents and len(item.parents) != len(draft_ids):
+            raise BadTensor(f"{len(item.parents)} parents for {len(draft_ids)} draft tokens; a tree has one for each")
         parents = tuple(item.parents)
-        if parents and len(parents) != len(draft_ids):
-            raise BadTensor(f"{len(parents)} parents for {len(draft_ids)} draft tokens; a tree has one for each")
         rows = None
         if item.HasField("distributions"):
             num_rows = len(set(parents)) if parents else len(draft_ids)
             rows = rows_from_proto(item.distributions, num_rows, self._vocab_size)
         size = item.ByteSize()
-        return Part(item.ticket, item.committed_len, item.start, draft_ids, item.num_draft_tokens, rows, size, parents)
+        return DeliveryPart(
+            item.ticket, item.committed_len, item.start, draft_ids, item.num_draft_tokens, rows, size, parents
+        )
 
 
 def _verify_job(owner: int, message: tpb.Verify, respond: Respond) -> VerifyJob:
@@ -154,6 +156,7 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
         batch_size=timings.batch_size,
         num_batch_tokens=timings.num_batch_tokens,
         num_batch_prompt_tokens=timings.num_batch_prompt_tokens,
+        step=timings.step,
         num_cached_tokens=result.num_cached_tokens,
         drafter_has_next=result.drafter_has_next,
     )

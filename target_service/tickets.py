@@ -14,8 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from outrider.wire.codec import Rows
+from outrider.wire.transport.codec import Rows
 
+MAX_PARKED_TICKETS = 1024
+"""Proposals that may wait for their verify. Twice as many: one draft of many can fill twice as much."""
+PARKED_TTL_S = 10.0
+"""A proposal that no verify asked for is dropped after this. Twice as much: its bytes are held twice as long."""
 NUM_REMEMBERED = 4096
 """Finished tickets remembered, so that what comes for them is known to be late rather than early."""
 
@@ -56,7 +60,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DeliveryPart:
     """One delivery, translated and range-checked by the servicer."""
 
     ticket: int
@@ -98,7 +102,7 @@ class TicketTable:
 
     # gRPC loop
 
-    def deliver(self, part: Part, now: float) -> Arrival:
+    def deliver(self, part: DeliveryPart, now: float) -> Arrival:
         """Take one part in. Parts of a ticket must come in order and agree with each other and with the verify; a later
         one may say that there will be fewer tokens than was announced.
         """
@@ -118,7 +122,7 @@ class TicketTable:
             if proposal is not None and not proposal.complete:
                 self._refuse(proposal, reason)
 
-    def _deliver(self, part: Part, now: float) -> Arrival:
+    def _deliver(self, part: DeliveryPart, now: float) -> Arrival:
         if part.ticket in self._finished:
             return Arrival.LATE
         proposal = self._find_or_open(part.ticket, now)
@@ -146,7 +150,7 @@ class TicketTable:
             proposal = self._open[ticket] = Proposal(ticket, now)
         return proposal
 
-    def _append(self, proposal: Proposal, part: Part, now: float) -> Arrival:
+    def _append(self, proposal: Proposal, part: DeliveryPart, now: float) -> Arrival:
         proposal.committed_len, proposal.num_draft_tokens = part.committed_len, part.num_draft_tokens
         proposal.draft_ids.extend(part.draft_ids)
         proposal.parents.extend(part.parents)
@@ -245,7 +249,7 @@ class TicketTable:
             self._on_drop(why, num_tokens)
 
 
-def _wrong(proposal: Proposal, part: Part) -> str | None:
+def _wrong(proposal: Proposal, part: DeliveryPart) -> str | None:
     """What is wrong with the part after what has arrived before it; None for nothing."""
     num_here = len(proposal.draft_ids)
     if part.start != num_here:

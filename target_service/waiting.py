@@ -11,18 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from outrider.engine.chain import Chain
-from outrider.engine.draft_tree import DraftTree
-from outrider.engine.jobs import Fault, JobError
-from outrider.engine.row_law import RowLaw
-from outrider.engine.scheduler import SlotKey, Want
-from outrider.engine.slot_keeper import needs_prefill
-from outrider.engine.slots import Slot
-from outrider.engine.turns import Wish
-from outrider.engine.wire_tensors import decode_laws
-from outrider.wire.codec import BadTensor
+from outrider.engine.sampling.chain import Chain
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.tree_acceptance import DraftTree
+from outrider.engine.sampling.wire_tensors import decode_laws
+from outrider.engine.worker.jobs import Fault, JobError, SlotKey
+from outrider.engine.worker.scheduler import StepRequest, Want
+from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.transport.codec import BadTensor
 from target_service.jobs import Fallback, VerifyJob
 from target_service.tickets import Proposal, TicketTable
 
@@ -47,9 +45,17 @@ class Waiting:
     with_drafts: bool = False
     """The proposal is complete: decided when the verify was found ready, since it may complete at any time."""
 
+    is_crowded_out: bool = False
+    """Other drafts fill the step: it goes plain."""
+
+    @property
+    def num_drafts(self) -> int:
+        """Tokens asked for, whatever the drafts say: who goes plain must not depend on that."""
+        return self.job.num_draft_tokens if self.with_drafts else self.num_own
+
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyVerify:
     """A verify that goes into the next forward."""
 
     waiting: Waiting
@@ -131,7 +137,7 @@ class WaitingRoom:
         for key in [key for key in self._waiting if key[0] == owner]:
             self.cancel(*key, why)
 
-    def done(self, ready: Ready) -> None:
+    def done(self, ready: ReadyVerify) -> None:
         """Its verdict is on its way."""
         job = ready.waiting.job
         del self._waiting[job.owner, job.slot_id]
@@ -157,14 +163,19 @@ class WaitingRoom:
             return arrived_s
         return None if proposal.completed_s is None else max(arrived_s, proposal.completed_s)
 
-    def wishes(self, now: float) -> dict[SlotKey, Wish]:
+    def step_requests(self, now: float) -> dict[SlotKey, StepRequest]:
         """What each slot with a verify would do now."""
         self._tickets.expire(now)
         return {key: self._wish(waiting, now) for key, waiting in self._waiting.items()}
 
-    def take(self, keys: Iterable[SlotKey]) -> list[Ready]:
-        """Those that go now, each with its drafts or without."""
-        return [self._ready(self._waiting[key]) for key in keys]
+    def take(self, keys: Iterable[SlotKey], most_drafts: int) -> list[ReadyVerify]:
+        """Return those that go now, each with its drafts or without: at most most_drafts tokens, the shortest first."""
+        taken = [self._waiting[key] for key in keys]
+        for waiting in sorted(taken, key=lambda waiting: waiting.num_drafts):
+            if waiting.num_drafts > most_drafts:
+                waiting.is_crowded_out = True
+            most_drafts -= 0 if waiting.is_crowded_out else waiting.num_drafts
+        return [self._ready(waiting) for waiting in taken]
 
     def not_runnable(self, keys: Iterable[SlotKey]) -> None:
         """These slots have no memory: their wait budgets begin when they have."""
@@ -172,61 +183,63 @@ class WaitingRoom:
             if key in self._waiting:
                 self._waiting[key].runnable_s = None
 
-    def _wish(self, waiting: Waiting, now: float) -> Wish:
+    def _wish(self, waiting: Waiting, now: float) -> StepRequest:
         slot, proposal = waiting.slot, waiting.proposal
         num_committed = len(slot.committed)
         if needs_prefill(slot):
-            return Wish(Want.PREFILL, num_committed + waiting.job.num_draft_tokens + waiting.num_own)
+            return StepRequest(Want.PREFILL, num_committed + waiting.job.num_draft_tokens + waiting.num_own)
         if waiting.runnable_s is None:
             waiting.runnable_s = now
         if proposal is None or proposal.refused is not None:
             waiting.with_drafts = False
-            return Wish(Want.STEP, num_committed + waiting.num_own)
+            return StepRequest(Want.STEP, num_committed + waiting.num_own)
         waiting.with_drafts = proposal.complete
         if waiting.with_drafts:
-            return Wish(Want.STEP, num_committed + proposal.num_draft_tokens)
+            return StepRequest(Want.STEP, num_committed + proposal.num_draft_tokens)
         if proposal.gone or now >= waiting.runnable_s + waiting.job.wait_budget_s:
-            return Wish(Want.STEP, num_committed)
-        return Wish(Want.PREFILL, num_committed + waiting.job.num_draft_tokens)
+            return StepRequest(Want.STEP, num_committed)
+        return StepRequest(Want.PREFILL, num_committed + waiting.job.num_draft_tokens)
 
-    def _ready(self, waiting: Waiting) -> Ready:
+    def _ready(self, waiting: Waiting) -> ReadyVerify:
         proposal = waiting.proposal
+        if waiting.is_crowded_out:
+            return ReadyVerify(waiting, [], None, None)
         if waiting.num_own:
             chain = self._draft(waiting.slot, waiting.num_own)
-            return Ready(waiting, chain.ids, chain.laws, None)
+            return ReadyVerify(waiting, chain.ids, chain.laws, None)
         if proposal is None:
-            return Ready(waiting, [], None, None)
+            return ReadyVerify(waiting, [], None, None)
         if waiting.with_drafts:
             return self._with_drafts(waiting, proposal)
         if proposal.refused is not None:
             return self._refused(waiting, proposal.refused)
-        return Ready(waiting, [], None, Fallback.LATE)
+        return ReadyVerify(waiting, [], None, Fallback.LATE)
 
-    def _refused(self, waiting: Waiting, why: str) -> Ready:
+    def _refused(self, waiting: Waiting, why: str) -> ReadyVerify:
         slot_id = waiting.job.slot_id
         log.warning("refused a proposal for slot %d: %s", slot_id, why, extra=about(slot=slot_id))
         self._metrics.proposals_refused.inc()
-        return Ready(waiting, [], None, Fallback.REFUSED)
+        return ReadyVerify(waiting, [], None, Fallback.REFUSED)
 
-    def _with_drafts(self, waiting: Waiting, proposal: Proposal) -> Ready:
+    def _with_drafts(self, waiting: Waiting, proposal: Proposal) -> ReadyVerify:
         try:
             return self._checked(waiting, proposal)
         except BadTensor as error:
             self._tickets.reject(proposal, str(error))
             return self._refused(waiting, str(error))
 
-    def _checked(self, waiting: Waiting, proposal: Proposal) -> Ready:
+    def _checked(self, waiting: Waiting, proposal: Proposal) -> ReadyVerify:
         """Raises BadTensor for a proposal that cannot be verified."""
         slot, draft_ids = waiting.slot, list(proposal.draft_ids)
         if not draft_ids:  # the draft has nothing to say here
-            return Ready(waiting, [], None, None)
+            return ReadyVerify(waiting, [], None, None)
         tree = self._tree(proposal, slot) if proposal.parents else None
         room = _room(slot)
         depth = len(draft_ids) if tree is None else max(map(len, tree.paths))
         if depth > room:
             raise BadTensor(f"{depth} draft tokens after each other, room for {room} before max_tokens")
         if slot.params.determined:
-            return Ready(waiting, draft_ids, None, None, tree)
+            return ReadyVerify(waiting, draft_ids, None, None, tree)
         if not proposal.rows:
             raise BadTensor("distributions are missing, and acceptance is by rejection at a temperature above 0")
         drafted = [[token_id] for token_id in draft_ids] if tree is None else tree.broods()
@@ -237,7 +250,7 @@ class WaitingRoom:
         for rows in proposal.rows:
             laws.extend(decode_laws(rows, self._vocab_size, drafted[start : start + rows.num_rows]))
             start += rows.num_rows
-        return Ready(waiting, draft_ids, laws, None, tree)
+        return ReadyVerify(waiting, draft_ids, laws, None, tree)
 
     def _tree(self, proposal: Proposal, slot: Slot) -> DraftTree:
         """Raises BadTensor."""

@@ -1,4 +1,4 @@
-"""Puts a target worker together. Called by `python -m target_service` and by the Ray actor: the same code in both.
+"""Assemble a target worker. Called by `python -m target_service` and by the Ray actor: the same code in both.
 
 Torch is imported inside `start_worker`, after the process has been pinned.
 """
@@ -6,28 +6,33 @@ Torch is imported inside `start_worker`, after the process has been pinned.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outrider.wire.config import TargetConfig
-from outrider.wire.host import prepare_process
+from outrider.wire.settings.config import TargetConfig
+from outrider.wire.transport.host import prepare_process
 
 if TYPE_CHECKING:
-    from outrider.engine.worker_handle import WorkerHandle
+    from outrider.engine.worker.worker_handle import WorkerHandle
 
 
-def start_worker(config: TargetConfig) -> WorkerHandle:
-    """Pin, load the model, listen. Returns when the worker can be called; raises ConfigError when it cannot start."""
+def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> WorkerHandle:
+    """Pin, load the model, listen, and return when the worker can be called. Raises ConfigError when it cannot.
+
+    ranks_folder: where ranks that somebody else starts meet this one; None = it starts them itself.
+    """
     cores = prepare_process(config.cpu_cores)
     num_threads = len(cores)
     if config.tensor_parallel > 1:
         if config.device == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers splits weights over GPUs wherever there are any
-        if config.parallel_folder is None:  # the ranks that this one starts are on these cores too
+        if ranks_folder is None:  # the followers that this process starts share these cores
             num_threads = max(1, len(cores) // config.tensor_parallel)
 
-    from outrider.engine.loaded import Loaded, load
-    from outrider.engine.worker_handle import Base, Parts, start
+    from outrider.engine.loading.loaded import Loaded, load
+    from outrider.engine.worker.worker_handle import Base, Parts, start
     from outrider.v1 import target_pb2, target_pb2_grpc
+    from target_service import tickets as tickets_of
     from target_service.own_drafts import make_own_drafts
     from target_service.servicer import TargetServicer
     from target_service.tickets import TicketTable
@@ -37,15 +42,15 @@ def start_worker(config: TargetConfig) -> WorkerHandle:
         metrics, loaded = base.metrics, base.loaded
         vocab_size = loaded.runner.facts.vocab_size
         tickets = TicketTable(
-            config.max_parked_tickets,
+            tickets_of.MAX_PARKED_TICKETS,
             config.max_parked_bytes,
-            config.parked_ttl_s,
+            tickets_of.PARKED_TTL_S,
             on_drop=lambda why, num_tokens: metrics.dropped_tokens.labels(why=why).inc(num_tokens),
         )
         loaded.num_tickets = lambda: len(tickets)
         own_drafts = make_own_drafts(config, loaded.tokenizer.tokenizer_json, vocab_size)
         loaded.drafters = own_drafts.offered
-        rest = (metrics, loaded.max_prefill_tokens, config.verification == "block", own_drafts)
+        rest = (metrics, loaded.max_prefill_tokens, own_drafts)
         verifier = Verifier(loaded.runner, base.keeper, tickets, base.engine, *rest)
 
         def add_services(server: Any) -> list[str]:
@@ -55,4 +60,4 @@ def start_worker(config: TargetConfig) -> WorkerHandle:
 
         return Parts(verifier, add_services)
 
-    return start("target", config, num_threads, load, make)
+    return start("target", config, num_threads, partial(load, ranks_folder=ranks_folder), make)

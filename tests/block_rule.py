@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from outrider.engine.noise import Purpose
+from outrider.engine.sampling.noise import Purpose
 
 
 def verdict(

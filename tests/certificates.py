@@ -9,8 +9,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from outrider.cli.authority import Authority, host_name, write_certificates
-from outrider.wire.roles import Role
-from outrider.wire.tls import CA, CERTIFICATE, KEY
+from outrider.wire.transport.roles import Role
+from outrider.wire.transport.tls import CA, CERTIFICATE, KEY
 
 
 def now() -> datetime:

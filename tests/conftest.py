@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ from tests.stack import Stack, running
 
 PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs inherit it, and so would children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
-STARTS_RAY = ("test_ray", "test_up.py", "test_demo.py")
+STARTS_RAY = ("test_ray", "test_up.py")
 """How the names of files begin whose tests start a Ray. Two that start side by side on two cores may take longer than
 Ray waits for itself.
 """
@@ -47,6 +51,18 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The demo pair served by three real processes, shared by the tests of a session."""
     with running(log_folder=tmp_path_factory.mktemp("stack")) as started:
         yield started
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small lose by more, and other processes of the suite lose most: idle threads of torch spin."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 1
+    if torch:
+        torch.set_num_threads(1)
+    yield
+    if torch:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

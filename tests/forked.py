@@ -2,12 +2,13 @@
 
 A worker's start is five seconds of imports and half a second of its own; tests start two hundred. A fork runs the same
 code from the first line of `MODULE/__main__.py` on. `tests/e2e/test_incompatible_pair.py`, `test_demo.py` and
-`test_up.py` start the commands as users do.
+`test_up.py` start the commands as users do. An argument @MODULE.NAME=VALUE is no argument: it replaces a constant.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -109,5 +110,9 @@ def _run(module: str, args: list[str], stdout: Connection, stderr: str, env: dic
     os.environ.clear()
     os.environ.update(env)
     os.chdir(REPO)
-    sys.argv = [module, *args]
+    for place, value in (arg[1:].split("=") for arg in args if arg.startswith("@")):
+        owner, name = place.rsplit(".", 1)
+        found = importlib.import_module(owner)
+        setattr(found, name, type(getattr(found, name))(value))
+    sys.argv = [module, *(arg for arg in args if not arg.startswith("@"))]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -9,6 +9,7 @@ import queue
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -190,6 +191,18 @@ class Pools:
         return started
 
 
+@contextlib.contextmanager
+def gateway_beside(stack: Stack, *args: str, draft: bool = True) -> Iterator[Process]:
+    """Start another gateway over the same workers, and stop it."""
+    assert stack.draft is not None
+    workers = ("--target", stack.target.address, *(("--draft", stack.draft.address) if draft else ()))
+    gateway = Process("gateway", [*workers, "--port", "0", "--grpc-port", "0", *args])
+    try:
+        yield gateway
+    finally:
+        gateway.stop()
+
+
 def read_metrics(url: str) -> dict[str, float]:
     return parse_metrics(httpx.get(url).text)
 
@@ -288,3 +301,14 @@ def running_pools(
         yield pools
     finally:
         stop_all(pools.processes)
+
+
+def wait_until_nothing_is_held(stack: Stack) -> None:
+    """Fail where a slot, block or ticket of a worker is still held 20 s after the last answer."""
+    give_up = time.monotonic() + 20
+    while True:
+        infos = (stack.target_info(), stack.draft_info())
+        if not any(info.num_slots_in_use or info.num_kv_blocks_in_use or info.num_tickets for info in infos):
+            return
+        assert time.monotonic() < give_up, infos
+        time.sleep(0.1)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.engine.row_law import RowLaw
-from outrider.engine.wire_tensors import decode_laws, encode_laws, scattered
-from outrider.wire.codec import Rows
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.wire_tensors import decode_laws, encode_laws, scattered
+from outrider.wire.transport.codec import Rows
 
 
 def encode_rows(log_probs: Tensor, *, prefer_sparse: bool) -> Rows:

@@ -5,7 +5,7 @@
 Engines take turns, pass by pass, on the same cores; other engines are stopped meanwhile, so that no thread of theirs
 spins. Outrider is several processes and not stopped: it sleeps when it has no work. A pass is every prompt once,
 `concurrency` at a time. Ratios are taken within a repetition. Prefix caches are off everywhere, so each pass feeds its
-prompts. What an engine lacks is said, not hidden, and a rate of wrong answers or of a useless draft is marked.
+prompts. The report names the modes that an engine lacks, and marks a rate of wrong answers or of a useless draft.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import math
 import os
 import signal
 import statistics
@@ -23,27 +24,37 @@ from dataclasses import asdict, dataclass, field
 
 from tokenizers import Tokenizer
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, WORK, Report, dev_prompts, num_parameters, spread, widened
+from benchmarks.common import (
+    DEMO_DRAFT,
+    DEMO_TARGET,
+    WORK,
+    Report,
+    dev_prompts,
+    num_parameters,
+    spread,
+    widened,
+    with_interval,
+)
 from benchmarks.peers import profiling
 from benchmarks.peers.compare import NEAR_TIE, Difference, Judge
 from benchmarks.peers.engines import EngineFailed, EngineProcess, Kind, kinds, missing
 from benchmarks.peers.protocol import Answer, Job, Setup
 
 CONTEXT = 1024
-"""Tokens; the longest development prompt has 548."""
+"""Tokens of prompt and answer; the longest development prompt has 548."""
 ARMS = (False, True)
-"""Plain, and with the draft."""
+"""Whether an arm drafts: plain, and with the draft."""
 USEFUL = 0.1
-"""Of drafted tokens accepted, at least; a draft of the demo pair that does less is not at work as it should be."""
+"""Least share of drafted tokens accepted; a draft of the demo pair below it does not work as it should."""
 WRONG, USELESS = "†", "‡"
 
 
 @dataclass
 class Cell:
-    """One engine, one arm, one setting."""
+    """The passes of one engine, one arm and one setting."""
 
     rates: list[float] = field(default_factory=list)
-    """Tokens per second, a pass each."""
+    """Tokens per second of each pass."""
     drafted: int = 0
     accepted: int = 0
     phases: dict[str, list[float]] = field(default_factory=dict)
@@ -83,7 +94,7 @@ class Bench:
         self.greedy: list[tuple[str, Setting, bool, int, list[int]]] = []
         """Engine, setting, arm, index of the prompt, ids."""
         self.profiles: dict[str, list[tuple[str, float]]] = {}
-        """Where the target's engine thread was, by setting and arm."""
+        """Functions of the target's engine thread and their shares, by setting and arm."""
         self.target = widened(options.size)
         tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
         count = max([options.prompts, *options.concurrency])
@@ -99,10 +110,10 @@ class Bench:
                         self._setting(processes, Setting(dtype, temperature, concurrency))
 
     def _start(self, dtype: str, running: contextlib.ExitStack) -> list[EngineProcess]:
-        """`running` closes what was started, however few of all."""
+        """Start the engines of a dtype. `running` closes those that were started, however many failed."""
         ours = {role: text for role in ("target", "draft") if (text := getattr(self.options, f"ours_{role}"))}
         processes = []
-        for kind in kinds(ours):
+        for kind in kinds(ours, self.options.before):
             if self.options.engines and not any(name in kind.name.lower() for name in self.options.engines):
                 continue
             if (reason := missing(kind)) is not None:
@@ -127,13 +138,13 @@ class Bench:
             folder=str(folder),
         )
         started = time.perf_counter()
-        log = WORK / "bench-logs" / f"{kind.script}{'-apart' * ('core' in kind.name)}-{dtype}.log"
+        log = WORK / "bench-logs" / f"{kind.name.lower().replace(', ', '-').replace(' ', '-')}-{dtype}.log"
         with contextlib.ExitStack() as starting:
             process = EngineProcess(kind, setup, log)
             starting.callback(process.close)
             try:
                 self.versions[kind.name] = process.ready()
-                for speculative in ARMS:  # compile, allocate, warm up
+                for speculative in ARMS:  # let it compile, allocate and warm up
                     process.run(self._job(self.prompts[:1], 16, 0.0, 1, speculative))
             except EngineFailed as failure:
                 self.absent[f"{kind.name}, {dtype}"] = str(failure)
@@ -148,7 +159,7 @@ class Bench:
         return Job(prompts, num, temperature, concurrency, speculative, seed=1)
 
     def _setting(self, processes: list[EngineProcess], setting: Setting) -> None:
-        """Repetitions share out the prompts where there are more than fit at once: each pass has its own."""
+        """Measure a setting. Where there are more prompts than run at once, the repetitions share them out."""
         repetitions = self.options.repetitions[setting.concurrency]
         everything = self.prompts[: max(self.options.prompts, setting.concurrency)]
         for repetition in range(repetitions):
@@ -164,7 +175,7 @@ class Bench:
         self._print_progress(setting)
 
     def _profile(self, py_spy: str, process: EngineProcess, setting: Setting, prompts: list[list[int]]) -> None:
-        """One more pass of ours in each arm, which is not counted."""
+        """Profile one more pass of ours in each arm, which is not counted."""
         for speculative in ARMS if "target" in process.pids else ():
             job = self._job(prompts, self.options.max_tokens, setting.temperature, setting.concurrency, speculative)
             top = profiling.while_running(py_spy, process.pids["target"], lambda job=job: process.run(job))
@@ -195,7 +206,7 @@ class Bench:
 
     @functools.cached_property
     def differences(self) -> list[tuple[str, Setting, bool, Difference]]:
-        """Of all greedy answers. When everything has run: it loads the target."""
+        """Differences in all greedy answers. Read it when everything has run: it loads the target."""
         found, judges = [], {}
         for name, setting, speculative, index, ids in self.greedy:
             if setting.dtype not in judges:
@@ -206,7 +217,7 @@ class Bench:
         return found
 
     def marks(self, name: str, setting: Setting, speculative: bool) -> str:
-        """Why this rate is none to compare with; empty where it is one."""
+        """Return the marks of a rate that must not be compared; empty where it may."""
         wrong = any(
             each[:3] == (name, setting, speculative) and each[3].gap >= NEAR_TIE[setting.dtype]
             for each in self.differences
@@ -237,6 +248,8 @@ def write(bench: Bench) -> None:
         report.table(
             str(setting), ("engine", "plain tok/s", "×", "with draft tok/s", "×", "accepted"), _rows(bench, setting)
         )
+    if options.before:
+        _write_before(bench, settings)
     _write_absent(bench)
     _write_profile(bench, settings)
     _write_functions(bench)
@@ -265,6 +278,26 @@ def _rows(bench: Bench, setting: Setting) -> list[list[str]]:
     return rows
 
 
+def _write_before(bench: Bench, settings: list[Setting]) -> None:
+    """Compare this commit with an earlier one: each row's ratio of passes that ran side by side, and all rows' mean."""
+    rows, means = [], []
+    for setting in settings:
+        for speculative in ARMS:
+            now, then = (
+                bench.cells[name, setting, speculative].rates
+                for name in ("Outrider", f"Outrider at {bench.options.before}")
+            )
+            if ratios := [math.log(a / b) for a, b in zip(now, then, strict=False)]:
+                mean, low, high = (math.exp(each) for each in with_interval(ratios))
+                means.append(mean)
+                name = f"{setting}{', with draft' * speculative}"
+                rows.append([name, str(len(ratios)), f"{mean:.3f}", f"{low:.3f} to {high:.3f}"])
+    heading = f"This commit over {bench.options.before}: geometric mean of pairs of passes, and its 95 % interval"
+    bench.report.table(heading, ("row", "pairs", "ratio", "interval"), rows)
+    bench.report.text(f"Geometric mean over the rows: {statistics.geometric_mean(means):.3f}.")
+    bench.report.data["before"] = rows
+
+
 def _write_absent(bench: Bench) -> None:
     lines = [f"- {name}: {reason}" for name, reason in bench.absent.items()]
     lacks = {(name, speculative, cell.lacks) for (name, _, speculative), cell in bench.cells.items() if cell.lacks}
@@ -276,7 +309,7 @@ def _write_absent(bench: Bench) -> None:
 
 
 def _write_profile(bench: Bench, settings: list[Setting]) -> None:
-    """Where our rounds' time goes, for the rows that another engine leads, or all with --profile."""
+    """Write where our rounds' time goes, for the rows that another engine leads, or all with --profile."""
     rows = []
     for setting in settings:
         for speculative in ARMS:
@@ -364,6 +397,9 @@ def parse() -> argparse.Namespace:
         help="passes at each concurrency in turn, the last holds for the rest; at 1 they share out the prompts",
     )
     parser.add_argument("--engines", nargs="+", type=str.lower, help="parts of names; absent = all that are installed")
+    parser.add_argument(
+        "--before", metavar="COMMIT", help="run that commit of ours beside this one, and compare the two"
+    )
     parser.add_argument("--cores", nargs="+", type=int, help="for every engine; absent = all of this process")
     parser.add_argument("--ours-target", type=str, default="", help="settings of our target, as JSON")
     parser.add_argument("--ours-draft", type=str, default="", help="settings of our draft, as JSON")
@@ -375,7 +411,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="greedy, concurrency 1 and 8, short answers, one pass")
     parser.add_argument("--name", default="peers", help="of the result's files")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
-    if parser.parse_known_args()[0].quick:  # what is said explicitly still holds
+    if parser.parse_known_args()[0].quick:  # explicit options still hold
         parser.set_defaults(temperature=[0.0], concurrency=[1, 8], prompts=2, max_tokens=24, repetitions=[1])
     options = parser.parse_args()
     given = options.repetitions

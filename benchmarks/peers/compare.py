@@ -1,4 +1,4 @@
-"""Are the greedy answers of all engines the target's own? Judged by transformers, one forward over each answer."""
+"""Check that the greedy answers of all engines are the target's own, by one forward of transformers over each."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import torch
 from transformers import AutoModelForCausalLM
 
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.15}
-"""Two best logits closer than this may swap places with the order of a sum. bfloat16 keeps 8 bits of a logit's ten."""
+"""Logits; two best ones closer than this may swap with the order of a sum. bfloat16 keeps 8 bits of a logit's ten."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where an answer first says another token than the judge would."""
+    """The first token of an answer that the judge would not choose."""
 
     prompt: int
     position: int
     expected: int
     found: int
     gap: float
-    """Between the judge's best logit and that of the token found."""
+    """Distance between the judge's best logit and that of the token found."""
 
 
 class Judge:
-    """The target alone, by transformers, in the dtype that the engines had."""
+    """Runs the target alone, by transformers, in the dtype that the engines had."""
 
     def __init__(self, target: Path, dtype: str) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype)).eval()
         self._known: dict[tuple[int, ...], Difference | None] = {}
 
     def first_difference(self, index: int, prompt: Sequence[int], output: Sequence[int]) -> Difference | None:
-        """None when every token is the best one after those before it."""
+        """Return the first difference, or None when every token is the best one after those before it."""
         key = (*prompt, -1, *output)
         if key not in self._known:
             self._known[key] = self._look(index, prompt, output)

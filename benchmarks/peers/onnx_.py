@@ -1,4 +1,4 @@
-"""onnxruntime-genai's `Generator`. Several prompts are one padded batch; its speculative model takes one prompt."""
+"""Run onnxruntime-genai's `Generator`. Several prompts are one padded batch; its speculative model takes one prompt."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Onnx:
         return Answer(outputs, time.perf_counter() - started, drafted or None, accepted if drafted else None)
 
     def _generator(self, prompts: list[list[int]], job: Job) -> tuple[genai.Generator, int]:
-        """-> it, and the padded length of its prompts. A least length is how it is told to ignore ends of sequence.
+        """Return a generator, and the padded length of its prompts. A least length makes it ignore ends of sequence.
 
-        It wants the padding on the right, and tells it from the prompt by the id; answers begin after it all the same.
+        It wants the padding on the right, and recognises it by the id; answers begin after it all the same.
         """
         width = max(map(len, prompts))
         model = self._drafted if job.speculative else self._plain
@@ -89,7 +89,7 @@ def _exported(setup: Setup, role: str) -> Path:
 
 
 def _paired(target: Path, draft: Path, setup: Setup) -> Path:
-    """One folder that holds both, with the configuration that makes a pair of them."""
+    """Return one folder that holds both, with the configuration that makes a pair of them."""
     out = target.with_name(target.name.replace("target", "pair"))
     shutil.rmtree(out, ignore_errors=True)
     (out / "draft").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: the continuous-batching pipeline, which is the one that `LLMPipeline` runs on a CPU, too."""
+"""Run OpenVINO GenAI's continuous-batching pipeline, which is the one that `LLMPipeline` runs on a CPU, too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import openvino_genai as genai
 from protocol import Job, Setup, in_groups, serve
 
 FORMATS = {"float32": "fp32", "bfloat16": "fp32"}
-"""Of the export; bfloat16 is a precision of inference there."""
+"""Formats of the export; bfloat16 is a precision of inference there."""
 HINTS = {"float32": "f32", "bfloat16": "bf16"}
 KV_CACHE_GB = 1
 
@@ -59,7 +59,7 @@ class OpenVino:
 
 
 def _exported(setup: Setup, role: str) -> Path:
-    """The checkpoint in OpenVINO's own form, made once."""
+    """Return the checkpoint in OpenVINO's own form, made when it is missing."""
     out = Path(setup.folder) / f"openvino-{role}-{FORMATS[setup.dtype]}"
     if not (out / "openvino_model.bin").exists():
         command = [str(Path(sys.executable).parent / "optimum-cli"), "export", "openvino"]

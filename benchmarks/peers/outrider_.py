@@ -1,8 +1,8 @@
-"""Outrider as its users have it: target, draft and gateway as processes, driven by the SDK through the gateway.
+"""Run Outrider as its users do: target, draft and gateway as processes, driven by the SDK through the gateway.
 
 `options`: layout is "shared" (both workers on all the cores, a thread for each) or "apart" (the last core is the
-draft's); target and draft settings may follow as JSON. It is not one process, so it is not stopped while others run:
-it sleeps when it has no work.
+draft's); target and draft settings may follow as JSON. It is not one process, so it is not stopped while others run: it
+sleeps when it has no work.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _pid(target: str) -> int:
 
 
 def system(setup: Setup) -> dict[str, Any]:
-    """The settings of `outrider up`, as its file would hold them."""
+    """Return the settings of `outrider up`, as its file would hold them."""
     cores = {"target": setup.cores, "draft": setup.cores}
     if setup.options["layout"] == "apart" and len(setup.cores) > 1:
         cores = {"target": setup.cores[:-1], "draft": setup.cores[-1:]}

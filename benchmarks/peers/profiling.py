@@ -1,4 +1,4 @@
-"""What a worker's Python is doing while it serves, by py-spy where it is installed: `bench-peers --profile`."""
+"""Show what a worker's Python does while it serves, by py-spy where it is installed: `bench-peers --profile`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TOP = 8
 
 
 def program() -> str | None:
-    """Of this environment, or on the PATH."""
+    """Return py-spy's path, in this environment or on the PATH, or None."""
     return shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 def while_running(py_spy: str, pid: int, work: Callable[[], None]) -> list[tuple[str, float]]:
-    """-> the innermost functions of the engine thread while `work` ran, with their shares, the largest first.
+    """Return the innermost functions of the engine thread while `work` ran, with their shares, the largest first.
 
     A function that calls into torch or into our own kernels is charged with their time; `Condition.wait` and
     `EngineThread._drain` are the thread waiting for work.
@@ -43,7 +43,7 @@ def while_running(py_spy: str, pid: int, work: Callable[[], None]) -> list[tuple
 
 
 def shares(stacks: str) -> list[tuple[str, float]]:
-    """Of py-spy's raw format: `frame;frame;frame count` a line, the innermost frame last."""
+    """Return functions and shares from py-spy's raw format: `frame;frame;frame count` a line, innermost frame last."""
     counts: Counter[str] = Counter()
     for line in stacks.splitlines():
         stack, _, count = line.rpartition(" ")

@@ -1,7 +1,7 @@
-"""How the benchmark speaks with an engine: a line of JSON in, a line of JSON out.
+"""The protocol between the benchmark and an engine: a line of JSON in, a line of JSON out.
 
 Every adapter in this folder is a process of its own in an environment of its own, so this file needs nothing but the
-standard library. An adapter reads a Setup, loads its models, says {"ready": version} and answers one Job a line.
+standard library. An adapter reads a Setup, loads its models, writes {"ready": version} and answers one Job a line.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Any, Protocol
 
 
 class Lacks(Exception):
-    """The engine has no such mode; the message says what it lacks."""
+    """Raised when the engine has no such mode; the message says what it lacks."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What an engine is started with."""
+    """Settings with which an engine is started."""
 
     target: str
-    """Folder of the checkpoint."""
+    """Folder of the target's checkpoint."""
     draft: str
     dtype: str
     """float32 or bfloat16, of both models."""
     num_draft_tokens: int
     """K."""
     cores: list[int]
-    """The process stays on them, with one thread a core."""
+    """Cores on which the process stays, with one thread a core."""
     max_concurrency: int
     context: int
     """Most tokens of prompt and answer together."""
     folder: str
-    """Where converted models are kept from run to run; one for each target and dtype."""
+    """Folder where converted models are kept from run to run; one for each target and dtype."""
     options: dict[str, str] = field(default_factory=dict)
-    """An engine's own, such as where its program lies."""
+    """An engine's own settings, such as where its program lies."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,22 @@ class Job:
 
 @dataclass
 class Answer:
+    """The outcome of a job."""
+
     outputs: list[list[int]]
     """Token ids in the order of the prompts."""
     elapsed_s: float
     num_drafted: int | None = None
     num_accepted: int | None = None
     detail: dict[str, float] = field(default_factory=dict)
-    """Where the time went, seconds by name, for an engine that can tell."""
+    """Seconds by name of a part, for an engine that can tell."""
 
 
 class Engine(Protocol):
     version: str
 
     def run(self, job: Job) -> list[list[int]] | Answer:
-        """Ids alone are timed by the caller. Raises Lacks."""
+        """Answer a job. The caller times an answer of ids alone. Raises Lacks."""
 
     def close(self) -> None: ...
 
@@ -79,7 +81,7 @@ def in_groups(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int
 
 
 def serve(make: Callable[[Setup], Engine]) -> None:
-    """The whole life of an adapter. Whatever a library prints goes to stderr."""
+    """Run an adapter for its whole life. Whatever a library prints goes to stderr."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

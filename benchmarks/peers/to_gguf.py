@@ -1,9 +1,10 @@
-"""Makes a GGUF file of a checkpoint with llama.cpp's own converter. Called by llamacpp.py, once a model and dtype.
+"""Make a GGUF file of a checkpoint with llama.cpp's own converter. Called by llamacpp.py, once a model and dtype.
 
     python benchmarks/peers/to_gguf.py LLAMA_CPP_SOURCE MODEL OUT.gguf float32
 
 The converter knows a byte-level BPE by a hash of what it makes of one text, and refuses one that it never saw, such as
-the demo pair's. Its splitting rule is GPT-2's, which is what the refusal asks for: so that one answer is given to it.
+the demo pair's. Its splitting rule is GPT-2's, which is what the refusal asks for: so this script gives that one
+answer.
 """
 
 import json
@@ -14,7 +15,7 @@ OUT_TYPES = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def check_tokenizer(model: Path) -> None:
-    """Exits when the tokenizer is not a byte-level BPE that splits as GPT-2's does."""
+    """Exit when the tokenizer is not a byte-level BPE that splits as GPT-2's does."""
     rule = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))["pre_tokenizer"]
     rules = rule["pretokenizers"] if rule["type"] == "Sequence" else [rule]
     last = rules[-1]

@@ -1,4 +1,4 @@
-"""transformers' own `generate`, with `assistant_model` for the draft. Several prompts are one padded batch."""
+"""Run transformers' own `generate`, with `assistant_model` for the draft. Several prompts are one padded batch."""
 
 from __future__ import annotations
 

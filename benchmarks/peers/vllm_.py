@@ -1,4 +1,4 @@
-"""vLLM's offline `LLM`, compiled as it is by default. It takes a draft for good, so there are two of it."""
+"""Run vLLM's offline `LLM`, compiled as it is by default. A draft is fixed at its start, so there are two of it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Vllm:
 
 
 def _counters(llm: object) -> tuple[int, int]:
-    """Drafted and accepted so far."""
+    """Return the tokens drafted and accepted so far."""
     values = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}  # type: ignore[attr-defined]
     names = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
     return tuple(int(values.get(name, 0)) for name in names)  # type: ignore[return-value]

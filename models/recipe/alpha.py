@@ -48,13 +48,13 @@ class Acceptance:
 
 
 def prompts_from_val(path: Path, num_prompts: int, num_tokens: int) -> Prompts:
-    """Windows of the held-out ids at fixed pseudo-random places."""
+    """Return windows of the held-out ids at fixed pseudo-random places."""
     ids = sample_windows(read_ids(path), num_prompts, num_tokens, np.random.default_rng(3))
     return Prompts(ids, torch.ones_like(ids))
 
 
 def prompts_from_file(path: Path, model: Path, num_prompts: int, num_tokens: int) -> Prompts:
-    """The last `num_tokens` tokens of each `prompt` of a JSON-lines file; shorter ones are padded."""
+    """Return the last `num_tokens` tokens of each `prompt` of a JSON-lines file; shorter ones are padded."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     rows = [tokenizer.encode(text, add_special_tokens=False)[-num_tokens:] for text in texts[:num_prompts]]
@@ -65,7 +65,7 @@ def prompts_from_file(path: Path, model: Path, num_prompts: int, num_tokens: int
 
 
 def continuations(target: LlamaForCausalLM, prompts: Prompts, num_new: int, temperature: float) -> torch.Tensor:
-    """Prompts with `num_new` tokens drawn from the target: [B, P + num_new] int64."""
+    """Return the prompts with `num_new` tokens drawn from the target, [B, P + num_new] int64."""
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     text: torch.Tensor = target.generate(
         prompts.ids, attention_mask=prompts.mask, max_new_tokens=num_new, min_new_tokens=num_new, **sampling
@@ -74,7 +74,7 @@ def continuations(target: LlamaForCausalLM, prompts: Prompts, num_new: int, temp
 
 
 def next_token_logits(model: LlamaForCausalLM, text: torch.Tensor, prompts: Prompts) -> torch.Tensor:
-    """Logits for every continued position, given the text before it: [B, T, V] float32."""
+    """Return the logits for every continued position, given the text before it, [B, T, V] float32."""
     num_new = text.shape[1] - prompts.ids.shape[1]
     mask = torch.cat([prompts.mask, prompts.mask.new_ones(len(text), num_new)], dim=1)  # [B, P + T]
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
@@ -83,18 +83,18 @@ def next_token_logits(model: LlamaForCausalLM, text: torch.Tensor, prompts: Prom
 
 
 def cut_to_best(probs: torch.Tensor, num_kept: int) -> torch.Tensor:
-    """[..., V] probabilities with all but the best set to 0, renormalised."""
+    """Return probabilities [..., V] with all but the best set to 0, renormalised."""
     values, ids = probs.topk(min(num_kept, probs.shape[-1]))
     return torch.zeros_like(probs).scatter_(-1, ids, values / values.sum(-1, keepdim=True))
 
 
 def overlap(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-    """1 - TV of each row: [...] from two [..., V]."""
+    """Return 1 - TV of each row, [...] from two [..., V]."""
     return torch.minimum(target_probs, draft_probs).sum(-1)
 
 
 def measure(target_logits: torch.Tensor, draft_logits: torch.Tensor, temperature: float) -> Acceptance:
-    """From logits [B, T, V] float32 at the same positions. `temperature` above 0."""
+    """Return the acceptance for logits [B, T, V] float32 at the same positions. `temperature` must be above 0."""
     target_probs = torch.softmax(target_logits / temperature, -1)  # [B, T, V]
     draft_probs = torch.softmax(draft_logits / temperature, -1)  # [B, T, V]
     alpha = overlap(target_probs, draft_probs)  # [B, T]
@@ -111,10 +111,10 @@ def measure(target_logits: torch.Tensor, draft_logits: torch.Tensor, temperature
 
 
 def greedy_tokens_per_round(matches: torch.Tensor, num_draft_tokens: int) -> float:
-    """Mean accepted length (1 + accepted / rounds) of greedy decoding, walked round by round.
+    """Return the mean accepted length (1 + accepted / rounds) of greedy decoding, walked round by round.
 
-    `matches` [B, T] bool says where the draft's best token is the target's. Exact, because under greedy the text is
-    the target's own whatever was drafted. A round that the end of the text cuts short is not counted.
+    `matches` [B, T] bool says where the draft's best token is the target's. Exact, because under greedy the text is the
+    target's own whatever was drafted. A round that the end of the text cuts short is not counted.
     """
     num_rounds = num_tokens = 0
     for row in matches.tolist():

@@ -1,4 +1,4 @@
-"""What preparing, training and measuring the demo pair share: sizes, folders, token files and precision."""
+"""Sizes, folders, token files and precision that preparing, training and measuring the demo pair share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CONTEXT_LIMIT = 2048
+"""Tokens of prompt and output together."""
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
 SPECIAL_TOKENS = (END_OF_TEXT, "<|user|>", "<|assistant|>", "<|system|>")
@@ -38,7 +39,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def new_model(which: str, vocab_size: int) -> LlamaForCausalLM:
-    """An untrained `target` or `draft`, float32 on CPU."""
+    """Return an untrained `target` or `draft`, float32 on CPU."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         max_position_embeddings=CONTEXT_LIMIT,
@@ -53,7 +54,7 @@ def new_model(which: str, vocab_size: int) -> LlamaForCausalLM:
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
-    """Raises FileNotFoundError naming the folder and the command that fills it."""
+    """Load a model for inference. Raises FileNotFoundError naming the folder and the command that fills it."""
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"no model in {folder}: train it first with `python -m models.recipe.train`")
     model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -61,7 +62,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: str) -> LlamaForCausalL
 
 
 def read_ids(path: Path) -> npt.NDArray[np.uint16]:
-    """The token ids of a prepared part, mapped, not read: [num_tokens] uint16.
+    """Return the token ids of a prepared part, mapped, not read: [num_tokens] uint16.
 
     Raises FileNotFoundError naming the file and the command that writes it.
     """
@@ -73,7 +74,7 @@ def read_ids(path: Path) -> npt.NDArray[np.uint16]:
 def sample_windows(
     ids: npt.NDArray[np.uint16], num_windows: int, length: int, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Windows at random places, across file borders: [num_windows, length] int64.
+    """Return windows at random places, across file borders: [num_windows, length] int64.
 
     Raises ValueError when the part is shorter than one window.
     """
@@ -88,7 +89,7 @@ def default_device() -> str:
 
 
 def has_bfloat16(device: str) -> bool:
-    """Whether bfloat16 products run at speed; emulated ones are slower than float32."""
+    """Return whether bfloat16 products run at speed; emulated ones are slower than float32."""
     if device.startswith("cuda"):
         return torch.cuda.is_bf16_supported(including_emulation=False)
     abilities = torch.cpu.get_capabilities()
@@ -96,7 +97,7 @@ def has_bfloat16(device: str) -> bool:
 
 
 def mixed_precision(device: str) -> contextlib.AbstractContextManager[object]:
-    """Forwards under it run in bfloat16 where the device is good at it, else in the weights' own type."""
+    """Run forwards in bfloat16 where the device is good at it, else in the weights' own type."""
     if not has_bfloat16(device):
         return contextlib.nullcontext()
     return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)

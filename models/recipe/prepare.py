@@ -3,8 +3,8 @@
     python -m models.recipe.prepare WORK [--stdlib DIR] [--docs DIR] [--tokenizer DIR]
 
 Writes into WORK: tokenizer/ (byte-level BPE), train.bin and val.bin (uint16 ids, <|endoftext|> before each file) and
-val_files.json (names of the held-out files). About one file in fifty is held out, chosen by a hash of its content:
-the same file is held out wherever it lies, and a copy of it never ends up on the other side.
+val_files.json (names of the held-out files). About one file in fifty is held out, chosen by a hash of its content: the
+same file is held out wherever it lies, and no copy of it is trained on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Document:
 
 
 def documents(source: str, folder: Path, pattern: str, seen: set[str]) -> Iterator[Document]:
-    """Text files of `folder` that match, each content once; `seen` collects the digests across sources."""
+    """Yield the text files of `folder` that match, each content once; `seen` collects the digests across sources."""
     for path in sorted(folder.rglob(pattern)):
         full_name = path.as_posix()
         if not path.is_file() or any(part in full_name for part in DATA_TABLES + NOT_THE_LIBRARY):
@@ -59,7 +59,7 @@ def documents(source: str, folder: Path, pattern: str, seen: set[str]) -> Iterat
 
 
 def collect(stdlib: Path, docs: Path | None) -> tuple[list[Document], list[Document]]:
-    """(training, held-out) documents. Raises ValueError naming a folder that is missing or a part that is empty."""
+    """Return (training, held-out) documents. Raises ValueError naming a missing folder or an empty part."""
     for folder in (stdlib, docs):
         if folder is not None and not folder.is_dir():
             raise ValueError(f"{folder} is not a folder: name the sources with --stdlib and --docs")
@@ -76,7 +76,7 @@ def collect(stdlib: Path, docs: Path | None) -> tuple[list[Document], list[Docum
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with GPT-2's pre-tokenizer: every text has ids, and decoding gives back its very bytes."""
+    """Return a byte-level BPE with GPT-2's pre-tokenizer: every text has ids, which decode to its very bytes."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = byte_level
@@ -100,7 +100,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def write_ids(path: Path, part: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> int:
-    """Write the part's ids as uint16, an end-of-text id before each file; returns how many."""
+    """Write the part's ids as uint16, an end-of-text id before each file; return how many."""
     with path.open("wb") as out:
         for doc in part:
             # verbose=False: files are longer than the context, and are cut into windows later
@@ -110,7 +110,7 @@ def write_ids(path: Path, part: Sequence[Document], tokenizer: PreTrainedTokeniz
 
 
 def prepare(work: Path, stdlib: Path, docs: Path | None, vocab_size: int, tokenizer_folder: Path | None) -> None:
-    """Everything this file promises. Raises ValueError as `collect` does."""
+    """Write all files that the module's docstring names. Raises ValueError as `collect` does."""
     train, held_out = collect(stdlib, docs)
     work.mkdir(parents=True, exist_ok=True)
     if tokenizer_folder is None:

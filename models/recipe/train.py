@@ -3,9 +3,9 @@
     python -m models.recipe.train WORK target --seconds 3600     cross-entropy on WORK/train.bin
     python -m models.recipe.train WORK draft --seconds 900       distillation from WORK/target
 
-The draft's loss is the cross-entropy to the target's whole distribution (KL plus a constant): what speculation needs
-is not a good model but one close to the target, since its acceptance is 1 - TV(target, draft) (Leviathan et al. 2023,
-Corollary 3.6).
+The draft's loss is the cross-entropy to the target's whole distribution (KL plus a constant): speculation needs not a
+good model but one close to the target, since its acceptance is 1 - TV(target, draft) (Leviathan et al. 2023, Corollary
+3.6).
 
 Muon on hidden matrices, AdamW on the rest; the rate is held, then taken linearly to zero over the second half. Muon
 matters at this budget: after 75 s on two cores the target reached 5.6 nats a token where AdamW alone reached 7.0.
@@ -38,13 +38,14 @@ from models.recipe.pair import (
 )
 
 WARMUP_STEPS = 60
+"""Steps over which the learning rate rises to its full value."""
 NUM_VALIDATION_BATCHES = 8
 VALIDATION_BATCH_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long and how wide. Exactly one of the two lengths is set."""
+    """Length and width of a training run. Exactly one of `seconds` and `steps` is set."""
 
     seconds: float | None
     steps: int | None
@@ -56,7 +57,7 @@ class Plan:
     seed: int
 
     def share_done(self, elapsed_s: float, step: int) -> float:
-        """0 at the start, 1 or more at the end."""
+        """Return the share of the run that is done: 0 at the start, 1 or more at the end."""
         if self.steps is not None:
             return step / self.steps
         assert self.seconds is not None
@@ -78,7 +79,7 @@ class Optimizers:
         self._full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._all]
 
     def step(self, loss: torch.Tensor, scale: float) -> None:
-        """One update at `scale` times the full learning rates."""
+        """Make one update at `scale` times the full learning rates."""
         for optimizer, rates in zip(self._all, self._full_rates, strict=True):
             optimizer.zero_grad(set_to_none=True)
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -90,23 +91,23 @@ class Optimizers:
 
 
 def rate_scale(share_done: float, step: int) -> float:
-    """Share of the full learning rate: a short warm-up, held, then linear to nearly zero from half-way on."""
+    """Return the share of the full rate: a short warm-up, held, then linear to nearly zero from half-way on."""
     warm_up = min(1.0, (step + 1) / WARMUP_STEPS)
     return warm_up * max(0.0, min(1.0, 2 * (1 - share_done))) + 0.01
 
 
 def next_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Mean nats a token, from logits [B, T, V] float32 and ids [B, T] int64."""
+    """Return the mean nats a token of logits [B, T, V] float32 and ids [B, T] int64."""
     return cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
 def distillation_loss(logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy to the teacher's distribution, nats a token; both [B, T, V] float32."""
+    """Return the mean cross-entropy to the teacher's distribution, nats a token; both [B, T, V] float32."""
     return -(softmax(teacher_logits, -1) * log_softmax(logits, -1)).sum(-1).mean()
 
 
 class Trainer:
-    """One training run of one model; `run` is the whole of it."""
+    """One training run of one model; `run` performs all of it."""
 
     def __init__(self, work: Path, which: str, plan: Plan, device: str, resume: bool) -> None:
         self._folder, self._plan, self._device = work / which, plan, device
@@ -165,7 +166,7 @@ class Trainer:
         return held_out
 
     def _save(self) -> None:
-        """A bfloat16 copy with its tokenizer: rounding the weights in training themselves would cost accuracy."""
+        """Save a bfloat16 copy with its tokenizer: rounding the weights in training themselves would cost accuracy."""
         copy.deepcopy(self.model).to(torch.bfloat16).save_pretrained(self._folder)
         self._tokenizer.save_pretrained(self._folder)
 

@@ -14,13 +14,13 @@ from rich.table import Table
 
 from outrider.cli.console import answer_console, errors_as_lines, note_console
 from outrider.cli.demo_runs import first_prompts
-from outrider.cli.processes import Child
 from outrider.cli.progress import telling
-from outrider.cli.system import demo_model
-from outrider.wire.config import TargetConfig
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.model_id import local_folder
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
+from outrider.wire.processes import Child
+from outrider.wire.settings.config import TargetConfig
+from outrider.wire.settings.system import demo_model
 
 KINDS = ("model", "ngram", "lookup", "unigram", "bigram")
 DTYPES = get_args(TargetConfig.model_fields["dtype"].annotation)
@@ -93,7 +93,7 @@ def alpha(
 
 
 def drafter_of(text: str) -> dict[str, str | None]:
-    """Raises ConfigError naming what is missing."""
+    """Read one drafter of the command line. Raises ConfigError naming what is missing."""
     kind, _, source = text.partition(":")
     if text in _COMBINED:
         raise ConfigError(f"--draft {text}: measure its two parts, {text.replace('+', ' and ')}, one beside the other")
@@ -115,7 +115,7 @@ def drafter_of(text: str) -> dict[str, str | None]:
 
 
 def measured(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
-    """In a process of its own, which has torch. Raises OutriderError with what is wrong."""
+    """Measure in a process of its own, which has torch. Raises OutriderError with what is wrong."""
     child = Child("alpha", [sys.executable, "-m", "outrider.engine.alpha"], stdin=json.dumps(task) + "\n")
     try:
         with telling(notes, "starting") as tell:
@@ -140,7 +140,7 @@ def measured(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """A table for each setting."""
+    """Print a table for each setting."""
     for setting in {json.dumps(row["setting"]): row["setting"] for row in rows}.values():
         own = [row for row in rows if row["setting"] == setting]
         off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -163,13 +163,13 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def shown(mean: float | None, error: float | None) -> str:
-    """Of an Estimate."""
+    """Return an estimate's mean and error as text."""
     if mean is None:
         return "-"
     return f"{mean:.3f}" if error is None else f"{mean:.3f}±{error:.3f}"
 
 
 def _name(drafter: str) -> str:
-    """Of a path its end, so that a row is a line."""
+    """Return the end of a path, so that a row is a line."""
     kind, _, source = drafter.partition(":")
     return f"{kind}:{Path(source).name}" if source else kind

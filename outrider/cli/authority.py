@@ -1,25 +1,30 @@
 """A certificate authority of one's own: its key and certificate in a folder, and a folder for each part beside them.
 
 Imports cryptography (the extra `certs`), so `certs` imports it when it is asked for.
+
+`outrider certs`: certificates for mutual TLS between the parts, and for the gateway's users.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from outrider.cli.console import errors_as_lines, note_console
 from outrider.wire.errors import ConfigError
-from outrider.wire.files import write_whole
-from outrider.wire.roles import Role
-from outrider.wire.tls import CA, CERTIFICATE, KEY
+from outrider.wire.settings.files import write_whole
+from outrider.wire.transport.roles import Role
+from outrider.wire.transport.tls import CA, CERTIFICATE, KEY
 
 CA_KEY = "ca-key.pem"
 PUBLIC = "public"
@@ -27,7 +32,7 @@ PUBLIC = "public"
 CA_LIFE = timedelta(days=3650)
 LIFE = timedelta(days=365)
 _BACKDATED = timedelta(minutes=5)
-"""Clocks differ."""
+"""How long before its making a certificate is valid from: the parts' clocks differ."""
 
 PrivateKey = ec.EllipticCurvePrivateKey
 Names = Sequence[x509.GeneralName]
@@ -49,7 +54,7 @@ class Authority:
 
     @classmethod
     def read(cls, folder: Path) -> Authority | None:
-        """None when there is none. Raises ConfigError."""
+        """Return the folder's authority, or None without one. Raises ConfigError."""
         if not (folder / CA_KEY).exists() and not (folder / CA).exists():
             return None
         try:
@@ -66,7 +71,7 @@ class Authority:
         return cls(key, certificate)
 
     def issue(self, common_name: str, names: Names, now: datetime, life: timedelta = LIFE) -> tuple[bytes, bytes]:
-        """Certificate and key, PEM, for both ends of a connection. Never outlives the authority."""
+        """Return certificate and key, PEM, for both ends of a connection; they never outlive the authority."""
         key = _new_key()
         until = min(now + life, self.certificate.not_valid_after_utc)
         builder = _builder(_name(common_name), self.certificate.subject, key, now, until)
@@ -81,7 +86,7 @@ class Authority:
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], now: datetime) -> list[Path]:
-    """The CA, unless there is one, and new certificates for every role and for users. Returns the folders written.
+    """Make the CA, unless there is one, and new certificates for every role and for users. Return the folders written.
 
     `hosts`: names and addresses that users reach the gateway by; empty: those of the certificate before, else this
     machine's. The parts know each other by role alone, so that no worker can pass for the gateway before users.
@@ -110,7 +115,7 @@ def _write_pair(folder: Path, certificate: bytes, key: bytes) -> None:
 
 
 def host_name(text: str) -> x509.GeneralName:
-    """Raises ConfigError for what is neither an IP address nor a DNS name; *.example.com is one."""
+    """Read an IP address or a DNS name such as *.example.com. Raises ConfigError for anything else."""
     try:
         return x509.IPAddress(ip_address(text))
     except ValueError:
@@ -124,7 +129,7 @@ def host_name(text: str) -> x509.GeneralName:
 
 
 def _names_in(path: Path) -> list[x509.GeneralName]:
-    """Of a certificate; none where there is no certificate."""
+    """Return the names in a certificate; none where there is no certificate."""
     try:
         found = x509.load_pem_x509_certificate(path.read_bytes())
         return list(found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
@@ -182,9 +187,35 @@ def _key_pem(key: PrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Makes its folder. Raises ConfigError."""
+    """Write a file, and make its folder. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     write_whole(path, content, private=private)
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where they are put; a CA that is there already signs the new ones.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name or address that users reach the gateway by, *.example.com too; may be given several times. "
+            "Absent = those of the certificate before, else this machine's."
+        ),
+    ] = None,
+) -> None:
+    """Make or renew certificates: FOLDER/gateway, draft, target and launcher for tls_dir, public for public_tls_dir.
+
+    Running parts take renewed files up by themselves. They last a year, the CA ten. Keep ca-key.pem off the machines
+    that serve.
+    """
+    with errors_as_lines():
+        try:
+            from outrider.cli.authority import write_certificates
+        except ImportError as error:
+            raise ConfigError(f"{error}: certificates are made with the extra: pip install 'outrider[certs]'") from None
+        written = write_certificates(folder, host or [], datetime.now(UTC))
+        for place in written:
+            typer.echo(place)
+        note_console().print(f"users trust them by {folder / 'ca.pem'}: --tls-ca, or SSL_CERT_FILE", markup=False)

@@ -67,7 +67,7 @@ def chat(
 
 
 def _loop(conversation: Conversation) -> bool:
-    """Until /quit or the end of input. Returns whether the last message was answered."""
+    """Read lines until /quit or the end of input. Return whether the last message was answered."""
     if sys.stdin.isatty():
         with suppress(ImportError):
             import readline  # noqa: F401  editing and recall, by being imported
@@ -104,7 +104,7 @@ class Conversation:
         self._messages = list(self._first)
 
     def say(self, text: str) -> bool:
-        """Streams the answer. Returns whether there was one; an error is shown and the conversation goes on."""
+        """Stream the answer. Return whether there was one; an error is shown and the conversation goes on."""
         asked: list[Message] = [*self._messages, {"role": "user", "content": text}]
         try:
             answer = self._answer(asked)
@@ -119,7 +119,7 @@ class Conversation:
         return True
 
     def _answer(self, messages: list[Message]) -> str:
-        """The text, as far as it came: Ctrl-C cancels the rest."""
+        """Return the text, as far as it came: Ctrl-C cancels the rest."""
         printer = AnswerPrinter(answer_console())
         options: GenerateOptions = {**self._options, "messages": messages}
         parts: list[str] = []

@@ -16,7 +16,7 @@ EXIT_INTERRUPTED = 130
 
 
 def answer_console() -> Console:
-    """Made per command, not at import: stdout may be another one by then. No colour codes unless it is a terminal."""
+    """Return stdout's console as it is now: it may be another than at import. Only a terminal gets colour codes."""
     return Console(highlight=False, soft_wrap=True)
 
 
@@ -25,14 +25,14 @@ def note_console() -> Console:
 
 
 def print_error(message: str) -> None:
-    """One line on stderr, whatever the message holds."""
+    """Print one line on stderr, whatever the message holds."""
     line = " ".join(message.split())
     note_console().print(Text.assemble(("error: ", "bold red"), line))
 
 
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """Turns the error tree into a line and exit code 1, and Ctrl-C into exit code 130. Bugs keep their traceback."""
+    """Turn the error tree into a line and exit code 1, and Ctrl-C into exit code 130. Bugs keep their traceback."""
     try:
         yield
     except OutriderError as error:

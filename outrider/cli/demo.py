@@ -9,15 +9,24 @@ from typing import Annotated
 import typer
 
 from outrider.cli.console import EXIT_FAILED, answer_console, note_console
-from outrider.cli.demo_runs import Answer, Arm, Comparison, answer, compare, read_prompts, run_arms
-from outrider.cli.merging import DEMO_NAME
+from outrider.cli.demo_runs import (
+    NUM_DRAFT_TOKENS,
+    Arm,
+    Comparison,
+    DemoAnswer,
+    answer,
+    compare,
+    read_prompts,
+    run_arms,
+)
 from outrider.cli.progress import StartProgress, Tell, telling
 from outrider.cli.render import AnswerPrinter, figure, legend
-from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
-from outrider.cli.system import SystemConfig, demo_model
 from outrider.cli.up import failures_as_lines, log_to
 from outrider.client import Client, Round
+from outrider.wire.processes import StopFlag
+from outrider.wire.settings.merging import DEMO_NAME
+from outrider.wire.settings.system import SystemConfig, demo_model
 
 PROMPT = 'import os\nimport sys\n\n\ndef list_files(path):\n    """Return the names of the files in path.'
 _NEAR_TIE = 1e-4
@@ -56,7 +65,7 @@ def demo(
 
 
 def _settings(no_ray: bool) -> dict[str, object]:
-    """Any free ports: nobody else calls this system. float32 everywhere, which is what the comparison needs."""
+    """Return settings with any free ports, since nobody else calls, and float32, which the comparison needs."""
     return {
         "target": {"model": demo_model("target"), "dtype": "float32"},
         "draft": {"model": demo_model("draft"), "dtype": "float32"},
@@ -65,8 +74,8 @@ def _settings(no_ray: bool) -> dict[str, object]:
     }
 
 
-def _stream(client: Client, max_tokens: int, stop: StopFlag, began: float) -> Answer:
-    """The built-in prompt's answer as it comes, then the seconds from `began` (perf_counter) to its first token."""
+def _stream(client: Client, max_tokens: int, stop: StopFlag, began: float) -> DemoAnswer:
+    """Print the prompt's answer as it comes, then the seconds from `began` (perf_counter) to its first token."""
     console = answer_console()
     first_token_s: list[float] = []
     printer = AnswerPrinter(console)
@@ -102,7 +111,9 @@ def report(arms: tuple[Arm, Arm], comparison: Comparison) -> None:
     usage = with_speculation.usage
     speedup = with_speculation.tokens_per_s / plain.tokens_per_s
     rate = f"{figure(usage.acceptance_rate)} ({usage.num_accepted_tokens}/{usage.num_draft_tokens})"
-    console.print(f"\n{len(plain.answers)} prompts, greedy, one at a time, both ways in turn:")
+    console.print(
+        f"\n{len(plain.answers)} prompts, greedy, one at a time, {NUM_DRAFT_TOKENS} drafts a round or none, in turn:"
+    )
     console.print(f"  acceptance rate: {rate}")
     console.print(f"  mean accepted length: {figure(usage.mean_accepted_length)}")
     console.print(f"  tokens per target pass: {figure(usage.tokens_per_target_pass)}")

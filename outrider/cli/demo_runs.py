@@ -11,19 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.cli.processes import Child
-from outrider.cli.stopping import StopFlag
-from outrider.cli.system import demo_model
 from outrider.client import Client, ConfigError, OutriderError, Round, Speculation, Usage
 from outrider.client.types import total_usage
+from outrider.wire.processes import Child, StopFlag
+from outrider.wire.settings.system import demo_model
 
 _REFERENCE_TIMEOUT_S = 600.0
 NUM_DRAFT_TOKENS = 5
-"""Fixed: the demo shows what drafts do, whether they pay on this machine or not."""
+"""Tokens drafted a round, fixed: the demo shows what drafts do, whether they pay on this machine or not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DemoAnswer:
     """One greedy answer."""
 
     prompt: str
@@ -37,7 +36,7 @@ class Answer:
 class Arm:
     """The answers of one way to run."""
 
-    answers: list[Answer]
+    answers: list[DemoAnswer]
 
     @property
     def usage(self) -> Usage:
@@ -50,7 +49,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of answers with transformers' own `generate` on the target."""
+    """How answers compare with transformers' own `generate` on the target."""
 
     num_answers: int
     num_tokens: int
@@ -66,12 +65,12 @@ def answer(
     *,
     speculation: bool,
     show: Callable[[Round], None] = lambda round_: None,
-) -> Answer:
-    """One greedy answer, streamed. Raises StopRequested between two rounds."""
+) -> DemoAnswer:
+    """Stream one greedy answer. Raises StopRequested between two rounds."""
     started = time.perf_counter()
     rounds: list[Round] = []
-    wishes = Speculation(num_draft_tokens=NUM_DRAFT_TOKENS) if speculation else False
-    with client.stream(prompt, max_tokens=max_tokens, temperature=0.0, speculation=wishes) as stream:
+    with_drafts = Speculation(num_draft_tokens=NUM_DRAFT_TOKENS) if speculation else False
+    with client.stream(prompt, max_tokens=max_tokens, temperature=0.0, speculation=with_drafts) as stream:
         for round_ in stream:
             stop.check()
             show(round_)
@@ -79,14 +78,14 @@ def answer(
     usage = rounds[-1].usage if rounds else None
     if usage is None:
         raise OutriderError("the gateway ended the stream without its last message")
-    return Answer(prompt, list(_ids(rounds)), usage, time.perf_counter() - started)
+    return DemoAnswer(prompt, list(_ids(rounds)), usage, time.perf_counter() - started)
 
 
 def run_arms(
     client: Client, prompts: Sequence[str], max_tokens: int, stop: StopFlag, done: Callable[[], None]
 ) -> tuple[Arm, Arm]:
-    """(with, without) speculation, interleaved: whatever else the machine does then falls on both."""
-    arms: dict[bool, list[Answer]] = {True: [], False: []}
+    """Return the answers (with, without) speculation, interleaved so that what else the machine does falls on both."""
+    arms: dict[bool, list[DemoAnswer]] = {True: [], False: []}
     for index, prompt in enumerate(prompts):
         for speculation in (True, False) if index % 2 == 0 else (False, True):
             arms[speculation].append(answer(client, prompt, max_tokens, stop, speculation=speculation))
@@ -94,7 +93,7 @@ def run_arms(
     return Arm(arms[True]), Arm(arms[False])
 
 
-def compare(model: str, max_tokens: int, answers: Sequence[Answer], stop: StopFlag) -> Comparison:
+def compare(model: str, max_tokens: int, answers: Sequence[DemoAnswer], stop: StopFlag) -> Comparison:
     """Have a separate process generate from the prompts with transformers, and compare. Ends the process."""
     task = {
         "model": model,
@@ -114,7 +113,7 @@ def compare(model: str, max_tokens: int, answers: Sequence[Answer], stop: StopFl
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The `prompt` of each line of a JSONL file. Raises ConfigError naming the file and the line."""
+    """Return the `prompt` of each line of a JSONL file. Raises ConfigError naming the file and the line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -123,7 +122,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def first_prompts(path: Path | None, count: int) -> list[str]:
-    """Of a file, by default the demo pair's. Raises ConfigError when it has none."""
+    """Return the first prompts of a file, by default the demo pair's. Raises ConfigError when it has none."""
     file = path or Path(demo_model("target")).parent / "prompts.jsonl"
     texts = read_prompts(file)[:count]
     if not texts:

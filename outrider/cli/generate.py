@@ -12,7 +12,7 @@ import typer
 from outrider.cli import options as opt
 from outrider.cli.console import answer_console, errors_as_lines, note_console
 from outrider.cli.render import AnswerPrinter, legend, summary
-from outrider.client import Choice, Client, Completion, ConnectOptions, GenerateOptions, InvalidRequest, Usage
+from outrider.client import Choice, Client, Completion, ConnectOptions, InvalidRequest, SyncRoundStream, Usage
 from outrider.client.aio import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
 
 
@@ -63,9 +63,17 @@ def generate(
         connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)
         with Client(address, timeout_s=timeout, **connect) as client:
             if as_json:
-                typer.echo(json.dumps(completion_json(client.generate(text, **options)), ensure_ascii=False))
+                completion = completion_json(client.generate(text, **options))
+                answered = {"address": address, "model": _served(client, model), **completion}
+                typer.echo(json.dumps(answered, ensure_ascii=False))
             else:
-                _stream(client, text, options)
+                stream = client.stream(text, **options)  # refuses bad options before anything is sent
+                note_console().print(f"{_served(client, model)} at {address}", markup=False, style="dim")
+                _show(stream)
+
+
+def _served(client: Client, model: str | None) -> str:
+    return model or ", ".join(served.id for served in client.models())
 
 
 def _read_stdin() -> str:
@@ -75,7 +83,7 @@ def _read_stdin() -> str:
         raise InvalidRequest(f"the prompt on stdin is not UTF-8: {error}", param="prompt") from None
 
 
-def _stream(client: Client, prompt: str, options: GenerateOptions) -> None:
+def _show(stream: SyncRoundStream) -> None:
     console, notes = answer_console(), note_console()
     if console.is_terminal:
         notes.print(legend())
@@ -84,7 +92,7 @@ def _stream(client: Client, prompt: str, options: GenerateOptions) -> None:
     started = time.perf_counter()
     first_token_s = 0.0
     try:
-        with client.stream(prompt, **options) as rounds:
+        with stream as rounds:
             for round_ in rounds:
                 first_token_s = first_token_s or time.perf_counter() - started
                 printer.show(round_)
@@ -96,7 +104,7 @@ def _stream(client: Client, prompt: str, options: GenerateOptions) -> None:
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:
-    """Form of `--json`."""
+    """Return the fields that `--json` prints of an answer."""
     return {
         "request_id": completion.request_id,
         "choices": [_choice_json(choice) for choice in completion.choices],

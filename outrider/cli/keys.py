@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from outrider.cli.console import answer_console, errors_as_lines, note_console
-from outrider.wire.api_keys import ApiKey, digest_of, new_key, read_keys, write_keys
-from outrider.wire.config import reason
 from outrider.wire.errors import ConfigError
+from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, read_keys, write_keys
+from outrider.wire.settings.config import reason
 
 app = typer.Typer(help="The API keys of a gateway (--api-keys FILE).", no_args_is_help=True)
 
@@ -59,7 +59,7 @@ def new(
 
 @app.command("list")
 def list_(file: KeyFile = DEFAULT_FILE) -> None:
-    """Names, limits and expiry."""
+    """List names, limits and expiry."""
     with errors_as_lines():
         table = Table("name", "requests/min", "tokens/min", "at once", "expires")
         for key in read_keys(file):

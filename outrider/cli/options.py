@@ -53,7 +53,7 @@ Tree = Annotated[
 ]
 Lenience = Annotated[
     float | None,
-    typer.Option(help="Above 0, up to 1 = exact: the lower, the more drafts are kept; absent = the server's default."),
+    typer.Option(help="Above 0, up to 1 = exact: the lower, the more drafts are kept; absent = 1."),
 ]
 NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain decoding: the target alone.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds until an answer is given up.")]
@@ -83,7 +83,7 @@ def generate_options(
     lenience: float | None,
     no_speculation: bool,
 ) -> GenerateOptions:
-    """What was not given is left out, so that the defaults are the SDK's and the server's."""
+    """Return the SDK's arguments. What was not given is left out: the defaults are the SDK's and the server's."""
     options = GenerateOptions(max_tokens=max_tokens, temperature=temperature, stop=stop or ())
     if model is not None:
         options["model"] = model

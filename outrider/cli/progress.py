@@ -14,7 +14,7 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def telling(console: Console, first: str) -> Iterator[Tell]:
-    """What goes on: the latest of it behind a spinner on a terminal, where `first` comes first; else a line each."""
+    """Show the latest message, at first `first`, behind a spinner on a terminal; elsewhere print a line for each."""
     if not console.is_interactive:
         yield lambda text: console.print(text, markup=False)
         return
@@ -23,7 +23,7 @@ def telling(console: Console, first: str) -> Iterator[Tell]:
 
 
 class StartProgress:
-    """A `supervisor.Reporter`. Use as `with`; where nobody watches it prints one plain line a part."""
+    """Shows how a start goes on, as a `supervisor.Reporter`. Use as `with`; off a terminal it prints a line a part."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -37,7 +37,7 @@ class KindPainter:
         self._last = TokenKind.PLAIN
 
     def paint(self, round_: Round) -> list[tuple[TokenKind, str]]:
-        """[(kind, text)] whose texts join to `round_.text_delta`."""
+        """Return [(kind, text)] whose texts join to `round_.text_delta`."""
         self._pending.extend((token.kind, token.text) for token in round_.tokens)
         rest, spans = round_.text_delta, []
         while rest and self._pending:
@@ -51,7 +51,7 @@ class KindPainter:
         return [(kind, text) for kind, text in spans if text]
 
     def _size_in(self, rest: str, text: str) -> int:
-        """Characters at the start of `rest` that come from a token with this text."""
+        """Return how many characters at the start of `rest` come from a token with this text."""
         if rest.startswith(text):
             return len(text)
         if text.startswith(rest):
@@ -82,7 +82,7 @@ class AnswerPrinter:
         self._console.file.flush()
 
     def end(self) -> None:
-        """Ends the line if the text did not, so that the next thing starts on its own."""
+        """End the line if the text did not, so that what follows starts on its own."""
         if not self._at_line_start:
             self._console.file.write("\n")
             self._console.file.flush()
@@ -94,7 +94,7 @@ def _visible(text: str) -> str:
 
 
 def summary(usage: Usage, elapsed_s: float, first_token_s: float) -> str:
-    """Two lines: what was made and how fast; what speculation did. Seconds are the client's."""
+    """Return two lines: what was made and how fast; what speculation did. Seconds are the client's."""
     made = (
         f"{usage.num_completion_tokens} tokens in {elapsed_s:.2f} s, "
         f"{usage.num_completion_tokens / elapsed_s:.1f} tokens/s, first after {first_token_s * 1000:.0f} ms"
@@ -108,7 +108,7 @@ def summary(usage: Usage, elapsed_s: float, first_token_s: float) -> str:
 
 
 def tokens_per_pass(usage: Usage) -> str:
-    """With the mark of an answer that is not exact."""
+    """Return tokens per target pass, with the mark of an answer that is not exact."""
     mark = f"; not exact: lenience {usage.lenience:g}" if usage.lenience is not None and usage.num_draft_tokens else ""
     return f"{figure(usage.tokens_per_target_pass)} tokens per target pass{mark}"
 

@@ -13,10 +13,9 @@ import typer
 from outrider.cli.console import errors_as_lines, note_console
 from outrider.v1 import registry_pb2 as pb
 from outrider.v1 import registry_pb2_grpc
-from outrider.wire.channels import Dialer
 from outrider.wire.errors import DeadlineExceeded, OutriderError, Unavailable
-from outrider.wire.roles import Role
-from outrider.wire.tls import CertificateFolder
+from outrider.wire.transport.roles import Role
+from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 _MAX_MESSAGE_BYTES = 1 << 20
 _CALL_TIMEOUT_S = 10.0

@@ -2,6 +2,8 @@
 
 Its child processes are the launcher and the gateways with Ray, whose children the workers then are, else the workers
 and the gateways.
+
+When a part of a running system that ended is started again: later each time, and no more once it keeps ending.
 """
 
 from __future__ import annotations
@@ -22,35 +24,79 @@ from typing import Protocol
 
 import httpx
 
-from outrider.cli.cores import format_cores, share_cores
-from outrider.cli.pools import Pool
-from outrider.cli.processes import Child, Event, OnLog, become_subreaper, end_descendants
-from outrider.cli.restarts import Restarts
-from outrider.cli.stopping import StopFlag
-from outrider.cli.system import FROM_POOLS, SystemConfig, flags, gateway_config
-from outrider.wire.api_keys import read_keys
-from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError, Unavailable
+from outrider.wire.processes import Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
+from outrider.wire.settings.api_keys import read_keys
+from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.settings.cores import format_cores, share_cores
+from outrider.wire.settings.pools import Pool
+from outrider.wire.settings.system import (
+    FROM_POOLS,
+    NODE_TIMEOUT_S,
+    START_TIMEOUT_S,
+    SystemConfig,
+    flags,
+    gateway_config,
+)
+
+STEADY_S = 30.0
+"""Seconds of being ready after which an end counts as an accident; a part that ends sooner may end so every time."""
+DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds before each start, by how many short lives in a row there were."""
+
+
+@dataclass(slots=True)
+class Restarts:
+    """When one part is started again. Times are those of one clock, in seconds."""
+
+    start: Callable[[], object]
+    """Starts the part and returns at once; the part says by itself when it is ready."""
+    num_short: int = 0
+    """Short lives in a row."""
+    due_at_s: float | None = None
+    """When the part is to be started; None while it runs, and once it is given up."""
+    _ready_at_s: float | None = None
+
+    def ready(self, now_s: float) -> None:
+        self._ready_at_s = now_s
+
+    def ended(self, now_s: float) -> bool:
+        """Note that the part ended. Return whether it is to be started again."""
+        was_steady = self._ready_at_s is not None and now_s - self._ready_at_s >= STEADY_S
+        self.num_short = 1 if was_steady else self.num_short + 1
+        self._ready_at_s = None
+        if self.num_short > len(DELAYS_S):
+            return False
+        self.due_at_s = now_s + DELAYS_S[self.num_short - 1]
+        return True
+
+    def start_if_due(self, now_s: float) -> None:
+        if self.due_at_s is not None and now_s >= self.due_at_s:
+            self.due_at_s = None
+            self.start()
+
 
 _POLL_S = 0.1
+_SERVED_TIMEOUT_S = 120.0
+"""Seconds until a gateway whose workers are there must serve."""
 _GRACE_S = 5.0
-"""A gateway lets running answers end for its drain_timeout_s, and then tells their clients that they end."""
+"""Seconds beyond its drain_timeout_s in which a gateway tells the clients of running answers that they end."""
 _WORKERS_GRACE_S = 30.0
-"""The launcher stops its actors and Ray, which takes seconds, after what still runs there."""
+"""Seconds for the launcher to stop its actors and Ray, beyond the time of what still runs there."""
 _SHOWN_LINES = 20
 _LAUNCHER = "launcher"
 
 
 class Reporter(Protocol):
-    """Told how the start goes on."""
+    """Shows how the start goes on."""
 
     def progress(self, part: str, state: str, detail: str) -> None:
-        """`state` is "starting", "loading" or "ready"."""
+        """Show that a part is "starting", "loading" or "ready" (`state`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
-    """A worker at the start; with Ray there may be others later."""
+class StartedWorker:
+    """A worker that was there at the start; with Ray there may be others later."""
 
     name: str
     role: str
@@ -58,6 +104,8 @@ class Worker:
     """host:port of its gRPC server."""
     metrics: str | None
     """host:port of its Prometheus endpoint."""
+    memory: str
+    """What it takes of its machine, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +115,7 @@ class Gateway:
     http: str
     grpc: str
     url: str
-    """Of its HTTP; its metrics are at /metrics there."""
+    """URL of its HTTP server; its metrics are at /metrics there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +123,21 @@ class Endpoints:
     """Where a running system listens."""
 
     gateways: list[Gateway]
-    workers: list[Worker]
+    workers: list[StartedWorker]
     registry: str | None
     """host:port of the launcher's registry; None without Ray."""
 
     @property
     def http(self) -> str:
-        """Of the first gateway."""
+        """Return the first gateway's HTTP address."""
         return self.gateways[0].http
 
     @property
     def grpc(self) -> str:
         return self.gateways[0].grpc
 
-    def first(self, role: str) -> Worker:
-        """The only one, in a pair. Raises LookupError when there is none."""
+    def first(self, role: str) -> StartedWorker:
+        """Return the first worker of a role, in a pair the only one. Raises LookupError when there is none."""
         for worker in self.workers:
             if worker.role == role:
                 return worker
@@ -102,13 +150,16 @@ class PartFailed(Unavailable):
     def __init__(self, message: str, log_lines: list[str]) -> None:
         super().__init__(message)
         self.log_lines = log_lines
-        """The end of its log."""
+        """The end of the part's log."""
 
 
 class Supervisor:
-    """Use as `with`: leaving the block ends every process below this one. For a process that does nothing else."""
+    """Runs one system. Use as `with`, in a process that does nothing else: leaving the block ends all its children."""
 
-    def __init__(self, config: SystemConfig, stop: StopFlag, on_log: OnLog | None = None) -> None:
+    def __init__(
+        self, config: SystemConfig, stop: StopFlag, on_log: OnLog | None = None, gateway_module: str = "gateway"
+    ) -> None:
+        self._gateway_module = gateway_module
         self._config = config
         self._reporter: Reporter | None = None
         self._stop_flag = stop
@@ -116,8 +167,8 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._roles: dict[str, str] = {}
         self._restarts: dict[str, Restarts] = {}
-        """Of the parts that are started again when they end."""
-        self._workers: list[Worker] = []
+        """By name: the parts that are started again when they end."""
+        self._workers: list[StartedWorker] = []
         self._registry: str | None = None
         self._ray_folder: str | None = None
 
@@ -131,7 +182,7 @@ class Supervisor:
         self.stop()
 
     def start(self, reporter: Reporter) -> Endpoints:
-        """Blocks until a request would be served. Raises OutriderError with what is wrong, or StopRequested."""
+        """Start all parts; return once a request would be served. Raises OutriderError, or StopRequested."""
         self._reporter = reporter
         if not self._config.gateways:
             raise ConfigError("gateways is 0: nobody would be served; for the workers alone: python -m deploy.launcher")
@@ -149,7 +200,7 @@ class Supervisor:
         return Endpoints(gateways, self._workers, self._registry)
 
     def watch(self) -> None:
-        """Blocks until a stop is requested. Raises PartFailed when a part that is needed has ended for good."""
+        """Block until a stop is requested. Raises PartFailed when a part that is needed has ended for good."""
         while not self._stop_flag.wait(_POLL_S):
             for name, child in list(self._children.items()):
                 while not child.events.empty():
@@ -179,14 +230,14 @@ class Supervisor:
 
     @property
     def drain_timeout_s(self) -> float:
-        """How long running answers may take to end."""
+        """Return the seconds that running answers have to end."""
         return gateway_config(self._config.gateway, target="127.0.0.1:0").drain_timeout_s
 
     def _workers_grace_s(self) -> float:
         return _WORKERS_GRACE_S + max(pool.worker.drain_timeout_s for pool in self._config.pools)
 
     def _go_on_without(self, name: str, child: Child) -> None:
-        """Until it has been started again, where it is. Raises PartFailed when the system cannot."""
+        """Go on without a part until it runs again, if it is started again. Raises PartFailed when that cannot be."""
         failed = _ended(child)
         restarts = self._restarts.get(name)
         if restarts is not None and restarts.ended(time.monotonic()):
@@ -198,7 +249,7 @@ class Supervisor:
         child.close()
 
     def _give_up(self, name: str, failed: PartFailed) -> str:
-        """What is left without it. Raises PartFailed when that is nothing."""
+        """Say what is left without a part. Raises PartFailed when that is nothing."""
         restarts = self._restarts.pop(name, None)
         left = "" if restarts is None else f"; given up, for it ended {restarts.num_short} times soon after its start"
         if not self._can_do_without(name):
@@ -219,8 +270,11 @@ class Supervisor:
         child = self._spawn_launcher(self._config)
         config = self._config.ray
         assert config is not None
-        ready = self._await_ready(child, config.start_timeout_s + config.node_timeout_s + 60)
-        self._workers = [Worker(one["name"], one["role"], one["address"], one["metrics"]) for one in ready["members"]]
+        ready = self._await_ready(child, START_TIMEOUT_S + NODE_TIMEOUT_S + 60)
+        self._workers = [
+            StartedWorker(one["name"], one["role"], one["address"], one["metrics"], one["memory"])
+            for one in ready["members"]
+        ]
         self._registry = str(ready["registry"])
         if not config.workers_outlive_launcher:
             return
@@ -232,7 +286,7 @@ class Supervisor:
         return self._spawn(_LAUNCHER, ["-m", "deploy.launcher", "--config", "-"], stdin=config.to_json() + "\n")
 
     def _keep(self, name: str, start: Callable[[], object]) -> None:
-        """From now on it is started again when it ends."""
+        """Start the part again from now on when it ends."""
         self._restarts[name] = Restarts(start)
         self._restarts[name].ready(time.monotonic())
 
@@ -245,12 +299,14 @@ class Supervisor:
             self._progress(name, "loading", f"{pool.works_with} {_on_cores(cores)}".rstrip())
             self._spawn(name, ["-m", f"{pool.role}_service", *flags(worker)])
         for name, pool in pools.items():
-            ready = self._await_ready(self._children[name], timeout_s=900.0)
-            self._workers.append(Worker(name, pool.role, ready["address"], ready["metrics_address"]))
+            ready = self._await_ready(self._children[name], START_TIMEOUT_S)
+            self._workers.append(
+                StartedWorker(name, pool.role, ready["address"], ready["metrics_address"], ready["memory"])
+            )
             self._progress(name, "ready", ready["address"])
 
     def _where(self) -> dict[str, str | None]:
-        """The gateway's settings that say it: without a registry the workers that run."""
+        """Return the gateway's settings of where the workers are: without a registry, those that run."""
         if self._registry is not None:
             return {"registry": self._registry}
         running = [one for one in self._workers if one.name in self._children]
@@ -259,7 +315,7 @@ class Supervisor:
         return {**lists, "model_name": self._config.targets[0].model_name}
 
     def _gateway_config(self, index: int, **workers: str | None) -> GatewayConfig:
-        """Each has ports of its own: counted up from the first one's, but for 0."""
+        """Return each gateway's own ports: counted up from the first one's, but for 0."""
         config = gateway_config(self._config.gateway, **workers)
         ports = {"port": config.port, "grpc_port": config.grpc_port}
         between = abs(config.port - config.grpc_port)
@@ -275,17 +331,17 @@ class Supervisor:
         config = self._gateway_config(index, **where)
         name = "gateway" if self._config.gateways == 1 else f"gateway-{index}"
         self._progress(name, "starting", f"for {where.get('registry') or where['target']}")
-        ready = self._await_ready(self._spawn_gateway(name, config), config.start_timeout_s)
+        ready = self._await_ready(self._spawn_gateway(name, config), _SERVED_TIMEOUT_S)
         scheme = "http" if config.public_tls_dir is None else "https"
         gateway = Gateway(str(ready["http"]), str(ready["grpc"]), f"{scheme}://{ready['http']}")
-        self._await_served(gateway.url, config)
+        self._await_served(gateway.url)
         self._progress(name, "ready", gateway.http)
         ports = {"port": _port(gateway.http), "grpc_port": _port(gateway.grpc)}  # where its users look for it
         self._keep(name, lambda: self._spawn_gateway(name, config.model_copy(update={**self._where(), **ports})))
         return gateway
 
     def _spawn_gateway(self, name: str, config: GatewayConfig) -> Child:
-        return self._spawn(name, ["-m", "gateway", *flags(config)], without=FROM_POOLS)
+        return self._spawn(name, ["-m", self._gateway_module, *flags(config)], without=FROM_POOLS)
 
     def _progress(self, part: str, state: str, detail: str) -> None:
         if self._reporter is not None:
@@ -315,9 +371,9 @@ class Supervisor:
                 self._progress(event["part"], event["state"], event["detail"])
         raise PartFailed(f"{child.name} is not ready after {timeout_s:g} s", child.last_lines(_SHOWN_LINES))
 
-    def _await_served(self, url: str, config: GatewayConfig) -> None:
+    def _await_served(self, url: str) -> None:
         """`/readyz` says 200 only when a request would be served."""
-        give_up = time.monotonic() + config.start_timeout_s
+        give_up = time.monotonic() + _SERVED_TIMEOUT_S
         reason = "it does not answer"
         while time.monotonic() < give_up:
             self._stop_flag.check()
@@ -331,7 +387,7 @@ class Supervisor:
             except httpx.TransportError:
                 pass
             self._stop_flag.wait(_POLL_S)
-        raise Unavailable(f"the gateway serves no request after {config.start_timeout_s:g} s: {reason}")
+        raise Unavailable(f"the gateway serves no request after {_SERVED_TIMEOUT_S:g} s: {reason}")
 
     def _show(self, name: str, event: Event) -> None:
         """What the launcher says of its workers while the system runs, and that a part serves again."""
@@ -352,7 +408,7 @@ class Supervisor:
 
 
 def check_free(host: str, port: int, option: str) -> None:
-    """Raise ConfigError when somebody listens on host:port. Saves loading two models only to find out."""
+    """Raise ConfigError when somebody listens on host:port, before two models are loaded only to find out."""
     if port == 0:
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -366,7 +422,7 @@ def check_free(host: str, port: int, option: str) -> None:
 
 
 def _own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:
-    """By worker, as `cpu_cores` takes them; None = not pinned: it runs on a GPU. Raises ConfigError."""
+    """Return cores by worker, as `cpu_cores` takes them; None = not pinned: it runs on a GPU. Raises ConfigError."""
     on_cpu = {"cpu"} if Path("/dev/nvidiactl").exists() else {"cpu", "auto"}
     without_gpu = [name for name, pool in pools.items() if pool.worker.device in on_cpu and pool.has_model]
     workers = {name: (pool.role, pool.worker) for name, pool in pools.items()}
@@ -383,7 +439,7 @@ def _on_cores(cores: str | None) -> str:
 
 
 def _reason(part: str, last_line: str) -> str | None:
-    """Why a part says that it ends, in either form of log; None when it does not say."""
+    """Return why a part says that it ends, in either form of log; None when it does not say."""
     if last_line.startswith(f"{part}: "):
         return last_line
     with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):

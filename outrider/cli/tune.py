@@ -17,13 +17,11 @@ from rich.console import Console
 from outrider.cli import options as opt
 from outrider.cli.console import answer_console, note_console
 from outrider.cli.demo_runs import first_prompts
-from outrider.cli.merging import TABLE_DRAFTERS, flag_of, merged
 from outrider.cli.progress import StartProgress, Tell, telling
-from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
 from outrider.cli.tuning.picture import check_can_draw, draw
 from outrider.cli.tuning.report import show, to_json, unsteady
-from outrider.cli.tuning.runs import Load
+from outrider.cli.tuning.runs import Workload
 from outrider.cli.tuning.settings import environment, gateway_settings, needs_draft
 from outrider.cli.tuning.study import Study, study
 from outrider.cli.up import (
@@ -40,6 +38,8 @@ from outrider.client import AsyncClient, ConnectOptions, Drafter, Model
 from outrider.client.aio import DEFAULT_TIMEOUT_S
 from outrider.wire.errors import ConfigError
 from outrider.wire.params import ANY_VOCABULARY, MAX_DRAFT_TOKENS, SamplingParams
+from outrider.wire.processes import StopFlag
+from outrider.wire.settings.merging import TABLE_DRAFTERS, flag_of, merged
 
 Address = Annotated[
     str | None,
@@ -52,7 +52,7 @@ Prompts = Annotated[
 ]
 Temperature = Annotated[list[float] | None, typer.Option(help="May be given several times; absent = 0 and 1.")]
 Workers = dict[str, dict[str, str | None]]
-"""Settings of target and draft, None where one was not given."""
+"""By role, target or draft: its settings, None where one was not given."""
 _NEEDS_MODEL = "every K is measured with a draft model (--draft FOLDER), and what needs none, such as ngram, beside it"
 Png = Annotated[Path | None, typer.Option(help="Draw speed by K, and the best K by alpha, into this file.")]
 
@@ -121,13 +121,13 @@ def tune(
         temperatures = temperature or [0.0, 1.0]
         for each in temperatures:
             SamplingParams(temperature=each, **cuts).check(ANY_VOCABULARY)  # type: ignore[arg-type]
-        wish = Wish(texts, max_tokens, temperatures, cuts, max_k, repeats, model, timeout, stop)
+        options = TuneOptions(texts, max_tokens, temperatures, cuts, max_k, repeats, model, timeout, stop)
         connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)
         with _gateway(address, workers, stop, notes, verbose) as gateway, telling(notes, "starting") as tell:
-            served, studies = asyncio.run(_studies(gateway, wish, connect, tell))
+            served, studies = asyncio.run(_studies(gateway, options, connect, tell))
         started = None if address is not None else workers
         if as_json:
-            typer.echo(json.dumps(_json(served, wish, studies, started)))
+            typer.echo(json.dumps(_json(served, options, studies, started)))
         else:
             console = answer_console()
             console.print(f"{served.id}, drafted for by {served.draft_id}: {len(texts)} prompts, one at a time")
@@ -139,7 +139,7 @@ def tune(
 
 
 @dataclass(frozen=True)
-class Wish:
+class TuneOptions:
     prompts: list[str]
     max_tokens: int
     temperatures: list[float]
@@ -153,7 +153,7 @@ class Wish:
 
 @contextmanager
 def _gateway(address: str | None, workers: Workers, stop: StopFlag, notes: Console, verbose: bool) -> Iterator[str]:
-    """Address of the one that runs, or of one that this starts, with its pair, and ends."""
+    """Yield the address of the gateway that runs, or of one that is started with its pair and ended afterwards."""
     if address is not None:
         given = [flag_of(role, name) for role in workers for name, value in workers[role].items() if value is not None]
         if given:
@@ -177,19 +177,21 @@ def _gateway(address: str | None, workers: Workers, stop: StopFlag, notes: Conso
         yield endpoints.grpc
 
 
-async def _studies(address: str, wish: Wish, connect: ConnectOptions, tell: Tell) -> tuple[Model, list[Study]]:
-    async with AsyncClient(address, timeout_s=wish.timeout_s, **connect) as client:
-        served = _chosen(await client.models(), wish.model, address)
+async def _studies(
+    address: str, options: TuneOptions, connect: ConnectOptions, tell: Tell
+) -> tuple[Model, list[Study]]:
+    async with AsyncClient(address, timeout_s=options.timeout_s, **connect) as client:
+        served = _chosen(await client.models(), options.model, address)
         studies = []
-        for temperature in wish.temperatures:
-            sampling = {"temperature": temperature, **wish.cuts}
-            load = Load(wish.prompts, wish.max_tokens, sampling, served.id, wish.timeout_s, wish.stop)
-            studies.append(await study(client, load, served.drafters, wish.max_k, wish.repeats, tell))
+        for temperature in options.temperatures:
+            sampling = {"temperature": temperature, **options.cuts}
+            load = Workload(options.prompts, options.max_tokens, sampling, served.id, options.timeout_s, options.stop)
+            studies.append(await study(client, load, served.drafters, options.max_k, options.repeats, tell))
         return served, studies
 
 
 def _short(model: str) -> str:
-    """Of a folder its own name; a hub id as it is."""
+    """Return a folder's own name, or a hub id as it is."""
     return Path(model).name if Path(model).is_absolute() else model
 
 
@@ -213,7 +215,7 @@ def _chosen(models: tuple[Model, ...], wanted: str | None, address: str) -> Mode
 
 
 def up_command(workers: Workers, *, with_draft: bool = True) -> str:
-    """`outrider up` with the same pair, or its target alone."""
+    """Return the command `outrider up` with the same pair, or its target alone."""
     roles = ("target", "draft") if with_draft else ("target",)
     named = {flag_of(role, name): workers[role][name] for name in workers["target"] for role in roles}
     words = [word for flag, value in named.items() if value is not None for word in (flag, value)]
@@ -221,29 +223,29 @@ def up_command(workers: Workers, *, with_draft: bool = True) -> str:
 
 
 def show_all(one: Study, workers: Workers | None, console: Console) -> None:
-    """The tables, and what to type if they are to be relied on."""
+    """Print the tables, and what to type if they are to be relied on."""
     show(one, console)
     if unsteady(one) is None:
         console.print(f"start with: {start_with(one, workers)}\n", markup=False)
 
 
 def start_with(one: Study, workers: Workers | None) -> str:
-    """What to type for the recommendation. workers: of the pair that was started here; None where somebody else did."""
-    wish = one.tried[one.choice.name]
-    settings = environment(gateway_settings(wish))
+    """Return what to type for the recommendation. workers: the pair that was started here; None for another's."""
+    options = one.tried[one.choice.name]
+    settings = environment(gateway_settings(options))
     if workers is None:
         return settings
-    command = up_command(workers, with_draft=needs_draft(wish))
-    return f"{settings} {command}" if wish.enabled else command
+    command = up_command(workers, with_draft=needs_draft(options))
+    return f"{settings} {command}" if options.enabled else command
 
 
-def _json(served: Model, wish: Wish, studies: list[Study], started: Workers | None) -> dict[str, Any]:
+def _json(served: Model, options: TuneOptions, studies: list[Study], started: Workers | None) -> dict[str, Any]:
     return {
         "model": served.id,
         "draft": served.draft_id,
-        "num_prompts": len(wish.prompts),
-        "max_tokens": wish.max_tokens,
-        "repeats": wish.repeats,
-        "sampling": wish.cuts,
+        "num_prompts": len(options.prompts),
+        "max_tokens": options.max_tokens,
+        "repeats": options.repeats,
+        "sampling": options.cuts,
         "studies": [{**to_json(one), "start_with": start_with(one, started)} for one in studies],
     }

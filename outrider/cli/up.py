@@ -12,19 +12,19 @@ import typer
 from rich.console import Console
 
 from outrider.cli.console import EXIT_FAILED, note_console, print_error
-from outrider.cli.merging import merged
-from outrider.cli.pools import Values
 from outrider.cli.progress import StartProgress
-from outrider.cli.stopping import StopFlag, StopRequested
 from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
-from outrider.cli.system import SystemConfig, read_yaml
 from outrider.client import Drafter
 from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.errors import OutriderError
 from outrider.wire.kinds import DRAFTERS
+from outrider.wire.processes import StopFlag, StopRequested
+from outrider.wire.settings.merging import merged
+from outrider.wire.settings.pools import Values
+from outrider.wire.settings.system import SystemConfig, read_yaml
 
 _ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to ')
-"""In a line of either form of log; and that the load makes a pool larger or smaller."""
+"""Finds, in either form of log, the lines shown without --verbose: faults, and pools that grow or shrink."""
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with the parts' settings; flags win.")]
 Target = Annotated[str | None, typer.Option(help="Folder or hub id of the target; absent = the demo pair.")]
@@ -135,7 +135,7 @@ def up(
 
 
 def log_to(console: Console, verbose: bool) -> Any:
-    """What to do with a line of a part's log."""
+    """Return a function that shows a line of a part's log, or leaves it out."""
 
     def show(part: str, line: str) -> None:
         if verbose or _ALARMING.search(line):
@@ -146,7 +146,7 @@ def log_to(console: Console, verbose: bool) -> Any:
 
 @contextmanager
 def failures_as_lines(console: Console) -> Iterator[None]:
-    """An error as one line, with the end of the log where there is one, and exit code 1. A requested stop is none."""
+    """Show an error as one line with the end of its log, if any, and exit with 1; a requested stop is none."""
     try:
         yield
     except StopRequested:
@@ -158,23 +158,18 @@ def failures_as_lines(console: Console) -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
-def _without_drafts(settings: SystemConfig) -> str:
-    drafter = DRAFTERS[settings.gateway.get("drafter", Drafter.MODEL.value)]
-    if drafter.own is None:
-        return "; no draft: plain decoding"
-    return f"; no draft: the target drafts for itself by {drafter.own.label}"
-
-
 def _show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) -> None:
     tls_dir = None if settings.ray is None else settings.ray.tls_dir
-    drafts = "" if any(one.role == "draft" for one in endpoints.workers) else _without_drafts(settings)
-    console.print(
-        f"\n[bold green]ready[/]  {', '.join(f'{one.name} {one.address}' for one in endpoints.workers)}{drafts}"
-    )
+    with_draft = any(one.role == "draft" for one in endpoints.workers)
+    own = DRAFTERS[settings.gateway.get("drafter", Drafter.MODEL.value)].own
+    no_draft = "; no draft: " + ("plain decoding" if own is None else f"the target drafts for itself by {own.label}")
+    workers = ", ".join(f"{one.name} {one.address}" for one in endpoints.workers)
+    console.print(f"\n[bold green]ready[/]  {workers}{'' if with_draft else no_draft}")
     for gateway in endpoints.gateways:
         console.print(f"  HTTP  {gateway.url}/v1   metrics {gateway.url}/metrics")
         console.print(f"  gRPC  {gateway.grpc}")
     for one in endpoints.workers:
+        console.print(f"  {one.name} memory  {one.memory}", highlight=False)
         if one.metrics is not None:
             console.print(f"  {one.name} metrics  http://{one.metrics}/metrics")
     if endpoints.registry is not None:
@@ -189,7 +184,12 @@ def _show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) 
     url = f"{endpoints.gateways[0].url}/v1/completions"
     console.print(f"\n  curl {url}{trusted}{header} -H 'Content-Type: application/json' -d '{body}'", markup=False)
     trusted = " --tls-ca CA.pem" if secured else ""
-    console.print(f"  outrider generate 'import os' --address {endpoints.grpc}{trusted}\n", markup=False)
+    rounds = " -K 5" if with_draft or own is not None else ""
+    console.print(f"  outrider generate 'import os'{rounds} --address {endpoints.grpc}{trusted}\n", markup=False)
+    if rounds:
+        console.print(
+            "-K 5 always drafts 5 tokens; without it K adapts, to none where drafts do not pay: often on the demo."
+        )
     if key:
         console.print(f"Both read an API key from {KEY_VARIABLE}.", markup=False)
     console.print("Ctrl-C stops everything.")

@@ -51,21 +51,21 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends every call in progress. Idempotent."""
+        """End every call in progress. Idempotent."""
         await self._transport.close()
 
     async def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Completion:
-        """The whole answer. Give one of `prompt`, `prompt_ids` and `messages`."""
+        """Return the whole answer. Give one of `prompt`, `prompt_ids` and `messages`."""
         return await collect(self.stream(prompt, **options))
 
     def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> RoundStream:
-        """The answer round by round. The call starts with the first read; bad arguments raise here."""
+        """Return the answer round by round. The call starts with the first read; bad arguments raise here."""
         request = build_request(prompt, options)
         timeout_s = options.get("timeout_s", self._timeout_s)
         return RoundStream(generate_with_retries(self._transport, request, timeout_s, self._policy))
 
     async def models(self) -> tuple[Model, ...]:
-        """The pairs served now."""
+        """Return the pairs served now."""
         reply = await call_with_retries(
             lambda left_s: self._transport.get_models(GetModelsRequest(), left_s), self._timeout_s, self._policy
         )

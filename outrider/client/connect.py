@@ -25,13 +25,13 @@ class ConnectOptions(TypedDict, total=False):
     tls_cert: PathLike | None
     """PEM file with the certificate to show to a gateway that asks for one; implies TLS."""
     tls_key: PathLike | None
-    """PEM file with its key."""
+    """PEM file with the key of `tls_cert`."""
     api_key: str | None
-    """Sent with every call; absent = that of OUTRIDER_API_KEY, where it is set."""
+    """API key sent with every call; absent = that of OUTRIDER_API_KEY, where it is set."""
 
 
 def credentials_of(options: ConnectOptions) -> grpc.ChannelCredentials | None:
-    """None: without TLS. Raises ConfigError naming the argument."""
+    """Return the credentials of a channel, or None for one without TLS. Raises ConfigError naming the argument."""
     tls = options.get("tls", False)
     ca, certificate, key = (options.get("tls_ca"), options.get("tls_cert"), options.get("tls_key"))
     if not isinstance(tls, bool):
@@ -51,7 +51,7 @@ def credentials_of(options: ConnectOptions) -> grpc.ChannelCredentials | None:
 
 
 def metadata_of(options: ConnectOptions) -> tuple[tuple[str, str], ...]:
-    """Of every call. Raises ConfigError for a key that cannot be sent."""
+    """Return the metadata that every call carries. Raises ConfigError for a key that cannot be sent."""
     key = options.get("api_key") or os.environ.get(KEY_VARIABLE)
     if not key:
         return ()

@@ -46,8 +46,9 @@ def from_rpc_error(
     timeout_s: float | None = None,
     tls: bool = False,
 ) -> OutriderError:
-    """The error that was meant. `connected`: the channel has a connection now; `timeout_s`: what the call was given;
-    `tls`: how it was made.
+    """Return the error of our tree that a gateway, or gRPC itself, meant.
+
+    `connected`: the channel has a connection now; `timeout_s`: the call's deadline; `tls`: the channel uses TLS.
     """
     code, details = error.code(), error.details() or "no details"
     if code is grpc.StatusCode.UNAVAILABLE and not connected:

@@ -33,7 +33,7 @@ _S_PER_US = 1e-6
 
 
 def parse_round(message: gateway_pb2.GenerateResponse) -> Round:
-    """Raises OutriderError when the gateway speaks a newer contract."""
+    """Return the round of a message. Raises OutriderError when the gateway speaks a newer contract."""
     if message.finish_reason not in _FINISH_REASONS:
         raise OutriderError(f"unknown finish reason {message.finish_reason} from the gateway; upgrade this client")
     return Round(

@@ -80,7 +80,7 @@ _ACCEPTANCE = {
 
 
 def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.GenerateRequest:
-    """Raises InvalidRequest naming the parameter; TypeError for a keyword that does not exist."""
+    """Build the message of a call. Raises InvalidRequest naming the parameter; TypeError for an unknown keyword."""
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _check_types(options.keys(), given)
     words, word_ids = _split_bad_words(given.get("bad_words", ()))
@@ -178,7 +178,6 @@ Kind = TypeVar("Kind", bound=Enum)
 
 
 def _member(kind: type[Kind], name: str, wish: Kind | str) -> Kind:
-    """Of an enum, or what it is called."""
     try:
         return kind(wish)
     except ValueError:
@@ -228,8 +227,7 @@ def _chat_message(message: Message) -> gateway_pb2.ChatMessage:
 
 
 def _encode(param: str, put: Any) -> Any:
-    """Protobuf and `int` say what they refuse, but not for which parameter."""
-    try:
+    try:  # protobuf and `int` say what they refuse, but not for which parameter
         return put()
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidRequest(f"{param} cannot be sent: {error}", param=param) from None

@@ -19,7 +19,7 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Only errors that say so are retried (Unavailable, Overloaded), and only while nothing has been answered.
+    """Which calls are made again: those whose error says so (Unavailable, Overloaded), before anything was answered.
 
     The n-th wait is drawn from [0, min(max_backoff_s, backoff_s * 2**n)], after the gateway's own `retry-after`.
     """
@@ -29,7 +29,7 @@ class RetryPolicy:
     backoff_s: float = 0.1
     max_backoff_s: float = 2.0
     max_wait_s: float = 30.0
-    """A gateway that asks for a longer wait than this is believed, and the error raised at once."""
+    """Longest wait that a gateway may ask for, seconds; when it asks for more, the error is raised at once."""
 
     def __post_init__(self) -> None:
         for name in ("retries", "backoff_s", "max_backoff_s", "max_wait_s"):
@@ -37,7 +37,7 @@ class RetryPolicy:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be 0 or more", param=name)
 
     def delay_s(self, error: OutriderError, attempt: int) -> float | None:
-        """Seconds before the attempt after `attempt` (0 is the first), or None when there must be none."""
+        """Return the seconds to wait after `attempt` (0 is the first), or None when there must be no other."""
         if not error.retryable or attempt >= self.retries:
             return None
         asked = error.retry_after_s or 0.0
@@ -48,14 +48,14 @@ class RetryPolicy:
 
 
 class Deadline:
-    """Of one call with all its attempts. `timeout_s` None = never."""
+    """When one call with all its attempts is given up. `timeout_s` None = never."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
         self._end = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
 
     def remaining_s(self) -> float | None:
-        """Raises DeadlineExceeded when nothing is left."""
+        """Return the seconds left, or None without a deadline. Raises DeadlineExceeded when none are left."""
         if self._end is None:
             return None
         left = self._end - asyncio.get_running_loop().time()
@@ -65,7 +65,7 @@ class Deadline:
 
 
 async def _pause(policy: RetryPolicy, deadline: Deadline, error: OutriderError, attempt: int) -> None:
-    """Sleeps before the next attempt; raises `error` when there is none, or no time for it."""
+    """Sleep before the next attempt; raise `error` when there is none, or no time for it."""
     delay_s = policy.delay_s(error, attempt)
     left_s = deadline.remaining_s() if delay_s is not None else None
     if delay_s is None or (left_s is not None and delay_s >= left_s):
@@ -76,7 +76,7 @@ async def _pause(policy: RetryPolicy, deadline: Deadline, error: OutriderError, 
 async def call_with_retries(
     call: Callable[[float | None], Awaitable[Reply]], timeout_s: float | None, policy: RetryPolicy
 ) -> Reply:
-    """`call(remaining_s)` until it answers. For calls without effect."""
+    """Repeat `call(remaining_s)` until it answers. For calls without effect."""
     deadline = Deadline(timeout_s)
     for attempt in count():
         try:
@@ -89,7 +89,7 @@ async def call_with_retries(
 async def generate_with_retries(
     transport: Transport, request: GenerateRequest, timeout_s: float | None, policy: RetryPolicy
 ) -> AsyncGenerator[GenerateResponse, None]:
-    """After the first message an error is final: another attempt would repeat text, or change it."""
+    """Generate, with new attempts until the first message: a later one would repeat text, or change it."""
     deadline = Deadline(timeout_s)
     for attempt in count():
         started = False

@@ -14,7 +14,7 @@ from outrider.wire.errors import OutriderError
 
 
 class RoundStream(AsyncIterator[Round]):
-    """Rounds of all choices, interleaved. One reader. Leaving the `async with` block cancels what still runs."""
+    """Rounds of all choices, interleaved, for one reader. Leaving the `async with` block cancels what still runs."""
 
     def __init__(self, responses: AsyncGenerator[GenerateResponse, None]) -> None:
         self._responses = responses
@@ -30,7 +30,7 @@ class RoundStream(AsyncIterator[Round]):
         await self.aclose()
 
     async def __anext__(self) -> Round:
-        """Raises the error tree; StopAsyncIteration at the end and after `aclose`."""
+        """Return the next round. Raises the error tree; StopAsyncIteration at the end and after `aclose`."""
         if self._closed.is_set():
             raise StopAsyncIteration
         # A task of its own: `aclose` from elsewhere must be able to end a read, which a generator alone refuses.
@@ -50,7 +50,7 @@ class RoundStream(AsyncIterator[Round]):
         return await anext(self._responses, None)
 
     async def aclose(self) -> None:
-        """Cancels the call, unless it has ended. Idempotent."""
+        """Cancel the call, unless it has ended. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -61,7 +61,7 @@ class RoundStream(AsyncIterator[Round]):
 
 
 async def collect(stream: RoundStream) -> Completion:
-    """Reads the stream to its end. Raises OutriderError when it ends before every choice has finished."""
+    """Read the stream to its end. Raises OutriderError when it ends before every choice has finished."""
     rounds: dict[int, list[Round]] = defaultdict(list)
     async with stream:
         async for round_ in stream:

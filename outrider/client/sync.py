@@ -25,11 +25,11 @@ _JOIN_S = 5.0
 
 
 class _ClosedClientError(OutriderError):
-    """Closing something of a closed client is no error."""
+    """The client was closed. Closing a stream of it afterwards is no error."""
 
 
 class _LoopThread:
-    """Runs one AsyncClient's coroutines until `stop`. Knows nothing of the Client, so that one can be collected."""
+    """Run one AsyncClient's coroutines until `stop`. It does not refer to the Client, which can thus be collected."""
 
     def __init__(self, core: AsyncClient) -> None:
         self._core = core
@@ -48,7 +48,7 @@ class _LoopThread:
         await self._core.aclose()
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Waits for the coroutine's result. An exception in the waiting thread (Ctrl-C) cancels it."""
+        """Wait for the coroutine's result. An exception in the waiting thread (Ctrl-C) cancels it."""
         with self._lock:
             if self._stopped:
                 coroutine.close()
@@ -63,7 +63,7 @@ class _LoopThread:
             raise
 
     def stop(self) -> None:
-        """Idempotent. Called by any thread, even this one when the garbage collector happens to run there."""
+        """End the thread. Idempotent; any thread may call it, even this one when the garbage collector runs there."""
         with self._lock:
             if not self._stopped:
                 self._stopped = True
@@ -100,19 +100,19 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends every call in progress. Idempotent."""
+        """End every call in progress. Idempotent."""
         self._finalizer()
 
     def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Completion:
-        """The whole answer. Give one of `prompt`, `prompt_ids` and `messages`."""
+        """Return the whole answer. Give one of `prompt`, `prompt_ids` and `messages`."""
         return self._thread.run(self._core.generate(prompt, **options))
 
     def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> SyncRoundStream:
-        """The answer round by round. The call starts with the first read; bad arguments raise here."""
+        """Return the answer round by round. The call starts with the first read; bad arguments raise here."""
         return SyncRoundStream(self, self._thread, self._core.stream(prompt, **options))
 
     def models(self) -> tuple[Model, ...]:
-        """The pairs served now."""
+        """Return the pairs served now."""
         return self._thread.run(self._core.models())
 
 
@@ -142,6 +142,6 @@ class SyncRoundStream(Iterator[Round]):
         return await anext(self._stream, None)
 
     def close(self) -> None:
-        """Cancels the call, unless it has ended. Idempotent."""
+        """Cancel the call, unless it has ended. Idempotent."""
         with suppress(_ClosedClientError):
             self._thread.run(self._stream.aclose())

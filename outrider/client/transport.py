@@ -14,7 +14,7 @@ from outrider.client.errors import from_rpc_error
 from outrider.v1.gateway_pb2 import GenerateRequest, GenerateResponse, GetModelsRequest, GetModelsResponse
 from outrider.v1.gateway_pb2_grpc import GenerationServiceStub
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.rpc import client_options
+from outrider.wire.transport.rpc import client_options
 
 _MAX_MESSAGE_BYTES = 64 << 20
 _Stub: Any = GenerationServiceStub  # generated without types
@@ -24,16 +24,16 @@ class Transport(Protocol):
     """Carries calls to a gateway. Raises the error tree only. `timeout_s` None = no deadline."""
 
     def generate(self, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerateResponse, None]:
-        """Starts the call with the first read. Closing the generator cancels it."""
+        """Start the call with the first read. Closing the generator cancels it."""
 
     async def get_models(self, request: GetModelsRequest, timeout_s: float | None) -> GetModelsResponse: ...
 
     async def close(self) -> None:
-        """Ends every call in progress. Idempotent."""
+        """End every call in progress. Idempotent."""
 
 
 class GrpcTransport:
-    """One channel to one gateway, made with the first call. Belongs to the event loop of that call.
+    """One channel to one gateway, made with the first call. It belongs to the event loop of that call.
 
     Raises ConfigError for an address gRPC cannot dial, and for files and keys that cannot be used.
     """
@@ -95,8 +95,7 @@ class GrpcTransport:
         ) from None
 
     def _reraise_cancelled(self) -> NoReturn:
-        """A closed channel cancels its calls: that must not look like a cancellation of the caller's task."""
-        task = asyncio.current_task()
+        task = asyncio.current_task()  # a closed channel cancels its calls; the caller's task was not cancelled
         if self._closed and task is not None and not task.cancelling():
             raise OutriderError("the client was closed while this call was in progress") from None
         raise asyncio.CancelledError

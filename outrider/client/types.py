@@ -59,15 +59,15 @@ class Drafter(StrEnum):
     UNIGRAM = "unigram"
     """The target, from how often tokens come in a text that it was started with."""
     BIGRAM = "bigram"
-    """And how often after which other."""
+    """The target, from how often tokens follow each other in that text."""
     NGRAM_MODEL = "ngram+model"
-    """The first where it has something to say, else a draft worker."""
+    """NGRAM where it has seen the last tokens before, else a draft worker."""
     LOOKUP_MODEL = "lookup+model"
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """A request's wishes; None = the server's default. Enums may be given by their values, such as "coupled"."""
+    """How one request speculates; None = the server's default. Enums may be given by value, such as "coupled"."""
 
     enabled: bool = True
     num_draft_tokens: DraftTokens | None = None
@@ -86,7 +86,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Of one token under the target's unmodified distribution, nats."""
+    """Log-probs at one token's position under the target's unmodified distribution, nats."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -194,12 +194,12 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """Of the first answer."""
+        """The first answer's text."""
         return self.choices[0].text
 
     @property
     def usage(self) -> Usage:
-        """Summed over the answers; the prompt counts once."""
+        """Usage summed over the answers; the prompt counts once."""
         return total_usage([choice.usage for choice in self.choices])
 
 
@@ -218,7 +218,7 @@ class Model:
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage:
-    """Sum over the answers to one prompt: [num_choices >= 1] -> one. The prompt counts once; the seed is shared."""
+    """Return the sum over the answers to one prompt, at least one. The prompt counts once; the seed is shared."""
     return Usage(
         num_prompt_tokens=usages[0].num_prompt_tokens,
         num_completion_tokens=sum(usage.num_completion_tokens for usage in usages),

@@ -1,4 +1,4 @@
-"""What a drafter without a model is to whoever asks it: a target worker, a draft service, `outrider alpha`.
+"""The protocols of a drafter without a model, as a target worker, a draft service and `outrider alpha` use it.
 
 A drafter is opened for a sequence and follows it there. To propose, a walk goes ahead over its own guesses, which
 change nothing of what is followed.
@@ -17,45 +17,45 @@ Counts = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 class Walk(Protocol):
-    """From the end of a sequence onwards. Of no use once the sequence has changed."""
+    """Guesses from the end of a sequence onwards. It is of no use once the sequence has changed."""
 
     def next(self) -> Counts | None:
-        """What may come here; None where there is nothing to say."""
+        """Return what may come here, with counts, or None where nothing is known."""
 
     def step(self, token_id: int) -> None:
-        """Goes on behind this guess."""
+        """Go on behind this guess."""
 
 
 class Follower(Protocol):
-    """What a drafter knows of one sequence. What it says is a function of the sequence as it now is (and, of a drafter
-    that has read others, of those), however it came to be so.
+    """A drafter's knowledge of one sequence. Its guesses depend on the sequence as it now is (and, for a drafter that
+    has read others, on those), however it came to be so.
     """
 
     @property
     def num_tokens(self) -> int:
-        """Of the sequence."""
+        """Return the length of the sequence, in tokens."""
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """The sequence has gone on with these."""
+        """Add tokens at the end of the sequence."""
 
     def truncate(self, num_tokens: int) -> None:
-        """Cut back to its first num_tokens."""
+        """Cut the sequence back to its first num_tokens."""
 
     def walk(self) -> Walk: ...
 
     def has_next(self) -> bool:
-        """What it says now is worth more than nothing; where a model can be asked as well, it is asked if not."""
+        """Return whether a guess from here is worth verifying; if not, a model is asked where there is one."""
 
     def close(self) -> None:
-        """The sequence has ended. Who only drops a follower tells its drafter nothing of it."""
+        """End the sequence, from which the drafter may learn. A follower that is only dropped teaches it nothing."""
 
 
-class Drafter(Protocol):
-    """Of one thread, and so are its followers."""
+class SequenceDrafter(Protocol):
+    """Opens followers. It and they belong to one thread."""
 
     def open(self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes = b"") -> Follower:
-        """token_ids: prompt and output so far, of which the first num_prompt are the prompt. Nothing of a sequence is
-        ever shown to one of another cache_salt.
+        """Follow a sequence: prompt and output so far, of which the first num_prompt tokens are the prompt. No sequence
+        is guessed from one of another cache_salt.
         """
 
 

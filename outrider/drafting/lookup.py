@@ -16,8 +16,8 @@ CORPUS_TOKENS = 65536
 
 class Lookup:
     def __init__(self, min_n: int = MIN_N, max_n: int = MAX_N, corpus_tokens: int = CORPUS_TOKENS) -> None:
-        """min_n, max_n: tokens of the shortest match that is copied behind, and of the longest that is told apart from
-        longer ones. corpus_tokens: of outputs that are remembered, all salts together.
+        """Copy behind matches of at least min_n tokens, and prefer longer ones up to max_n. corpus_tokens: tokens of
+        ended outputs that are remembered, all salts together.
         """
         self._sizes = (min_n, max_n)
         self.corpus = Corpus(min_n, max_n, corpus_tokens)
@@ -27,7 +27,7 @@ class Lookup:
 
 
 class Corpus:
-    """Outputs, the latest ones, apart for each salt: nobody's speed tells of another's text."""
+    """The latest outputs, apart for each salt, so that nobody's speed reveals another's text."""
 
     def __init__(self, min_n: int, max_n: int, most_tokens: int) -> None:
         self.num_tokens = 0
@@ -35,13 +35,13 @@ class Corpus:
         self._most_tokens = most_tokens
         self._shelves: dict[bytes, SuffixIndex] = {}
         self._outputs: deque[tuple[bytes, int]] = deque()
-        """Salt and tokens of each, the oldest first."""
+        """Salt and number of tokens of each output, the oldest first."""
 
     def shelf(self, cache_salt: bytes) -> SuffixIndex | None:
         return self._shelves.get(cache_salt)
 
     def add(self, output_ids: Sequence[int], cache_salt: bytes) -> None:
-        """Of a longer one than fits, the end."""
+        """Remember an output, or the end of one that is longer than the corpus."""
         kept = output_ids[max(0, len(output_ids) - self._most_tokens) :]
         if len(kept) <= self._sizes[0]:
             return  # nothing follows a match
@@ -66,7 +66,7 @@ class LookupFollower:
     def __init__(
         self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes, sizes: tuple[int, int], corpus: Corpus
     ) -> None:
-        """sizes: of the shortest and the longest match."""
+        """sizes: tokens of the shortest and of the longest match."""
         self._own = SuffixIndex(*sizes)
         self._num_prompt = num_prompt
         self._cache_salt = cache_salt
@@ -87,7 +87,7 @@ class LookupFollower:
             self._own.pop()
 
     def walk(self) -> LookupWalk:
-        """Behind the longest match; of equals, that in the sequence itself, and the latest."""
+        """Go on behind the longest match; of equals, the one in the sequence itself, then the latest."""
         tail = self._own.last(self._max_n)
         own, shelf = self._own.longest(tail), self._corpus.shelf(self._cache_salt)
         other = None if shelf is None else shelf.longest(tail)

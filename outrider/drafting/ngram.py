@@ -16,7 +16,7 @@ class Ngram:
     """How often each token came after the last three, two or one, in the last tokens of the sequence itself."""
 
     def __init__(self, orders: Sequence[int] = ORDERS, history: int = HISTORY) -> None:
-        """orders: each from 2 to `history`."""
+        """Count n-grams of these orders, each from 2 to `history` tokens."""
         self._orders = tuple(sorted(orders, reverse=True))
         self._history = history
 
@@ -28,7 +28,7 @@ class NgramFollower(Followed):
     """Counts the n-grams that lie in the last `history` tokens: one that comes or goes costs a step per order."""
 
     def __init__(self, token_ids: Sequence[int], orders: Sequence[int], history: int) -> None:
-        """orders: the longest first."""
+        """orders: tokens of the n-grams, the longest first."""
         super().__init__(())
         self._orders = orders
         self._history = history
@@ -36,7 +36,7 @@ class NgramFollower(Followed):
         before = max(0, len(token_ids) - history)  # of these nothing is counted
         self.ids.extend(token_ids[:before])
         self._start = before
-        """Of what is counted: the last `history` tokens."""
+        """Position of the first token that is counted: `history` before the end, or 0."""
         self.append(token_ids[before:])
 
     def append(self, token_ids: Sequence[int]) -> None:
@@ -61,21 +61,21 @@ class NgramFollower(Followed):
         )
 
     def has_next(self) -> bool:
-        """It has seen its last two tokens before, or as many as its longest order looks at: one alone says little."""
+        """Return whether its last two tokens came before, or as many as its longest order needs: one says little."""
         needed = min(2, self._orders[0] - 1)
         counted = len(self.ids) - self._start
         contexts = (order - 1 for order in self._orders if needed <= order - 1 <= counted)
         return any(tuple(self.ids[len(self.ids) - num :]) in self._followers for num in contexts)
 
     def _count_last(self, by: int) -> None:
-        """The n-grams that end with the last token."""
+        """Count the n-grams that end with the last token."""
         end = len(self.ids)
         for order in self._orders:
             if end - order >= self._start:
                 self._count(end - order, order, by)
 
     def _count_first(self, by: int) -> None:
-        """The n-grams that begin with the first token of what is counted."""
+        """Count the n-grams that begin with the first token of the history."""
         for order in self._orders:
             if self._start + order <= len(self.ids):
                 self._count(self._start, order, by)
@@ -91,12 +91,12 @@ class NgramFollower(Followed):
 
 
 class NgramWalk:
-    """Its guesses are looked back at, and not counted."""
+    """Guesses by the tokens before, its own guesses among them, which are not counted."""
 
     def __init__(
         self, followers: dict[tuple[int, ...], dict[int, int]], orders: Sequence[int], last_ids: list[int]
     ) -> None:
-        """last_ids: as many as the longest order looks at, or all there are."""
+        """last_ids: as many as the longest order needs, or all there are."""
         self._followers = followers
         self._orders = orders
         self._last_ids = last_ids

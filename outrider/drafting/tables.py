@@ -17,7 +17,7 @@ class Unigram:
     """How often each token comes in a text, whatever is before it."""
 
     def __init__(self, text_ids: Sequence[int]) -> None:
-        """Raises ValueError when there is no token."""
+        """Count the tokens of a text. Raises ValueError when there is none."""
         if not text_ids:
             raise ValueError("the text has no token; give a longer one")
         self.counts = sorted_counts(Counter(text_ids))
@@ -33,7 +33,7 @@ class Bigram:
     """How often each token follows the one before it in a text; what it never saw, as often as it comes at all."""
 
     def __init__(self, text_ids: Sequence[int]) -> None:
-        """Raises ValueError when there is no token."""
+        """Count the tokens of a text. Raises ValueError when there is none."""
         self._any = Unigram(text_ids).counts
         followers: dict[int, Counter[int]] = {}
         for one, other in pairwise(text_ids):
@@ -48,7 +48,7 @@ class Bigram:
 
 
 class TextFollower(Followed):
-    """Its last token is all that matters."""
+    """Follows a sequence by its last token, which is all that matters."""
 
     def __init__(self, table: Unigram | Bigram, token_ids: Sequence[int]) -> None:
         super().__init__(token_ids)

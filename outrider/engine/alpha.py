@@ -1,7 +1,7 @@
-"""`python -m outrider.engine.alpha`: how well drafters guess a target, for `outrider alpha`.
+"""`python -m outrider.engine.alpha`: measure how well drafters guess a target, for `outrider alpha`.
 
-One line of JSON on stdin, a `Task`; on stdout lines {"event": "progress", "text"} and at the end {"event": "measured",
-"rows": [...]}, a `Row` each, or {"event": "failed", "message"}.
+It reads one line of JSON on stdin, a `Task`, and writes lines on stdout: {"event": "progress", "text"} and at the end
+{"event": "measured", "rows": [...]}, one of `Tally.row` each, or {"event": "failed", "message"}.
 
 The target writes an answer to each prompt under the setting; at each of its tokens every drafter's law is compared with
 the target's, after the same tokens. Leviathan et al. 2023: alpha = E[sum of min(target, draft)] (Corollary 3.6).
@@ -22,32 +22,34 @@ from outrider.drafting import drafter as drafting
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.tables import Bigram, Unigram
-from outrider.engine.chain import law_of_counts
-from outrider.engine.coupled import coupled_id
-from outrider.engine.host_sampling import HostLogits
-from outrider.engine.loaded import load
-from outrider.engine.loader import tokenizer_files
+from outrider.engine.loading.loaded import load
+from outrider.engine.loading.loader import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.penalties import LogitRow, SamplingState
-from outrider.engine.row_law import RowLaw
+from outrider.engine.sampling.chain import law_of_counts
+from outrider.engine.sampling.coupled import coupled_id
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.penalties import LogitRow, SamplingState
+from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.step_plan import Row as ModelRow
-from outrider.wire.config import TargetConfig
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
+from outrider.wire.settings.config import TargetConfig
 
 MODEL = "model"
 TABLES = ("unigram", "bigram", "ngram", "lookup")
 SEED = 20230101
 AT_ONCE = 8
-"""Answers that the target writes side by side."""
+"""Answers that the target writes side by side. Doubling it doubles the cache that both models need."""
 _MOST_BLOCK = 256
 """Tokens of the largest block that a cache has."""
 
 
 @dataclass(frozen=True)
-class Drafter:
+class DrafterSpec:
+    """Names a drafter to be measured."""
+
     kind: str
     """One of MODEL and TABLES."""
     source: str | None
@@ -60,25 +62,29 @@ class Drafter:
 
 @dataclass(frozen=True)
 class Task:
+    """A measurement, as it is read from stdin."""
+
     target: str
-    drafters: list[Drafter]
+    drafters: list[DrafterSpec]
     prompts: list[str]
     max_tokens: int
     settings: list[dict[str, float]]
-    """Of SamplingParams: temperature, top_k, top_p, min_p."""
+    """Fields of SamplingParams: temperature, top_k, top_p, min_p."""
     dtype: str = "auto"
     device: str = "auto"
 
     @classmethod
     def read(cls, line: str) -> Task:
         values = json.loads(line)
-        return cls(**{**values, "drafters": [Drafter(**each) for each in values["drafters"]]})
+        return cls(**{**values, "drafters": [DrafterSpec(**each) for each in values["drafters"]]})
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tokens, and half the width of its 95 % interval: prompts are what is independent. None where too few
-    have a value: none, or one."""
+    """A mean over tokens, and half the width of its 95 % interval, in which prompts are the independent samples.
+
+    The mean is None without values, the error where fewer than two prompts have any.
+    """
 
     mean: float | None
     error: float | None
@@ -96,21 +102,22 @@ class Estimate:
 
 
 def moves(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]:
-    """By how much each prompt moves the mean of all values."""
+    """Return by how much each prompt moves the mean of all values."""
     num = sum(map(len, by_prompt))
     return [(sum(values) - mean * len(values)) / num for values in by_prompt]
 
 
 def half_width(moves: Sequence[float]) -> float:
-    """Of the 95 % interval of what two prompts or more move by so much: the linearised variance of a ratio of sums over
-    clusters, or of a difference of such ratios (Cochran, "Sampling techniques", section 6.4).
+    """Return half the width of the 95 % interval of a ratio of sums that two clusters or more move by so much.
+
+    It is the linearised variance, also of a difference of such ratios (Cochran, "Sampling techniques", section 6.4).
     """
     return 1.96 * math.sqrt(sum(move * move for move in moves) * len(moves) / (len(moves) - 1))
 
 
 @dataclass
 class Tally:
-    """Of one drafter under one setting: values at each token, a list a prompt."""
+    """Collects the values of one drafter under one setting at each token, a list a prompt."""
 
     alpha: list[list[float]] = field(default_factory=list)
     bound: list[list[float]] = field(default_factory=list)
@@ -123,7 +130,7 @@ class Tally:
             values.append([])
 
     def add(self, target: RowLaw, draft: RowLaw | None, said: int, params: SamplingParams, position: int) -> None:
-        """said: the target's token there, picked by the noise of `params`."""
+        """Add one token. said: the target's token there, picked by the noise of `params`."""
         self.drafted[-1].append(float(draft is not None))
         if draft is None:
             return
@@ -144,17 +151,17 @@ def _best(law: RowLaw) -> int:
     return law.id_of(int(law.scores.argmax()))
 
 
-class Model:
-    """A draft or target model, asked for the laws along whole sequences."""
+class LawModel:
+    """A draft or target model that returns its laws along whole sequences."""
 
     def __init__(self, model: str, task: Task, num_tokens: int) -> None:
-        """num_tokens: of all sequences that are held at once, AT_ONCE at most. Raises ConfigError."""
+        """Load the model. num_tokens: of all sequences that are held at once, AT_ONCE at most. Raises ConfigError."""
         num_tokens += AT_ONCE * _MOST_BLOCK  # each may leave its last block nearly empty
         values = {"model": model, "device": task.device, "dtype": task.dtype, "kv_cache_tokens": num_tokens}
         self.runner: ModelRunner = load(TargetConfig(**values, max_slots=AT_ONCE), epoch=1).runner
 
     def laws(self, ids: Sequence[int], start: int, params: SamplingParams) -> Iterator[RowLaw]:
-        """After ids[:start], ids[:start + 1], ... ids[:-1]."""
+        """Yield the laws after ids[:start], ids[:start + 1], ... ids[:-1]."""
         table = self.runner.pool.new_table()
         try:
             logits = self.runner.forward([ModelRow.of(table, list(ids[:-1]), 0, len(ids) - start)])
@@ -165,8 +172,9 @@ class Model:
             yield host.law(index, LogitRow(state))
 
     def write(self, prompts: Sequence[Sequence[int]], count: int, params: Sequence[SamplingParams]) -> list[list[int]]:
-        """Prompt and answer of each, every token picked by coupled noise: an exact draw. An answer has `count` tokens,
-        or ends with the first end-of-sequence id.
+        """Return prompt and answer of each, every token picked by coupled noise: an exact draw.
+
+        An answer has `count` tokens, or ends with the first end-of-sequence id.
         """
         sequences = [list(prompt) for prompt in prompts]
         tables, cached = [self.runner.pool.new_table() for _ in sequences], [0] * len(sequences)
@@ -191,7 +199,7 @@ class Model:
 
 
 def measure(task: Task) -> Iterator[dict[str, Any]]:
-    """Events; the last one has the rows. Raises OutriderError."""
+    """Yield the events; the last one has the rows. Raises OutriderError."""
     tokenizer = _tokenizer(task.target)
     prompts = [tokenizer.encode(prompt).ids for prompt in task.prompts]
     for prompt, ids in zip(task.prompts, prompts, strict=True):
@@ -199,16 +207,16 @@ def measure(task: Task) -> Iterator[dict[str, Any]]:
             raise ConfigError(f"the prompt {prompt[:40]!r} has no token")
     longest = max(map(len, prompts)) + task.max_tokens
     yield {"event": "progress", "text": f"loading {task.target}"}
-    target = Model(task.target, task, AT_ONCE * longest)
+    target = LawModel(task.target, task, AT_ONCE * longest)
     _check_fits(target, longest, task)
-    models: dict[str, Model] = {}
+    models: dict[str, LawModel] = {}
     tables: dict[str, drafting.Drafter] = {}
     for drafter in task.drafters:
         yield {"event": "progress", "text": f"loading {drafter.name}"}
         if drafter.kind == MODEL:
             assert drafter.source is not None
             _check_same(task.target, drafter.source)
-            models[drafter.name] = Model(drafter.source, task, longest)
+            models[drafter.name] = LawModel(drafter.source, task, longest)
             _check_fits(models[drafter.name], longest, task)
         else:
             tables[drafter.name] = _table(drafter, tokenizer)
@@ -232,15 +240,15 @@ def measure(task: Task) -> Iterator[dict[str, Any]]:
 
 
 def _compare(
-    target: Model,
-    models: dict[str, Model],
+    target: LawModel,
+    models: dict[str, LawModel],
     tables: dict[str, drafting.Drafter],
     tallies: dict[str, Tally],
     ids: list[int],
     start: int,
     params: SamplingParams,
 ) -> None:
-    """One answer: ids[start:] is the target's own."""
+    """Compare all drafters along one answer: ids[start:] is the target's own."""
     targets = list(target.laws(ids, start, params))
     for name, tally in tallies.items():
         tally.begin()
@@ -255,7 +263,7 @@ def _compare(
 def _table_laws(
     table: drafting.Drafter, ids: list[int], start: int, params: SamplingParams, vocab_size: int
 ) -> Iterator[RowLaw | None]:
-    """Under the same temperature and cuts as a model's logits."""
+    """Yield the table's laws under the same temperature and cuts as a model's logits."""
     follower, row = table.open(ids[:start], start), LogitRow(SamplingState(params, (), ()))
     for token_id in ids[start:]:
         counts = follower.walk().next()
@@ -263,7 +271,7 @@ def _table_laws(
         follower.append([token_id])
 
 
-def _table(drafter: Drafter, tokenizer: Any) -> drafting.Drafter:
+def _table(drafter: DrafterSpec, tokenizer: Any) -> drafting.Drafter:
     if drafter.kind in ("ngram", "lookup"):
         return Ngram() if drafter.kind == "ngram" else Lookup()
     assert drafter.source is not None
@@ -282,13 +290,13 @@ def _tokenizer(model: str) -> Any:
 
 
 def _check_same(target: str, draft: str) -> None:
-    """Raises ConfigError when their tokens mean different things."""
+    """Raise ConfigError when the models' tokens mean different things."""
     prints = [tokenizer_fingerprint(tokenizer_files(model).tokenizer_json) for model in (target, draft)]
     if prints[0] != prints[1]:
         raise ConfigError(f"the tokenizers of {target} and {draft} differ; a draft must have its target's")
 
 
-def _check_fits(model: Model, longest: int, task: Task) -> None:
+def _check_fits(model: LawModel, longest: int, task: Task) -> None:
     facts = model.runner.facts
     if longest > facts.context_limit:
         raise ConfigError(

@@ -1,13 +1,12 @@
-"""The drafters without a model that a worker offers, made from its settings at start."""
+"""Make the drafters without a model that a worker offers, from its settings, at start."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from outrider.drafting.drafter import Drafter
+from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.tables import Bigram, Unigram
@@ -15,32 +14,31 @@ from outrider.wire import kinds
 from outrider.wire.errors import ConfigError
 
 OF_A_TEXT = (kinds.Drafter.UNIGRAM, kinds.Drafter.BIGRAM)
-
-
-@dataclass(frozen=True, slots=True)
-class LookupSizes:
-    """As in the settings of the same names."""
-
-    min_n: int
-    max_n: int
-    corpus_tokens: int
+LOOKUP_MIN_N = 2
+"""Tokens that must have come before, for lookup to copy what followed. Twice as many: fewer guesses, oftener
+right."""
+LOOKUP_MAX_N = 8
+"""Tokens: of longer matches none is better than another. Twice as many: each lookup takes twice as long."""
+LOOKUP_CORPUS_TOKENS = 65536
+"""Tokens of ended answers that are remembered for later ones of the same cache_salt. Twice as many: 1 MiB more."""
 
 
 def make_drafters(
-    wanted: Iterable[kinds.Drafter], text: str | None, tokenizer_json: bytes, vocab_size: int, sizes: LookupSizes
-) -> dict[kinds.Drafter, Drafter]:
-    """text: file that unigrams and bigrams are counted in; None = none, and neither of them may be wanted.
+    wanted: Iterable[kinds.Drafter], text: str | None, tokenizer_json: bytes, vocab_size: int
+) -> dict[kinds.Drafter, SequenceDrafter]:
+    """Return the wanted drafters.
 
-    Raises ConfigError naming a text that cannot be used.
+    text: file that unigrams and bigrams are counted in; None when neither of them is wanted. Raises ConfigError naming
+    a text that cannot be used.
     """
     ids = () if text is None else text_ids(text, tokenizer_json, vocab_size)
-    made: dict[kinds.Drafter, Drafter] = {}
+    made: dict[kinds.Drafter, SequenceDrafter] = {}
     for kind in wanted:
         match kind:
             case kinds.Drafter.NGRAM:
                 made[kind] = Ngram()
             case kinds.Drafter.LOOKUP:
-                made[kind] = Lookup(sizes.min_n, sizes.max_n, sizes.corpus_tokens)
+                made[kind] = Lookup(LOOKUP_MIN_N, LOOKUP_MAX_N, LOOKUP_CORPUS_TOKENS)
             case kinds.Drafter.UNIGRAM:
                 made[kind] = Unigram(ids)
             case kinds.Drafter.BIGRAM:
@@ -51,7 +49,7 @@ def make_drafters(
 
 
 def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:
-    """The tokens of a UTF-8 file. Raises ConfigError."""
+    """Return the tokens of a UTF-8 file. Raises ConfigError when it is unreadable, empty or not the model's."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()

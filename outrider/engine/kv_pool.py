@@ -1,32 +1,133 @@
-"""Which cache blocks belong to whom, on host integers alone. The storage is that of a path (`outrider.engine.paths`).
+"""Count which sequences hold which cache blocks and which blocks hold which prefix, on host integers alone.
 
-A block holds `block_size` consecutive tokens of one sequence, in every layer. Blocks are counted by reference, so a
-forked table shares its prefix and copies a block only when it writes into one that somebody else reads. A block is
-held (by tables), idle (nobody holds it, but the prefix cache knows what it contains) or blank.
+A path holds the storage. A block holds `block_size` consecutive tokens of one sequence, in every layer. Blocks are
+counted by reference, so a forked table shares its prefix and copies a block only when it writes into one that somebody
+else reads. A block is held (by tables), idle (nobody holds it, but the prefix cache knows what it contains) or blank.
+
+The prefix cache saves feeding a prompt that begins like an earlier one. A full block is known by the digest of its
+tokens and of the digest before it, so that a digest stands for everything from the first token on. The first digest
+stands for a salt: prefixes are found only under the salt that they were published with. Digests are 256 bits of
+BLAKE2b: two prefixes with the same one cannot be made on purpose, so tokens are not compared. Used by the engine
+thread.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 import grpc
 
-from outrider.engine.prefix_cache import PrefixCache
 from outrider.wire.errors import OutriderError
 
+DIGEST_BYTES = 32
+"""Bytes of a block's digest."""
+
+
+class PrefixCache:
+    """Finds published blocks by digest. A published block is full of committed tokens, and unwritten until
+    withdrawn."""
+
+    def __init__(self, pool: KVPool) -> None:
+        self.enabled = True
+        """To be set before anything is published. When false nothing is ever published, and so nothing found."""
+        self._pool = pool
+        self._block_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+
+    @property
+    def num_published(self) -> int:
+        return len(self._digest_of)
+
+    def is_published(self, block: int) -> bool:
+        return block in self._digest_of
+
+    def adopt(self, table: BlockTable, ids: Sequence[int], salt: bytes = b"") -> int:
+        """Begin the empty `table` with the longest published prefix of `ids`; return how many tokens it has then.
+
+        Adopts whole blocks, at most len(ids) tokens: pass the tokens without the last one, whose logits must be
+        computed.
+        """
+        assert not table.blocks, f"the table holds {table.num_tokens} tokens already"
+        found = self._find(ids, salt)
+        table.blocks = [block for _, block in found]
+        table.digests = [_root(salt), *(digest for digest, _ in found)]
+        table.num_tokens = len(found) * table.block_size
+        self._pool.share(table.blocks)
+        return table.num_tokens
+
+    def publish(self, table: BlockTable, ids: Sequence[int], salt: bytes = b"") -> None:
+        """Let later prompts find the table's full blocks. Costs as much as the blocks that are new since the last call.
+
+        ids: committed tokens, equal to what the table holds as far as both go. A block whose contents are published
+        already is given back in exchange for the published one. `table.digests` keeps the salt's and those of the
+        blocks done; truncating the table shortens it.
+        """
+        if not self.enabled:
+            return
+        root = _root(salt)
+        if table.digests[:1] != [root]:
+            table.digests = [root]
+        size, num_full = table.block_size, min(len(ids), table.num_tokens) // table.block_size
+        for index in range(len(table.digests) - 1, num_full):
+            digest = _next(table.digests[index], ids[index * size : (index + 1) * size])
+            table.digests.append(digest)
+            self._publish_block(table, index, digest)
+
+    def withdraw(self, block: int) -> None:
+        """Forget what the block contains: it is about to be written. Does nothing when it is not published."""
+        digest = self._digest_of.pop(block, None)
+        if digest is not None:
+            del self._block_of[digest]
+
+    def _publish_block(self, table: BlockTable, index: int, digest: bytes) -> None:
+        own, published = table.blocks[index], self._block_of.get(digest)
+        if published is None:
+            self.withdraw(own)  # it may be published under another salt
+            self._block_of[digest], self._digest_of[own] = own, digest
+        elif published != own:
+            self._pool.share([published])
+            self._pool.release([own])
+            table.blocks[index] = published
+
+    def _find(self, ids: Sequence[int], salt: bytes) -> list[tuple[bytes, int]]:
+        """Return the (digest, block) of each block found."""
+        if not self._block_of:
+            return []
+        found: list[tuple[bytes, int]] = []
+        digest, size = _root(salt), self._pool.block_size
+        for start in range(0, len(ids) - size + 1, size):
+            digest = _next(digest, ids[start : start + size])
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            found.append((digest, block))
+        return found
+
+
+def _root(salt: bytes) -> bytes:
+    return blake2b(salt, digest_size=DIGEST_BYTES, person=b"outrider salt").digest()
+
+
+def _next(digest: bytes, ids: Sequence[int]) -> bytes:
+    return blake2b(digest + array("i", ids).tobytes(), digest_size=DIGEST_BYTES, person=b"outrider block").digest()
+
+
 TRASH_BLOCK = 0
-"""Never handed out: padding is read from it and written to it, and always finite, so that no product meets a NaN."""
+"""Block that is never handed out: padding is read from it and written to it. It is always finite, so no product
+meets a NaN."""
 
 
 class OutOfBlocks(OutriderError):
-    """The cache is full of what running requests hold: one of them must wait or give its blocks up."""
+    """Raised when running requests hold the whole cache: one of them must wait or give its blocks up."""
 
     grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
     retryable = True
 
 
 class KVPool:
-    """References of `num_blocks` blocks, numbered from 1. Owned by the engine thread."""
+    """Counts the references of `num_blocks` blocks, numbered from 1. Owned by the engine thread."""
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -56,7 +157,7 @@ class KVPool:
         return self.num_blocks - self.num_free
 
     def num_references(self, block: int) -> int:
-        """Tables that hold the block; 0 when it is free."""
+        """Return how many tables hold the block; 0 when it is free."""
         return self._references[block]
 
     def new_table(self) -> BlockTable:
@@ -66,7 +167,7 @@ class KVPool:
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Blank blocks first, then the idle ones that were let go longest ago. Raises OutOfBlocks, taking none."""
+        """Take blank blocks first, then the idle ones that were let go longest ago. Raises OutOfBlocks, taking none."""
         if count > self.num_free:
             raise OutOfBlocks(
                 f"the KV cache has {self.num_free} of {self.num_blocks} blocks free and {count} are needed; "
@@ -78,7 +179,7 @@ class KVPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """One holder more for each, which is held or idle."""
+        """Add one holder to each block, which is held or idle."""
         for block in blocks:
             if self._references[block] == 0:
                 assert block in self._idle, f"block {block} is free and cannot be shared"
@@ -86,7 +187,7 @@ class KVPool:
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> int:
-        """One holder less for each, in a table's order; returns how many of them became free."""
+        """Remove one holder from each block, given in a table's order; return how many of them became free."""
         num_freed = 0
         for block in reversed(blocks):  # blank ones are handed out again in order; of idle ones the tail goes first
             assert self._references[block] > 0, f"block {block} is freed twice"
@@ -118,14 +219,14 @@ class BlockTable:
         self.num_tokens = 0
         """Tokens stored, or about to be by the forward that reserved them."""
         self.digests: list[bytes] = []
-        """The prefix cache's: see `PrefixCache.publish`."""
+        """Digests of its published blocks, kept by `PrefixCache.publish`."""
 
     @property
     def block_size(self) -> int:
         return self._pool.block_size
 
     def storage_indices(self, tokens: Iterable[int]) -> list[int]:
-        """Where each of these tokens lies, counted in tokens over all blocks."""
+        """Return where each of these tokens lies, counted in tokens over all blocks."""
         size = self.block_size
         return [self.blocks[token // size] * size + token % size for token in tokens]
 
@@ -139,7 +240,7 @@ class BlockTable:
         if num_tokens <= self.num_tokens:
             return []
         pool, first = self._pool, self.num_tokens // self._pool.block_size
-        written = self.blocks[first : first + 1]  # in part
+        written = self.blocks[first : first + 1]  # the partly filled block
         copied = [block for block in written if pool.num_references(block) > 1]
         num_new = pool.num_blocks_for(num_tokens) - len(self.blocks)
         fresh = pool.allocate(len(copied) + num_new)
@@ -153,7 +254,7 @@ class BlockTable:
         return [(copied[0], fresh[0])] if copied else []
 
     def rewrite(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The stored tokens `start` to `end - 1` are about to be written over: their blocks become this table's alone.
+        """Make the blocks of the stored tokens `start` to `end - 1`, about to be written over, this table's alone.
 
         Returns the (from, to) block copies that the storage must make first, and withdraws what is published. Raises
         OutOfBlocks, leaving the table unchanged.
@@ -173,7 +274,7 @@ class BlockTable:
         return copies
 
     def truncate(self, num_tokens: int) -> int:
-        """Keep at most `num_tokens`; returns the blocks that became free. A partly filled block stays."""
+        """Keep at most `num_tokens`; return how many blocks became free. A partly filled block stays."""
         if num_tokens < 0:
             raise ValueError(f"num_tokens is {num_tokens}, must be at least 0")
         if num_tokens >= self.num_tokens:
@@ -186,7 +287,7 @@ class BlockTable:
         return self._pool.release(dropped)
 
     def fork(self) -> BlockTable:
-        """A second table over the same tokens; either may go on, neither sees the other's writes."""
+        """Return a second table over the same tokens; either may go on, neither sees the other's writes."""
         other = BlockTable(self._pool)
         other.blocks, other.num_tokens = list(self.blocks), self.num_tokens
         other.digests = list(self.digests)
@@ -194,5 +295,5 @@ class BlockTable:
         return other
 
     def free(self) -> int:
-        """Drop everything; returns the blocks that became free. The table can be used again."""
+        """Drop everything; return how many blocks became free. The table can be used again."""
         return self.truncate(0)

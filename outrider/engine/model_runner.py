@@ -1,4 +1,4 @@
-"""Runs a model over ragged rows: pieces of prompts, single tokens and K+1 positions to verify, in the same call.
+"""Run a model over ragged rows: pieces of prompts, single tokens and K+1 positions to verify, in the same call.
 
 Made by `loader.load_runner`, owned by the engine thread. It knows blocks and logits; slots are its callers' business,
 and how a forward is computed is that of its path (`outrider.engine.paths`).
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outrider.engine.cuda.host_copy import Moment
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
 from outrider.engine.step_plan import Row
@@ -22,7 +23,7 @@ from outrider.wire.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is fixed once a model is loaded."""
+    """Facts that are fixed once a model is loaded."""
 
     model_id: str
     vocab_size: int
@@ -48,12 +49,13 @@ class ModelRunner:
         self.facts = facts
         self.path = path
         self.device = device
+        self._began = self._ended = Moment(device)  # of the last forward
         self.tree_refusal: str | None = "nobody has tried it"
-        """Why no row may be a token tree; None when rows may. Set by who chose the path, once it is known."""
+        """Why no row may be a token tree; None when rows may. `paths.choice` sets it after the self-test."""
         self.set_pool(pool)
 
     def set_pool(self, pool: KVPool) -> None:
-        """Begin again with an empty cache. Tables of the old pool must not be used any more."""
+        """Replace the cache by an empty one. Tables of the old pool must not be used any more."""
         self.pool = pool
         self.path.set_storage(pool.num_blocks, pool.block_size)
 
@@ -72,12 +74,12 @@ class ModelRunner:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Over all layers; 0 before the first forward."""
+        """KV bytes of one token over all layers; 0 before the first forward."""
         return self.path.kv_bytes_per_token
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """-> [sum(num_logits), V] float32, rows in order, an inference tensor.
+        """Feed the rows and return the wanted logits [sum(num_logits), V] float32, rows in order, an inference tensor.
 
         Reserves blocks for the new tokens and writes their KV. Raises OutOfBlocks, or InvalidRequest for a token id
         outside the vocabulary, a row past the context limit or a tree where trees are not run; every table is then as
@@ -86,15 +88,22 @@ class ModelRunner:
         self._check(rows)
         try:
             self._reserve(rows)
-            return self.path.forward(rows)
+            self._began = Moment(self.device)
+            logits = self.path.forward(rows)
+            self._ended = Moment(self.device)
+            return logits
         except BaseException:
             for row in rows:
                 row.table.truncate(row.num_cached)
             raise
 
+    def forward_s(self) -> float:
+        """Return the seconds that the device took for the last forward; wait until it is through."""
+        return self._ended.seconds_since(self._began)
+
     @torch.inference_mode()
     def compact(self, row: Row, path: Sequence[int]) -> None:
-        """Keep, of the token tree that `row` fed last, the nodes of `path` alone, as if they had been fed as a chain.
+        """Keep only the nodes of `path`, of the token tree that `row` fed last, as if they had been fed as a chain.
 
         path: nodes, as row.parents counts them, each of which follows the one before it and the first of which follows
         the token before the tree; empty to keep none. The table then has row.tree_start + len(path) tokens. What other
@@ -134,7 +143,7 @@ class ModelRunner:
                 )
 
     def _check_tree(self, row: Row) -> int:
-        """Returns the tokens of its longest chain, those before the tree included."""
+        """Return the number of tokens in its longest chain, those before the tree included."""
         if self.tree_refusal is not None:
             raise InvalidRequest(
                 f"the {self.path.name} path of {self.facts.model_id} runs no token trees: {self.tree_refusal}; "
@@ -154,6 +163,6 @@ class UncachedModel:
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int]) -> Tensor:
-        """-> [T, V] float32."""
+        """Return the logits [T, V] float32 at each of the T tokens."""
         ids = torch.tensor([list(token_ids)], device=self._model.device)  # [1, T]
         return self._model(input_ids=ids, use_cache=False).logits[0].float()

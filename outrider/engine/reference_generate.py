@@ -1,8 +1,9 @@
-"""`python -m outrider.engine.reference_generate`: answers compared with what transformers' own `generate` says.
+"""`python -m outrider.engine.reference_generate`: compare answers with what transformers' own `generate` writes.
 
-The judge of `outrider demo`: it imports nothing else of Outrider's, so that it shares none of our mistakes. One line of
-JSON on stdin, {"model", "max_tokens", "prompts": [str], "answers": [[token id]]}; one on stdout,
-{"event": "compared", "num_tokens", "differences": [{"answer", "position", "expected", "found", "top2_gap"}]}.
+`outrider demo` has its answers judged here. The module imports nothing else of Outrider's, so that it shares none of
+our mistakes. It reads one line of JSON on stdin, {"model", "max_tokens", "prompts": [str], "answers": [[token id]]},
+and writes one on stdout, {"event": "compared", "num_tokens", "differences": [{"answer", "position", "expected",
+"found", "top2_gap"}]}.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ Ids = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What the target alone says to one prompt."""
+    """The target's own answer to one prompt."""
 
     prompt_ids: Ids
     ids: Ids
-    """With the end-of-sequence id, where it came to one."""
+    """Token ids, the end-of-sequence id included when the answer reached one."""
     gaps: list[float]
     """Distance of the two best logits at each position of `ids`: small at a near-tie."""
 
@@ -58,13 +59,13 @@ class Reference:
 
 
 def first_difference(expected: Ids, found: Ids) -> int | None:
-    """Position of the first id that differs, or at which one of them has ended; None when they are equal."""
+    """Return the position of the first id that differs, or at which one of them has ended; None when they are equal."""
     pairs = itertools.zip_longest(expected, found)
     return next((position for position, (one, other) in enumerate(pairs) if one != other), None)
 
 
 def compare(reference: Reference, expected: Generated, found: Ids) -> dict[str, Any] | None:
-    """The first difference, final end-of-sequence ids apart: the gateway sends none."""
+    """Return the first difference, or None. Final end-of-sequence ids are ignored: the gateway sends none."""
     wanted, found = reference.without_end(expected.ids), reference.without_end(found)
     position = first_difference(wanted, found)
     if position is None:

@@ -1,8 +1,8 @@
-"""What one forward needs, worked out on the host: which rows share it, which ids go in, where KV is read and written.
+"""Plan one forward of the `dense` path on the host: which rows share it, which ids go in, where KV is read and written.
 
-Rows are right-aligned as a whole, past and new together, so a token's column differs from its position only by an
-offset per row. That is what lets relative schemes (ALiBi, T5 buckets) and transformers' own mask code work unchanged.
-A row with fewer new tokens than the widest feeds tokens it already has again; their KV is not written twice.
+Rows are aligned to the right as a whole, past and new together, so a token's column differs from its position only by
+an offset per row. That is what lets relative schemes (ALiBi, T5 buckets) and transformers' own mask code work
+unchanged. A row with fewer new tokens than the widest feeds tokens it already has again; their KV is not written twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from outrider.engine.token_tree import positions
 from outrider.wire.errors import InvalidRequest
 
 FORWARD_COST_TOKENS = 32
-"""A forward's fixed cost (reading the weights, launching) in tokens. Measured on CPU: 30 at 1024 x 2816, float32."""
+"""Tokens whose cost equals a forward's fixed cost (reading the weights, launching). Doubling it puts rows of more
+different widths into one forward. Measured on CPU: 30 at 1024 x 2816, float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,14 @@ class Row:
     num_logits: int
     """Positions, counted from the end, whose logits are wanted; 0 for a piece of a prompt."""
     past_ids: Sequence[int]
-    """Begins with the cached tokens; lent, not copied, and what it holds past num_cached is nobody's business here."""
+    """Begins with the cached tokens; lent, not copied, and not read past num_cached."""
     parents: Sequence[int] | None = None
-    """Of a token tree, which the last len(parents) tokens are, all new ones among them: see `token_tree`. Those of its
-    nodes that were fed before are in the cache. None when every token follows the one before it."""
+    """Parents of a token tree (see `token_tree`), which the last len(parents) tokens are, all new ones among them;
+    its nodes that were fed before are in the cache. None when every token follows the one before it."""
 
     @classmethod
     def of(cls, table: BlockTable, token_ids: Sequence[int], num_cached: int, num_logits: int) -> Row:
-        """From all tokens up to the end of the feed; copies those that are new."""
+        """Return a row of all tokens up to the end of the feed; the new ones are copied."""
         return cls(table, token_ids[num_cached:], num_cached, num_logits, token_ids)
 
     @property
@@ -51,7 +52,7 @@ class Row:
 
     @property
     def num_tokens(self) -> int:
-        """Up to the end of this feed."""
+        """Tokens up to the end of this feed."""
         return self.num_cached + len(self.new_ids)
 
     @property
@@ -60,13 +61,13 @@ class Row:
         return self.num_tokens - len(self.parents or ())
 
     def positions(self, first: int) -> np.ndarray:
-        """[num_tokens - first] int64, of the tokens from `first` on."""
+        """Return the positions of the tokens from `first` on, [num_tokens - first] int64."""
         if self.parents is None:
             return np.arange(first, self.num_tokens)
         return positions(self.num_tokens, self.parents)[first:]
 
     def last_ids(self, count: int) -> list[int]:
-        """The last `count` of all its tokens, at most num_tokens: a wide plan feeds some of the cached ones again."""
+        """Return its last `count` tokens, at most num_tokens: a wide plan feeds some of the cached ones again."""
         num_again = count - len(self.new_ids)
         again = self.past_ids[self.num_cached - num_again : self.num_cached] if num_again > 0 else ()
         return [*again, *self.new_ids[max(0, -num_again) :]]
@@ -101,7 +102,8 @@ class StepPlan:
 
     @classmethod
     def build(cls, rows: Sequence[Row], device: torch.device, vocab_size: int) -> StepPlan:
-        """From rows whose tables are reserved. Every row must have at least as many tokens as the widest has new ones.
+        """Build the plan of rows whose tables are reserved, each with at least as many tokens as the widest has new
+        ones.
 
         Raises InvalidRequest for a token id outside the vocabulary: on a GPU it would take the process down.
         """
@@ -124,10 +126,10 @@ class StepPlan:
 
 
 def group_rows(rows: Sequence[Row]) -> list[list[int]]:
-    """Indices of the rows that share a forward, so that a long prompt does not make every decode row as wide.
+    """Return the indices of the rows that share a forward, so that a long prompt does not widen every decode row.
 
-    Minimises padded columns plus FORWARD_COST_TOKENS a forward, over groups of neighbouring widths. A row too short
-    to fill its group's width with its own tokens goes to a narrower one: no column is ever mere padding.
+    Minimises padded columns plus FORWARD_COST_TOKENS a forward, over groups of neighbouring widths. A row too short to
+    fill its group's width with its own tokens goes to a narrower one: no column is ever mere padding.
     """
     groups: list[list[int]] = []
     rest = list(range(len(rows)))
@@ -147,7 +149,7 @@ def group_rows(rows: Sequence[Row]) -> list[list[int]]:
 
 
 def _group_widths(counts: Counter[int]) -> dict[int, int]:
-    """The cheapest partition of the distinct widths, widest first, by dynamic programming."""
+    """Return the cheapest partition of the distinct widths, widest first, by dynamic programming."""
     widths = sorted(counts, reverse=True)
     best: list[tuple[int, int]] = [(0, 0)]  # per number of widths placed: (cost, where the last group begins)
     for end in range(1, len(widths) + 1):
@@ -178,7 +180,7 @@ def _consecutive_start(row: Row) -> int | None:
 
 
 def _storage_indices(rows: Sequence[Row], width: int, kv_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """-> gather [B * L], write_to [N], write_from [N] or None when every column is new."""
+    """Return gather [B * L], write_to [N] and write_from [N], None when every column is new."""
     block_size = rows[0].table.block_size
     within = np.arange(block_size)
     gather = np.full((len(rows), kv_len), TRASH_BLOCK * block_size, dtype=np.int64)
@@ -195,7 +197,7 @@ def _storage_indices(rows: Sequence[Row], width: int, kv_len: int) -> tuple[np.n
 
 
 def _to_device(arrays: Sequence[np.ndarray | None], device: torch.device) -> list[Tensor | None]:
-    """One copy to the device for all of them."""
+    """Copy all arrays to the device at once."""
     if device.type == "cpu":
         return [None if array is None else torch.from_numpy(array) for array in arrays]
     flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays if array is not None]))

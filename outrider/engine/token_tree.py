@@ -1,4 +1,4 @@
-"""Token trees on the host: which token follows which, and what that makes of positions and of what a query sees.
+"""Token trees on the host: which token follows which, and hence its position and what a query sees.
 
 A tree is given by its parents: for every node the index of the one it follows, -1 for the token before the tree. A
 parent comes before its children. Nodes lie in the cache in this order, after the tokens before the tree; a node sees
@@ -18,13 +18,13 @@ def check_parents(parents: Sequence[int]) -> None:
 
 
 def check_path(parents: Sequence[int], path: Sequence[int]) -> None:
-    """Each of `path` must follow the one before it, and the first the token before the tree."""
+    """Assert that each node of `path` follows the one before it, and the first the token before the tree."""
     for node, before in zip(path, [-1, *path], strict=False):
         assert 0 <= node < len(parents) and parents[node] == before, f"{list(path)} is no path of {list(parents)}"
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """How many ancestors each node has."""
+    """Return how many ancestors each node has."""
     found: list[int] = []
     for parent in parents:
         found.append(0 if parent < 0 else found[parent] + 1)
@@ -32,7 +32,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def positions(num_tokens: int, parents: Sequence[int] | None) -> np.ndarray:
-    """[num_tokens] int64, of a sequence whose last tokens are a tree; None for a chain."""
+    """Return the positions, [num_tokens] int64, of a sequence that ends with a tree; parents None for a chain."""
     if parents is None:
         return np.arange(num_tokens)
     start = num_tokens - len(parents)
@@ -42,7 +42,7 @@ def positions(num_tokens: int, parents: Sequence[int] | None) -> np.ndarray:
 def seen(
     num_tokens: int, parents: Sequence[int] | None, num_queries: int, window: int | None, chunk: int | None
 ) -> np.ndarray:
-    """[num_queries, num_tokens] bool: which tokens each of the last `num_queries` attends to.
+    """Return which tokens each of the last `num_queries` attends to, [num_queries, num_tokens] bool.
 
     Windows and chunks count positions, as in a chain: they reach over a node's own ancestors, not over its siblings.
     """
@@ -60,7 +60,7 @@ def seen(
 
 
 def _ancestry(parents: Sequence[int]) -> np.ndarray:
-    """[n, n] bool: whether node i is node j or comes after it on a path."""
+    """Return whether node i is node j or comes after it on a path, [n, n] bool."""
     sees = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
         if parent >= 0:

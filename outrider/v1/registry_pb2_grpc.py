@@ -58,7 +58,7 @@ class RegistryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Scale(self, request, context):
-        """By hand: how many workers a pool is to have. Answers at once, with what the pool has now.
+        """Sets by hand how many workers a pool is to have. Answers at once, with what the pool has now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

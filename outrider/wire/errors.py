@@ -6,9 +6,9 @@ OutriderError
 |  |- ContextExceeded
 |  |- RequestTooLarge
 |  `- RequestTooSlow
-|- Unauthenticated       no API key, or one that is not known
+|- Unauthenticated       no API key, or an unknown one
 |- Forbidden             a peer or key that may not do this
-|- Overloaded            refused at the door
+|- Overloaded            refused at admission
 |  `- RateLimited        an API key is over a limit of its own
 |- Unavailable           a part of the system is not there
 |  `- WorkerLost         a worker's stream ended
@@ -89,13 +89,13 @@ class Overloaded(OutriderError):
 
 
 class RateLimited(Overloaded):
-    """This key's requests, tokens or answers at once are over what it was given."""
+    """The requests, tokens or concurrent answers of an API key exceed its limits."""
 
     openai_code = "rate_limit_exceeded"
 
 
 class Unauthenticated(OutriderError):
-    """Who asks is not known."""
+    """The caller is not known."""
 
     grpc_code = grpc.StatusCode.UNAUTHENTICATED
     http_status = 401
@@ -104,7 +104,7 @@ class Unauthenticated(OutriderError):
 
 
 class Forbidden(OutriderError):
-    """Who asks is known, and may not."""
+    """The caller is known, and may not do this."""
 
     grpc_code = grpc.StatusCode.PERMISSION_DENIED
     http_status = 403

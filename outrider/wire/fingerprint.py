@@ -1,4 +1,4 @@
-"""Do two tokenizers mean the same by an id? Used by the workers (GetInfo) and by the gateway (refusing a wrong pair).
+"""Compare what two tokenizers mean by an id. Used by the workers (GetInfo) and by the gateway (refusing a wrong pair).
 
 Reads `tokenizer.json` as the tokenizers library writes it. Only what decides the meaning of ids counts: vocabulary,
 added tokens and which of them are special. How text is split does not, since only ids travel between models.
@@ -22,7 +22,7 @@ class _Vocabulary:
 
 
 def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
-    """SHA-256 hex over the vocabulary sorted by id, added tokens included, and the special ids.
+    """Return the SHA-256 hex digest of the vocabulary sorted by id, added tokens included, and the special ids.
 
     Raises ConfigError when the bytes are not a tokenizer.json.
     """
@@ -34,7 +34,7 @@ def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
 def first_difference(
     a_json: bytes, b_json: bytes, *, a_name: str = "the target", b_name: str = "the draft"
 ) -> str | None:
-    """The lowest id at which the two disagree, as a sentence; None when they agree.
+    """Return the lowest id at which the two disagree, as a sentence; None when they agree.
 
     Raises ConfigError when either is not a tokenizer.json.
     """
@@ -69,7 +69,7 @@ def _read(tokenizer_json: bytes) -> _Vocabulary:
 
 
 def _model_tokens(vocab: Any) -> Iterator[tuple[int, str]]:
-    """(id, token). BPE, WordPiece and WordLevel write {token: id}; Unigram writes [[token, score], ...] by id."""
+    """Yield (id, token). BPE, WordPiece and WordLevel write {token: id}; Unigram writes [[token, score], ...] by id."""
     if isinstance(vocab, dict):
         for token, token_id in vocab.items():
             yield int(token_id), str(token)

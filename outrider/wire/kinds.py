@@ -1,4 +1,4 @@
-"""Enumerations of the protocol as Python knows them, for services and gateway alike. Values match the proto."""
+"""The protocol's enumerations as Python types, for services and gateway alike. Values match the proto."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class AcceptanceRule(Enum):
 
 
 class Drafter(Enum):
-    """Who guesses what comes next. All but MODEL work in the target worker; A_MODEL is A where that has something to
-    say, and else MODEL.
+    """Names who proposes draft tokens. All but MODEL work in the target worker.
+
+    A_MODEL is A where that has something to propose, and else MODEL.
     """
 
     MODEL = pb.DRAFTER_MODEL
@@ -38,12 +39,12 @@ class Drafter(Enum):
 
     @property
     def label(self) -> str:
-        """What users call it, such as ngram+model."""
+        """Name that users see, such as ngram+model."""
         return self.name.lower().replace("_", "+")
 
     @property
     def own(self) -> Drafter | None:
-        """Its part in the target worker; None for MODEL."""
+        """The drafter's part in the target worker; None for MODEL."""
         return None if self is Drafter.MODEL else Drafter[self.name.removesuffix("_MODEL")]
 
     @property
@@ -52,7 +53,7 @@ class Drafter(Enum):
 
 
 DRAFTERS = {each.label: each for each in Drafter}
-"""By what users call them."""
+"""Drafters by label."""
 TABLES = "tables"
 """Attention path of a draft worker without a model."""
 
@@ -71,4 +72,4 @@ TRUNCATE_REASONS = {
     pb.TRUNCATE_REASON_STOP: "stop",
     pb.TRUNCATE_REASON_WASTED: "wasted",
 }
-"""The label `reason` of the series that count truncations, on both sides."""
+"""Values of the label `reason` in the series that count truncations, for gateway and workers."""

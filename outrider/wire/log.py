@@ -1,7 +1,7 @@
-"""One log on stderr, as text or as JSON. Prompts and outputs never go here, at no level.
+"""One log on stderr, as text or as JSON. Prompts and outputs are never logged, at any level.
 
-An exception is told by its type and the places it passed: its message may quote what a user sent. Only what the machine
-itself raised (memory, files, torch) keeps its message, and in workers, which see no text, a RuntimeError, too.
+An exception is logged by its type and the places it passed: its message may quote what a user sent. Only what the
+machine itself raised (memory, files, torch) keeps its message, and in workers, which see no text, a RuntimeError, too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LogFormat = Literal["text", "json"]
 Fields = Mapping[str, str | int | float | None]
 
 GATEWAY = "gateway"
-"""The process that sees text."""
+"""Name of the process that sees text."""
 PIPE_BYTES = 1 << 20
-"""The most that a process without privileges may ask for."""
+"""Bytes of the pipe that stderr is read from, the most that a process without privileges may ask for."""
 LINE_START = '{"time": "'
-"""Of JSON."""
+"""Start of a line of JSON that we wrote."""
 _OF_THE_MACHINE = (OSError, MemoryError, ImportError)
 _fields: contextvars.ContextVar[Fields] = contextvars.ContextVar("fields", default=MappingProxyType({}))
 
@@ -39,13 +39,13 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def about(**fields: str | int | float | None) -> dict[str, Fields]:
-    """For `extra=` of a log call: what the line is about, such as slot or member. JSON shows it, text does not."""
+    """Return `extra=` of a log call: what the line is about, such as slot or member. JSON shows it, text does not."""
     return {"fields": fields}
 
 
 @contextmanager
 def log_fields(**fields: str | int | float | None) -> Iterator[None]:
-    """Every line that is logged in this block, and by tasks begun in it, is about these."""
+    """Add these fields to every line that is logged in this block, and by tasks begun in it."""
     token = _fields.set({**_fields.get(), **fields})
     try:
         yield
@@ -54,7 +54,7 @@ def log_fields(**fields: str | int | float | None) -> Iterator[None]:
 
 
 def configure_logging(level: str, process: str, log_format: LogFormat = "text") -> None:
-    """`process` names the part ("draft", "target", "gateway") in every line."""
+    """Configure the root logger. `process` names the part ("draft", "target", "gateway") in every line."""
     handler: logging.Handler
     if log_format == "json":
         handler = logging.StreamHandler(_take_over_stderr())
@@ -66,8 +66,8 @@ def configure_logging(level: str, process: str, log_format: LogFormat = "text") 
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one INFO line a request otherwise
-    logging.getLogger("grpc._cython").setLevel(logging.INFO)  # a line for every stream, of its own insides
-    for noisy in ("torchao", "torch.utils._pytree"):  # warnings of kernels for other machines, when they are imported
+    logging.getLogger("grpc._cython").setLevel(logging.INFO)  # DEBUG has a line for every stream
+    for noisy in ("torchao", "torch.utils._pytree"):  # they warn on import of kernels for other machines
         logging.getLogger(noisy).setLevel(logging.ERROR)
     if log_format == "json":
         adopt_loggers()
@@ -75,9 +75,9 @@ def configure_logging(level: str, process: str, log_format: LogFormat = "text") 
 
 
 def adopt_loggers() -> None:
-    """Libraries that brought handlers of their own with them log through ours instead. Call after importing them.
+    """Make libraries that brought handlers of their own log through ours. Call after importing them.
 
-    With text nothing is changed.
+    Changes nothing when the log is text.
     """
     if not _is_json():
         return
@@ -88,7 +88,7 @@ def adopt_loggers() -> None:
 
 
 def tell_end(process: str, message: str) -> None:
-    """Why a process ends, as its last line: for people, who need no time and no level."""
+    """Log why a process ends, as its last line: for people, who need no time and no level."""
     if _is_json():
         get_logger(process).critical("%s", message)
     else:
@@ -96,7 +96,7 @@ def tell_end(process: str, message: str) -> None:
 
 
 def describe(error: BaseException, *, in_worker: bool = False) -> str:
-    """Type and places of an exception and of what caused it, the cause first."""
+    """Return type and places of an exception and of what caused it, the cause first."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     before = "" if cause is None else describe(cause, in_worker=in_worker) + "\nand then:\n"
     places = "".join(traceback.format_tb(error.__traceback__))
@@ -107,6 +107,8 @@ def describe(error: BaseException, *, in_worker: bool = False) -> str:
 
 
 class TextFormatter(logging.Formatter):
+    """Formats a line for people."""
+
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s")
         self._in_worker = process != GATEWAY
@@ -116,7 +118,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (RFC 3339, UTC), level, process, pid, logger, message, and what the line is about."""
+    """Formats an object a line: time (RFC 3339, UTC), level, process, pid, logger, message, and its fields."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -144,34 +146,36 @@ def _is_json() -> bool:
 
 
 def _take_over_stderr() -> TextIO:
-    """Returns the stream that was stderr, for the log alone. What others write to stderr (C libraries, child processes)
-    comes out of it as lines of the log; only a crash of the interpreter is told as it is.
+    """Return the stream that was stderr, for the log alone.
+
+    What others write to stderr (C libraries, child processes) becomes lines of the log; only a crash of the interpreter
+    is written as it is.
     """
-    told = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
+    stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
     read_end, write_end = os.pipe()
     with suppress(OSError):  # C code that holds the interpreter's lock writes while nobody can read
         fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.dup2(write_end, 2)
     os.close(write_end)
-    logging.raiseExceptions = False  # a line that cannot be written would be told to stderr, and so to the log again
-    faulthandler.enable(file=told)
+    logging.raiseExceptions = False  # a line that cannot be written would be reported on stderr, and so logged again
+    faulthandler.enable(file=stderr)
     log = get_logger("stderr")
 
     def pass_on() -> None:
         with os.fdopen(read_end, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                if line.startswith(LINE_START):  # by a child process that logs as we do
+                if line.startswith(LINE_START):  # a child process that logs as we do wrote it
                     with suppress(OSError):
-                        told.write(line)
+                        stderr.write(line)
                 elif line.strip():
                     log.warning("%s", line.rstrip())
 
     threading.Thread(target=pass_on, name="stderr", daemon=True).start()
-    return told
+    return stderr
 
 
 def _log_what_python_says() -> None:
-    """Warnings, and exceptions that nobody caught."""
+    """Log warnings, and exceptions that nobody caught."""
     logging.captureWarnings(True)
     log = get_logger("python")
 

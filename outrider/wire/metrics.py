@@ -1,16 +1,75 @@
 """Every Prometheus series, with the PromQL that reads it in the docstring below it.
 
 Acceptance rate = accepted / drafted; the bonus token is in neither. Mean accepted length = 1 + accepted / rounds.
+`spec_acceptance_rate`, the rate over the last minute by pair of models, is computed when it is read.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from outrider.wire.acceptance_window import AcceptanceRates
 from outrider.wire.kinds import TokenKind
+
+WINDOW_S = 60
+"""Seconds over which `spec_acceptance_rate` is taken."""
+
+
+class AcceptanceWindow:
+    """Accepted over drafted in the last 60 s, of one pair. Counts are kept by the whole second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds: deque[list[int]] = deque()
+        """[second, drafted, accepted], oldest first."""
+
+    def add(self, num_drafted: int, num_accepted: int) -> None:
+        """Count a round."""
+        now = int(self._clock())
+        if not self._seconds or self._seconds[-1][0] != now:
+            self._forget(now)
+            self._seconds.append([now, 0, 0])
+        self._seconds[-1][1] += num_drafted
+        self._seconds[-1][2] += num_accepted
+
+    def rate(self) -> float:
+        """Return the share of the drafted tokens that were accepted; NaN while none was drafted in that time."""
+        self._forget(int(self._clock()))
+        drafted = sum(second[1] for second in self._seconds)
+        return sum(second[2] for second in self._seconds) / drafted if drafted else math.nan
+
+    def _forget(self, now: int) -> None:
+        while self._seconds and self._seconds[0][0] < now - WINDOW_S:
+            self._seconds.popleft()
+
+
+class AcceptanceRates(Collector):
+    """`spec_acceptance_rate`: the windows of all pairs."""
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[str, str], AcceptanceWindow] = {}
+
+    def of(self, target: str, draft: str) -> AcceptanceWindow:
+        return self._windows.setdefault((target, draft), AcceptanceWindow())
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "spec_acceptance_rate",
+            "Draft tokens accepted over draft tokens verified in the last 60 s; the bonus token is in neither. "
+            "NaN when nothing was drafted in that time.",
+            labels=["target", "draft"],
+        )
+        for pair, window in list(self._windows.items()):
+            family.add_metric(pair, window.rate())
+        yield family
+
 
 _PAIR = ("target", "draft")
 """Labels of what rounds do: the ids of the two models. The draft's is empty where there is none."""
@@ -134,10 +193,10 @@ class GatewayMetrics:
         self.retries = Counter("outrider_retries", "Rounds done again, by why.", ["reason"], registry=r)
         """sum by (reason) (rate(outrider_retries_total[5m])): rounds done again. lost: the target's stream ended;
         fault: the target failed; slot: it knew no such slot; behind: it knew less of it; full, draining: the request
-        went to another target for a slot. Series of the workers themselves are made in gateway/member_series.py."""
+        went to another target for a slot. gateway/workers/member_series.py makes the workers' own series."""
 
     def pair(self, target: str, draft: str) -> PairMetrics:
-        """The series of a pair of models: their ids, `draft` empty where there is none."""
+        """Return the series of a pair of models by their ids; `draft` is empty where there is none."""
         key = (target, draft)
         if key not in self._pairs:
             self._pairs[key] = PairMetrics(self, target, draft)
@@ -206,9 +265,9 @@ class WorkerMetrics:
         sizes = Histogram("outrider_worker_batch_size", "Slots in a forward.", ["worker"], buckets=buckets, registry=r)
         self.batch_size: Histogram = sizes.labels(worker=worker)
         """histogram_quantile(0.5, rate(outrider_worker_batch_size_bucket[5m])): slots in a forward."""
-        self.busy_seconds = counter("busy_seconds", "Time spent in forwards.")
-        """rate(outrider_worker_busy_seconds_total[5m]): share of the time spent in forwards; over
-        rate(outrider_worker_batch_size_count[5m]): mean length of a forward."""
+        self.busy_seconds = counter("busy_seconds", "Time spent in steps.")
+        """rate(outrider_worker_busy_seconds_total[5m]): share of the time spent in steps; over
+        rate(outrider_worker_batch_size_count[5m]): mean length of a step."""
         self.proposals_refused = counter("proposals_refused", "Proposals refused: values, shape, epoch or length.")
         """rate(outrider_worker_proposals_refused_total[5m]) (target)"""
         self.dropped_tokens = counters("dropped_draft_tokens", "Draft tokens never verified.", "why")
@@ -245,7 +304,7 @@ _Series = TypeVar("_Series", Counter, Gauge, Histogram)
 
 
 class _Bound(Generic[_Series]):
-    """A series of which some labels are fixed."""
+    """A series with some of its labels fixed."""
 
     def __init__(self, series: _Series, fixed: dict[str, str]) -> None:
         self._series: _Series = series

@@ -1,4 +1,4 @@
-"""What the setting `model` names: a folder here, or a model on a hub."""
+"""Read the setting `model`: a folder here, or a model on a hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder that `model` names, None when it is a hub id. Raises ConfigError when it can be neither."""
+    """Return the folder that `model` names, or None when it is a hub id. Raises ConfigError when it can be neither."""
     path = Path(model).expanduser()
     if path.is_dir():
         return path

@@ -1,7 +1,7 @@
 """Spans by OpenTelemetry's SDK, where `trace_endpoint` asks for them. The only file that imports it, and late.
 
-A span is made when its end is known, from times that were noted on the way; a request's own is begun before, since
-what is done for it is below it. Encoding and sending are a thread's business of the SDK's.
+A span is made when its end is known, from times that were noted on the way; a request's own is begun before, since what
+is done for it is below it. A thread of the SDK encodes and sends the spans.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from prometheus_client import CollectorRegistry, Counter
 from outrider.wire.errors import ConfigError
 
 MAX_QUEUED = 2048
-"""Spans that wait to be sent, unless OTEL_BSP_MAX_QUEUE_SIZE says otherwise; what is over is dropped."""
+"""Spans that wait to be sent, unless OTEL_BSP_MAX_QUEUE_SIZE says otherwise; any more are dropped."""
 CLOSE_S = 1.0
-"""How long the last spans may take at the end of a process."""
+"""Seconds that the last spans may take at the end of a process."""
 COMPLAIN_S = 60.0
-"""Between two lines in the log about a collector that is away."""
+"""Seconds between two lines in the log about a collector that is away."""
 Attributes = Mapping[str, str | int]
 
 _HEADER = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -34,7 +34,7 @@ _HEADER = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """W3C `traceparent`: the span that others are children of."""
+    """W3C `traceparent`: names the span that others are children of."""
 
     trace_id: int
     span_id: int
@@ -45,12 +45,12 @@ class TraceParent:
 
     @property
     def trace_hex(self) -> str:
-        """As logs and users write it."""
+        """The trace id as logs and users write it."""
         return f"{self.trace_id:032x}"
 
     @classmethod
     def parse(cls, text: str | None) -> TraceParent | None:
-        """None for what is absent or not valid: as if there were no caller."""
+        """Parse a header. Returns None for an absent or invalid one, as if there were no caller."""
         found = _HEADER.fullmatch(text or "")
         if found is None or (found[1] == "00" and found[5]):
             return None
@@ -58,14 +58,12 @@ class TraceParent:
 
 
 class Spans:
-    """Makes spans and has them sent in batches. Nothing blocks but `close`; any thread may call."""
+    """Makes spans and sends them in batches. Nothing blocks but `close`; any thread may call."""
 
-    def __init__(
-        self, endpoint: str, service: str, registry: CollectorRegistry | None = None, sample_ratio: float = 1.0
-    ) -> None:
-        """endpoint: of OTLP over gRPC, such as http://collector:4317; service: "gateway", "draft" or "target".
+    def __init__(self, endpoint: str, service: str, registry: CollectorRegistry | None = None) -> None:
+        """Prepare to send; OpenTelemetry's environment variables (OTEL_*) configure the rest. Raises ConfigError.
 
-        OpenTelemetry's environment variables (OTEL_*) say the rest. Raises ConfigError.
+        endpoint: of OTLP over gRPC, such as http://collector:4317. service: "gateway", "draft" or "target".
         """
         _check(endpoint)
         try:
@@ -73,7 +71,7 @@ class Spans:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk import resources
             from opentelemetry.sdk import trace as sdk
-            from opentelemetry.sdk.trace import export, id_generator, sampling
+            from opentelemetry.sdk.trace import export, id_generator
         except ImportError:
             raise ConfigError(
                 f"trace_endpoint is {endpoint!r} and OpenTelemetry is not installed; pip install 'outrider[trace]', "
@@ -93,8 +91,7 @@ class Spans:
             self._exporter = _Counted(OTLPSpanExporter(endpoint=endpoint), sent, self._dropped)
             processor = export.BatchSpanProcessor(self._exporter, self._max_queued)  # type: ignore[arg-type]
             self._provider: Any = sdk.TracerProvider(
-                sampling.ParentBased(sampling.TraceIdRatioBased(sample_ratio)),
-                resources.Resource.create(about).merge(resources.OTELResourceDetector().detect()),
+                resource=resources.Resource.create(about).merge(resources.OTELResourceDetector().detect()),
                 shutdown_on_exit=False,
                 id_generator=self._ids,  # type: ignore[arg-type]
             )
@@ -113,9 +110,9 @@ class Spans:
         span_id: int | None = None,
         server: bool = False,
     ) -> OpenSpan | None:
-        """None = not to be traced: below a parent as that is, at the root of a new trace by the ratio.
+        """Begin a span, or return None when it is not traced: as its parent, or by OTEL_TRACES_SAMPLER at a root.
 
-        span_id: where others know it already; start_ns: of the wall clock; server: the parent is another process's.
+        start_ns: of the wall clock. span_id: set where others know it already. server: the parent is another process's.
         """
         api = self._api
         above = self._nowhere
@@ -140,7 +137,7 @@ class Spans:
         span_id: int | None = None,
         server: bool = False,
     ) -> TraceParent | None:
-        """A span that has ended: `begin` and `OpenSpan.end`. Returns its place; None when it was not made."""
+        """Add a span that has ended, as `begin` and `OpenSpan.end` do. Returns its place; None when not made."""
         if self._is_full():
             return None
         span = self.begin(name, parent, start_ns, span_id=span_id, server=server)
@@ -150,7 +147,7 @@ class Spans:
         return span.place
 
     def close(self) -> None:
-        """Send what is left, for at most a second. Idempotent."""
+        """Send the remaining spans, for at most CLOSE_S. Idempotent."""
         give_up = threading.Timer(0.8 * CLOSE_S, self._exporter.shutdown)  # ends a call that is under way
         give_up.daemon = True
         give_up.start()
@@ -158,7 +155,7 @@ class Spans:
         give_up.cancel()
 
     def _is_full(self) -> bool:
-        """Whether another span must be dropped, which is counted then: the SDK drops older ones and counts none."""
+        """Return whether another span must be dropped, and count it then: the SDK drops older ones and counts none."""
         if self._num_ended - self._exporter.num_taken < self._max_queued:
             return False
         self._dropped.inc()
@@ -176,7 +173,7 @@ class Spans:
 
 
 class OpenSpan:
-    """One that has begun."""
+    """A span that has begun."""
 
     __slots__ = ("_span", "_spans", "_start_ns", "place")
 
@@ -186,18 +183,16 @@ class OpenSpan:
         self._start_ns = start_ns
         own = span.get_span_context()
         self.place = TraceParent(own.trace_id, own.span_id, True)
-        """What is done for it is below this."""
+        """Parent of the spans of what is done for this one."""
 
     def end(self, end_ns: int, attributes: Attributes, error: str | None = None) -> None:
-        """Once. end_ns: of the wall clock; error: what went wrong, a class or code and no more."""
+        """End the span, once. end_ns: of the wall clock. error: what went wrong, a class or code and no more."""
         self._spans._end(self._span, max(self._start_ns, end_ns), attributes, error)
 
 
-def open_spans(
-    endpoint: str | None, service: str, registry: CollectorRegistry, sample_ratio: float = 1.0
-) -> Spans | None:
-    """None without an endpoint. Raises ConfigError."""
-    return None if endpoint is None else Spans(endpoint, service, registry, sample_ratio)
+def open_spans(endpoint: str | None, service: str, registry: CollectorRegistry) -> Spans | None:
+    """Return the process's spans, or None without an endpoint. Raises ConfigError."""
+    return None if endpoint is None else Spans(endpoint, service, registry)
 
 
 def _check(endpoint: str) -> None:
@@ -213,12 +208,12 @@ def _check(endpoint: str) -> None:
 
 
 class _Ids(threading.local):
-    """OpenTelemetry's IdGenerator: random, but for a span whose id is known before it is made."""
+    """OpenTelemetry's IdGenerator: random, except for a span whose id is known before it is made."""
 
     def __init__(self, random_ids: Any) -> None:
         self._random = random_ids
         self.known: int | None = None
-        """Of the next span of this thread."""
+        """Id of this thread's next span."""
 
     def generate_span_id(self) -> int:
         known, self.known = self.known, None
@@ -232,14 +227,14 @@ class _Ids(threading.local):
 
 
 class _Counted:
-    """OpenTelemetry's SpanExporter, with what became of spans counted."""
+    """OpenTelemetry's SpanExporter, which counts the spans that were sent and dropped."""
 
     def __init__(self, exporter: Any, sent: Counter, dropped: Counter) -> None:
         self._exporter = exporter
         self._sent = sent
         self._dropped = dropped
         self.num_taken = 0
-        """Spans that wait no longer."""
+        """Spans taken from the queue so far."""
 
     def export(self, spans: Sequence[Any]) -> Any:
         self.num_taken += len(spans)
@@ -253,7 +248,7 @@ class _Counted:
         return result
 
     def shutdown(self) -> None:
-        """From any thread; a call that is under way ends, and those that come fail at once."""
+        """End the call that is under way and make later ones fail at once. Any thread may call."""
         self._exporter.shutdown()
 
 
@@ -275,4 +270,4 @@ class _Seldom(logging.Filter):
 
 
 _seldom = _Seldom()
-"""Of the exporter's logger, which would have a line for every attempt."""
+"""Filter of the exporter's logger, which would have a line for every attempt."""

@@ -1,4 +1,4 @@
-"""What a tree of drafts may look like: as users write it, as it travels, and cut to the room that is left. No torch."""
+"""The shape of a tree of drafts: as users write it, as it travels, and cut to the room left. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class TreeShape:
     widths: tuple[int, ...] = ()
     """Children of every node at depths 0, 1, ..."""
     num_nodes: int = 0
-    """The nodes of largest path probability under the draft, at most this many."""
+    """Most nodes; those of largest path probability under the draft are taken."""
     max_depth: int = 0
 
     @classmethod
     def parse(cls, text: str, name: str = "tree") -> TreeShape:
-        """Raises InvalidRequest naming `name`."""
+        """Parse one of FORMS. Raises InvalidRequest naming `name`."""
         best = _BEST.fullmatch(text)
         if best is not None:
             shape = cls(num_nodes=int(best[1]), max_depth=int(best[2]))
@@ -42,7 +42,7 @@ class TreeShape:
 
     @property
     def depth(self) -> int:
-        """Of its deepest node, at most."""
+        """Largest depth that a node may have."""
         return len(self.widths) if self.widths else min(self.max_depth, self.num_nodes)
 
     @property
@@ -57,8 +57,9 @@ class TreeShape:
 
     @property
     def most_parents(self) -> int:
-        """Nodes of one depth that have children, at most; with num_nodes more where an earlier level had too few ids to
-        choose from.
+        """Most nodes of one depth that have children.
+
+        With num_nodes there may be more, where an earlier level had too few ids to choose from.
         """
         if not self.widths:
             return -(-self.num_nodes // self.depth)
@@ -68,7 +69,7 @@ class TreeShape:
         return total
 
     def check(self, name: str = "tree") -> None:
-        """Raises InvalidRequest, naming `name`, for a shape that nobody can draft or verify."""
+        """Raise InvalidRequest, naming `name`, for a shape that nobody can draft or verify."""
         if self.widths and self.num_nodes:
             raise InvalidRequest(f"{name} has both widths and num_nodes; give one of them", param=name)
         numbers = self.widths or (self.num_nodes, self.max_depth)
@@ -84,8 +85,9 @@ class TreeShape:
             )
 
     def fitted(self, depth: int, num_nodes: int) -> TreeShape | None:
-        """No deeper, with no more nodes: the deepest levels go, then of the widest ones a child at a time. None when
-        nothing is left.
+        """Return a shape no deeper than `depth` and with at most `num_nodes` nodes, or None when nothing is left.
+
+        The deepest levels go first, then one child at a time of the widest.
         """
         if depth < 1 or num_nodes < 1:
             return None
@@ -93,7 +95,7 @@ class TreeShape:
             return replace(self, num_nodes=min(self.num_nodes, num_nodes), max_depth=min(self.max_depth, depth))
         shape = replace(self, widths=self.widths[: min(depth, num_nodes)])
         while shape.most_nodes > num_nodes:
-            widest = max(range(len(shape.widths)), key=lambda d: (shape.widths[d], d))  # of equals the deepest
+            widest = max(range(len(shape.widths)), key=lambda d: (shape.widths[d], d))  # the deepest if equal
             shape = replace(shape, widths=tuple(w - (d == widest) for d, w in enumerate(shape.widths)))
         return shape
 
@@ -102,7 +104,7 @@ class TreeShape:
 
     @classmethod
     def from_proto(cls, message: pb.TreeShape, name: str = "tree") -> TreeShape:
-        """Raises InvalidRequest."""
+        """Read and check the message. Raises InvalidRequest."""
         shape = cls(tuple(message.widths), message.num_nodes, message.max_depth)
         shape.check(name)
         return shape

@@ -1,4 +1,4 @@
-"""`main` of a worker process: read settings, start, say so in a line on stdout; drain and stop on SIGTERM or SIGINT."""
+"""`main` of a worker process: read settings, start, announce it on stdout; drain and stop on SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from outrider.wire.config import DraftConfig, TargetConfig, load
+from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import configure_logging, tell_end
+from outrider.wire.settings.config import WorkerConfig, load
 
 
 class Handle(Protocol):
-    """What `start_worker` returns."""
+    """A running worker, as `start_worker` returns it."""
 
     @property
     def address(self) -> str: ...
@@ -34,26 +36,42 @@ class Handle(Protocol):
 
 
 class _Stopped(BaseException):
-    """A signal came before the worker had started."""
+    """Raised when a signal comes before the worker has started."""
 
 
 def announce(**fields: object) -> None:
-    """One JSON line on stdout, for whoever started this process."""
+    """Write one JSON line on stdout, for the process that started this one."""
     sys.stdout.write(json.dumps({"event": "ready", **fields}) + "\n")
     sys.stdout.flush()
 
 
+def memory_taken(info: pb.WorkerInfo) -> str:
+    """Say what this process, the worker of `info`, holds and what its KV cache holds when it is full."""
+    num_tokens = info.num_kv_blocks * info.kv_block_size
+    cache = f"KV cache {num_tokens:,} tokens, {_mib(num_tokens * info.kv_bytes_per_token)} when full"
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # not Linux
+        return cache
+    resident = f"{_mib(pages * os.sysconf('SC_PAGE_SIZE'))} resident"
+    return f"{cache}, {resident} now" if num_tokens else resident
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):,.0f} MiB"
+
+
 def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], Handle], argv: list[str]) -> int:
-    """Returns the exit code: 0 after a signal, 1 when it could not start or the engine ended by itself."""
+    """Run a worker and return the exit code: 0 after a signal, 1 when it could not start or its engine ended."""
     stopping: list[int] = []
 
     def stop_start(number: int, _frame: object) -> None:
         raise _Stopped
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop_start)  # as the first process of a container it has no default
+        signal.signal(number, stop_start)  # the first process of a container has no default handler
     try:
-        config: DraftConfig | TargetConfig = load(config_type, argv)
+        config: WorkerConfig = load(config_type, argv)
         configure_logging(config.log_level, name, config.log_format)
         handle = start_worker(config)
     except OutriderError as error:
@@ -64,7 +82,13 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _frame: stopping.append(got))
     info = handle.info()
-    announce(address=handle.address, metrics_address=info.metrics_address or None, pid=info.pid, epoch=info.epoch)
+    announce(
+        address=handle.address,
+        metrics_address=info.metrics_address or None,
+        pid=info.pid,
+        epoch=info.epoch,
+        memory=memory_taken(info),
+    )
     try:
         while not stopping and handle.running:
             handle.wait_failed(0.1)
@@ -80,7 +104,7 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
 
 
 def leave(code: int) -> NoReturn:
-    """End the process as it is: taking torch apart first takes a second, and there is nothing left to save."""
+    """End the process at once: taking torch apart first takes a second, and there is nothing left to save."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
-from outrider.cli.processes import become_subreaper, end_descendants
 from outrider.v1 import registry_pb2
+from outrider.wire.processes import become_subreaper, end_descendants
 from tests.cluster.nodes import FIRST, HEAD, SECOND, THIRD, Nodes, NoNetwork, enter_network
 from tests.e2e.process_tree import Command
 from tests.e2e.registry_load import Load, members, sizes, under_load, until_serving
@@ -66,7 +66,7 @@ def settings(nodes: Nodes) -> dict[str, Any]:
             }
         },
         "drafts": {"small": {"model": DEMO_DRAFT, "serves": ["chat"], "count": 2, "num_cpus": 0.45, **worker}},
-        "ray": {"address": nodes.address, "start_timeout_s": SLOW_S},
+        "ray": {"address": nodes.address},
     }
 
 

@@ -79,7 +79,7 @@ class Load:
 @contextlib.asynccontextmanager
 async def under_load(registry: str, num_clients: int = 3, gateway_args: tuple[str, ...] = ()) -> AsyncIterator[Load]:
     """Through a gateway that joined the registry."""
-    args = ["--registry", registry, "--port", "0", "--grpc-port", "0", "--start-timeout-s", "80", *gateway_args]
+    args = ["--registry", registry, "--port", "0", "--grpc-port", "0", *gateway_args]
     gateway = await asyncio.to_thread(Process, "gateway", args)
     load = Load()
     try:

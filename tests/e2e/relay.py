@@ -12,8 +12,8 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.rpc import client_options, server_options
-from outrider.wire.streams import Outbox
+from outrider.wire.transport.rpc import client_options, server_options
+from outrider.wire.transport.streams import Outbox
 
 MAX_BYTES = 64 << 20
 

@@ -10,7 +10,7 @@ import grpc.aio
 
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import registry_pb2_grpc
-from outrider.wire.rpc import server_options
+from outrider.wire.transport.rpc import server_options
 from tests.stack import Process
 
 STATES = {

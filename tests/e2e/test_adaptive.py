@@ -12,13 +12,13 @@ from outrider.client import AsyncClient, Speculation
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT
 from tests.samples import total
-from tests.stack import DEMO_TARGET, Stack, running
+from tests.stack import DEMO_TARGET, Stack, gateway_beside
 
 
 @pytest.fixture(scope="module")
-def adaptive() -> Iterator[Stack]:
-    with running(gateway_args=("--num-draft-tokens", "auto")) as stack:
-        yield stack
+def adaptive(stack: Stack) -> Iterator[Stack]:
+    with gateway_beside(stack, "--num-draft-tokens", "auto") as gateway:
+        yield Stack(stack.target, stack.draft, gateway)
 
 
 async def ask(client: AsyncClient, max_tokens: int, speculation: Speculation) -> tuple[list[int], int]:

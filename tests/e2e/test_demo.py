@@ -7,9 +7,9 @@ import re
 import pytest
 
 from outrider.cli.demo import report
-from outrider.cli.demo_runs import Answer, Arm, Comparison, compare
-from outrider.cli.stopping import StopFlag, StopRequested
+from outrider.cli.demo_runs import Arm, Comparison, DemoAnswer, compare
 from outrider.client import Client, Usage
+from outrider.wire.processes import StopFlag, StopRequested
 from tests.e2e.process_tree import Command, tree
 from tests.stack import DEMO_TARGET, Stack
 
@@ -17,8 +17,8 @@ PROMPT = "import os\n\ndef "
 NUM_TOKENS = 24
 
 
-def an_answer(ids: list[int]) -> Answer:
-    return Answer(PROMPT, ids, Usage(0, len(ids), 0, 0, 0, 0, 0, 0), 1.0)
+def an_answer(ids: list[int]) -> DemoAnswer:
+    return DemoAnswer(PROMPT, ids, Usage(0, len(ids), 0, 0, 0, 0, 0, 0), 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,8 @@ def test_the_demo_shows_what_speculation_did_and_proves_the_text() -> None:
 
 def test_a_difference_is_shown_with_its_gap_and_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
     usage = Usage(9, 24, 8, 40, 16, 0, 0, 0)
-    arm = Arm([Answer(PROMPT, [1] * 24, usage, 2.0)])
-    plain = Arm([Answer(PROMPT, [1] * 24, Usage(9, 24, 0, 0, 0, 24, 0, 0), 3.0)])
+    arm = Arm([DemoAnswer(PROMPT, [1] * 24, usage, 2.0)])
+    plain = Arm([DemoAnswer(PROMPT, [1] * 24, Usage(9, 24, 0, 0, 0, 24, 0, 0), 3.0)])
     difference = {"answer": 2, "position": 5, "expected": 11, "found": 12, "top2_gap": 3e-6}
     report((arm, plain), Comparison(3, 72, [difference]))
     out = capsys.readouterr().out

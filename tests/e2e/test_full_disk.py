@@ -35,7 +35,7 @@ def writes_to(pid: int, path: Path) -> bool:
     return str(path) in found
 
 
-@pytest.fixture(params=["text", "json"])
+@pytest.fixture(params=[pytest.param("text", marks=pytest.mark.slow), "json"])
 def pools(request: pytest.FixtureRequest) -> Iterator[Pools]:
     """All three parts, at the level at which they say most."""
     made = Pools([], [], [])

@@ -11,9 +11,8 @@ from hypothesis import given
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from tests.e2e.test_overload import gateway_beside
 from tests.service.test_openapi import generated
-from tests.stack import Stack
+from tests.stack import Stack, gateway_beside
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -13,9 +13,9 @@ import pytest
 from deploy.actors import Started
 from deploy.fleet import Fleet
 from deploy.sightings import Sightings
-from outrider.cli.pools import Pool
-from outrider.cli.system import ScalingConfig
-from outrider.wire.config import TargetConfig
+from outrider.wire.settings.config import TargetConfig
+from outrider.wire.settings.pools import Pool
+from outrider.wire.settings.system import ScalingConfig
 from tests.e2e.faults.hanging_target import ARMED, HANG_ID
 from tests.samples import total
 from tests.service.control_client import ControlClient
@@ -96,7 +96,10 @@ class OneWorker:
 
 
 @pytest.mark.slow
-async def test_the_launcher_ends_a_worker_whose_engine_hangs_and_no_other(tmp_path: Path) -> None:
+async def test_the_launcher_ends_a_worker_whose_engine_hangs_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.fleet.HUNG_AFTER_S", 6.0)
     model = tiny_llama(tmp_path / "model", 320)
     with running_pools(1, 0, target=model, target_module="tests.e2e.faults.hanging_target") as pools:
         address = pools.targets[0].address
@@ -105,7 +108,7 @@ async def test_the_launcher_ends_a_worker_whose_engine_hangs_and_no_other(tmp_pa
         worker = LocalWorker(address, epoch)
         pool = Pool("chat", "target", TargetConfig(model=str(model)))
         eyes = Sightings(asyncio.get_running_loop(), None)
-        fleet = Fleet([pool], ScalingConfig(), 60.0, OneWorker(worker), eyes, lambda *told: None, hung_after_s=6.0)
+        fleet = Fleet([pool], ScalingConfig(), OneWorker(worker), eyes, lambda *told: None)
         fleet.start()
 
         async def until(holds: Callable[[], bool], limit_s: float) -> float:

@@ -79,7 +79,7 @@ def test_logits_of_different_widths_are_refused(target: Process, tmp_path: Path)
 
 
 def test_a_target_that_is_not_there_is_named() -> None:
-    code, lines = start_gateway("--target", "127.0.0.1:9", "--start-timeout-s", "1")
+    code, lines = start_gateway("--target", "127.0.0.1:9", "@gateway.workers.pools.START_TIMEOUT_S=1")
     assert code == 1
     assert lines == ["gateway: no target at 127.0.0.1:9 within 1 s: is it running there?"]
 

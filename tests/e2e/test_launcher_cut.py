@@ -12,10 +12,10 @@ import pytest
 
 from deploy.fleet import Fleet
 from deploy.sightings import Seen, Sightings
-from outrider.cli.pools import Pool, Role
-from outrider.cli.system import ScalingConfig
 from outrider.client import AsyncClient
-from outrider.wire.config import DraftConfig, TargetConfig
+from outrider.wire.settings.config import DraftConfig, TargetConfig
+from outrider.wire.settings.pools import Pool, Role
+from outrider.wire.settings.system import ScalingConfig
 from tests.e2e.scripted_registry import ScriptedRegistry
 from tests.e2e.streams import PROMPT
 from tests.e2e.test_hung_engine import LocalWorker
@@ -25,6 +25,11 @@ from tests.tcp_relay import TcpRelay
 FASTER = 5.0
 """What the launcher waits for is this much shorter, gRPC's own limits and the gateway's reports aside."""
 HUNG_AFTER_S = 3.0
+
+
+@pytest.fixture(autouse=True)
+def soon_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.fleet.HUNG_AFTER_S", HUNG_AFTER_S)
 
 
 @dataclasses.dataclass
@@ -56,9 +61,7 @@ class Launcher:
     def __post_init__(self) -> None:
         target = Pool("target", "target", TargetConfig(model="t"))
         draft = Pool("draft", "draft", DraftConfig(model="d"), serves=("target",))
-        self.fleet = Fleet(
-            (target, draft), ScalingConfig(), 60.0, self, self, lambda *told: None, hung_after_s=HUNG_AFTER_S
-        )
+        self.fleet = Fleet((target, draft), ScalingConfig(), self, self, lambda *told: None)
         self.fleet.start()
 
     async def until(self, holds: Callable[[], bool], limit_s: float) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.samples import total
-from tests.stack import Stack, read_metrics, running
+from tests.stack import Stack, read_metrics, running, wait_until_nothing_is_held
 
 NUM_TOKENS = 40
 PROMPTS = [[5 + (37 * request + 11 * i) % 4000 for i in range(60 + request % 7)] for request in range(64)]
@@ -41,26 +40,15 @@ def worker_metric(stack: Stack, worker: str, name: str) -> float:
     return metrics[f'outrider_worker_{name}{{worker="{worker}"}}']
 
 
-def wait_until_nothing_is_held(stack: Stack) -> None:
-    give_up = time.monotonic() + 20
-    while True:
-        infos = (stack.target_info(), stack.draft_info())
-        if not any(info.num_slots_in_use or info.num_kv_blocks_in_use or info.num_tickets for info in infos):
-            return
-        assert time.monotonic() < give_up, infos
-        time.sleep(0.1)
-
-
 @pytest.mark.parametrize("num_requests", [20, pytest.param(64, marks=pytest.mark.slow)])
-async def test_more_than_memory_holds_is_served_in_turn_with_the_same_tokens(num_requests: int) -> None:
-    with running() as stack:
-        expected = await answers(stack, num_requests, concurrency=4)
-    small = ("--kv-cache-tokens", str(KV_CACHE_TOKENS))
-    with running(target_args=small, draft_args=small) as stack:
-        assert await answers(stack, num_requests, concurrency=num_requests) == expected
+async def test_more_than_memory_holds_is_served_in_turn_with_the_same_tokens(stack: Stack, num_requests: int) -> None:
+    expected = await answers(stack, num_requests, concurrency=4)
+    memory = ("--kv-cache-tokens", str(KV_CACHE_TOKENS))
+    with running(target_args=memory, draft_args=memory) as small:
+        assert await answers(small, num_requests, concurrency=num_requests) == expected
         for worker in ("target", "draft"):
-            assert worker_metric(stack, worker, "preemptions_total") > 0
-            assert worker_metric(stack, worker, "slots_waiting") == 0
-        wait_until_nothing_is_held(stack)
-        usage = stack.metrics()
+            assert worker_metric(small, worker, "preemptions_total") > 0
+            assert worker_metric(small, worker, "slots_waiting") == 0
+        wait_until_nothing_is_held(small)
+        usage = small.metrics()
         assert total(usage, "spec_accepted_tokens_total") > 0

@@ -14,7 +14,7 @@ import pytest
 from outrider.client import AsyncClient, Round, Speculation
 from outrider.wire.metrics import PLAIN_REASONS
 from tests.samples import total
-from tests.stack import Process, Stack, read_metrics
+from tests.stack import Process, Stack, gateway_beside, read_metrics
 
 WINDOW_S = 60.0
 
@@ -22,11 +22,8 @@ WINDOW_S = 60.0
 @pytest.fixture(scope="module")
 def fresh(stack: Stack) -> Iterator[Process]:
     """A gateway of its own, so that its window and its counters hold this module's run only."""
-    assert stack.draft is not None
-    addresses = ("--target", stack.target.address, "--draft", stack.draft.address)
-    gateway = Process("gateway", [*addresses, "--port", "0", "--grpc-port", "0"])
-    yield gateway
-    gateway.stop()
+    with gateway_beside(stack) as gateway:
+        yield gateway
 
 
 def metrics_of(gateway: Process) -> dict[str, float]:

@@ -13,12 +13,12 @@ from openai import OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.reference import judge
-from tests.stack import DEMO_TARGET, Process, Stack
+from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside
 
 PROMPT = "def read_file(path):\n    with open(path) as file:\n"
 CHAT: Any = [{"role": "system", "content": "Answer in Python."}, {"role": "user", "content": "def add(a, b):"}]
-PATIENT = ("--wait-budget-min-ms", "20000", "--wait-budget-max-ms", "20000")
-"""No proposal is late, so that under `rejection` a seed gives the same text again (DESIGN 3.7)."""
+PATIENT = ("@gateway.planning.wait_budget.LEAST_WAIT_S=20", "@gateway.planning.wait_budget.MOST_WAIT_S=20")
+"""No proposal is late, so that under `rejection` a seed gives the same text again."""
 
 
 def client_of(gateway: Process) -> OpenAI:
@@ -28,11 +28,8 @@ def client_of(gateway: Process) -> OpenAI:
 @pytest.fixture(scope="module")
 def patient(stack: Stack) -> Iterator[Process]:
     """Another gateway before the same workers."""
-    assert stack.draft is not None
-    workers = ("--target", stack.target.address, "--draft", stack.draft.address)
-    gateway = Process("gateway", [*workers, "--port", "0", "--grpc-port", "0", *PATIENT])
-    yield gateway
-    gateway.stop()
+    with gateway_beside(stack, *PATIENT) as gateway:
+        yield gateway
 
 
 @pytest.fixture
@@ -219,15 +216,7 @@ def test_models(client: OpenAI, model: str) -> None:
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"temperature": -1}, "temperature"),
         ({"temperature": "warm"}, "temperature"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 4000}, "max_tokens"),
-        ({"n": 0}, "n"),
-        ({"logprobs": 99}, "logprobs"),
-        ({"logit_bias": {"99999": 1}}, "logit_bias"),
-        ({"stop": [""]}, "stop"),
-        ({"prompt": [5000]}, "prompt"),
         ({"extra_body": {"colour": "red"}}, "colour"),
         ({"extra_body": {"speculation": {"num_draft_tokens": 65}}}, "speculation.num_draft_tokens"),
     ],
@@ -259,12 +248,8 @@ def test_a_body_over_the_limit(client: OpenAI, model: str) -> None:
 @pytest.fixture(scope="module")
 def narrow(stack: Stack) -> Iterator[Process]:
     """One answer at a time, one in the queue, and little patience."""
-    assert stack.draft is not None
-    limits = ("--max-running", "1", "--max-queue", "1", "--request-timeout-s", "15")
-    workers = ("--target", stack.target.address, "--draft", stack.draft.address)
-    gateway = Process("gateway", [*workers, "--port", "0", "--grpc-port", "0", *limits])
-    yield gateway
-    gateway.stop()
+    with gateway_beside(stack, "--max-running", "1", "--max-queue", "1", "--request-timeout-s", "15") as gateway:
+        yield gateway
 
 
 def test_overload_is_429_with_retry_after_and_the_admitted_go_on(narrow: Process, model: str) -> None:
@@ -296,15 +281,12 @@ def test_more_answers_than_the_server_ever_takes_is_a_bad_request(narrow: Proces
 
 
 def test_a_request_past_its_time_is_504(stack: Stack, model: str) -> None:
-    assert stack.draft is not None
-    workers = ("--target", stack.target.address, "--draft", stack.draft.address)
-    gateway = Process("gateway", [*workers, "--port", "0", "--grpc-port", "0", "--request-timeout-s", "0.5"])
-    try:
-        with client_of(gateway) as client, pytest.raises(openai.InternalServerError) as refused:
-            completion(
-                client, model, max_tokens=1900, extra_body={"ignore_eos": True, "speculation": {"enabled": False}}
-            )
-    finally:
-        gateway.stop()
+    unlimited = {"ignore_eos": True, "speculation": {"enabled": False}}
+    with (
+        gateway_beside(stack, "--request-timeout-s", "0.5") as gateway,
+        client_of(gateway) as client,
+        pytest.raises(openai.InternalServerError) as refused,
+    ):
+        completion(client, model, max_tokens=1900, extra_body=unlimited)
     assert refused.value.status_code == 504
     assert refused.value.type == "timeout_error"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 import time
@@ -13,7 +12,7 @@ import httpx
 import pytest
 
 from tests.samples import total
-from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process, Stack, read_metrics, running
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process, Stack, gateway_beside, read_metrics, running
 
 LONG_PROMPT = [5 + i % 4000 for i in range(1900)]
 LONG_S = 60.0
@@ -31,29 +30,17 @@ async def post(base_url: str, **body: object) -> httpx.Response:
         return await client.post(f"{base_url}/v1/completions", json={"temperature": 0, "ignore_eos": True, **body})
 
 
-@contextlib.contextmanager
-def gateway_beside(stack: Stack, *args: str, draft: bool = True) -> Iterator[Process]:
-    """Another one over the same workers."""
-    assert stack.draft is not None
-    workers = ("--target", stack.target.address, *(("--draft", stack.draft.address) if draft else ()))
-    gateway = Process("gateway", [*workers, "--port", "0", "--grpc-port", "0", *args])
-    try:
-        yield gateway
-    finally:
-        gateway.stop()
-
-
-async def test_requests_behind_the_prompts_of_others_do_not_fail() -> None:
+async def test_requests_behind_the_prompts_of_others_do_not_fail(stack: Stack) -> None:
     """Feeding all prompts takes many times what one step may take; no reply comes for long, but steps are made."""
-    with running(gateway_args=("--round-timeout-s", "1")) as stack:
-        answers = [post(stack.http, prompt=LONG_PROMPT, max_tokens=2) for _ in range(8)]
+    with gateway_beside(stack, "@gateway.workers.pools.ROUND_TIMEOUT_S=1") as gateway:
+        answers = [post(f"http://{gateway.ready['http']}", prompt=LONG_PROMPT, max_tokens=2) for _ in range(8)]
         statuses = [answer.status_code for answer in await asyncio.gather(*answers)]
     assert statuses == [200] * 8
 
 
 async def test_a_hung_target_is_given_up_and_its_request_goes_on_when_it_is_back() -> None:
     """Its server would answer for ever if only the engine hung; here all of it stands still."""
-    with running(draft=None, gateway_args=("--round-timeout-s", "2")) as stack:
+    with running(draft=None, gateway_args=("@gateway.workers.pools.ROUND_TIMEOUT_S=2",)) as stack:
         whole = (await post(stack.http, prompt="def main():\n", max_tokens=400)).json()["choices"][0]["text"]
         answer = asyncio.create_task(post(stack.http, prompt="def main():\n", max_tokens=400))
         await asyncio.sleep(0.3)

@@ -38,8 +38,10 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def wide_stack(wide: str) -> Iterator[Stack]:
     """The same model as target and as draft: both have the same prompts to feed."""
-    gateway_args = ("--wait-budget-max-ms", "20000")
-    with running(wide, wide, target_args=("--parked-ttl-s", "2"), gateway_args=gateway_args) as stack:
+    gateway_args = ("@gateway.planning.wait_budget.MOST_WAIT_S=20",)
+    with running(
+        wide, wide, target_args=("@target_service.tickets.PARKED_TTL_S=2",), gateway_args=gateway_args
+    ) as stack:
         yield stack
 
 

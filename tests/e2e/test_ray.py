@@ -42,7 +42,7 @@ def settings(**parts: Any) -> str:
 
 @contextlib.contextmanager
 def launched(line: str) -> Iterator[Command]:
-    command = Command("-m", "deploy.launcher", "--config", "-", stdin=line)
+    command = Command("-m", "tests.e2e.quick_launcher", "--config", "-", stdin=line)
     try:
         yield command
     finally:
@@ -74,7 +74,7 @@ def processes() -> Iterator[Tree]:
 @pytest.fixture(scope="module")
 def system(processes: Tree) -> Iterator[dict[str, Any]]:
     """The launcher's ready line: two targets and two drafts; and the folder of its Ray."""
-    with launched(json.dumps({**POOLS, "ray": {"hung_after_s": 10}}) + "\n") as command:
+    with launched(json.dumps(POOLS) + "\n") as command:
         ready = command.ready()
         events = [json.loads(line) for line in command.out if '"folder"' in line]
         yield {**ready, "folder": next(event["folder"] for event in events)}
@@ -255,7 +255,7 @@ def test_a_second_system_is_refused_while_the_cores_are_taken(
     system: dict[str, Any], processes: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", token_of(system, processes))
-    with launched(settings(ray={"address": system["ray"], "node_timeout_s": 1})) as command:
+    with launched(settings(ray={"address": system["ray"]})) as command:
         assert command.wait() == 1
     assert "the workers cannot be placed" in command.err[-1]
     assert "has free [0 GPU, " in command.err[-1]

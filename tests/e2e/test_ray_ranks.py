@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from deploy.placement import Node, place
-from outrider.cli.system import SystemConfig
+from deploy.placement import ClusterNode, place
+from outrider.wire.settings.system import SystemConfig
 from tests.e2e.process_tree import Tree, tree
 from tests.e2e.test_ray import get_info, launched, settings, wait_for_new_life
 from tests.e2e.test_tensor_parallel import wait_until
@@ -59,7 +59,9 @@ def test_ranks_are_actors_on_as_many_cores_as_were_planned(split: dict[str, Any]
     (follower,) = follower_pids(processes)
     assert follower != info.pid
     cores = frozenset(os.sched_getaffinity(0))
-    planned = place(SystemConfig.read(json.loads(settings(target=TARGET, draft=DRAFT))), [Node(len(cores), 0)], cores)
+    planned = place(
+        SystemConfig.read(json.loads(settings(target=TARGET, draft=DRAFT))), [ClusterNode(len(cores), 0)], cores
+    )
     assert (planned["target"].num_ranks, planned["target"].num_cores) == (2, len(info.cpu_cores))
     assert len(os.sched_getaffinity(follower)) == len(info.cpu_cores)
 

@@ -13,37 +13,25 @@ import pytest
 from outrider.client import (
     AsyncClient,
     Client,
-    ConfigError,
-    DeadlineExceeded,
     DraftLogprobs,
     FinishReason,
-    InvalidRequest,
-    ModelNotFound,
     Overloaded,
     Speculation,
     TokenKind,
-    Unavailable,
 )
 from tests.e2e.reference import Answer, assert_target_alone, judge
-from tests.stack import DEMO_TARGET, Process, Stack
+from tests.stack import DEMO_TARGET, Stack, gateway_beside
 
 PROMPT = "def read_file(path):\n    with open(path) as file:\n"
-PATIENT = ("--wait-budget-min-ms", "20000", "--wait-budget-max-ms", "20000")
+PATIENT = ("@gateway.planning.wait_budget.LEAST_WAIT_S=20", "@gateway.planning.wait_budget.MOST_WAIT_S=20")
 """No proposal is late, so that under `rejection` a seed gives the same text again."""
-
-
-def gateway_of(stack: Stack, *options: str) -> Process:
-    assert stack.draft is not None
-    workers = ("--target", stack.target.address, "--draft", stack.draft.address)
-    return Process("gateway", [*workers, "--port", "0", "--grpc-port", "0", *options])
 
 
 @pytest.fixture(scope="module")
 def patient(stack: Stack) -> Iterator[str]:
     """gRPC address of another gateway before the same workers."""
-    gateway = gateway_of(stack, *PATIENT)
-    yield str(gateway.ready["grpc"])
-    gateway.stop()
+    with gateway_beside(stack, *PATIENT) as gateway:
+        yield str(gateway.ready["grpc"])
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +91,6 @@ def test_answers_differ_under_one_seed_and_come_back_with_it(patient: str, draft
     assert drawn.usage.seed != 0
 
 
-def test_a_drawn_seed_can_be_used_again(patient: str) -> None:
-    options: Any = {"max_tokens": 32, "temperature": 1.0, "speculation": Speculation(num_draft_tokens=4)}
-    with Client(patient) as client:
-        drawn = client.generate(PROMPT, **options)
-        assert client.generate(PROMPT, **options, seed=drawn.usage.seed).text == drawn.text
-
-
 def test_stops_by_string_by_id_and_by_end_of_sequence(patient: str, expected: Answer) -> None:
     with Client(patient) as client:
         whole = client.generate(PROMPT, max_tokens=64, temperature=0.0).text
@@ -124,27 +105,6 @@ def test_stops_by_string_by_id_and_by_end_of_sequence(patient: str, expected: An
     assert [token.id for token in ending.tokens] == [0]
     assert (ending.text, ending.stop_reason) == ("", None)
     assert {by_string.finish_reason, by_id.finish_reason, ending.finish_reason} == {FinishReason.STOP}
-
-
-def test_ids_and_chats_go_in_too(patient: str, expected: Answer) -> None:
-    with Client(patient) as client:
-        by_ids = client.generate(prompt_ids=expected.prompt_ids, max_tokens=64, temperature=0.0)
-        chat = client.generate(messages=[{"role": "user", "content": "def add(a, b):"}], max_tokens=8, temperature=0.0)
-    assert [token.id for token in by_ids.choices[0].tokens] == expected.ids
-    assert chat.usage.num_completion_tokens == 8
-    assert chat.usage.num_prompt_tokens > 4
-
-
-def test_logprobs_name_the_best_tokens(patient: str) -> None:
-    """Their values are compared with transformers' in test_openai_client.py."""
-    with Client(patient) as client:
-        tokens = client.generate(PROMPT, max_tokens=16, temperature=0.0, num_logprobs=4).choices[0].tokens
-    for token in tokens:
-        assert token.logprobs is not None
-        assert len(token.logprobs.top) == 4
-        assert token.logprobs.top[0] == (token.id, token.logprobs.logprob)  # greedy takes the best
-        values = [value for _, value in token.logprobs.top]
-        assert values == sorted(values, reverse=True)
 
 
 def test_many_threads_share_one_client(patient: str, expected: Answer) -> None:
@@ -167,40 +127,10 @@ async def test_leaving_a_stream_frees_both_workers_at_once(stack: Stack, patient
     assert stack.target_info().num_kv_blocks_in_use == stack.draft_info().num_kv_blocks_in_use == 0
 
 
-def test_models(patient: str, stack: Stack) -> None:
-    with Client(patient) as client:
-        (model,) = client.models()
-        assert client.generate(PROMPT, model=model.id, max_tokens=1).usage.num_completion_tokens == 1
-    assert model.context_limit == 2048
-    assert model.vocab_size == 4096
-    assert model.draft_id == stack.draft_info().model_id
-
-
-def test_each_refusal_is_an_error_of_its_own(patient: str) -> None:
-    with Client(patient) as client:
-        with pytest.raises(ModelNotFound) as unknown:
-            client.generate(PROMPT, model="gpt-4")
-        assert unknown.value.param == "model"
-        with pytest.raises(InvalidRequest) as too_long:
-            client.generate(PROMPT, max_tokens=2048)
-        assert too_long.value.param == "max_tokens"
-        assert "2048" in too_long.value.message
-        with pytest.raises(InvalidRequest) as out_of_range:
-            client.generate(PROMPT, top_p=1.5)
-        assert out_of_range.value.param == "top_p"
-        with pytest.raises(DeadlineExceeded):
-            client.generate(PROMPT, max_tokens=1900, ignore_eos=True, speculation=False, timeout_s=0.5)
-    with Client("127.0.0.1:9", retries=0) as client, pytest.raises(Unavailable, match="no gateway answers at"):
-        client.generate(PROMPT)
-    with pytest.raises(ConfigError):
-        Client("http://127.0.0.1:9")
-
-
 async def test_overload_says_when_to_come_back_and_retries_get_in(stack: Stack) -> None:
-    gateway = gateway_of(stack, "--max-running", "1", "--max-queue", "1")
-    address = str(gateway.ready["grpc"])
     options: Any = {"max_tokens": 120, "temperature": 0.0, "ignore_eos": True}
-    try:
+    with gateway_beside(stack, "--max-running", "1", "--max-queue", "1") as gateway:
+        address = str(gateway.ready["grpc"])
         async with AsyncClient(address, retries=0) as client:
             tried = [client.generate(PROMPT, **options) for _ in range(6)]
             results = await asyncio.gather(*tried, return_exceptions=True)
@@ -211,5 +141,3 @@ async def test_overload_says_when_to_come_back_and_retries_get_in(stack: Stack) 
         async with AsyncClient(address, retries=20) as client:
             served = await asyncio.gather(*(client.generate(PROMPT, **options) for _ in range(5)))
         assert [each.usage.num_completion_tokens for each in served] == [120] * 5
-    finally:
-        gateway.stop()

@@ -16,8 +16,8 @@ from outrider.client import Client, Unavailable
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2_grpc
-from outrider.wire.roles import Role
-from outrider.wire.tls import CertificateFolder, channel_credentials
+from outrider.wire.transport.roles import Role
+from outrider.wire.transport.tls import CertificateFolder, channel_credentials
 from tests.certificates import all_folders
 from tests.forked import run
 from tests.stack import Process, Stack, running

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc
-from outrider.wire.api_keys import ApiKey, digest_of, write_keys
+from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 from tests.otlp_collector import Collector, Span, collecting
 from tests.stack import Process, Stack, running
 
@@ -232,7 +232,7 @@ async def test_a_load_with_errors_leaves_nothing_but_json_and_nothing_of_what_us
         assert SECRET not in process.log(), process.module
         assert not any(output in str(value) for line in lines for value in line.values()), process.module
         assert {line["process"] for line in lines} == {process.module.removesuffix("_service")}
-    links = [line for line in watched.lines(watched.stack.gateway) if line["logger"] == "gateway.links"]
+    links = [line for line in watched.lines(watched.stack.gateway) if line["logger"] == "gateway.workers.links"]
     assert {line["member"] for line in links} == {"target-0", "draft-0"}
     outcomes = [line["outcome"] for line in watched.lines(watched.stack.gateway) if line["logger"] == "gateway.access"]
     assert {"ok", "InvalidRequest", "ModelNotFound", "Unauthenticated"} <= set(outcomes)

@@ -54,7 +54,7 @@ def trees_on(models: tuple[str, str], kv_cache_tokens: int, path: str | None = N
     memory = ("--kv-cache-tokens", str(kv_cache_tokens))
     taken = () if path is None else ("--attention-path", path)
     target = (*memory, *(taken or ("--batch-invariant",)))
-    patient = ("--wait-budget-min-ms", "5000", "--wait-budget-max-ms", "5000")
+    patient = ("@gateway.planning.wait_budget.LEAST_WAIT_S=5", "@gateway.planning.wait_budget.MOST_WAIT_S=5")
     with running(*models, target_args=target, draft_args=(*memory, *taken), gateway_args=patient) as started:
         yield started
 

@@ -13,11 +13,11 @@ import pytest
 from outrider.client import AsyncClient, Completion, Speculation
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.relay import Relay
-from tests.stack import DEMO_TARGET, Process, Stack, read_metrics
+from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside, read_metrics
 
 WORKERS = ("draft", "target")
 HELD_S = 2.0
-PATIENT = ("--wait-budget-min-ms", "20000", "--wait-budget-max-ms", "20000")
+PATIENT = ("@gateway.planning.wait_budget.LEAST_WAIT_S=20", "@gateway.planning.wait_budget.MOST_WAIT_S=20")
 """No proposal is late, so that the same request makes the same rounds, and no round leaves the draft out."""
 
 
@@ -30,10 +30,8 @@ def prompt(dev_prompts: list[str]) -> str:
 @pytest.fixture
 def gateway(stack: Stack) -> Iterator[Process]:
     """With counters of its own; its workers are shared, so theirs are compared by what they grow."""
-    assert stack.draft is not None
-    with_gateway = Process("gateway", [*addresses(stack.target.address, stack.draft.address)])
-    yield with_gateway
-    with_gateway.stop()
+    with gateway_beside(stack, *PATIENT) as started:
+        yield started
 
 
 def addresses(target: str, draft: str) -> list[str]:

@@ -14,13 +14,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from outrider.cli.main import app
-from outrider.cli.restarts import DELAYS_S
-from outrider.cli.stopping import StopFlag
 from tests.e2e.process_tree import Command, Tree, tree
-from tests.stack import DEMO_TARGET
 
 PLAIN = ("--no-ray", "--port", "0", "--grpc-port", "0")
 ROLES = ("target", "draft")
@@ -159,49 +154,6 @@ def test_a_killed_launcher_is_reported_and_takes_ray_with_it(monkeypatch: pytest
             shutil.rmtree(folders)
 
 
-@pytest.mark.timeout(240)
-def test_without_a_draft_it_serves_a_gateway_is_started_again_and_without_a_target_it_ends(tmp_path: Path) -> None:
-    file = tmp_path / "system.yaml"
-    file.write_text("gateways: 2")
-    with tree() as left:
-        command = up(*PLAIN, "--config", str(file))
-        try:
-            urls = [http_of(command), http_of(command)]
-            text = complete(urls[0])["choices"]
-            os.kill(left.pids_of("draft_service")[0], signal.SIGKILL)  # a new gateway is not to wait for it
-            command.wait_for("plain decoding from now on")
-            os.kill(left.pids_of("-m gateway")[0], signal.SIGKILL)
-            index = int(command.wait_for("was ended by signal 9; it is started again").split()[0][-2])
-            assert complete(urls[1 - index])["choices"] == text
-            command.wait_for(f"gateway-{index}:  WARNING it serves again")
-            assert complete(urls[index])["choices"] == text
-            os.kill(left.pids_of("target_service")[0], signal.SIGKILL)
-            assert command.wait() == 1
-            assert "target-0 was ended by signal 9" in command.log()
-            assert left.now() == {}
-        finally:
-            command.end()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_only_gateway_is_given_up_when_it_ends_again_and_again() -> None:
-    with tree() as left:
-        command = up(*PLAIN)
-        try:
-            http_of(command)
-            for _ in DELAYS_S:
-                os.kill(left.pids_of("-m gateway")[0], signal.SIGKILL)
-                command.wait_for("it serves again")
-            os.kill(left.pids_of("-m gateway")[0], signal.SIGKILL)
-            assert command.wait() == 1
-            given_up = f"given up, for it ended {len(DELAYS_S) + 1} times soon after its start"
-            assert f"gateway was ended by signal 9; {given_up}" in command.log()
-            assert left.now() == {}
-        finally:
-            command.end()
-
-
 @pytest.mark.parametrize("args", [pytest.param(WITH_RAY, id="ray"), pytest.param(PLAIN, id="no-ray")])
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -237,7 +189,7 @@ def test_a_port_in_use_is_one_line_before_anything_starts() -> None:
     ("yaml", "message"),
     [
         ("gateway: {api_keys: /nowhere.yaml}", "api_keys: cannot read /nowhere.yaml: No such file"),
-        ("ray: {target_gpus: -1}", "ray.target_gpus is -1"),
+        ("ray: {target_gpus: 1}", "ray.target_gpus is no setting any more; instead: say num_gpus"),
     ],
 )
 def test_bad_settings_that_show_at_the_start_are_one_line_too(tmp_path: Path, yaml: str, message: str) -> None:
@@ -250,49 +202,3 @@ def test_bad_settings_that_show_at_the_start_are_one_line_too(tmp_path: Path, ya
         assert message in command.err[0]
         assert left.now() == {}
         command.end()
-
-
-@pytest.mark.parametrize("log_format", [pytest.param("text", marks=pytest.mark.slow), "json"])
-def test_a_part_that_cannot_start_says_why_and_ends_the_rest(tmp_path: Path, log_format: str) -> None:
-    file = tmp_path / "system.yaml"
-    file.write_text(f"draft: {{log_format: {log_format}}}")
-    with tree() as left:
-        command = up(*PLAIN, "--config", str(file), "--target", DEMO_TARGET, "--draft", str(tmp_path))
-        assert command.wait() == 1
-        assert command.err[-1].startswith("error: draft: ")
-        assert str(tmp_path) in command.err[-1]
-        assert left.now() == {}
-        command.end()
-
-
-@pytest.mark.parametrize(
-    ("args", "yaml", "message"),
-    [
-        (("--target", "x"), "", "only one model of the pair is named; say --draft MODEL, "),
-        (("--draft", "x", "--no-draft"), "", "--no-draft and --draft contradict"),
-        (("--tree", "3x2", "--no-draft"), "", "--no-draft and --tree contradict"),
-        (("--dtype", "float8"), "", "target.dtype is 'float8'"),
-        (("--port", "70000"), "", "gateway.port is '70000'"),
-        (("--config", "{file}"), "target: {max_slotz: 3}", "target.max_slotz is no setting; known: attention_path"),
-        (("--config", "{file}"), "pools: {}", "'pools' is no part of a system"),
-        (("--config", "{file}"), "drafts: {}", "drafts without targets: name the pools of both"),
-        (("--config", "{file}", "--draft", "x"), "targets: {a: {model: t}}", "--draft is for one target and one draft"),
-        (("--config", "{file}"), "gateway: {target: a:1}", "gateway.target is 'a:1': it follows from where"),
-        (("--config", "{file}"), "gateway:", "gateway is None, must be settings by name"),
-        (("--config", "{file}"), "target: [", "is not YAML"),
-        (("--config", "{file}"), "- 1", "must be settings by name"),
-        (("--config", "/nowhere.yaml"), "", "cannot read /nowhere.yaml: No such file"),
-    ],
-)
-def test_bad_settings_are_one_line(
-    args: tuple[str, ...], yaml: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In this process, which keeps its own handlers of signals, and before anything would be started."""
-    monkeypatch.setattr(StopFlag, "install", lambda _: None)
-    monkeypatch.setattr("outrider.cli.up.Supervisor", None)
-    file = tmp_path / "system.yaml"
-    file.write_text(yaml)
-    ended = CliRunner().invoke(app, ["up", *(arg.format(file=file) for arg in args)])
-    assert ended.exit_code == 1
-    (line,) = ended.stderr.splitlines()
-    assert message in line

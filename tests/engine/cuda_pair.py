@@ -16,19 +16,19 @@ import pytest
 import torch
 
 import draft_service.deliveries
-import outrider.engine.worker_handle as worker_handle
+import outrider.engine.worker.worker_handle as worker_handle
 import target_service.tickets
 from draft_service.jobs import PartOut, ProposeJob
 from draft_service.worker import start_worker as start_draft
-from outrider.engine.engine_thread import EngineThread
-from outrider.engine.jobs import OpenJob
-from outrider.wire.config import DraftConfig, TargetConfig
+from outrider.engine.worker.engine_thread import EngineThread
+from outrider.engine.worker.jobs import OpenJob
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
+from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.tree_shape import TreeShape
 from target_service.jobs import VerifyJob
-from target_service.tickets import Part
+from target_service.tickets import DeliveryPart
 from target_service.worker import start_worker as start_target
 from tests.tiny_models import perturbed_copy, tiny_llama
 
@@ -133,7 +133,7 @@ class Pair:
         self.parents = [part.parents for part in self.parts]
         for part in self.parts:
             fields = ("ticket", "committed_len", "start", "draft_ids", "rows", "num_draft_tokens", "parents")
-            part_in = Part(**{name: getattr(part, name) for name in fields}, num_bytes=0)
+            part_in = DeliveryPart(**{name: getattr(part, name) for name in fields}, num_bytes=0)
             self.tickets.deliver(part_in, time.monotonic())
         self.parts.clear()
         for slot, ids in slots.items():

@@ -2,8 +2,8 @@
 
 What a forward returns is *on the device*, and so is everything computed from it: a dispatch mode follows that through
 every operation, by storage. A wait is whatever brings such a value, or a shape that depends on one, to the host:
-`item`, `bool`, `tolist`, `cpu`, `numpy`, `nonzero`, indexing by a mask; `HostCopy.wait` too, whose copy is begun in a
-step and waited for after it. Inside a forward every value counts as on the device.
+`item`, `bool`, `tolist`, `cpu`, `numpy`, `nonzero`, indexing by a mask; `to_host`, whatever it copies. Inside a forward
+every value counts as on the device.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from outrider.engine.cuda.draft_graph import DraftGraphs
-from outrider.engine.cuda.draft_loop import Drafted
-from outrider.engine.cuda.host_copy import HostCopy
+from draft_service import drawing
+from outrider.engine.cuda import draft_graph
+from outrider.engine.cuda.draft_graph import Drafted, DraftGraphs
+from outrider.engine.cuda.host_copy import to_host
 from outrider.engine.model_runner import ModelRunner
 from tests.engine.cuda_tape import Tape
 from tests.engine.cuda_waits import name_of, waits
@@ -35,8 +36,6 @@ class SyncCounter:
 
     def __init__(self) -> None:
         self.waits: list[str] = []
-        self.copies = 0
-        """Waits for a `HostCopy` outside of steps."""
         self.forward_waits: list[str] = []
         self._in_forward = self._in_step = False
         self._storages: dict[int, Any] = {}  # held, so that an address names one storage as long as it is known
@@ -76,11 +75,12 @@ class SyncCounter:
         where = f"{what} at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno} in {frames[-1].name}"
         (self.forward_waits if self._in_forward else self.waits).append(where)
 
-    def count_copy(self) -> None:
+    def copies(self, *tensors: Tensor) -> list[Tensor]:
+        """`to_host`, as one wait."""
         if self._in_step:
-            self.count("HostCopy.wait")
-        else:
-            self.copies += 1
+            self.count("to_host")
+        with self.uncounted():
+            return to_host(*tensors)
 
     def is_wait(self, values: Any) -> bool:
         return self._in_forward or self.on_device(values)
@@ -129,9 +129,9 @@ class _Functions(TorchFunctionMode):
 
 
 def install(monkeypatch: pytest.MonkeyPatch, counter: SyncCounter) -> None:
-    """Forwards, draft loops and host copies of this process report to the counter. A replay waits for nothing."""
+    """Forwards, draft loops and copies to the host report to the counter. A replay waits for nothing."""
     forward: Callable[..., Tensor] = ModelRunner.forward
-    wait, run, replay = HostCopy.wait, DraftGraphs.run, Tape.replay
+    run, replay = DraftGraphs.run, Tape.replay
 
     def counted_forward(self: ModelRunner, *args: Any, **kwargs: Any) -> Tensor:
         with counter.forward():
@@ -139,13 +139,8 @@ def install(monkeypatch: pytest.MonkeyPatch, counter: SyncCounter) -> None:
         counter.move(logits)
         return logits
 
-    def counted_wait(self: HostCopy) -> Tensor:
-        counter.count_copy()
-        with counter.uncounted():
-            return wait(self).clone()
-
     def counted_run(self: DraftGraphs, *args: Any, **kwargs: Any) -> Drafted | None:
-        counter.move((self._ids, self._best, self._laws))
+        counter.move((self._out.ids, self._out.best, self._out.laws, self._out.cut_laws))
         return run(self, *args, **kwargs)
 
     def uncounted_replay(self: Tape) -> None:
@@ -155,4 +150,5 @@ def install(monkeypatch: pytest.MonkeyPatch, counter: SyncCounter) -> None:
     monkeypatch.setattr(ModelRunner, "forward", counted_forward)
     monkeypatch.setattr(DraftGraphs, "run", counted_run)
     monkeypatch.setattr(Tape, "replay", uncounted_replay)
-    monkeypatch.setattr(HostCopy, "wait", counted_wait)
+    for module in (drawing, draft_graph):
+        monkeypatch.setattr(module, "to_host", counter.copies)

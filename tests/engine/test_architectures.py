@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from outrider.engine.loader import load_runner
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.paths.choice import FACTORIES
 from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import TargetConfig
 from tests.architectures_table import BEGIN, DOCUMENT, END, Measured, measure, table
 from tests.native import skip_without_library
 from tests.tiny_models import write_tokenizer
@@ -57,4 +58,4 @@ def test_what_cannot_be_rolled_back_is_refused_by_name(model_type: str, tmp_path
     write_tokenizer(tmp_path, 64)
     options = {"device": "cpu", "dtype": "auto", "kv_cache_tokens": 64, "max_slots": 1, "context_limit": None}
     with pytest.raises(ConfigError, match=f"{model_type}-causal keeps a running state.*use an attention-only model"):
-        load_runner(str(tmp_path), **options)
+        load_runner(TargetConfig(model=str(tmp_path), **options))

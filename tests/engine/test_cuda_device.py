@@ -8,25 +8,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.cuda.draft_loop import Draw
+from outrider.engine.cuda.draft_graph import Draw
 from outrider.engine.cuda.graphed_path import GraphedPath
-from outrider.engine.cuda.host_copy import to_device, to_host
-from outrider.engine.loader import load_runner
+from outrider.engine.cuda.host_copy import Moment, to_host
+from outrider.engine.loading.loader import load_runner
+from outrider.engine.loading.self_test import TOLERANCE, largest_error
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.self_test import TOLERANCE, largest_error
 from outrider.engine.step_plan import Row
+from outrider.wire.settings.config import TargetConfig
 from tests.coupled_bits import check_ids, check_logarithm, check_noise
 from tests.tiny_models import tiny_llama
 
 K = 5
 MAX_ROWS = 4
-
-
-def test_on_the_host_a_copy_is_the_tensor_itself() -> None:
-    tensor = torch.arange(6.0)
-    copy = to_host(tensor)
-    assert copy.wait() is tensor
-    assert to_device(tensor.numpy(), torch.device("cpu")).data_ptr() == tensor.data_ptr()
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -37,13 +31,15 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, Uncac
     """A tiny Llama, accepted by the self-test on the flash path."""
     folder = tiny_llama(tmp_path_factory.mktemp("gpu"), hidden_size=128, sharpness=3.0, context=1024)
     runner = load_runner(
-        folder,
-        device="cuda",
-        dtype="bfloat16",
-        kv_cache_tokens=64 * 256,
-        max_slots=MAX_ROWS,
-        context_limit=None,
-        attention_path="flash",
+        TargetConfig(
+            model=folder,
+            device="cuda",
+            dtype="bfloat16",
+            kv_cache_tokens=64 * 256,
+            max_slots=MAX_ROWS,
+            context_limit=None,
+            attention_path="flash",
+        )
     )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to("cuda").eval()
     return runner, UncachedModel(model)
@@ -93,7 +89,7 @@ def test_a_loop_drafts_what_single_steps_draft(loaded: tuple[ModelRunner, Uncach
         table = runner.pool.new_table()
         runner.forward([Row.of(table, ids[:-1], 0, 0)])
         with torch.inference_mode():
-            drafted = loop.run([Row.of(table, ids, 49, 1)], K, [Draw(0.0, ())], None)
+            drafted = loop.run([Row.of(table, ids, 49, 1)], [Draw(K, 0.0, ())], None)
         table.truncate(49)
         expected = list(ids)
         for _ in range(K):
@@ -105,11 +101,19 @@ def test_a_loop_drafts_what_single_steps_draft(loaded: tuple[ModelRunner, Uncach
 
 
 @gpu
-def test_a_copy_to_the_host_holds_what_was_there_when_it_began() -> None:
+def test_a_copy_to_the_host_is_there_when_it_is_returned() -> None:
     tensor = torch.full((1 << 24,), 1.0, device="cuda")
-    copy = to_host(tensor * 2)
-    tensor.fill_(7.0)
-    assert bool((copy.wait() == 2.0).all()) and copy.wait().is_pinned()
+    (copy,) = to_host(tensor * 2)
+    assert bool((copy == 2.0).all()) and copy.is_pinned()
+
+
+@gpu
+def test_a_forward_is_timed_to_its_end() -> None:
+    device, tensor = torch.device("cuda"), torch.ones(8192, 8192, device="cuda")
+    began = Moment(device)
+    for _ in range(20):
+        tensor = tensor @ tensor
+    assert Moment(device).seconds_since(began) > 0.01  # 22 TFLOP; to launch them takes microseconds
 
 
 @gpu

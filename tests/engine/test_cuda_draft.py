@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from outrider.engine.cuda.draft_graph import DraftGraphs
-from outrider.engine.cuda.draft_loop import NUM_KEPT, Drafted, Draw, draft_laws
+from outrider.engine.cuda.draft_graph import NUM_KEPT, Drafted, DraftGraphs, Draw, draft_laws
 from outrider.engine.kv_pool import BlockTable, KVPool, OutOfBlocks
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention
-from outrider.engine.sampling import inverse_cdf
+from outrider.engine.sampling.sampling import inverse_cdf
 from outrider.engine.step_plan import Row
 from tests.engine.cuda_tape import TapeMaker, varlen_attn
 from tests.tiny_models import random_model, zoo
@@ -41,8 +40,8 @@ class Draft:
         return Row.of(table, ids, num_cached, 1)
 
     @torch.inference_mode()
-    def run(self, rows: list[Row], k: int, draws: list[Draw], topk: int | None = None) -> Drafted | None:
-        return self.loops.run(rows, k, draws, topk)
+    def run(self, rows: list[Row], draws: list[Draw], topk: int | None = None) -> Drafted | None:
+        return self.loops.run(rows, draws, topk)
 
     def holds(self, table: BlockTable, ids: Sequence[int]) -> None:
         """The table's KV is that of ids[:num_tokens]: what follows them has the logits that it should."""
@@ -90,38 +89,37 @@ def some_ids(count: int, seed: int) -> list[int]:
     return [generator.randrange(VOCAB) for _ in range(count)]
 
 
-GREEDY = Draw(0.0, ())
+def greedy(k: int) -> Draw:
+    return Draw(k, 0.0, ())
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_greedy_drafts_are_the_best_tokens_one_after_the_other(draft: Draft, k: int) -> None:
-    for _ in range(2):  # first compared with an eager loop, then alone
-        sequences = [some_ids(30, seed=1), some_ids(9, seed=2)]
-        rows = [draft.fed(sequences[0], 29), draft.fed(sequences[1], 7)]
-        before = draft.maker.num_replays
-        drafted = draft.run(rows, k, [GREEDY, GREEDY])
-        assert draft.maker.num_replays == before + 1
-        assert drafted.log_probs is None
-        for row, ids, found in zip(rows, sequences, drafted.token_ids, strict=True):
-            expected = list(ids)
-            for _ in range(k):
-                expected.append(int(draft.truth.forward(expected)[-1].argmax()))
-            assert found == expected[len(ids) :]
-            assert row.table.num_tokens == len(ids) + k - 1
-            draft.holds(row.table, expected)
+    sequences = [some_ids(30, seed=1), some_ids(9, seed=2)]
+    rows, wanted = [draft.fed(sequences[0], 29), draft.fed(sequences[1], 7)], (k, 1)  # one loop for the longest
+    before = draft.maker.num_replays
+    drafted = draft.run(rows, [greedy(num) for num in wanted])
+    assert draft.maker.num_replays == before + 1
+    assert drafted.laws is None
+    for row, ids, found, num in zip(rows, sequences, drafted.token_ids, wanted, strict=True):
+        expected = list(ids)
+        for _ in range(num):
+            expected.append(int(draft.truth.forward(expected)[-1].argmax()))
+        assert found == expected[len(ids) :]
+        assert row.table.num_tokens == len(ids) + num - 1
+        draft.holds(row.table, expected)
 
 
 @pytest.mark.parametrize("topk", [None, NUM_KEPT])
 def test_sampled_drafts_are_drawn_from_the_laws_that_come_with_them(draft: Draft, topk: int | None) -> None:
     sequences = [some_ids(30, seed=1), some_ids(9, seed=2)]
     rows = [draft.fed(sequences[0], 29), draft.fed(sequences[1], 8)]
-    draws = [Draw(0.7, (0.1, 0.5, 0.99)), GREEDY]
-    drafted = draft.run(rows, 3, draws, topk)
-    laws = drafted.log_probs.wait()
-    assert laws.shape == (2, 3, VOCAB)
+    draws = [Draw(3, 0.7, (0.1, 0.5, 0.99)), greedy(3)]
+    drafted = draft.run(rows, draws, topk)
+    assert [law.scores.size for law in drafted.laws[0]] == [topk or VOCAB] * 3
     ids = list(sequences[0])
     for j, token_id in enumerate(drafted.token_ids[0]):
-        law = laws[0, j]
+        law = torch.from_numpy(drafted.laws[0][j].dense_scores())
         truth = (draft.truth.forward(ids)[-1] / 0.7).log_softmax(dim=0)
         if topk is not None:
             best = truth.topk(topk).indices
@@ -132,43 +130,42 @@ def test_sampled_drafts_are_drawn_from_the_laws_that_come_with_them(draft: Draft
         assert token_id == int((cdf > draws[0].uniforms[j] * cdf[-1]).nonzero()[0])
         ids.append(token_id)
     draft.holds(rows[0].table, ids)
-    greedy = list(sequences[1])
+    best = list(sequences[1])
     for _ in range(3):
-        greedy.append(int(draft.truth.forward(greedy)[-1].argmax()))
-    assert drafted.token_ids[1] == greedy[9:]
+        best.append(int(draft.truth.forward(best)[-1].argmax()))
+    assert drafted.token_ids[1] == best[9:]
 
 
-def test_laws_on_their_way_are_not_written_over_by_the_next_loop(draft: Draft) -> None:
+def test_laws_are_not_written_over_by_the_next_loop(draft: Draft) -> None:
     ids = some_ids(30, seed=1)
-    draws = [Draw(0.7, (0.1, 0.5))]
-    first = draft.run([draft.fed(ids, 29)], 2, draws).log_probs
-    before = first.wait().clone()
-    draft.run([draft.fed(some_ids(30, seed=2), 29)], 2, draws)
-    assert torch.equal(first.wait(), before)
+    draws = [Draw(2, 0.7, (0.1, 0.5))]
+    first = draft.run([draft.fed(ids, 29)], draws).laws[0][0]
+    before = first.scores.copy()
+    draft.run([draft.fed(some_ids(30, seed=2), 29)], draws)
+    assert (first.scores == before).all()
 
 
 def test_the_coldest_temperature_still_sends_the_law_that_was_drawn_from(draft: Draft) -> None:
-    drafted = draft.run([draft.fed(some_ids(30, seed=1), 29)], 2, [Draw(1e-60, (0.3, 0.7))])
+    drafted = draft.run([draft.fed(some_ids(30, seed=1), 29)], [Draw(2, 1e-60, (0.3, 0.7))])
     for j, token_id in enumerate(drafted.token_ids[0]):
-        assert float(drafted.log_probs.wait()[0, j].exp()[token_id]) == 1.0
+        assert drafted.laws[0][j].prob(token_id) == 1.0
 
 
 def test_what_no_loop_is_for_is_left_to_the_caller_untouched(draft: Draft) -> None:
     ids = some_ids(20, seed=3)
-    sampled = Draw(1.0, (0.5,) * 5)
-    cases: list[tuple[Row, int, Draw, int | None]] = [
-        (draft.fed(ids, 17), 2, GREEDY, None),  # three tokens to catch up
-        (Row.of(draft.runner.pool.new_table(), ids[:1], 0, 1), 2, GREEDY, None),  # too short for the first step
-        (draft.fed(ids, 19), 5, GREEDY, None),  # longer than any loop
-        (draft.fed(ids, 19), 2, sampled, 7),  # another cut
-        (draft.fed(some_ids(CONTEXT, seed=4), CONTEXT - 1), 2, GREEDY, None),  # no room behind it
+    cases: list[tuple[Row, Draw, int | None]] = [
+        (draft.fed(ids, 17), greedy(2), None),  # three tokens to catch up
+        (Row.of(draft.runner.pool.new_table(), ids[:1], 0, 1), greedy(2), None),  # too short for the first step
+        (draft.fed(ids, 19), greedy(5), None),  # longer than any loop
+        (draft.fed(ids, 19), Draw(2, 1.0, (0.5,) * 2), 7),  # another cut
+        (draft.fed(some_ids(CONTEXT, seed=4), CONTEXT - 1), greedy(2), None),  # no room behind it
     ]
-    for row, k, wish, topk in cases:
+    for row, draw, topk in cases:
         before = row.table.num_tokens
-        assert draft.run([row], k, [wish], topk) is None
+        assert draft.run([row], [draw], topk) is None
         assert row.table.num_tokens == before
     near_the_end = draft.fed(some_ids(CONTEXT - 1, seed=4), CONTEXT - 2)  # of 4 drafts the last would have no place
-    assert draft.run([near_the_end], 2, [GREEDY]).token_ids[0] is not None
+    assert draft.run([near_the_end], [greedy(2)]).token_ids[0] is not None
 
 
 def test_a_full_cache_is_told_and_nothing_is_taken(draft: Draft) -> None:
@@ -179,7 +176,7 @@ def test_a_full_cache_is_told_and_nothing_is_taken(draft: Draft) -> None:
     hungry = Row.of(rows[1].table, ids[:2], 0, 1)
     taken = pool.allocate(pool.num_blocks - pool.num_in_use)
     with pytest.raises(OutOfBlocks):
-        draft.run([rows[0], hungry], 2, [GREEDY, GREEDY])
+        draft.run([rows[0], hungry], [greedy(2)] * 2)
     assert rows[0].table.num_tokens == 19 and hungry.table.num_tokens == 0
     pool.release(taken)
     draft.holds(rows[0].table, ids)
@@ -189,7 +186,7 @@ def test_a_forks_own_tokens_stay_its_own(draft: Draft) -> None:
     ids = some_ids(20, seed=3)
     row = draft.fed(ids, 19)
     other = row.table.fork()
-    draft.run([row], 3, [GREEDY])
+    draft.run([row], [greedy(3)])
     draft.holds(other, [*ids[:19], 5])
     other.free()
 
@@ -197,17 +194,17 @@ def test_a_forks_own_tokens_stay_its_own(draft: Draft) -> None:
 def test_a_row_that_is_not_finite_is_told_and_the_others_stand(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
     sequences = [some_ids(30, seed=1), some_ids(9, seed=2)]
     rows = [draft.fed(sequences[0], 29), draft.fed(sequences[1], 8)]
-    whole = draft.run(rows, 2, [GREEDY, GREEDY]).token_ids
+    whole = draft.run(rows, [greedy(2)] * 2).token_ids
     poisoned = [draft.fed(sequences[0], 29), draft.fed(sequences[1], 8)]
     for layer in draft.runner.path._cache.layers:
         with torch.inference_mode():
             layer.values[poisoned[0].table.blocks[0]] = torch.nan
-    assert draft.run(poisoned, 2, [GREEDY, GREEDY]).token_ids == [None, whole[1]]
+    assert draft.run(poisoned, [greedy(2)] * 2).token_ids == [None, whole[1]]
 
 
 def test_draws_follow_their_law() -> None:
     generator = torch.Generator().manual_seed(0)
-    laws = draft_laws(torch.randn(1, 12, generator=generator) * 2, torch.tensor([1.0]), None)
+    laws = draft_laws(torch.randn(1, 12, generator=generator) * 2, torch.tensor([1.0]))
     uniforms = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
     ids, _ = inverse_cdf(laws.expand(20000, -1).double().exp(), uniforms)
     frequencies = ids.bincount(minlength=12) / 20000

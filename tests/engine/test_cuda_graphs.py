@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from outrider.engine.cuda.graphed_path import GraphedPath
-from outrider.engine.cuda.graphs import Graph, GraphMaker
-from outrider.engine.cuda.step_graphs import FREE_TOKENS, Shape, batch_sizes, best_shape
+from outrider.engine.cuda.step_graphs import FREE_TOKENS, Graph, StepShape, batch_sizes, best_shape
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading.self_test import largest_error
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention
-from outrider.engine.self_test import largest_error
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 from tests.engine.cuda_tape import TapeMaker, varlen_attn
@@ -30,7 +29,7 @@ MAX_ROWS = 3
 WIDTHS = (6, 1)
 
 
-def make(name: str, maker: GraphMaker) -> tuple[ModelRunner, GraphedPath, UncachedModel]:
+def make(name: str, maker: TapeMaker) -> tuple[ModelRunner, GraphedPath, UncachedModel]:
     model = random_model(zoo()[name], seed=3)
     vocab_size = model.config.vocab_size
     path = GraphedPath(PagedPath(model, vocab_size, VarlenAttention(varlen_attn)), model, vocab_size, maker, WIDTHS)
@@ -38,6 +37,7 @@ def make(name: str, maker: GraphMaker) -> tuple[ModelRunner, GraphedPath, Uncach
     runner = ModelRunner(path, facts, KVPool(8, BLOCK_SIZE), torch.device("cpu"))
     runner.allocate()
     path.prepare(MAX_ROWS, CONTEXT, drafts=False)
+    maker.num_replays = 0  # of those that proved the graphs
     return runner, path, UncachedModel(model)
 
 
@@ -46,9 +46,8 @@ def test_steps_by_graph_equal_a_forward_without_cache(name: str) -> None:
     maker = TapeMaker()
     runner, path, truth = make(name, maker)
     assert maker.num_captures == len(path._graphs.shapes) == 6
-    for _ in range(2):  # the first use of each graph is answered by the eager step it is compared with
-        assert largest_error(runner, truth) < 1e-4
-    assert maker.num_replays >= 4 and len(path._graphs.shapes) == 6  # none was dropped
+    assert largest_error(runner, truth) < 1e-4
+    assert maker.num_replays >= 2
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt_neox", "phi3", "olmo2"])
@@ -146,14 +145,11 @@ class Broken(TapeMaker):
         return tape
 
 
-def test_a_graph_that_differs_is_dropped_and_nobody_sees_its_logits(caplog: pytest.LogCaptureFixture) -> None:
-    maker = Broken()
+def test_a_graph_that_differs_serves_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        runner, path, truth = make("llama", maker)
-        num_shapes = len(path._graphs.shapes)
-        assert largest_error(runner, truth) < 1e-4
-    assert len(path._graphs.shapes) < num_shapes
-    assert "dropped" in caplog.text
+        runner, path, truth = make("llama", Broken())
+    assert not path._graphs.shapes and "dropped" in caplog.text
+    assert largest_error(runner, truth) < 1e-4
 
 
 class Refusing(TapeMaker):
@@ -194,16 +190,16 @@ def test_batch_sizes_begin_with_the_largest(most: int, sizes: list[int]) -> None
 
 
 @given(
-    shapes=st.sets(st.builds(Shape, st.sampled_from([1, 2, 4, 8, 64]), st.sampled_from([1, 2, 4, 6, 9]))),
+    shapes=st.sets(st.builds(StepShape, st.sampled_from([1, 2, 4, 8, 64]), st.sampled_from([1, 2, 4, 6, 9]))),
     widths=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 30)), max_size=70),
 )
 def test_the_chosen_shape_holds_the_rows_and_no_smaller_one_does(
-    shapes: set[Shape], widths: list[tuple[int, int]]
+    shapes: set[StepShape], widths: list[tuple[int, int]]
 ) -> None:
     table = KVPool(1).new_table()
     rows = [Row(table, [0] * new, cached, 1, [0] * cached) for new, cached in widths]
 
-    def holds(shape: Shape) -> bool:
+    def holds(shape: StepShape) -> bool:
         return shape.num_rows >= len(rows) and all(row.num_new <= shape.width <= row.num_tokens for row in rows)
 
     best = best_shape(shapes, rows)

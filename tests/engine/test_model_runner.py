@@ -17,10 +17,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.kv_pool import BlockTable, KVPool, OutOfBlocks
-from outrider.engine.loader import load_runner
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import FORWARD_COST_TOKENS, Row, StepPlan, group_rows
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.settings.config import TargetConfig
 from tests import rounds
 from tests.rounds import Fed, step
 from tests.tiny_models import tiny_llama
@@ -32,13 +33,15 @@ VOCAB_SIZE = 97
 
 def load(folder: str, path: str, kv_cache_tokens: int = 2048) -> ModelRunner:
     return load_runner(
-        folder,
-        device="cpu",
-        dtype="auto",
-        kv_cache_tokens=kv_cache_tokens,
-        max_slots=8,
-        context_limit=None,
-        attention_path=path,
+        TargetConfig(
+            model=folder,
+            device="cpu",
+            dtype="auto",
+            kv_cache_tokens=kv_cache_tokens,
+            max_slots=8,
+            context_limit=None,
+            attention_path=path,
+        )
     )
 
 

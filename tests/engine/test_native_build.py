@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.loader import load_runner
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.native import build, library
 from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import TargetConfig
 from tests.tiny_models import tiny_llama
 
 LOAD = "from outrider.engine.native.library import library; library(); print('loaded')"
@@ -34,13 +35,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def path_name(model: str, attention_path: str = "auto") -> str:
     runner = load_runner(
-        model,
-        device="cpu",
-        dtype="float32",
-        kv_cache_tokens=256,
-        max_slots=2,
-        context_limit=None,
-        attention_path=attention_path,
+        TargetConfig(
+            model=model,
+            device="cpu",
+            dtype="float32",
+            kv_cache_tokens=256,
+            max_slots=2,
+            context_limit=None,
+            attention_path=attention_path,
+        )
     )
     return runner.path.name
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from outrider.engine import packed_linear
+from outrider.engine.loading import packed_linear
+from outrider.engine.loading.packed_linear import Operators, PackedLinear, operators, pack_linears, unpack_linears
 from outrider.engine.model_runner import ModelFacts, UncachedModel
-from outrider.engine.packed_linear import Operators, PackedLinear, operators, pack_linears, unpack_linears
 from outrider.engine.paths.choice import choose_path
 from tests.rounds import largest_error, truth_of
 from tests.tiny_models import random_model

@@ -15,17 +15,17 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from outrider.engine.kv_pool import TRASH_BLOCK, BlockTable, KVPool
-from outrider.engine.loader import load_runner
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths import paged_attention
 from outrider.engine.paths.choice import choose_path
-from outrider.engine.paths.layer_limits import layer_limits
 from outrider.engine.paths.paged import PagedPath, PathUnavailable
 from outrider.engine.paths.paged_attention import TorchAttention
-from outrider.engine.paths.paged_cache import ATTENTION_NAME
+from outrider.engine.paths.paged_cache import ATTENTION_NAME, layer_limits
 from outrider.engine.paths.paged_plan import AttentionOptions, PagedPlan
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, InvalidRequest
+from outrider.wire.settings.config import TargetConfig
 from tests.rounds import Fed, largest_error, some_ids, step, truth_of
 from tests.tiny_models import random_model, save
 from tests.zoo import ARCHITECTURES, LATENT, ROUTED, SHAPE
@@ -337,7 +337,7 @@ def test_long_and_short_rows_have_one_set_of_rotary_factors(path: str, tmp_path:
     options = {"device": "cpu", "dtype": "auto", "kv_cache_tokens": 1024, "max_slots": 2, "attention_path": path}
 
     def short_logits(context_limit: int, *, beside: int) -> Tensor:
-        runner = load_runner(folder, context_limit=context_limit, **options)
+        runner = load_runner(TargetConfig(model=folder, context_limit=context_limit, **options))
         ids = [some_ids(20, VOCAB_SIZE, 1), some_ids(beside, VOCAB_SIZE, 2)]
         return runner.forward([Row.of(runner.pool.new_table(), some, 0, 1) for some in ids if some])[0]
 

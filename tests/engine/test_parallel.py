@@ -18,7 +18,7 @@ from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.meeting import join_host, make_private, receive_guests
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, Unavailable
-from outrider.wire.host import split_evenly
+from outrider.wire.transport.host import split_evenly
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=5))

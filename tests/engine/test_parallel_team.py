@@ -18,18 +18,19 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from outrider.engine import engine_thread, loader
-from outrider.engine.engine_thread import EngineThread
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading import loader
+from outrider.engine.loading.loaded import load_split
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel import messages, team
-from outrider.engine.parallel.leading import load_split
 from outrider.engine.parallel.meeting import Host, join_host
 from outrider.engine.parallel.team import ParallelPath, Team
 from outrider.engine.paths.choice import choose_path
 from outrider.engine.step_plan import Row
-from outrider.wire.config import TargetConfig
+from outrider.engine.worker import engine_thread
+from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
+from outrider.wire.settings.config import TargetConfig
 from tests.forked import Forked
 from tests.rounds import largest_error, largest_tree_error, some_ids, truth_of
 from tests.tiny_models import tiny_llama
@@ -89,7 +90,7 @@ def met(folder: Path) -> Iterator[Met]:
     leader = Team(2, lost.append)
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(join_host, folder, 1, 10)
-        leader.meet(torch.device("cpu"), {}, str(folder))
+        leader.meet(torch.device("cpu"), config_of("any"), str(folder))
         host = coming.result()
     try:
         assert host.commands.receive()  # the settings
@@ -159,9 +160,9 @@ def test_a_follower_that_has_gone_ends_the_team(tmp_path: Path) -> None:
         assert len(found.lost) == 1
 
 
-def options_of(folder: str, **changes: object) -> dict[str, object]:
-    fixed = {"device": "cpu", "dtype": "auto", "kv_cache_tokens": 1024, "max_slots": 4, "context_limit": None}
-    return fixed | {"model": folder, "tensor_parallel": 2} | changes
+def config_of(folder: str, **changes: Any) -> TargetConfig:
+    fixed: dict[str, Any] = {"model": folder, "device": "cpu", "kv_cache_tokens": 1024, "max_slots": 4}
+    return TargetConfig(**fixed | {"tensor_parallel": 2} | changes)
 
 
 def keep_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +194,12 @@ def test_a_follower_that_ends_before_it_joins_fails_the_load(tmp_path: Path) -> 
         host.commands.close()
         host.life.close()
 
-    config = TargetConfig(model=model, device="cpu", tensor_parallel=2, parallel_folder=str(ranks))
+    config = config_of(model)
     greeting = threading.Thread(target=greet_and_end)
     greeting.start()
     began = time.monotonic()
     with pytest.raises(Unavailable, match="rank 1 of 2 is lost, its process has ended"):
-        load_split(options_of(model), config, lost.append)
+        load_split(config, lost.append, str(ranks))
     greeting.join()
     assert time.monotonic() - began < AT_ONCE_S
     assert len(lost) == 1 and not torch.distributed.is_initialized()
@@ -211,7 +212,7 @@ def test_a_follower_that_is_killed_while_the_paths_are_tried_is_no_fault_of_the_
     """Every path then fails in a sum, and none is to blame."""
     keep_environment(monkeypatch)
     model, ranks, lost = tiny_llama(tmp_path, VOCAB_SIZE), tmp_path / "ranks", list[OutriderError]()
-    config = TargetConfig(model=model, device="cpu", tensor_parallel=2, parallel_folder=str(ranks))
+    config = config_of(model)
     with forked("outrider.engine.parallel.follower", str(ranks), "1", "0") as follower:
 
         def kill_and_choose(*args: Any) -> ModelRunner:
@@ -221,7 +222,7 @@ def test_a_follower_that_is_killed_while_the_paths_are_tried_is_no_fault_of_the_
 
         monkeypatch.setattr(loader, "choose_path", kill_and_choose)
         with pytest.raises(Unavailable, match="rank 1 of 2 is lost, its process has ended") as caught:
-            load_split(options_of(model), config, lost.append)
+            load_split(config, lost.append, str(ranks))
     assert "cannot be served" in str(caught.value.__cause__)
     assert len(lost) == 1 and not torch.distributed.is_initialized()
 
@@ -233,9 +234,9 @@ def test_a_follower_under_ray_ends_with_a_target_that_ends_in_good_order(
     """As one whose port is taken when it comes back does: the next life must find a follower that Ray has restarted."""
     keep_environment(monkeypatch)
     model, ranks = tiny_llama(tmp_path, VOCAB_SIZE), tmp_path / "ranks"
-    config = TargetConfig(model=model, device="cpu", tensor_parallel=2, parallel_folder=str(ranks))
+    config = config_of(model)
     with forked("tests.engine.follower_actor", str(ranks)) as actor:
-        _, leader = load_split(options_of(model), config, lambda error: None)
+        _, leader = load_split(config, lambda error: None, str(ranks))
         assert actor.poll() is None
         leader.close()
         assert actor.wait(AT_ONCE_S) == 1
@@ -243,9 +244,9 @@ def test_a_follower_under_ray_ends_with_a_target_that_ends_in_good_order(
 
 def test_a_model_that_cannot_be_split_is_refused_before_anything_starts(tmp_path: Path) -> None:
     model = tiny_llama(tmp_path, VOCAB_SIZE)
-    config = TargetConfig(model=model, device="cpu", tensor_parallel=3, parallel_folder=str(tmp_path / "ranks"))
+    config = config_of(model, tensor_parallel=3)
     with pytest.raises(ConfigError, match="tensor_parallel is 3 and the model has 4 attention heads"):
-        load_split(options_of(model, tensor_parallel=3), config, lambda error: None)
+        load_split(config, lambda error: None, str(tmp_path / "ranks"))
     assert not (tmp_path / "ranks").exists()
 
 
@@ -283,8 +284,8 @@ def test_two_ranks_compute_what_one_does_until_one_of_them_stalls(
     """On the dense path, which feeds cached tokens again on every rank. Both laws in one test: it starts a process."""
     keep_environment(monkeypatch)
     model, lost = tiny_llama(tmp_path, VOCAB_SIZE), list[OutriderError]()
-    config = TargetConfig(model=model, device="cpu", tensor_parallel=2)
-    runner, leader = load_split(options_of(model, attention_path="dense"), config, lost.append, STEP_TIMEOUT)
+    config = config_of(model, attention_path="dense")
+    runner, leader = load_split(config, lost.append, step_timeout=STEP_TIMEOUT)
     (follower,) = [process.pid for process in leader.processes]
     try:
         truth = truth_of(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval())

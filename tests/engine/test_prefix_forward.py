@@ -10,10 +10,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.kv_pool import BlockTable, KVPool, OutOfBlocks
-from outrider.engine.loader import load_runner
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.paths.choice import BLOCK_SIZE, FACTORIES
 from outrider.engine.step_plan import Row
+from outrider.wire.settings.config import TargetConfig
 from tests.native import skip_without_library
 from tests.tiny_models import tiny_llama
 
@@ -39,7 +40,7 @@ def loaded(folder: str, request: pytest.FixtureRequest) -> ModelRunner:
         pytest.skip("the flash path runs on a GPU alone")
     if request.param == "fused":
         skip_without_library()
-    return load_runner(folder, attention_path=request.param, **options)
+    return load_runner(TargetConfig(model=folder, attention_path=request.param, **options))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,24 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 from transformers.pytorch_utils import Conv1D
 
-from outrider.engine import packed_linear
-from outrider.engine.loader import load_runner
+from outrider.engine.loading import packed_linear
+from outrider.engine.loading.loader import load_runner
+from outrider.engine.loading.packed_linear import int8_product
+from outrider.engine.loading.quantize import NARROW, Int8Linear, is_int8, quantize_int8
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.packed_linear import int8_product
-from outrider.engine.quantize import NARROW, Int8Linear, is_int8, quantize_int8
 from outrider.engine.step_plan import Row
-from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import TargetConfig
 from tests.samples import total
 from tests.stack import DEMO_TARGET, running
 from tests.tiny_models import random_model, tiny_llama
 
-pytest.importorskip("torchao", reason="pip install 'outrider[quant]'")
 LOGIT_ERROR = 0.06
 """Share of the largest logit; 8 bits give the demo target 0.03."""
 
 
 def load(model: str, quantization: str, **changes: Any) -> ModelRunner:
     options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_slots": 2, "context_limit": 512}
-    return load_runner(model, kv_cache_tokens=None, quantization=quantization, **options | changes)
+    return load_runner(TargetConfig(model=model, kv_cache_tokens=None, quantization=quantization, **options | changes))
 
 
 def logits_of(runner: ModelRunner, ids: list[int]) -> torch.Tensor:
@@ -169,12 +167,6 @@ def test_layers_stored_the_other_way_round_and_with_a_bias() -> None:
     quantize_int8(model)
     assert is_int8(model) and not any(isinstance(module, Conv1D) for module in model.modules())
     assert float((model(ids).logits - whole).abs().max()) <= LOGIT_ERROR * float(whole.abs().max())
-
-
-def test_without_torchao_it_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(ConfigError, match=r"quantization is 'int8'.*pip install 'outrider\[quant\]'"):
-        load(tiny_llama(tmp_path), "int8", context_limit=None)
 
 
 @pytest.mark.slow

@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
-from outrider.engine.loader import load_runner
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import TargetConfig
 from tests.tiny_models import tiny_llama, write_tokenizer
 
 VOCABULARY = 300
@@ -21,7 +22,7 @@ VOCABULARY = 300
 
 def load(model: str, **changes: Any) -> ModelRunner:
     options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_slots": 2, "context_limit": None}
-    return load_runner(model, kv_cache_tokens=None, **options | changes)
+    return load_runner(TargetConfig(model=model, kv_cache_tokens=None, **options | changes))
 
 
 @pytest.fixture
@@ -53,11 +54,6 @@ def test_torchao_weights_are_served_as_they_are(by_torchao: str, whole: str) -> 
     assert 0 < float((found - rounded_from).abs().max()) < 0.1 * float(rounded_from.abs().max())
 
 
-def test_it_is_not_rounded_a_second_time(by_torchao: str) -> None:
-    with pytest.raises(ConfigError, match=r"quantization is .int8. and the weights of .* are quantised by torchao"):
-        load(by_torchao, quantization="int8")
-
-
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
@@ -70,16 +66,17 @@ def test_it_is_not_rounded_a_second_time(by_torchao: str) -> None:
 def test_a_method_that_cannot_be_read_here_is_refused_by_name(
     whole: str, declared: dict[str, object], message: str
 ) -> None:
-    path = Path(whole) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": declared}))
+    declare(whole, declared)
     with pytest.raises(ConfigError, match=message + ".*use a checkpoint that is not quantised"):
         load(whole)
 
 
-def test_pickled_weights_are_refused(by_torchao: str) -> None:
-    """Older torchao checkpoints are pickles: reading one runs what it says."""
-    folder = Path(by_torchao)
-    torch.save({"weight": torch.zeros(1)}, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match="safetensors"):
-        load(by_torchao)
+def test_it_is_not_rounded_a_second_time(whole: str) -> None:
+    declare(whole, {"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ConfigError, match=r"quantization is .int8. and the weights of .* are quantised by gptq"):
+        load(whole, quantization="int8")
+
+
+def declare(model: str, quantization: dict[str, object]) -> None:
+    path = Path(model) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))

@@ -34,12 +34,11 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.native.build import BuildError
 from outrider.engine.native.library import library
-from outrider.engine.open_slots import Behind
 from outrider.engine.paths.forward_path import BLOCK_SIZE, ForwardPath
 from outrider.engine.paths.fused import FusedPath
 from outrider.engine.paths.paged import PagedPath
-from outrider.engine.slots import Slot, SlotTable
 from outrider.engine.step_plan import Row
+from outrider.engine.worker.slots import Behind, Slot, SlotTable
 from outrider.wire.errors import InvalidRequest, Overloaded
 from outrider.wire.params import SamplingParams
 from tests.rounds import Grown

@@ -16,19 +16,20 @@ import pytest
 from draft_service.jobs import Proposed, ProposeJob
 from draft_service.proposer import Proposer
 from outrider.drafting.ngram import Ngram
-from outrider.engine.engine_thread import EngineThread
-from outrider.engine.jobs import CloseJob, JobError, OpenJob
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.loader import load_runner
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.slot_keeper import SlotKeeper, needs_prefill
-from outrider.engine.slots import SlotTable
+from outrider.engine.worker.engine_thread import EngineThread
+from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import SlotTable, needs_prefill
 from outrider.wire.kinds import Drafter, DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
+from outrider.wire.settings.config import TargetConfig
 from target_service.jobs import Verdict, VerifyJob
 from target_service.own_drafts import OwnDrafts
-from target_service.tickets import Part, TicketTable
+from target_service.tickets import DeliveryPart, TicketTable
 from target_service.verifier import Verifier
 from tests.tiny_models import tiny_llama
 
@@ -43,14 +44,16 @@ MAX_PREFILL = 64
 def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     folder: Path = tmp_path_factory.mktemp("model")
     return load_runner(
-        tiny_llama(folder, sharpness=3.0),
-        device="cpu",
-        dtype="float32",
-        kv_cache_tokens=LARGE * BLOCK_SIZE,
-        max_slots=NUM_SLOTS,
-        context_limit=None,
-        attention_path="auto",
-        batch_invariant=False,
+        TargetConfig(
+            model=tiny_llama(folder, sharpness=3.0),
+            device="cpu",
+            dtype="float32",
+            kv_cache_tokens=LARGE * BLOCK_SIZE,
+            max_slots=NUM_SLOTS,
+            context_limit=None,
+            attention_path="auto",
+            batch_invariant=False,
+        )
     )
 
 
@@ -103,7 +106,7 @@ class Target(Base):
         super().__init__(runner, num_blocks, **options)
         self.tickets = TicketTable(64, 1 << 20, 10.0)
         self.own = OwnDrafts({Drafter.NGRAM: Ngram()}, runner.facts.vocab_size)
-        rest = (MAX_PREFILL, True, self.own)
+        rest = (MAX_PREFILL, self.own)
         self.verifier = Verifier(runner, self.keeper, self.tickets, self.engine, self.metrics, *rest)
         self.ids: dict[int, list[int]] = {}
         self.idle: list[int] = []
@@ -128,7 +131,7 @@ class Target(Base):
         ids = self.ids[slot]
         self._num_rounds += 1
         if k:
-            part = Part(self._num_rounds, len(ids), 0, (ids[-1],) * k, k, None, 12)
+            part = DeliveryPart(self._num_rounds, len(ids), 0, (ids[-1],) * k, k, None, 12)
             self.tickets.deliver(part, time.monotonic())
 
         def respond(result: Verdict | JobError) -> None:
@@ -313,9 +316,7 @@ class Draft(Base):
 
     def __init__(self, runner: ModelRunner, num_blocks: int) -> None:
         super().__init__(runner, num_blocks)
-        self.proposer = Proposer(
-            runner, self.keeper, self.engine, lambda part: None, self.metrics, MAX_PREFILL, 1 << 22
-        )
+        self.proposer = Proposer(runner, self.keeper, self.engine, lambda part: None, self.metrics, MAX_PREFILL)
         self.drafted: dict[int, list[tuple[int, ...]]] = {}
 
     def ask(self, slot: int, ids: list[int]) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.loader import load_runner
+from outrider.engine.loading.loader import load_runner
 from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import TargetConfig
 from tests.tiny_models import tiny_llama
 
 
@@ -33,13 +34,15 @@ def folder(tmp_path: Path) -> Path:
 
 def load(folder: Path) -> Any:
     return load_runner(
-        str(folder),
-        device="cpu",
-        dtype="float32",
-        kv_cache_tokens=256,
-        max_slots=2,
-        context_limit=None,
-        attention_path="dense",
+        TargetConfig(
+            model=str(folder),
+            device="cpu",
+            dtype="float32",
+            kv_cache_tokens=256,
+            max_slots=2,
+            context_limit=None,
+            attention_path="dense",
+        )
     )
 
 

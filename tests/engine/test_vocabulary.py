@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.loader import tokenizer_files
-from outrider.engine.vocabulary import UNLIMITED_CONTEXT, Vocabulary, read_vocabulary
+from outrider.engine.loading.loader import tokenizer_files
+from outrider.engine.loading.vocabulary import UNLIMITED_CONTEXT, Vocabulary, read_vocabulary
 from outrider.wire.errors import ConfigError
 from tests.stack import DEMO_TARGET
 

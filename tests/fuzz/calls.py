@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from outrider.wire.rpc import client_options
+from outrider.wire.transport.rpc import client_options
 
 DEADLINE_S = 60.0
 """A call that ends by it has hung."""

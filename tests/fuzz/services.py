@@ -13,13 +13,13 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from deploy.registry import Registry
-from gateway.door import Door
-from gateway.grpc_api import GenerationServicer
+from gateway.admission.admission import Admission
+from gateway.api.grpc_api import GenerationServicer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.serving import ServerThread
+from outrider.wire.transport.serving import ServerThread
 from tests.fuzz.calls import dial, talk
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 from tests.stack import Process
@@ -103,7 +103,10 @@ def workers(folder: Path) -> Iterator[tuple[Worker, Worker]]:
     draft = tiny_llama(folder / "draft", seed=1, sharpness=3.0)
     with contextlib.ExitStack() as stack:
         found: list[Worker] = []
-        for role, model, args in (("target", target, ("--parked-ttl-s", "0.2")), ("draft", draft, ())):
+        for role, model, args in (
+            ("target", target, ("@target_service.tickets.PARKED_TTL_S=0.2",)),
+            ("draft", draft, ()),
+        ):
             log = folder / f"{role}.log"
             process = Process(f"{role}_service", ["--model", model, *WORKER, *args], stderr_path=log)
             stack.callback(process.stop)
@@ -117,15 +120,15 @@ class FrontDoor:
 
     def __init__(self, server: ServerThread) -> None:
         self.generator = ScriptedGenerator(demo_tokenizer(), "the quick brown fox")
-        self.door = Door(self.generator, config(), CollectorRegistry())
-        address = server.start(GenerationServicer(self.door).add_to, "127.0.0.1", 0, 1 << 22)
+        self.admission = Admission(self.generator, config(), CollectorRegistry())
+        address = server.start(GenerationServicer(self.admission).add_to, "127.0.0.1", 0, 1 << 22)
         self.channel = dial(address)
 
     def check_empty(self) -> None:
         """The server lets go a moment after its client has been told."""
         give_up = time.monotonic() + SETTLE_S
-        while self.generator.num_open or self.door.bodies.num_bytes:
-            assert time.monotonic() < give_up, (self.generator.num_open, self.door.bodies.num_bytes)
+        while self.generator.num_open or self.admission.bodies.num_bytes:
+            assert time.monotonic() < give_up, (self.generator.num_open, self.admission.bodies.num_bytes)
             time.sleep(0.001)
 
 

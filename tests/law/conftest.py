@@ -64,7 +64,7 @@ class Samples:
         if batch[0].group == "K adapts":
             return self._services.gateway(gateway_module="tests.law.faults.adaptive")
         if batch[0].group == "by token":
-            return self._services.gateway(target_options=("--verification", "token"))
+            return self._services.gateway(target_module="tests.law.faults.by_token")
         if batch[0].group in DRAFT_SERVICES:
             return self._services.gateway(draft_options=self._services.models.draft_of(DRAFT_SERVICES[batch[0].group]))
         return self._services.gateway()

@@ -87,7 +87,7 @@ class _OutputPenalties(LogitsProcessor):
 
 
 def _chain(num_prompt: int, params: SamplingParams, stops: frozenset[int]) -> LogitsProcessorList:
-    """In the order that `outrider/engine/sampling.py` and `penalties.py` promise."""
+    """In the order that `outrider/engine/sampling/sampling.py` and `penalties.py` promise."""
     chain: list[LogitsProcessor] = []
     if params.repetition_penalty != 1.0:
         chain.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))

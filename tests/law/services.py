@@ -13,9 +13,14 @@ from tests.tiny_models import tiny_llama
 
 BATCH = ("--max-queue-wait-s", "600")
 """Nobody is refused, however slow the machine is."""
-PATIENT = (*BATCH, "--draft-topk", str(TOPK), "--wait-budget-min-ms", "10000", "--wait-budget-max-ms", "10000")
+PATIENT = (
+    *BATCH,
+    f"@gateway.rounds.drafting.DRAFT_TOPK={TOPK}",
+    "@gateway.planning.wait_budget.LEAST_WAIT_S=10",
+    "@gateway.planning.wait_budget.MOST_WAIT_S=10",
+)
 """No proposal is ever late: what is tested is speculation, not its fallback."""
-HASTY = (*BATCH, "--wait-budget-min-ms", "300", "--wait-budget-max-ms", "300")
+HASTY = (*BATCH, "@gateway.planning.wait_budget.LEAST_WAIT_S=0.3", "@gateway.planning.wait_budget.MOST_WAIT_S=0.3")
 """What is late is held back; the rest is in time on a slow machine, too."""
 AUTO_BUDGET_BYTES = 12 * 4 * VOCAB_SIZE
 """`auto` sends whole laws for the first 12 proposals at work and cuts those of the rest."""
@@ -32,7 +37,7 @@ class Models:
 
     def draft_of(self, drafter: str) -> tuple[str, ...]:
         """Options of a draft without a model."""
-        settings = {"bigram": ("--drafter-text", self.text), "lookup": ("--lookup-min-n", "1")}
+        settings = {"bigram": ("--drafter-text", self.text), "lookup": ("@outrider.engine.drafters.LOOKUP_MIN_N=1",)}
         return ("--drafter", drafter, *settings.get(drafter, ()))
 
 
@@ -64,8 +69,8 @@ class Services:
     ) -> Process:
         cores = sorted(os.sched_getaffinity(0))
         common = ("--log-level", "error", "--cpu-cores")
-        budget = ("--full-logprobs-budget-bytes", str(AUTO_BUDGET_BYTES))
-        own = ("--model", self.models.target, "--drafter-text", self.models.text)
+        budget = (f"@draft_service.active.FULL_LOGPROBS_BUDGET_BYTES={AUTO_BUDGET_BYTES}",)
+        own = ("--model", self.models.target, "--max-prefill-tokens", "4096", "--drafter-text", self.models.text)
         target = self._start(target_module, *own, *common, str(cores[-1]), *target_options)
         draft = self._start(draft_module, "--model", self.models.draft, *common, str(cores[0]), *budget, *draft_options)
         pair = ("--target", target.address, "--draft", draft.address)

@@ -77,6 +77,10 @@ def markdown(document: Mapping[str, Any]) -> str:
         "vocabulary of eight are drawn through real services, and their first three and last three tokens compared "
         "with the target's law, which transformers computes without cache. Target and draft are unrelated random "
         "models. The seeds are fixed. That broken rules fail the same test: `tests/law`.",
+        "Under rejection the law is exact as long as whether a proposal comes in time does not depend on what "
+        "was drafted. A law that is sent as its entries (`topk`, or under top-k, top-p and min-p) has as many "
+        "as the parameters leave of it, which depends on the tokens before it: on a link so slow that these "
+        "bytes decide what is late, the law is off by as much. These tests, on one machine, do not show that.",
         f"{len(windows)} chi-square tests. The smallest p-value is {least:.2g}; of as many sound ones the smallest is "
         f"below that with a probability of {chance:.2f}.",
         "## Through the services",

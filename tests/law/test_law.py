@@ -142,6 +142,7 @@ def test_larger_samples(models: Models, samples: Samples, number: int) -> None:
             assert_drafts_were_kept_replaced_and_followed(case, drawn[case.id])
 
 
+@pytest.mark.slow
 def test_every_lenient_round_had_its_drafts(samples: Samples) -> None:
     """A lenient law is that of rounds with drafts; a plain step has the target's own."""
     samples.of(CASE["lenient: nothing"])

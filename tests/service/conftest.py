@@ -61,7 +61,9 @@ def reference(target_folder: str) -> ReferenceModel:
 
 @pytest.fixture(scope="module")
 def target_worker(target_folder: str) -> Iterator[Process]:
-    with worker("target_service", target_folder, "--max-slots", "8", "--parked-ttl-s", "2") as process:
+    with worker(
+        "target_service", target_folder, "--max-slots", "8", "@target_service.tickets.PARKED_TTL_S=2"
+    ) as process:
         yield process
 
 

@@ -15,10 +15,10 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.codec import rows_to_proto
 from outrider.wire.params import SamplingParams
-from outrider.wire.rpc import client_options
-from outrider.wire.streams import Outbox
+from outrider.wire.transport.codec import rows_to_proto
+from outrider.wire.transport.rpc import client_options
+from outrider.wire.transport.streams import Outbox
 from tests.stack import read_metrics
 from tests.wire_rows import encode_rows
 

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.noise import Purpose
-from outrider.engine.penalties import LogitRow, SamplingState, process_unchecked
-from outrider.engine.sampling import distributions
-from outrider.engine.slot_noise import slot_uniforms
+from outrider.engine.sampling.noise import Purpose, slot_uniforms
+from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
+from outrider.engine.sampling.sampling import distributions
 from outrider.wire.params import SamplingParams
 from tests import block_rule
 from tests.block_rule import drawn

@@ -10,28 +10,29 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.detokenizer import Detokenizer, Pushed
 from gateway.generation import (
+    AnswerUsage,
+    Drafter,
     FinishReason,
     GenerationRequest,
     ModelFacts,
+    OutputLogprobs,
+    OutputTimings,
+    OutputToken,
     RoundOutput,
-    RoundTimings,
-    Token,
     TokenKind,
-    TokenLogprobs,
-    Usage,
 )
+from gateway.rounds.detokenizer import Detokenizer, Pushed
 from gateway.tokenizer import Tokenizer
 from outrider.v1.common_pb2 import TokenizerFiles
-from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import OutriderError
+from outrider.wire.settings.config import GatewayConfig
 
 DEMO = Path(__file__).parents[2] / "models/demo/target"
 CONTEXT_LIMIT = 2048
 ROUND = (TokenKind.ACCEPTED, TokenKind.ACCEPTED, TokenKind.RECOVERED)
 NUM_DRAFTED = 5
-TIMINGS = RoundTimings(0.004, 0.001, 0.0005, 0.002, 0.0005)
+TIMINGS = OutputTimings(0.004, 0.001, 0.0005, 0.002, 0.0005)
 
 
 def demo_tokenizer() -> Tokenizer:
@@ -48,12 +49,16 @@ def config(**changes: object) -> GatewayConfig:
     return GatewayConfig(target="127.0.0.1:1", **changes)
 
 
+MAX_ANSWERS = config().max_running + config().max_queue
+
+
 @dataclass
 class ScriptedGenerator:
     """Answers every request with `text`, or `text` + str(choice) when `numbered`."""
 
     own_tokenizer: Tokenizer
     text: str = "the quick brown fox"
+    model_ids: tuple[str, ...] = ("models/demo/target",)
     numbered: bool = False
     num_cached: int = 0
     """Prompt tokens that choice 0 finds in the cache; each later one finds one more."""
@@ -64,14 +69,20 @@ class ScriptedGenerator:
     fail_at: tuple[int, Exception] | None = None
     """(round, error) of every answer."""
     pause_at: int | None = None
-    """Round before which every answer waits for ever."""
+    """Round before which every answer waits until `go_on`."""
     requests: list[GenerationRequest] = field(default_factory=list)
     num_open: int = 0
     paused: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
     all_left: asyncio.Event = field(default_factory=asyncio.Event)
 
     def models(self) -> tuple[ModelFacts, ...]:
-        return (ModelFacts("models/demo/target", CONTEXT_LIMIT, self.own_tokenizer.vocab_size, 1_700_000_000, "draft"),)
+        vocab_size, created = self.own_tokenizer.vocab_size, 1_700_000_000
+        drafters = (Drafter.MODEL,)
+        return tuple(
+            ModelFacts(name, CONTEXT_LIMIT, vocab_size, created, MAX_ANSWERS, "draft", drafters)
+            for name in self.model_ids
+        )
 
     def tokenizer(self, model_id: str) -> Tokenizer:
         return self.own_tokenizer
@@ -120,7 +131,7 @@ class Playback:
             raise self.generator.fail_at[1]
         if self.generator.pause_at == number:
             self.generator.paused.set()
-            await asyncio.Event().wait()
+            await self.generator.go_on.wait()
 
 
 def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[RoundOutput]:
@@ -129,7 +140,7 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
     ids = tokenizer.encode(text)[: request.params.max_tokens]
     short = len(ids) == request.params.max_tokens
     detokenizer = Detokenizer(tokenizer, request.stop)
-    usage = Usage(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed)
+    usage = AnswerUsage(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed)
     usage.num_cached_prompt_tokens = generator.num_cached + request.params.choice
     outputs: list[RoundOutput] = []
     for start in range(0, len(ids), len(ROUND)):
@@ -159,7 +170,7 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
     return outputs
 
 
-def _tokens(request: GenerationRequest, ids: list[int], pushed: Pushed) -> tuple[Token, ...]:
+def _tokens(request: GenerationRequest, ids: list[int], pushed: Pushed) -> tuple[OutputToken, ...]:
     """Log-probs are made up, but tell apart: of the chosen id -0.5, of its neighbours -1, -2, ..., the last -inf."""
     wanted = request.params.num_logprobs
     tokens = []
@@ -167,6 +178,6 @@ def _tokens(request: GenerationRequest, ids: list[int], pushed: Pushed) -> tuple
         logprobs = None
         if wanted is not None:
             top = [(token_id, -0.5), *((token_id + rank, -float(rank)) for rank in range(1, wanted))][:wanted]
-            logprobs = TokenLogprobs(-0.5, tuple([*top[:-1], (top[-1][0], float("-inf"))] if wanted > 1 else top))
-        tokens.append(Token(token_id, kind, text, offset, logprobs))
+            logprobs = OutputLogprobs(-0.5, tuple([*top[:-1], (top[-1][0], float("-inf"))] if wanted > 1 else top))
+        tokens.append(OutputToken(token_id, kind, text, offset, logprobs))
     return tuple(tokens)

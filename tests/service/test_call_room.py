@@ -15,14 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from gateway.door import Door
-from gateway.grpc_api import GenerationServicer
+from gateway.admission.admission import Admission
+from gateway.api.grpc_api import GenerationServicer
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.api_keys import ApiKey, digest_of, write_keys
-from outrider.wire.call_room import MAX_DELIVERING, MAX_LOOKING, Places, Turns
 from outrider.wire.errors import Overloaded
-from outrider.wire.serving import start_server
+from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
+from outrider.wire.transport.call_room import MAX_DELIVERING, MAX_LOOKING, CallLimits, CallTurns
+from outrider.wire.transport.serving import start_server
 from tests.partial_messages import unfinished_calls
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 from tests.service.test_tls import Reached, info, refusal
@@ -36,8 +36,8 @@ TIMEOUT_S = 20.0
 
 @asynccontextmanager
 async def front_door(**settings: Any) -> AsyncIterator[str]:
-    door = Door(ScriptedGenerator(demo_tokenizer(), "the fox"), config(**settings), CollectorRegistry())
-    server, address, _ = await start_server(GenerationServicer(door).add_to, "127.0.0.1", 0, MIB)
+    admission = Admission(ScriptedGenerator(demo_tokenizer(), "the fox"), config(**settings), CollectorRegistry())
+    server, address, _ = await start_server(GenerationServicer(admission).add_to, "127.0.0.1", 0, MIB)
     yield address
     await server.stop(None)
 
@@ -84,7 +84,7 @@ async def test_without_a_key_nothing_is_read(tmp_path: Path) -> None:
 
 
 async def test_a_message_that_does_not_come_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.wire.call_room.MESSAGE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("outrider.wire.transport.call_room.MESSAGE_TIMEOUT_S", 0.3)
     async with front_door() as address, grpc.aio.insecure_channel(address) as channel:
         error = await refusal(channel.stream_unary(CHECK)(_nothing(), timeout=TIMEOUT_S))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -99,7 +99,7 @@ async def _nothing() -> AsyncIterator[bytes]:
 
 
 async def test_who_watches_health_takes_no_room_from_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.wire.serving.MAX_CONCURRENT_CALLS", 20)
+    monkeypatch.setattr("outrider.wire.transport.serving.MAX_CONCURRENT_CALLS", 20)
     async with front_door() as address, grpc.aio.insecure_channel(address) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -131,7 +131,7 @@ async def test_who_watches_health_takes_no_room_from_requests(monkeypatch: pytes
 async def test_who_holds_streams_of_proposals_takes_no_room_from_gateways_and_little_memory() -> None:
     async with (
         target() as address,
-        unfinished_calls(address, 40, DELIVER, MIB) as num_bytes,
+        unfinished_calls(address, MAX_DELIVERING // 4 + 20, DELIVER, MIB) as num_bytes,
         grpc.aio.insecure_channel(address) as channel,
     ):
         share = MAX_DELIVERING // 4
@@ -148,7 +148,7 @@ async def test_who_holds_streams_of_proposals_takes_no_room_from_gateways_and_li
 
 
 async def test_a_caller_waits_behind_its_own_share_alone() -> None:
-    turns = Turns(4, 2, Places("wait", 100, 5))
+    turns = CallTurns(4, 2, CallLimits("wait", 100, 5))
     async with AsyncExitStack() as held:
         for _ in range(2):
             await held.enter_async_context(turns.one("a"))
@@ -166,7 +166,7 @@ async def test_a_caller_waits_behind_its_own_share_alone() -> None:
 
 
 def test_places_are_few_in_all_and_are_given_back() -> None:
-    places = Places("are open", 2, 2)
+    places = CallLimits("are open", 2, 2)
     refused = pytest.raises(Overloaded, match="2 are open, 0 of this caller")
     with places.one("a"), places.one("b"), refused, places.one("c"):
         pass

@@ -14,7 +14,7 @@ import torch
 
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.codec import float32_tensor, int32_tensor
+from outrider.wire.transport.codec import float32_tensor, int32_tensor
 from tests.service.conftest import worker
 from tests.service.control_client import (
     AT_ONCE_S,
@@ -388,7 +388,12 @@ class Bounded:
 
 @pytest.fixture(scope="module")
 def bounded(target_folder: str) -> Any:
-    limits = ("--max-parked-tickets", "4", "--max-parked-bytes", "12000", "--parked-ttl-s", "60")
+    limits = (
+        "@target_service.tickets.MAX_PARKED_TICKETS=4",
+        "--max-parked-bytes",
+        "12000",
+        "@target_service.tickets.PARKED_TTL_S=60",
+    )
     with worker("target_service", target_folder, *limits) as process:
         yield Bounded(process)
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.noise import Purpose
+from outrider.engine.sampling.noise import Purpose
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.codec import DenseRows, SparseRows, rows_from_proto
 from outrider.wire.kinds import AcceptanceRule
+from outrider.wire.transport.codec import DenseRows, SparseRows, rows_from_proto
 from tests.service.conftest import worker
 from tests.service.control_client import (
     ControlClient,
@@ -44,7 +44,7 @@ ROW_BYTES = 4 * VOCAB
 @pytest.fixture(scope="module")
 def draft_worker(target_folder: str) -> Iterator[Process]:
     """Of the target's own model, so that one reference serves for both. `auto` has room for two whole rows a step."""
-    limits = ("--max-slots", "8", "--full-logprobs-budget-bytes", str(2 * ROW_BYTES))
+    limits = ("--max-slots", "8", f"@draft_service.active.FULL_LOGPROBS_BUDGET_BYTES={2 * ROW_BYTES}")
     with worker("draft_service", target_folder, *limits) as process:
         yield process
 
@@ -323,6 +323,7 @@ async def test_auto_keeps_a_steps_payload_under_the_budget(draft: ControlClient,
         (propose(1, 5, min_confidence=float("nan")), pb.WORKER_ERROR_CODE_INVALID, "min_confidence is nan"),
         (propose(1, 5, k=65), pb.WORKER_ERROR_CODE_INVALID, "from 1 to 64"),
         (propose(1, 5, k=32), pb.WORKER_ERROR_CODE_INVALID, "from 1 to 31"),
+        (propose(1, 5, encoding=9), pb.WORKER_ERROR_CODE_INVALID, "draft_logprobs is 9"),
         (propose(1, 5, encoding=TOPK, topk=0), pb.WORKER_ERROR_CODE_INVALID, "draft_topk is 0"),
         (propose(1, 5, encoding=TOPK, topk=321), pb.WORKER_ERROR_CODE_INVALID, "draft_topk is 321"),
         (propose(1, 0, [*PROMPT, 320]), pb.WORKER_ERROR_CODE_INVALID, "320"),
@@ -337,6 +338,7 @@ async def test_auto_keeps_a_steps_payload_under_the_budget(draft: ControlClient,
         "not a number",
         "k 65",
         "k past max_tokens",
+        "unknown encoding",
         "topk 0",
         "topk 321",
         "id",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider.engine.worker_handle import NOTICE_S
+from outrider.engine.worker.worker_handle import NOTICE_S
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from tests.service.conftest import worker

@@ -13,12 +13,12 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.door import Door
-from gateway.grpc_api import GenerationServicer
+from gateway.admission.admission import Admission
+from gateway.api.grpc_api import GenerationServicer
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from outrider.wire.errors import Overloaded, WorkerLost
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.serving import start_server
+from outrider.wire.transport.serving import start_server
 from tests.service.scripted_generator import CONTEXT_LIMIT, NUM_DRAFTED, ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
@@ -33,7 +33,7 @@ def generator() -> ScriptedGenerator:
 
 @asynccontextmanager
 async def stub_of(generator: ScriptedGenerator, **settings: object) -> AsyncIterator[Any]:
-    servicer = GenerationServicer(Door(generator, config(**settings), CollectorRegistry()))
+    servicer = GenerationServicer(Admission(generator, config(**settings), CollectorRegistry()))
     server, address, _ = await start_server(servicer.add_to, "127.0.0.1", 0, 1 << 24)
     async with grpc.aio.insecure_channel(address) as channel:
         yield gateway_pb2_grpc.GenerationServiceStub(channel)
@@ -244,7 +244,7 @@ async def test_a_slow_reader_that_leaves_frees_its_place(generator: ScriptedGene
 async def test_a_client_that_reads_nothing_is_left_with_a_clear_status(
     generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.grpc_api.WRITE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("gateway.api.grpc_api.WRITE_TIMEOUT_S", 0.3)
     generator.text = "the quick brown fox jumps over the lazy dog " * 200
     request = asking(num_choices=16, params={"max_tokens": 2000, "num_logprobs": 20})
     async with stub_of(generator) as stub:

@@ -8,10 +8,15 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
+from outrider.v1 import target_pb2 as tpb
+from outrider.v1 import target_pb2_grpc
+from outrider.wire.transport.rpc import max_control_bytes
 from tests.service.conftest import worker
 from tests.service.control_client import (
     ControlClient,
@@ -148,3 +153,23 @@ async def test_proposals_under_guessed_tickets_change_nothing_but_counters(
     after = await target.metrics()
     num_dropped = sum(dropped(after, why) - dropped(before, why) for why in ("overflow", "expired", "late"))
     assert num_dropped > 1024 * K
+
+
+async def test_a_control_message_larger_than_any_can_be_is_refused_before_it_is_parsed(
+    target: ControlClient, target_worker: Process
+) -> None:
+    limit = max_control_bytes((await target.info()).context_limit)
+    huge = tpb.TargetRequest(id=1, epoch=target.epoch, open=pb.OpenSlot(slot=1, committed_ids=[5] * (limit + 1)))
+    stub = target_pb2_grpc.TargetServiceStub(target.channel)
+    call: Any = stub.Control(timeout=60.0)
+    await call.write(tpb.TargetRequestBatch(items=[huge]))
+    with pytest.raises(grpc.aio.AioRpcError, match="at most") as refused:
+        await call.read()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_more_ids_than_a_context_are_refused_for_their_number(target: ControlClient) -> None:
+    limit = (await target.info()).context_limit
+    reply = await target.ask(verify(1, 0, [5] * (limit + 1)))
+    assert reply.code == pb.WORKER_ERROR_CODE_INVALID
+    assert reply.message == f"{limit + 1} committed ids, the context limit is {limit}"

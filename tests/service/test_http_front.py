@@ -14,8 +14,8 @@ import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.app import create_app
-from gateway.door import Door
+from gateway.admission.admission import Admission
+from gateway.api.app import create_app
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from outrider.wire.kinds import AcceptanceRule
 from tests.service.scripted_generator import NUM_DRAFTED, ScriptedGenerator, config, demo_tokenizer
@@ -29,7 +29,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 def app_of(generator: ScriptedGenerator, **settings: object) -> Any:
     registry = CollectorRegistry()
     Counter("spec_rounds", "Rounds.", registry=registry).inc(3)
-    return create_app(Door(generator, config(**settings), registry))
+    return create_app(Admission(generator, config(**settings), registry))
 
 
 def in_process(generator: ScriptedGenerator, **settings: object) -> httpx.AsyncClient:
@@ -138,19 +138,19 @@ async def test_a_request_names_the_rule_or_gets_the_servers(generator: ScriptedG
 
 
 async def test_a_lenient_answer_says_so(generator: ScriptedGenerator) -> None:
-    async with in_process(generator, lenience=0.5) as http:
+    async with in_process(generator) as http:
         for wish in ({}, {"lenience": 0.9}, {"lenience": 1}, {"acceptance": "coupled"}):
             assert (await http.post(COMPLETIONS, json={"prompt": "a", "speculation": wish})).status_code == 200
         for wish in ({"lenience": 0}, {"lenience": 1.1}, {"lenience": 0.5, "acceptance": "coupled"}):
             refused = await http.post(COMPLETIONS, json={"prompt": "a", "speculation": wish})
             assert refused.status_code == 400 and "lenience" in refused.json()["error"]["message"]
             assert refused.json()["error"]["param"] == "speculation.lenience"
-    assert [each.params.lenience for each in generator.requests] == [0.5, 0.9, 1.0, 1.0]
+    assert [each.params.lenience for each in generator.requests] == [1.0, 0.9, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("wish", [{"enabled": False}, {"num_draft_tokens": 0}, {"enabled": False, "lenience": 0.5}])
+@pytest.mark.parametrize("wish", [{"num_draft_tokens": 0, "lenience": 0.5}, {"enabled": False, "lenience": 0.5}])
 async def test_where_nothing_is_drafted_nothing_is_lenient(generator: ScriptedGenerator, wish: dict[str, Any]) -> None:
-    async with in_process(generator, lenience=0.5) as http:
+    async with in_process(generator) as http:
         assert (await http.post(COMPLETIONS, json={"prompt": "a", "speculation": wish})).status_code == 200
     assert generator.requests[0].params.lenience == 1.0
 
@@ -164,14 +164,13 @@ async def test_who_asks_for_lenience_asks_for_the_rule_that_has_it(generator: Sc
 
 
 async def test_a_tree_arrives_and_is_exact(generator: ScriptedGenerator) -> None:
-    """The server's lenience, which is of chains alone, does not contradict who asks for one."""
-    async with in_process(generator, lenience=0.5) as http:
+    async with in_process(generator) as http:
         for tree in ("4x2x1", "best:12x4", None):
             body = {"prompt": "a", "speculation": {"tree": tree}}
             assert (await http.post(COMPLETIONS, json=body)).status_code == 200
         refused = await http.post(COMPLETIONS, json={"prompt": "a", "speculation": {"tree": "2x"}})
     assert [str(each.speculation.tree) for each in generator.requests] == ["4x2x1", "best:12x4", "None"]
-    assert [each.params.lenience for each in generator.requests] == [1.0, 1.0, 0.5]
+    assert [each.params.lenience for each in generator.requests] == [1.0, 1.0, 1.0]
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "speculation.tree"
 
 
@@ -387,6 +386,7 @@ REFUSED = [
     ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty"),
     ({"prompt": "x", "logit_bias": {"4096": 1}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": {"the": 1}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"3": 1, "03": -1}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
@@ -483,6 +483,12 @@ async def test_bodies_that_are_no_json_objects(generator: ScriptedGenerator, raw
     assert "body is" in response.json()["error"]["message"]
 
 
+async def test_bounds_are_told_as_whole_numbers(generator: ScriptedGenerator) -> None:
+    async with in_process(generator) as http:
+        response = await http.post(COMPLETIONS, json={"prompt": "x", "top_k": -2})
+    assert "must be from 0 to 2147483647" in response.json()["error"]["message"]
+
+
 async def test_numbers_are_told_when_the_context_is_too_short(generator: ScriptedGenerator) -> None:
     async with in_process(generator) as http:
         response = await http.post(COMPLETIONS, json={"prompt": [1] * 2000, "max_tokens": 100})
@@ -508,11 +514,23 @@ async def test_unknown_models_routes_and_methods(generator: ScriptedGenerator) -
         assert (model.status_code, model.json()["error"]["code"]) == (404, "model_not_found")
         assert MODEL in model.json()["error"]["message"]
         assert (await http.get("/v1/models/gpt-9")).status_code == 404
+        assert (await http.get("/v1/models/")).status_code == 404
         route = await http.post("/v1/embeddings", json={})
         assert (route.status_code, route.json()["error"]["type"]) == (404, "invalid_request_error")
         method = await http.get(COMPLETIONS)
         assert (method.status_code, method.headers["allow"]) == (405, "POST")
         assert method.headers["x-request-id"].startswith("req-")
+
+
+async def test_of_several_models_one_must_be_named(generator: ScriptedGenerator) -> None:
+    generator.model_ids = ("a", "b")
+    async with in_process(generator) as http:
+        for model in ({}, {"model": ""}):
+            response = await http.post(COMPLETIONS, json={"prompt": "x", **model})
+            assert response.status_code == 400 and response.json()["error"]["param"] == "model"
+            assert "'a', 'b'" in response.json()["error"]["message"]
+        named = await http.post(COMPLETIONS, json={"prompt": "x", "model": "b"})
+    assert (named.status_code, named.json()["model"]) == (200, "b")
 
 
 async def test_overload_is_429_with_retry_after(generator: ScriptedGenerator) -> None:
@@ -535,9 +553,14 @@ async def test_models_health_readiness_and_metrics(generator: ScriptedGenerator)
         assert [model["id"] for model in listed["data"]] == [MODEL]
         assert (await http.get(f"/v1/models/{MODEL}")).json() == listed["data"][0]
         assert (await http.get("/readyz")).status_code == 200
+        health = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")]
+        answers = [await http.request(method, path) for method, path in health]
+        assert [(answer.status_code, answer.content) for answer in answers] == [(200, b"")] * 3
         generator.reason = "no target at 127.0.0.1:1"
         ready = await http.get("/readyz")
         assert (ready.status_code, ready.json()["reason"]) == (503, generator.reason)
+        answers = [await http.request(method, path) for method, path in health]
+        assert [(answer.status_code, answer.content) for answer in answers] == [(503, b"")] * 3
         assert (await http.get("/healthz")).status_code == 200
         metrics = await http.get("/metrics")
     assert "spec_rounds_total 3.0" in metrics.text
@@ -612,7 +635,7 @@ async def _read(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
 
 NAMES = b",".join(b'"k%d":1' % i for i in range(100_000))
 HOSTILE = {
-    "names": (b'{"prompt": "x", ' + NAMES + b"}", "unknown parameter k0"),
+    "names": (b'{"prompt": "x", ' + NAMES + b"}", "has 100001 fields, at most 64"),
     "names in a part": (b'{"prompt": "x", "speculation": {' + NAMES + b"}}", "has 100000 fields, at most 64"),
     "messages": (b'{"messages": [' + b",".join([b'{"role":"user","content":""}'] * 90_000) + b"]}", "at most 4096"),
     "bad messages": (b'{"messages": [' + b",".join([b'{"role":1,"content":1}'] * 90_000) + b"]}", "messages[0].role"),

@@ -17,20 +17,20 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from gateway.app import create_app
-from gateway.door import Door
-from gateway.grpc_api import GenerationServicer
+from gateway.admission.admission import Admission
+from gateway.api.app import create_app
+from gateway.api.grpc_api import GenerationServicer
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
-from outrider.wire.api_keys import ApiKey, digest_of, new_key, write_keys
 from outrider.wire.errors import ConfigError, Overloaded
-from outrider.wire.serving import start_server
+from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, write_keys
+from outrider.wire.transport.serving import start_server
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
 KEY = new_key()
 
-MakeDoor = Callable[..., Door]
+MakeAdmission = Callable[..., Admission]
 
 
 @pytest.fixture
@@ -39,28 +39,28 @@ def generator() -> ScriptedGenerator:
 
 
 @pytest.fixture
-def door_of(generator: ScriptedGenerator, tmp_path: Path) -> MakeDoor:
-    def make(*, settings: dict[str, Any] | None = None, **fields: Any) -> Door:
+def admission_of(generator: ScriptedGenerator, tmp_path: Path) -> MakeAdmission:
+    def make(*, settings: dict[str, Any] | None = None, **fields: Any) -> Admission:
         """`fields` of the key KEY, named "me"; there is a second one, "you", without limits."""
         mine = ApiKey(name="me", sha256=digest_of(KEY), **fields)
         write_keys(tmp_path / "keys.yaml", (mine, ApiKey(name="you", sha256=digest_of("or-you"))))
         settings = {"api_keys": str(tmp_path / "keys.yaml"), **(settings or {})}
-        return Door(generator, config(**settings), CollectorRegistry())
+        return Admission(generator, config(**settings), CollectorRegistry())
 
     return make
 
 
-def http_of(door: Door, key: str | None = KEY) -> httpx.AsyncClient:
+def http_of(admission: Admission, key: str | None = KEY) -> httpx.AsyncClient:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=create_app(door)), base_url="http://gateway", headers=headers
+        transport=httpx.ASGITransport(app=create_app(admission)), base_url="http://gateway", headers=headers
     )
 
 
 @asynccontextmanager
-async def stub_of(door: Door) -> AsyncIterator[tuple[Any, str]]:
+async def stub_of(admission: Admission) -> AsyncIterator[tuple[Any, str]]:
     """(stub, address)"""
-    server, address, _ = await start_server(GenerationServicer(door).add_to, "127.0.0.1", 0, 1 << 22)
+    server, address, _ = await start_server(GenerationServicer(admission).add_to, "127.0.0.1", 0, 1 << 22)
     async with grpc.aio.insecure_channel(address) as channel:
         yield gateway_pb2_grpc.GenerationServiceStub(channel), address
     await server.stop(None)
@@ -85,9 +85,9 @@ def trailers(error: grpc.aio.AioRpcError) -> dict[str, Any]:
     ("key", "told"), [(None, "an API key is needed"), ("or-wrong", "not known"), ("", "is needed")]
 )
 async def test_http_without_a_valid_key_is_401(
-    door_of: MakeDoor, generator: ScriptedGenerator, key: str | None, told: str
+    admission_of: MakeAdmission, generator: ScriptedGenerator, key: str | None, told: str
 ) -> None:
-    async with http_of(door_of(), key) as http:
+    async with http_of(admission_of(), key) as http:
         for answer in (
             await http.post(COMPLETIONS, json={"prompt": "x"}),
             await http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}),
@@ -107,25 +107,25 @@ async def test_http_without_a_valid_key_is_401(
     assert generator.requests == []
 
 
-async def test_a_body_is_not_read_before_the_key_is_known(door_of: MakeDoor) -> None:
+async def test_a_body_is_not_read_before_the_key_is_known(admission_of: MakeAdmission) -> None:
     async def endless() -> AsyncIterator[bytes]:
         raise AssertionError("read")
         yield b""
 
-    async with http_of(door_of(), "or-wrong") as http:
+    async with http_of(admission_of(), "or-wrong") as http:
         assert (await http.post(COMPLETIONS, content=endless())).status_code == 401
 
 
-async def test_an_expired_key_is_401_and_says_so(door_of: MakeDoor) -> None:
-    async with http_of(door_of(expires=datetime.now(UTC) - timedelta(seconds=1))) as http:
+async def test_an_expired_key_is_401_and_says_so(admission_of: MakeAdmission) -> None:
+    async with http_of(admission_of(expires=datetime.now(UTC) - timedelta(seconds=1))) as http:
         answer = await http.get(MODELS)
     assert answer.status_code == 401 and "'me' expired" in answer.json()["error"]["message"]
 
 
 async def test_grpc_without_a_valid_key_is_unauthenticated_and_health_stays_open(
-    door_of: MakeDoor, generator: ScriptedGenerator
+    admission_of: MakeAdmission, generator: ScriptedGenerator
 ) -> None:
-    async with stub_of(door_of()) as (stub, address):
+    async with stub_of(admission_of()) as (stub, address):
         for key in (None, "or-wrong"):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await generate(stub, key)
@@ -143,15 +143,15 @@ async def test_grpc_without_a_valid_key_is_unauthenticated_and_health_stays_open
     assert {request.key_name for request in generator.requests} == {"me"}
 
 
-async def test_a_message_is_not_received_before_the_key_is_known(door_of: MakeDoor) -> None:
+async def test_a_message_is_not_received_before_the_key_is_known(admission_of: MakeAdmission) -> None:
     """A call that sends none is refused at once."""
-    async with stub_of(door_of()) as (_, address), grpc.aio.insecure_channel(address) as channel:
+    async with stub_of(admission_of()) as (_, address), grpc.aio.insecure_channel(address) as channel:
         call = channel.stream_stream("/outrider.v1.GenerationService/Generate")()
         assert await asyncio.wait_for(call.code(), 10) is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_the_official_client_passes_its_key(door_of: MakeDoor) -> None:
-    app = create_app(door_of())
+async def test_the_official_client_passes_its_key(admission_of: MakeAdmission) -> None:
+    app = create_app(admission_of())
 
     def client(key: str) -> openai.AsyncOpenAI:
         http = httpx.AsyncClient(transport=httpx.ASGITransport(app=app))
@@ -167,9 +167,9 @@ async def test_the_official_client_passes_its_key(door_of: MakeDoor) -> None:
 # --- limits ------------------------------------------------------------------------------------------------------
 
 
-async def test_requests_over_the_rate_are_429_and_the_retry_passes(door_of: MakeDoor) -> None:
-    door = door_of(requests_per_minute=60)
-    async with http_of(door) as http, http_of(door, "or-you") as other:
+async def test_requests_over_the_rate_are_429_and_the_retry_passes(admission_of: MakeAdmission) -> None:
+    admission = admission_of(requests_per_minute=60)
+    async with http_of(admission) as http, http_of(admission, "or-you") as other:
         for _ in range(60):
             assert (await http.post(COMPLETIONS, json={})).status_code == 400  # refused ones count too
         over = await http.post(COMPLETIONS, json={"prompt": "x"})
@@ -186,27 +186,12 @@ async def test_requests_over_the_rate_are_429_and_the_retry_passes(door_of: Make
         assert (await http.post(COMPLETIONS, json={"prompt": "x"})).status_code == 200
 
 
-async def test_grpc_requests_over_the_rate_are_resource_exhausted_and_the_retry_passes(door_of: MakeDoor) -> None:
-    async with stub_of(door_of(requests_per_minute=120)) as (stub, _):
-        for _ in range(120):
-            try:
-                await generate(stub, num_choices=500)
-            except grpc.aio.AioRpcError as error:
-                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        with pytest.raises(grpc.aio.AioRpcError) as over:
-            await generate(stub)
-        assert over.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert trailers(over.value)["outrider-param"] == "requests_per_minute"
-        await asyncio.sleep(float(trailers(over.value)["retry-after"]))
-        assert await generate(stub)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_tokens_are_charged_as_they_may_be_and_settled_as_they_were(
-    door_of: MakeDoor, generator: ScriptedGenerator, stream: bool
+    admission_of: MakeAdmission, generator: ScriptedGenerator, stream: bool
 ) -> None:
     generator.text = "a b c d e f g h " * 200
-    async with http_of(door_of(tokens_per_minute=1200)) as http:
+    async with http_of(admission_of(tokens_per_minute=1200)) as http:
 
         async def post(max_tokens: int) -> httpx.Response:
             body = {"prompt": [5], "max_tokens": max_tokens, "stream": stream, "ignore_eos": True}
@@ -224,23 +209,27 @@ async def test_tokens_are_charged_as_they_may_be_and_settled_as_they_were(
             assert (await post(5)).status_code == 200, "an answer that ended early gives back what it did not use"
 
 
-async def test_a_client_that_leaves_pays_for_what_was_made(door_of: MakeDoor, generator: ScriptedGenerator) -> None:
+async def test_a_client_that_leaves_pays_for_what_was_made(
+    admission_of: MakeAdmission, generator: ScriptedGenerator
+) -> None:
     generator.pause_at = 2
-    door = door_of(tokens_per_minute=1000)
-    async with http_of(door) as http:
+    admission = admission_of(tokens_per_minute=1000)
+    async with http_of(admission) as http:
         call = asyncio.create_task(http.post(COMPLETIONS, json={"prompt": [5, 6], "max_tokens": 500}))
         await asyncio.wait_for(generator.paused.wait(), 10)
         call.cancel()
         await asyncio.wait_for(generator.all_left.wait(), 10)
         await asyncio.gather(call, return_exceptions=True)
     labels = {"key": "me", "kind": "completion"}
-    assert door.registry.get_sample_value("outrider_key_tokens_total", labels) == 6
-    assert door.registry.get_sample_value("outrider_key_tokens_total", {"key": "me", "kind": "prompt"}) == 2
+    assert admission.registry.get_sample_value("outrider_key_tokens_total", labels) == 6
+    assert admission.registry.get_sample_value("outrider_key_tokens_total", {"key": "me", "kind": "prompt"}) == 2
 
 
-async def test_what_the_queue_refuses_costs_no_tokens(door_of: MakeDoor, generator: ScriptedGenerator) -> None:
+async def test_what_the_queue_refuses_costs_no_tokens(
+    admission_of: MakeAdmission, generator: ScriptedGenerator
+) -> None:
     generator.refusal = Overloaded("full", retry_after_s=1)
-    async with http_of(door_of(tokens_per_minute=100)) as http:
+    async with http_of(admission_of(tokens_per_minute=100)) as http:
         for _ in range(3):
             answer = await http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 90})
             assert answer.json()["error"]["code"] == "overloaded"
@@ -249,11 +238,11 @@ async def test_what_the_queue_refuses_costs_no_tokens(door_of: MakeDoor, generat
 
 
 async def test_answers_at_once_are_counted_over_both_front_ends(
-    door_of: MakeDoor, generator: ScriptedGenerator
+    admission_of: MakeAdmission, generator: ScriptedGenerator
 ) -> None:
     generator.pause_at = 1
-    door = door_of(max_concurrent=3)
-    async with http_of(door) as http, http_of(door, "or-you") as other, stub_of(door) as (stub, _):
+    admission = admission_of(max_concurrent=3)
+    async with http_of(admission) as http, http_of(admission, "or-you") as other, stub_of(admission) as (stub, _):
         too_many = await http.post(COMPLETIONS, json={"prompt": ["x", "y"], "n": 2})
         assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "n")
         held = asyncio.create_task(http.post(COMPLETIONS, json={"prompt": "x", "n": 2}))
@@ -277,10 +266,10 @@ async def test_answers_at_once_are_counted_over_both_front_ends(
 
 
 async def test_in_user_scope_keys_do_not_meet_and_users_divide_their_keys_scope(
-    door_of: MakeDoor, generator: ScriptedGenerator
+    admission_of: MakeAdmission, generator: ScriptedGenerator
 ) -> None:
-    door = door_of(settings={"prefix_cache_scope": "user"})
-    async with http_of(door) as mine, http_of(door, "or-you") as yours:
+    admission = admission_of(settings={"prefix_cache_scope": "user"})
+    async with http_of(admission) as mine, http_of(admission, "or-you") as yours:
         for http, body in (
             (mine, {}),
             (mine, {}),
@@ -296,12 +285,12 @@ async def test_in_user_scope_keys_do_not_meet_and_users_divide_their_keys_scope(
 
 
 async def test_a_key_is_never_shown(
-    door_of: MakeDoor, generator: ScriptedGenerator, caplog: pytest.LogCaptureFixture
+    admission_of: MakeAdmission, generator: ScriptedGenerator, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
-    door = door_of(requests_per_minute=1)
+    admission = admission_of(requests_per_minute=1)
     texts = []
-    async with http_of(door) as http:
+    async with http_of(admission) as http:
         for _ in range(2):
             texts.append((await http.post(COMPLETIONS, json={"prompt": "x"})).text)
         generator.fail_at = (0, RuntimeError(KEY))
@@ -312,4 +301,4 @@ async def test_a_key_is_never_shown(
 
 def test_a_file_that_cannot_be_used_is_told_at_start(generator: ScriptedGenerator, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="outrider keys new"):
-        Door(generator, config(api_keys=str(tmp_path / "none")), CollectorRegistry())
+        Admission(generator, config(api_keys=str(tmp_path / "none")), CollectorRegistry())

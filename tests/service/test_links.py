@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 
-from gateway.links import Connection, WorkerLink
+from gateway.workers.links import Connection, WorkerLink
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc

@@ -18,13 +18,13 @@ import grpc.aio
 import pytest
 from typer.testing import CliRunner
 
-from deploy.core_seats import take_cores
+from deploy.actors import take_cores
 from deploy.registry import Registry, reachable, split_host_port
 from deploy.sightings import Seen, Sightings
 from outrider.cli.main import app
 from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2, registry_pb2_grpc
 from outrider.wire.errors import ConfigError, InvalidRequest
-from outrider.wire.serving import ServerThread
+from outrider.wire.transport.serving import ServerThread
 from tests.forked import REPO
 
 pb = registry_pb2
@@ -246,7 +246,7 @@ def test_a_worker_is_seen_to_answer_to_hang_and_to_be_gone(registry: Registry, m
 HOLD = """
 import sys
 from pathlib import Path
-from deploy.core_seats import take_cores
+from deploy.actors import take_cores
 print(*sorted(take_cores(int(sys.argv[1]), Path(sys.argv[2]), frozenset(range(4)))), flush=True)
 sys.stdin.read()
 """

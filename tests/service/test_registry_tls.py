@@ -21,9 +21,9 @@ from deploy.sightings import Seen, Sightings
 from outrider.cli.authority import Authority
 from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2_grpc
 from outrider.v1 import registry_pb2 as pb
-from outrider.wire.roles import Role
-from outrider.wire.serving import ServerThread
-from outrider.wire.tls import CertificateFolder, channel_credentials
+from outrider.wire.transport.roles import Role
+from outrider.wire.transport.serving import ServerThread
+from outrider.wire.transport.tls import CertificateFolder, channel_credentials
 from tests.certificates import all_folders, authority, part_folder
 
 TIMEOUT_S = 20.0

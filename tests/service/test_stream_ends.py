@@ -16,9 +16,9 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.codec import DenseRows
-from outrider.wire.control import ControlStreams
-from outrider.wire.serving import start_server
+from outrider.wire.transport.codec import DenseRows
+from outrider.wire.transport.serving import start_server
+from outrider.wire.transport.streams import ControlStreams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -65,10 +65,12 @@ async def test_plain_steps_are_the_target_alone(target: ControlClient, reference
     await target.opened(1, PROMPT)
     ids, expected = list(PROMPT), reference.greedy(PROMPT, 12)
     new: list[int] = []
+    last = 0
     for step in range(12):
         verdict = await target.ask(verify(1, len(ids), new))
         if step:  # the first may feed the prompt as well
-            assert (verdict.num_batch_tokens, verdict.num_batch_prompt_tokens) == (1, 0)
+            assert (verdict.num_batch_tokens, verdict.num_batch_prompt_tokens, verdict.step) == (1, 0, last + 1)
+        last = verdict.step
         ids, new = [*ids, *new], list(verdict.token_ids)
         assert verdict.committed_len == len(ids)
         assert list(verdict.kinds) == [PLAIN]
@@ -453,8 +455,8 @@ def of_an_unknown_rule() -> pb.OpenSlot:
         (open_slot(1, PROMPT, logit_bias={400: 1.0}), pb.WORKER_ERROR_CODE_INVALID, "400"),
         (open_slot(1, PROMPT, logit_bias={4: math.inf}), pb.WORKER_ERROR_CODE_INVALID, "inf"),
         (open_slot(1, PROMPT, bad_words=((),)), pb.WORKER_ERROR_CODE_INVALID, "bad_words"),
-        (open_slot(1, PROMPT, bad_words=((5,) * 257,)), pb.WORKER_ERROR_CODE_INVALID, "257 tokens, at most 256"),
-        (open_slot(1, [999] * 1_000_000), pb.WORKER_ERROR_CODE_INVALID, "prompt of 1000000 tokens"),
+        (open_slot(1, PROMPT, bad_words=((5,) * 65,)), pb.WORKER_ERROR_CODE_INVALID, "65 tokens, at most 64"),
+        (open_slot(1, [999] * 100_000), pb.WORKER_ERROR_CODE_INVALID, "100000 committed ids, the context limit is 256"),
         (open_slot(1, PROMPT, max_tokens=252), pb.WORKER_ERROR_CODE_INVALID, "256"),
         (open_slot(1, PROMPT, max_tokens=2**31), pb.WORKER_ERROR_CODE_INVALID, str(2**31)),
         (pb.OpenSlot(), pb.WORKER_ERROR_CODE_INVALID, "max_tokens is 0"),

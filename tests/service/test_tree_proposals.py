@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.draft_tree import ROOT, DraftTree
-from outrider.engine.noise import Purpose
-from outrider.engine.slot_noise import host_slot_uniforms
+from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.codec import rows_from_proto
+from outrider.wire.transport.codec import rows_from_proto
 from tests.service.conftest import worker
 from tests.service.control_client import (
     ControlClient,

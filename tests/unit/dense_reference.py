@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.engine.penalties import LogitRow
+from outrider.engine.sampling.penalties import LogitRow
 from outrider.wire.params import SamplingParams
 
 _NUM_CANDIDATES = 1024

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
-from outrider.drafting.drafter import Counts, Drafter, Follower
+from outrider.drafting.drafter import Counts, Follower, SequenceDrafter
 
 VOCAB = 4
 AHEAD = 6
@@ -50,7 +50,7 @@ courses: st.SearchStrategy[Course] = st.lists(
 )
 
 
-def check_a_course(open_: Callable[[], Drafter], prompt: list[int], course: Course) -> None:
+def check_a_course(open_: Callable[[], SequenceDrafter], prompt: list[int], course: Course) -> None:
     """After each of its steps, a follower says what one says that was opened for the tokens as they are then."""
     follower, now = open_().open(prompt, len(prompt)), list(prompt)
     for what, value in course:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from outrider.engine.sampling import inverse_cdf
+from outrider.engine.sampling.sampling import cut, inverse_cdf
 
 
 def draw(log_probs: Tensor, u: Tensor) -> Tensor:
@@ -17,3 +18,11 @@ def draw_weights(weights: Tensor, u: Tensor) -> Tensor:
     ids, sound = inverse_cdf(weights, u)
     assert bool(sound.all())
     return ids
+
+
+def cut_dense(log_probs: Tensor, n: int) -> Tensor:
+    """`cut` as whole rows [R, V] float32, -inf outside what is kept."""
+    laws = cut(log_probs, n)
+    if not laws.ids.shape[1]:
+        return laws.scores
+    return torch.full_like(log_probs, -torch.inf).scatter_(1, laws.ids.long(), laws.scores)

@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.planner import TargetPlanner
-from gateway.slot_plan import Choice, SlotPlan
-from outrider.engine.scheduler import SlotKey
-from outrider.engine.step_cost import StepCost
+from gateway.planning.planner import TargetPlanner
+from gateway.planning.slot_plan import DraftChoice, SlotPlan
+from outrider.engine.worker.jobs import SlotKey
+from outrider.engine.worker.scheduler import StepCost
 from target_service.returning import Returning
 
 ROUND_TRIP_S = 0.0008
@@ -59,7 +59,7 @@ class Slot:
     """When its proposal is there."""
     arrived_s: float = 0.0
     reply_pending: bool = False
-    choice: Choice = field(default_factory=lambda: Choice(0, 0.0))
+    choice: DraftChoice = field(default_factory=lambda: DraftChoice(0, 0.0))
 
 
 class System:
@@ -81,6 +81,7 @@ class System:
         self.now = 0.0
         self.num_tokens = 0
         self.num_drafted_rounds = 0
+        self._num_steps = 0
         self.chosen: list[int] = []
         self.planner = TargetPlanner(clock=lambda: self.now)
         self._random = random.Random(seed)
@@ -214,9 +215,10 @@ class System:
         self, ready: list[Slot], drafted: list[int], num_tokens: int, num_prompt_tokens: int, started_s: float
     ) -> None:
         self._busy = False
+        self._num_steps += 1
         step_s = self.now - started_s
         for slot, k in zip(ready, drafted, strict=True):
-            verdict = (len(ready), num_tokens, num_prompt_tokens, k, step_s, started_s)
+            verdict = (self._num_steps, len(ready), num_tokens, num_prompt_tokens, k, step_s, started_s)
             self._at(ROUND_TRIP_S / 2, lambda slot=slot, verdict=verdict: self._verdict(slot, *verdict))
         self._cost.note(num_tokens - num_prompt_tokens, num_prompt_tokens, step_s)
         plain = [(OWNER, slot.index) for slot in ready if not slot.k and slot in self.slots]
@@ -232,6 +234,7 @@ class System:
     def _verdict(
         self,
         slot: Slot,
+        step: int,
         num_slots: int,
         num_tokens: int,
         num_prompt_tokens: int,
@@ -250,7 +253,7 @@ class System:
             slot.has_begun = True
             self.planner.num_slots += 1
         if slot.plan is not None and slot in self.slots:
-            is_new_step = self.planner.note_step(num_slots, num_tokens, num_prompt_tokens, step_s)
+            is_new_step = self.planner.note_step(step, num_slots, num_tokens, num_prompt_tokens, step_s)
             total_s = self.now - slot.began_s
             if k:
                 complete_s = slot.complete_s or started_s

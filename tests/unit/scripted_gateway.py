@@ -22,8 +22,8 @@ from outrider.v1.common_pb2 import (
     TOKEN_KIND_RECOVERED,
 )
 from outrider.wire.errors import OutriderError
-from outrider.wire.rpc import abort
-from outrider.wire.serving import ServerThread
+from outrider.wire.transport.rpc import abort
+from outrider.wire.transport.serving import ServerThread
 
 Script = Callable[[pb.GenerateRequest], AsyncIterator[pb.GenerateResponse]]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gateway.handshake import Reference
-from gateway.member import DraftMember, TargetMember
-from gateway.membership import MemberSpec, PoolSpec
-from gateway.served import ServedModel, Shared
+from gateway.workers.member import DraftMember, TargetMember
+from gateway.workers.membership import MemberSpec, PoolSpec
+from gateway.workers.served import ReferenceTarget, ServedModel, Shared
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.config import GatewayConfig
 from outrider.wire.metrics import GatewayMetrics
+from outrider.wire.settings.config import GatewayConfig
 from tests.unit.test_detokenizer import byte_level
 
 INFO = pb.WorkerInfo(
@@ -35,7 +34,7 @@ def served_model(
     """Links by the names of their workers."""
     config = gateway or GatewayConfig(target="127.0.0.1:9")
     model = ServedModel(PoolSpec("target", "target"), Shared(config, GatewayMetrics(), None))
-    model.refer(Reference(INFO, pb.TokenizerFiles()), byte_level())
+    model.refer(ReferenceTarget(INFO, pb.TokenizerFiles()), byte_level())
     for name, link in targets.items():
         model.targets[name] = TargetMember(MemberSpec(name, "target", "target", name, name), cast(Any, link))
     for name, link in drafts.items():

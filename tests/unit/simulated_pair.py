@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from outrider.cli.tuning.runs import Answer, Pass
+from outrider.cli.tuning.runs import Pass, TimedAnswer
 from outrider.client import Round, RoundTimings, Token, TokenKind
 
 MAX_TOKENS = 96
@@ -32,7 +32,7 @@ def moods(draws: random.Random) -> list[bool]:
     return flags[:MAX_TOKENS]
 
 
-def answer(k: int, right: Sequence[bool], is_late: Callable[[], bool] = lambda: False) -> Answer:
+def answer(k: int, right: Sequence[bool], is_late: Callable[[], bool] = lambda: False) -> TimedAnswer:
     rounds: list[Round] = []
     gaps_s: list[float] = []
     start = 0
@@ -47,7 +47,7 @@ def answer(k: int, right: Sequence[bool], is_late: Callable[[], bool] = lambda: 
         rounds.append(_round(kinds, num_drafted, num_accepted))
         gaps_s.append(round_s(num_drafted) + (0.0 if start else PROMPT_S))
         start += len(kinds)
-    return Answer(tuple(rounds), tuple(gaps_s))
+    return TimedAnswer(tuple(rounds), tuple(gaps_s))
 
 
 def one_pass(k: int, texts: Sequence[Sequence[bool]], is_late: Callable[[], bool] = lambda: False) -> Pass:

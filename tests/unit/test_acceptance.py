@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.acceptance import Outcome, accept_matching, accept_token, residual
+from outrider.engine.sampling.acceptance import Outcome, accept_matching, accept_token, residual
 from tests.unit.drawing import draw
 
 INF = math.inf

@@ -16,15 +16,15 @@ from _pytest.mark import ParameterSet
 from scipy import stats
 from torch import Tensor
 
-from outrider.engine import acceptance
-from outrider.engine.acceptance import Noise, accept_block, accept_block_one, accept_token, accept_token_one
-from outrider.engine.noise import Purpose, host_uniforms
-from outrider.engine.penalties import LogitRow, SamplingState, process_unchecked
-from outrider.engine.row_law import RowLaw
-from outrider.engine.sampling import distributions, probabilities, truncate_topk
+from outrider.engine.sampling import acceptance
+from outrider.engine.sampling.acceptance import Noise, accept_block, accept_block_one, accept_token, accept_token_one
+from outrider.engine.sampling.noise import Purpose, host_uniforms
+from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.sampling import distributions, probabilities
 from outrider.wire.params import SamplingParams
 from tests.law.table import ENUMERATED, Row, enumerated_row
-from tests.unit.drawing import draw
+from tests.unit.drawing import cut_dense, draw
 
 TOLERANCE = 1e-12
 BROKEN = 1e-3  # a broken rule must be off by at least this
@@ -279,7 +279,7 @@ def only(law: Law, *ids: int) -> Law:
 
 
 def best(law: Law, n: int) -> Law:
-    return lambda prefix: truncate_topk(law(prefix)[None], n)[0]
+    return lambda prefix: cut_dense(law(prefix)[None], n)[0]
 
 
 def nearly(law: Law) -> Law:
@@ -566,7 +566,7 @@ class TestNoiseInRounds:
         assert p_value(counts, self.TARGET) < 1e-6
 
     def test_sound_with_a_truncated_draft(self) -> None:
-        assert p_value(simulate(self.TARGET, truncate_topk(self.DRAFT, 2), 2, {}), self.TARGET) > 0.0016
+        assert p_value(simulate(self.TARGET, cut_dense(self.DRAFT, 2), 2, {}), self.TARGET) > 0.0016
 
     @pytest.mark.parametrize(
         "shared",

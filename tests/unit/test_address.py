@@ -8,10 +8,9 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider.wire.address import join_host_port
 from outrider.wire.errors import ConfigError
-from outrider.wire.rpc import check_message_size
-from outrider.wire.serving import start_server
+from outrider.wire.transport.address import join_host_port
+from outrider.wire.transport.serving import start_server
 
 
 @pytest.mark.parametrize(
@@ -54,9 +53,3 @@ async def test_why_a_server_cannot_listen_is_said() -> None:
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: the port is taken") as caught:
             await start_server(lambda _: [], "127.0.0.1", port, 1 << 20)
     assert caught.value.param == "port"
-
-
-def test_a_row_must_fit_a_message() -> None:
-    check_message_size(1000, 4000 + 65536)
-    with pytest.raises(ConfigError, match="max_message_bytes is 69535, one row of 1000 log-probs needs 69536"):
-        check_message_size(1000, 4000 + 65535)

@@ -7,14 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.admission.queue import BURST_S, CALM_S, AdmissionQueue, QueueEstimate, QueueLimit
 from gateway.coordinator import Coordinator
 from gateway.generation import GenerationRequest
-from gateway.places import Places
-from gateway.queue_estimate import QueueEstimate
-from gateway.queue_limit import BURST_S, CALM_S, QueueLimit
-from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import Overloaded, Unavailable
 from outrider.wire.params import SamplingParams
+from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import connection_of, link_of, served_model
 
 
@@ -25,7 +23,7 @@ class Clock:
         return self.now
 
 
-def coordinator_of(**settings: Any) -> tuple[Coordinator, Places, str, Clock]:
+def coordinator_of(**settings: Any) -> tuple[Coordinator, AdmissionQueue, str, Clock]:
     """Two places and two in the queue, answers taking 8 s."""
     config = GatewayConfig(target="127.0.0.1:9", **{"max_running": 2, "max_queue": 2} | settings)
     model = served_model({"a": link_of(connection_of())}, {}, gateway=config)

@@ -18,11 +18,10 @@ import yaml
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from gateway.access import Access
-from gateway.key_ring import LOOK_S, RETRY_S, KeyRing
+from gateway.admission.keys import LOOK_S, RETRY_S, Access, KeyRing
 from outrider.cli.main import app
-from outrider.wire.api_keys import ApiKey, digest_of, new_key, read_keys, write_keys
 from outrider.wire.errors import ConfigError, RateLimited, Unauthenticated
+from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, read_keys, write_keys
 
 NOW = datetime.now(UTC)
 
@@ -179,7 +178,7 @@ def test_a_mode_is_not_kept_for_another_group(tmp_path: Path, monkeypatch: pytes
     def refuse(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("outrider.wire.files.os.chown", refuse)
+    monkeypatch.setattr("outrider.wire.settings.files.os.chown", refuse)
     write_keys(file, ())
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
 

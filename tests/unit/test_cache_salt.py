@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from gateway.cache_salt import salt_of
-from gateway.generation import GenerationRequest, RoundTimings
-from gateway.session import Session
+from gateway.admission.requests import salt_of
+from gateway.generation import GenerationRequest, OutputTimings
+from gateway.rounds.session import Session
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.params import SamplingParams
@@ -55,5 +55,5 @@ def test_the_first_verdict_says_what_was_cached(first: int, told: int) -> None:
             num_cached_tokens=num_cached,
             finish_reason=finish,
         )
-        output = session.apply(verdict, RoundTimings())
+        output = session.apply(verdict, OutputTimings())
     assert output.usage is not None and output.usage.num_cached_prompt_tokens == told

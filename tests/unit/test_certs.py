@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from outrider.cli.authority import write_certificates
 from outrider.cli.main import app
 from outrider.wire.errors import ConfigError
-from outrider.wire.roles import Role
-from outrider.wire.tls import CertificateFolder
+from outrider.wire.transport.roles import Role
+from outrider.wire.transport.tls import CertificateFolder
 from tests.certificates import now
 
 RUNNER = CliRunner()
@@ -53,7 +53,7 @@ def test_a_write_that_fails_leaves_no_piece_of_a_key(tmp_path: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("outrider.wire.files.os.replace", full)
+    monkeypatch.setattr("outrider.wire.settings.files.os.replace", full)
     with pytest.raises(ConfigError, match=r"cannot write .*ca-key.pem: No space left on device"):
         write_certificates(tmp_path, [], now())
     assert not list(tmp_path.iterdir())

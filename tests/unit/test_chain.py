@@ -15,15 +15,15 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from outrider.drafting.drafter import Drafter, Follower
+from outrider.drafting.drafter import Follower, SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.tables import Bigram, Unigram
-from outrider.engine.acceptance import Noise
-from outrider.engine.chain import Chain, draw_chain, law_of_counts
-from outrider.engine.coupled import coupled_id
-from outrider.engine.penalties import LogitRow, SamplingState, process_few, process_row
-from outrider.engine.row_law import RowLaw
+from outrider.engine.sampling.acceptance import Noise
+from outrider.engine.sampling.chain import Chain, draw_chain, law_of_counts
+from outrider.engine.sampling.coupled import coupled_id
+from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_few, process_row
+from outrider.engine.sampling.row_law import RowLaw
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from tests.unit.test_acceptance_law import (
@@ -38,7 +38,7 @@ from tests.unit.test_acceptance_law import (
 
 VOCAB, K = 3, 2
 SEQUENCE = [0, 1, 2, 0, 1, 1, 2, 1, 2, 0, 1]
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
+DRAFTERS: dict[str, Callable[[], SequenceDrafter]] = {
     "ngram": Ngram,
     "ngram, trigrams alone": lambda: Ngram(orders=(3,)),
     "lookup": lambda: Lookup(1, 4),

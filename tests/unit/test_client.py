@@ -40,7 +40,7 @@ from outrider.client import (
 from outrider.v1 import common_pb2
 from outrider.v1 import gateway_pb2 as pb
 from outrider.wire import errors
-from outrider.wire.serving import ServerThread
+from outrider.wire.transport.serving import ServerThread
 from tests.unit.scripted_gateway import TEXT, ScriptedGateway, failing, hanging, rounds, serving
 
 FAST = RetryPolicy(retries=2, backoff_s=0.01)

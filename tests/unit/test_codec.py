@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.wire_tensors import MASS_TOLERANCE
+from outrider.engine.sampling.wire_tensors import MASS_TOLERANCE
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.codec import (
+from outrider.wire.transport.codec import (
     BadTensor,
     DenseRows,
     SparseRows,

@@ -11,8 +11,8 @@ import yaml
 
 from deploy.docker.requirements import requirements
 from deploy.env_example import env_example
-from outrider.cli.system import SystemConfig
-from outrider.wire.config import DraftConfig, GatewayConfig, TargetConfig
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
+from outrider.wire.settings.system import SystemConfig
 
 REPO = Path(__file__).resolve().parents[2]
 SETTINGS = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draft_service.active import Asked, Drawn
-from draft_service.sender import Sender
+from draft_service.deliveries import Sender
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 

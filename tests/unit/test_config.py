@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from outrider.cli.system import flags
-from outrider.wire.config import DraftConfig, GatewayConfig, TargetConfig, load, parse_cores
 from outrider.wire.errors import ConfigError
+from outrider.wire.settings import config as settings_of
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, parse_cores
+from outrider.wire.settings.removed import REMOVED
+from outrider.wire.settings.system import SystemConfig, flags
+from tests.forked import REPO
 
 ALL = [DraftConfig, TargetConfig, GatewayConfig]
 NEEDED = {DraftConfig: {"model": "m"}, TargetConfig: {"model": "m"}, GatewayConfig: {"target": "h:1"}}
@@ -18,6 +23,16 @@ NEEDED = {DraftConfig: {"model": "m"}, TargetConfig: {"model": "m"}, GatewayConf
 def env(cls: type, **settings: object) -> dict[str, str]:
     prefix = cls.model_config["env_prefix"]
     return {f"{prefix}{name}".upper(): str(value) for name, value in {**NEEDED[cls], **settings}.items()}
+
+
+def load(cls: Any, argv: list[str], environ: dict[str, str]) -> Any:
+    """Read as a process does whose environment is this one."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
+            patched.delenv(name)
+        for name, value in environ.items():
+            patched.setenv(name, value)
+        return settings_of.load(cls, argv)
 
 
 @pytest.mark.parametrize("cls", ALL)
@@ -30,16 +45,9 @@ def test_defaults_are_valid_and_documented(cls: type) -> None:
 
 def test_command_line_over_environment_over_default() -> None:
     environ = env(TargetConfig, max_slots=7, port=4000)
-    config = load(TargetConfig, ["--port", "5000", "--parked-ttl-s", "2.5", "--model", "other"], environ)
-    assert (config.model, config.port, config.max_slots, config.parked_ttl_s) == ("other", 5000, 7, 2.5)
-    assert config.max_parked_tickets == TargetConfig(model="m").max_parked_tickets
-
-
-def test_without_a_command_line_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("OUTRIDER_DRAFT_MODEL", "from-environment")
-    assert load(DraftConfig).model == "from-environment"
+    config = load(TargetConfig, ["--port", "5000", "--drain-timeout-s", "2.5", "--model", "other"], environ)
+    assert (config.model, config.port, config.max_slots, config.drain_timeout_s) == ("other", 5000, 7, 2.5)
+    assert config.max_parked_bytes == TargetConfig(model="m").max_parked_bytes
 
 
 @pytest.mark.parametrize(
@@ -49,7 +57,6 @@ def test_without_a_command_line_the_environment_decides(monkeypatch: pytest.Monk
         ({"drafter": "lookup", "drafter_text": "a"}, "drafter_text is 'a' and drafter 'lookup', which reads none"),
         ({"drafter_text": "a"}, "drafter_text is 'a' and drafter 'model', which reads none"),
         ({"drafter": "ngram", "device": "cuda:1"}, "device is 'cuda:1' and drafter 'ngram', which runs on the CPU"),
-        ({"lookup_min_n": 9}, "lookup_min_n 9 is more than lookup_max_n 8"),
         ({"drafter": "trigram"}, "drafter is 'trigram'"),
     ],
 )
@@ -84,7 +91,7 @@ def test_an_empty_variable_means_absent(cls: type) -> None:
 
 def test_variables_of_others_are_ignored() -> None:
     """Each process looks at its own prefix alone."""
-    others = {"PATH": "/bin", "OUTRIDER_GATEWAY_NONSENSE": "1", "OUTRIDER_TARGET_PORT": "x"}
+    others = {"OUTRIDER_GATEWAY_NONSENSE": "1", "OUTRIDER_TARGET_PORT": "x"}
     assert load(DraftConfig, [], {**env(DraftConfig), **others}).port == 0
 
 
@@ -96,19 +103,19 @@ def test_variables_of_others_are_ignored() -> None:
         (TargetConfig, "max_slots", "0"),
         (TargetConfig, "max_slots", "1.5"),
         (TargetConfig, "dtype", "int8"),
-        (TargetConfig, "parked_ttl_s", "0"),
-        (TargetConfig, "parked_ttl_s", "nan"),
+        (TargetConfig, "drain_timeout_s", "-1"),
+        (TargetConfig, "drain_timeout_s", "nan"),
         (TargetConfig, "kv_cache_tokens", "0"),
         (TargetConfig, "cpu_cores", "1-0"),
         (DraftConfig, "cpu_cores", "a"),
-        (DraftConfig, "full_logprobs_budget_bytes", "0"),
+        (DraftConfig, "kv_cache_fraction", "0"),
         (DraftConfig, "log_level", "loud"),
         (GatewayConfig, "num_draft_tokens", "65"),
         (GatewayConfig, "num_draft_tokens", "-1"),
         (GatewayConfig, "draft_logprobs", "half"),
+        (GatewayConfig, "draft_logprobs", "full:3"),
+        (GatewayConfig, "draft_logprobs", "topk:0"),
         (GatewayConfig, "max_queue", "-1"),
-        (GatewayConfig, "wait_budget_min_ms", "0"),
-        (GatewayConfig, "wait_budget_max_ms", "60001"),
     ],
 )
 @pytest.mark.parametrize("by", ["flag", "variable"])
@@ -127,12 +134,10 @@ def test_bad_values_are_named(cls: type, name: str, value: str, by: str) -> None
     "flags, message",
     [
         (["--port", "80", "--grpc-port", "80"], "port and grpc_port are both 80"),
-        (["--wait-budget-min-ms", "1001"], "wait_budget_min_ms 1001 is more than wait_budget_max_ms 1000"),
-        (["--round-timeout-s", "0.5"], "wait_budget_max_ms 1000 is more than round_timeout_s 0.5"),
         (["--registry", "127.0.0.1:7000"], "registry and target contradict each other"),
-        (["--lenience", "0.5", "--acceptance", "coupled"], "lenience is 0.5 and acceptance coupled"),
-        (["--lenience", "0.5", "--tree", "4x2x1"], "tree is 4x2x1 and lenience 0.5"),
         (["--num-draft-tokens", "4", "--tree", "4x2x1"], "tree is 4x2x1 and num_draft_tokens 4"),
+        (["--num-draft-tokens", "33"], "num_draft_tokens is 33, 33 drafted tokens, and max_draft_tokens 32"),
+        (["--max-draft-tokens", "19", "--tree", "4x2x1"], "tree is 4x2x1, 20 drafted tokens, and max_draft_tokens 19"),
         (["--drafter", "ngram", "--tree", "best:12x4"], "tree is best:12x4 and drafter ngram"),
     ],
 )
@@ -195,7 +200,7 @@ def test_a_workers_settings_survive_its_command_line(switch: bool) -> None:
     assert load(TargetConfig, flags(config), {}) == config
 
 
-@pytest.mark.parametrize(("given", "read"), [("auto", "auto"), ("0", 0), ("64", 64)])
+@pytest.mark.parametrize(("given", "read"), [("auto", "auto"), ("0", 0), ("32", 32)])
 def test_k_is_a_number_or_auto(given: str, read: object) -> None:
     for config in (
         load(GatewayConfig, ["--num-draft-tokens", given], env(GatewayConfig)),
@@ -209,3 +214,24 @@ def test_k_is_a_number_or_auto(given: str, read: object) -> None:
 def test_and_nothing_else(given: str) -> None:
     with pytest.raises(ConfigError, match=r"num_draft_tokens is .*: must be auto, or a number from 0 to 64"):
         load(GatewayConfig, ["--num-draft-tokens", given], env(GatewayConfig))
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_what_is_gone_is_refused_with_what_to_use_instead(key: str) -> None:
+    part, name = key.split(".")
+    said = f"is no setting any more; instead: {REMOVED[key]}"
+    flag = f"--{name.replace('_', '-')}"
+    ways: dict[str, Callable[[], object]] = {
+        f"{part}.{name}": lambda: SystemConfig.read(
+            {"target": {"model": "m"}, "draft": {"model": "m"}, part: {name: 1}}
+        )
+    }
+    if part != "ray":
+        cls = {"target": TargetConfig, "draft": DraftConfig, "gateway": GatewayConfig}[part]
+        ways[flag] = lambda: load(cls, [f"{flag}=1"], env(cls))
+        ways[f"OUTRIDER_{part}_{name}".upper()] = lambda: load(cls, [], env(cls, **{name: 1}))
+    for written, give in ways.items():
+        with pytest.raises(ConfigError) as error:
+            give()
+        assert error.value.message == f"{written} {said}"
+    assert f"| `{key}` | {REMOVED[key]} |\n" in (REPO / "CHANGELOG.md").read_text()

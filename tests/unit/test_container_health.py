@@ -14,9 +14,9 @@ import pytest
 
 from deploy.docker import health
 from outrider.cli.authority import write_certificates
-from outrider.wire.roles import Role
-from outrider.wire.serving import ServerThread
-from outrider.wire.tls import CertificateFolder
+from outrider.wire.transport.roles import Role
+from outrider.wire.transport.serving import ServerThread
+from outrider.wire.transport.tls import CertificateFolder
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gateway.coordinator import Answers
-from gateway.generation import GenerationRequest, RoundOutput, RoundTimings
-from outrider.wire.config import GatewayConfig
+from gateway.generation import GenerationRequest, OutputTimings, RoundOutput
 from outrider.wire.errors import DeadlineExceeded
 from outrider.wire.params import SamplingParams
+from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import connection_of, link_of, served_model
 
 
@@ -47,7 +47,7 @@ class QuickDecoder:
 
     async def run(self) -> AsyncIterator[RoundOutput]:
         for _ in range(100):
-            yield RoundOutput((), "text", 0, 0, RoundTimings())
+            yield RoundOutput((), "text", 0, 0, OutputTimings())
 
 
 async def test_who_reads_slowly_gets_no_more_after_the_requests_life(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from outrider.engine import coupled
-from outrider.engine.coupled import coupled_id, fixed_log, gumbels_of, uniforms
 from outrider.engine.native.library import library
-from outrider.engine.noise import Purpose, host_uniforms
-from outrider.engine.row_law import NothingToDraw, RowLaw
+from outrider.engine.sampling import coupled
+from outrider.engine.sampling.coupled import coupled_id, fixed_log, gumbels_of, uniforms
+from outrider.engine.sampling.noise import Purpose, host_uniforms
+from outrider.engine.sampling.row_law import NothingToDraw, RowLaw
 from tests.coupled_bits import (
     SEEDS,
     check_ids,
@@ -54,7 +54,7 @@ class TestNoise:
         assert (uniforms(params_of(2**63 + 1, 3), 2**31, some) == every[some]).all()
 
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_cpp_and_numpy_make_the_same_bits(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cpp_and_torch_make_the_same_bits(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         skip_without_library()
         library()
         ids = np.array([0, 3, 4, 77, 128_000, 2**31 - 1])

@@ -21,19 +21,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from draft_service import drawing
-from outrider.engine import side_by_side
-from outrider.engine.coupled import coupled_id, uniforms
-from outrider.engine.host_sampling import HostLogits, law_of
-from outrider.engine.noise import Purpose
-from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked
-from outrider.engine.row_law import RowLaw
-from outrider.engine.sampling import distributions
-from outrider.engine.slot_noise import host_slot_uniforms
+from outrider.engine.sampling import side_by_side
+from outrider.engine.sampling.coupled import coupled_id, uniforms
+from outrider.engine.sampling.host_sampling import HostLogits, law_of
+from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.sampling import distributions
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
-from target_service.batch import decide
-from target_service.device_batch import Decided, decide_on_device
-from target_service.waiting import Ready
+from target_service.decide import decide
+from target_service.decide_on_device import Decided, decide_on_device
+from target_service.waiting import ReadyVerify
 from tests import block_rule
 from tests.engine.cuda_sync_counter import SyncCounter
 from tests.engine.cuda_waits import name_of
@@ -68,7 +67,8 @@ def one_thread() -> Iterator[None]:
 def waiting_once(logits: Tensor, compute: Callable[[], Any]) -> Any:
     """What `compute` makes of logits on a device; the host waits for that once."""
     counter = SyncCounter()
-    with counter.step():
+    with pytest.MonkeyPatch.context() as patched, counter.step():
+        patched.setattr(drawing, "to_host", counter.copies)
         counter.move(logits)
         found = compute()
     assert len(counter.waits) == 1, counter.waits
@@ -92,7 +92,7 @@ class PlainWaiting:
 class Step:
     """Some slots' verifies of one forward."""
 
-    ready: list[Ready]
+    ready: list[ReadyVerify]
     states: list[SamplingState]
     logits: Tensor
     """[sum(K_b + 1), V]"""
@@ -124,7 +124,7 @@ def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = 
             if index % 3 == 2:  # as it comes from who copies
                 laws[-1] = RowLaw(vocab_size, np.zeros(1, dtype=np.float32), np.array(ids[-1:]))
         waiting: Any = PlainWaiting(PlainSlot(params, [*PROMPT, *output]))
-        ready.append(Ready(waiting, ids, None if params.determined or not ids else laws, None))
+        ready.append(ReadyVerify(waiting, ids, None if params.determined or not ids else laws, None))
         states.append(state)
         logits.append(own)
     return Step(ready, states, torch.cat(logits))
@@ -147,7 +147,7 @@ def in_words(step: Step) -> list[Decided]:
     return outcomes
 
 
-def one_in_words(r: Ready, laws: np.ndarray) -> Decided:
+def one_in_words(r: ReadyVerify, laws: np.ndarray) -> Decided:
     start = len(r.slot.committed)
 
     def u(j: int, purpose: Purpose) -> float:
@@ -170,14 +170,14 @@ def one_in_words(r: Ready, laws: np.ndarray) -> Decided:
     return Decided(*block_rule.verdict(laws, [draft / draft.sum() for draft in drafts], r.draft_ids, u))
 
 
-def drawn_at(law: np.ndarray, r: Ready, position: int) -> int:
+def drawn_at(law: np.ndarray, r: ReadyVerify, position: int) -> int:
     """What a plain step says there."""
     u = host_slot_uniforms([r.slot.params], [position], [position], [Purpose.TARGET])
     return block_rule.drawn(law, float(u[0, 0]))
 
 
 def lenient_in_words(
-    r: Ready, laws: np.ndarray, drafts: list[np.ndarray], u: Callable[[int, Purpose], float]
+    r: ReadyVerify, laws: np.ndarray, drafts: list[np.ndarray], u: Callable[[int, Purpose], float]
 ) -> Decided:
     """Leviathan et al., A.5: a draft's probability counts as `lenience` of it."""
     share, num = r.slot.params.lenience, len(r.draft_ids)
@@ -188,7 +188,7 @@ def lenient_in_words(
     return Decided(num, block_rule.drawn(laws[num], u(num, Purpose.TARGET)))
 
 
-def nearly_best_in_words(r: Ready, processed: np.ndarray) -> Decided:
+def nearly_best_in_words(r: ReadyVerify, processed: np.ndarray) -> Decided:
     """At temperature 0: the best token is kept, and with lenience a draft of that share of its probability."""
     lenience = r.slot.params.lenience
     for j, token_id in enumerate(r.draft_ids):
@@ -428,7 +428,6 @@ class TestDraw:
                 expected = self.chance(a, rows[index], logits[index][None], token_id)
                 assert [chance, other_chance] == pytest.approx([expected] * 2, rel=1e-5)
             if law is not None and other is not None:
-                other = other.wait()
                 assert np.allclose(law.dense_scores(), other.dense_scores(), atol=1e-5)
                 assert law.prob(token_id) > 0 and (a.topk is None or law.support()[0].size <= a.topk)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from gateway.chat import ChatTemplate
+from gateway.tokenizer import ChatTemplate
 from models.recipe import alpha
 from models.recipe.pair import CONTEXT_LIMIT, SIZES, load_model
 

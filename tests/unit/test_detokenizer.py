@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.detokenizer import Detokenizer, first_stop
+from gateway.rounds.detokenizer import Detokenizer
 from gateway.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "models/demo/target/tokenizer.json"
@@ -200,18 +200,22 @@ def test_a_stop_across_pushes_cuts_before_it_and_counts_tokens() -> None:
     assert pushed.tokens == (("\n", 6),)
 
 
-@pytest.mark.parametrize(
-    ("text", "stops", "found"),
-    [
-        ("xabcdy", ("abcd", "bc"), (2, "bc")),  # complete first, though it starts later
-        ("xabc", ("bc", "abc"), (1, "abc")),  # end together: the longer
-        ("xabxab", ("ab",), (1, "ab")),
-        ("x", ("ab",), None),
-        ("x", (), None),
-    ],
-)
-def test_which_stop_comes_first(text: str, stops: tuple[str, ...], found: tuple[int, str] | None) -> None:
-    assert first_stop(text, stops) == found
+AB = st.text("ab", min_size=1, max_size=8)
+
+
+@given(st.text("ab", max_size=30), st.lists(AB, max_size=4).map(tuple))
+def test_text_is_held_back_only_while_a_stop_string_may_have_begun(text: str, stop: tuple[str, ...]) -> None:
+    detokenizer, sent = Detokenizer(BYTE_LEVEL, stop), ""
+    for size, char in enumerate(text, 1):
+        pushed = detokenizer.push(BYTE_LEVEL.encode(char))
+        sent += pushed.text_delta
+        if expected(text[:size], stop) != text[:size]:
+            assert sent == expected(text[:size], stop)
+            assert pushed.stop == max((each for each in stop if text[:size].endswith(each)), key=len)
+            return
+        begun = [each[:n] for each in stop for n in range(len(each)) if text[:size].endswith(each[:n])]
+        assert sent == text[:size].removesuffix(max(begun, key=len, default=""))
+    assert sent + detokenizer.finish() == text
 
 
 def test_token_texts_and_offsets_line_up_with_the_text() -> None:

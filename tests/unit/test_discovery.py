@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.discovery import reachable, target_groups
-from gateway.membership import MemberSpec
+from gateway.api.routes import reachable, target_groups
+from gateway.workers.membership import MemberSpec
 from outrider.v1 import common_pb2 as pb
 
 

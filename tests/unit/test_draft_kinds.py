@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from gateway.draft_seat import DraftSeat
 from gateway.generation import GenerationRequest, SpeculationOptions
-from gateway.served import ServedModel
+from gateway.rounds.drafting import DraftAssignment
+from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.config import GatewayConfig
 from outrider.wire.kinds import Drafter
 from outrider.wire.params import SamplingParams
+from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 
 
@@ -36,8 +36,8 @@ def mixed(**settings: Any) -> ServedModel:
     return served_model({"a": link_of(connection_of())}, drafts, gateway=config)
 
 
-def given(model: ServedModel, wish: Drafter) -> str | None:
-    draft = model.choose_draft(model.targets["a"], wish=wish)
+def given(model: ServedModel, drafter: Drafter) -> str | None:
+    draft = model.choose_draft(model.targets["a"], drafter=drafter)
     return None if draft is None else draft.name
 
 
@@ -48,7 +48,7 @@ def lost(model: ServedModel, *names: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "name"),
+    ("drafter", "name"),
     [
         (Drafter.MODEL, "small"),
         (Drafter.NGRAM, "guesses"),
@@ -57,11 +57,11 @@ def lost(model: ServedModel, *names: str) -> None:
         (Drafter.LOOKUP, "small"),
     ],
 )
-def test_a_request_is_given_a_draft_of_the_kind_that_it_asks_for(wish: Drafter, name: str) -> None:
+def test_a_request_is_given_a_draft_of_the_kind_that_it_asks_for(drafter: Drafter, name: str) -> None:
     """However many have that one already; +model leaves only the model to a draft; else a model is the best guess."""
     model = mixed()
     model.drafts[name].num_requests = 20
-    assert given(model, wish) == name
+    assert given(model, drafter) == name
 
 
 def test_where_that_kind_is_gone_or_full_another_is_better_than_none() -> None:
@@ -79,7 +79,7 @@ def test_a_request_goes_to_the_kind_that_it_asks_for_as_soon_as_it_may() -> None
     target, small = model.targets["a"], model.drafts["small"]
     connection, small_link = small.connection, small.link
     lost(model, "small")
-    seat = DraftSeat(model, Drafter.MODEL)
+    seat = DraftAssignment(model, Drafter.MODEL)
     assert seat.take(target) and seat.member is model.drafts["guesses"]
     assert seat.may_stay(target, unanswered=False), "the bigrams are no better"
     small_link.connection = connection
@@ -91,7 +91,7 @@ def test_a_request_goes_to_the_kind_that_it_asks_for_as_soon_as_it_may() -> None
 
 def test_a_draft_that_it_left_for_being_slow_does_not_get_it_back() -> None:
     model = mixed()
-    target, seat = model.targets["a"], DraftSeat(model, Drafter.MODEL)
+    target, seat = model.targets["a"], DraftAssignment(model, Drafter.MODEL)
     assert seat.take(target) and seat.member is model.drafts["small"]
     seat.is_slow()
     assert not seat.may_stay(target, unanswered=False)
@@ -109,11 +109,11 @@ def test_what_drafts_say_without_a_model_may_be_asked_for() -> None:
     assert mixed(drafter="bigram").model_facts().draft_id == "bigram"
 
 
-def test_the_requests_wish_comes_before_the_gateways() -> None:
+def test_the_request_comes_before_the_gateways() -> None:
     model = mixed(drafter="bigram")
 
     def request(drafter: Drafter | None) -> GenerationRequest:
-        wish = SpeculationOptions(drafter=drafter)
-        return GenerationRequest("r", "m", (1,), SamplingParams(max_tokens=1), speculation=wish)
+        asked = SpeculationOptions(drafter=drafter)
+        return GenerationRequest("r", "m", (1,), SamplingParams(max_tokens=1), speculation=asked)
 
     assert [model.drafter_for(request(each)) for each in (None, Drafter.NGRAM)] == [Drafter.BIGRAM, Drafter.NGRAM]

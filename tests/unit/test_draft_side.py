@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
 
-from gateway.draft_costs import DraftSource
-from gateway.draft_length import DraftLength
-from gateway.draft_side import DraftSide
 from gateway.generation import GenerationRequest, SpeculationOptions
-from gateway.session import Session
+from gateway.planning import wait_budget
+from gateway.planning.draft_costs import DraftSource
+from gateway.rounds.draft_length import DraftLength
+from gateway.rounds.drafting import Drafting
+from gateway.rounds.session import Session
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.config import GatewayConfig
 from outrider.wire.params import SamplingParams
+from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
+
+STEPS = itertools.count(1)
 
 PROMPT = tuple(range(40))
 
@@ -38,16 +42,16 @@ class ScriptedDraft:
         """One way."""
 
 
-async def test_only_proposals_that_fed_no_prompt_teach_how_long_one_takes() -> None:
+async def test_only_proposals_that_fed_no_prompt_teach_how_long_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose cache was taken for others meanwhile has waited for memory, and fed its prompt again."""
     draft = ScriptedDraft()
-    # So that every observation shows.
-    config = GatewayConfig(target="127.0.0.1:9", wait_budget_min_ms=1e-6, num_draft_tokens=5)
+    monkeypatch.setattr(wait_budget, "LEAST_WAIT_S", 1e-9)  # so that every observation shows
+    config = GatewayConfig(target="127.0.0.1:9", num_draft_tokens=5)
     target = connection_of()
     model = served_model({"target-0": link_of(target)}, {"draft-0": link_of(draft)}, gateway=config)
     member = model.drafts["draft-0"]
     session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.tokenizer, 1)
-    side = DraftSide(model, session)
+    side = Drafting(model, session)
 
     async def taught(num_committed: int, num_fed: int) -> list[str]:
         """By the proposal after so many more tokens, that had to feed so many."""
@@ -71,17 +75,17 @@ async def test_only_proposals_that_fed_no_prompt_teach_how_long_one_takes() -> N
 
 def side_of(
     draft: ScriptedDraft, speculation: SpeculationOptions, max_tokens: int = 2000, **settings: Any
-) -> tuple[DraftSide, Any]:
+) -> tuple[Drafting, Any]:
     """A request at a target, and that target's member."""
     target, config = link_of(connection_of()), GatewayConfig(target="127.0.0.1:9", **settings)
     model = served_model({"target-0": target}, {"draft-0": link_of(draft)}, gateway=config)
     request = GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=max_tokens), speculation=speculation)
     member = model.targets["target-0"]
     member.planner.num_slots = 1
-    return DraftSide(model, Session(request, model.tokenizer, 1)), member
+    return Drafting(model, Session(request, model.tokenizer, 1)), member
 
 
-async def round_of(draft: ScriptedDraft, side: DraftSide, member: Any, ticket: int, wait_s: float) -> int:
+async def round_of(draft: ScriptedDraft, side: Drafting, member: Any, ticket: int, wait_s: float) -> int:
     """One whose draft tokens are all refused, with a step of 5 ms. Returns K."""
     k = side.propose(ticket, member.connection, member)
     if k:
@@ -93,7 +97,7 @@ async def round_of(draft: ScriptedDraft, side: DraftSide, member: Any, ticket: i
         num_drafted=k, wait_us=wait_us, forward_us=5000 + ticket, batch_size=1, num_batch_tokens=1 + k
     )
     step_s = verdict.forward_us / 1e6
-    is_new_step = member.planner.note_step(verdict.batch_size, verdict.num_batch_tokens, 0, step_s)
+    is_new_step = member.planner.note_step(next(STEPS), verdict.batch_size, verdict.num_batch_tokens, 0, step_s)
     side.note_verdict(verdict, ticket, step_s + wait_us / 1e6 + 0.001, is_new_step)
     return k
 
@@ -131,7 +135,7 @@ async def test_one_that_leaves_it_open_is_drafted_for_only_to_see_that_it_does_n
     assert planned == (100, sum(counts))
 
 
-def total_samples(side: DraftSide) -> tuple[float, float]:
+def total_samples(side: Drafting) -> tuple[float, float]:
     """Rounds and draft tokens in the histogram of planned K."""
     samples = {sample.name.rsplit("_", 1)[1]: sample.value for sample in side.metrics.planned.collect()[0].samples}
     return samples["count"], samples["sum"]
@@ -160,7 +164,7 @@ async def test_a_proposal_that_is_not_waited_for_is_not_late() -> None:
         if k:
             break
         verdict = tpb.Verdict(forward_us=5000 + ticket, batch_size=1, num_batch_tokens=1)
-        is_new_step = member.planner.note_step(1, 1, 0, verdict.forward_us / 1e6)
+        is_new_step = member.planner.note_step(next(STEPS), 1, 1, 0, verdict.forward_us / 1e6)
         side.note_verdict(verdict, ticket, 0.006, is_new_step)
     assert k and side.wait_budget_s == 0.0, "the first one feeds a prompt, for as long as nobody knows"
     late = tpb.Verdict(fallback=tpb.FALLBACK_REASON_LATE, forward_us=5000, batch_size=1, num_batch_tokens=1)
@@ -174,7 +178,7 @@ async def test_a_proposal_that_is_not_waited_for_is_not_late() -> None:
     assert side._session.usage.num_wasted_tokens == k
 
 
-async def planned() -> tuple[DraftSide, Any, DraftSource]:
+async def planned() -> tuple[Drafting, Any, DraftSource]:
     """A request after some rounds, its target's member, and what that knows of its draft."""
     draft = ScriptedDraft()
     side, member = side_of(draft, SpeculationOptions())
@@ -190,7 +194,7 @@ async def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said
     config = GatewayConfig(target="127.0.0.1:9", num_draft_tokens=5)
     model = served_model({"target-0": link_of(target)}, {"draft-0": link}, gateway=config)
     session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.tokenizer, 1)
-    side = DraftSide(model, session)
+    side = Drafting(model, session)
     assert side.propose(1, target, model.targets["target-0"]) == 5
     for _, future in draft.calls:
         future.set_result(dpb.DraftReply(error=pb.WorkerError(code=pb.WORKER_ERROR_CODE_EXHAUSTED, message="full")))

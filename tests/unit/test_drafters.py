@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.drafters import LookupSizes, make_drafters
-from outrider.wire.config import TargetConfig, load
+from outrider.engine.drafters import make_drafters
 from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import DRAFTERS, Drafter
 from tests.tiny_models import write_tokenizer
 from tests.unit.drafting import said
 
-SIZES = LookupSizes(2, 8, 100)
 OWN = (Drafter.NGRAM, Drafter.LOOKUP, Drafter.UNIGRAM, Drafter.BIGRAM)
 
 
@@ -27,7 +25,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_each_is_made_and_the_text_is_counted_in_tokens(tmp_path: Path, tokenizer: bytes) -> None:
     text = tmp_path / "text.txt"
     text.write_text("t2 t3 t2 t4\n")
-    made = make_drafters(OWN, str(text), tokenizer, 8, SIZES)
+    made = make_drafters(OWN, str(text), tokenizer, 8)
     assert tuple(made) == OWN
     assert said(made[Drafter.UNIGRAM].open([5], 1)) == {2: 2, 3: 1, 4: 1}
     assert said(made[Drafter.BIGRAM].open([2], 1)) == {3: 1, 4: 1}
@@ -51,13 +49,8 @@ def test_a_text_that_cannot_be_used_is_named(
     if content is not None:
         text.write_bytes(content)
     with pytest.raises(ConfigError, match="drafter_text is .*text.txt.*" + why) as error:
-        make_drafters((Drafter.BIGRAM,), str(text), tokenizer, vocab_size, SIZES)
+        make_drafters((Drafter.BIGRAM,), str(text), tokenizer, vocab_size)
     assert error.value.param == "drafter_text"
-
-
-def test_lookup_sizes_are_in_order() -> None:
-    with pytest.raises(ConfigError, match="lookup_min_n 5 is more than lookup_max_n 3"):
-        load(TargetConfig, ["--model", "m", "--lookup-min-n", "5", "--lookup-max-n", "3"], {})
 
 
 def test_names_say_who_drafts() -> None:

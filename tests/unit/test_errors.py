@@ -31,7 +31,7 @@ from outrider.wire.errors import (
     WorkerFault,
     WorkerLost,
 )
-from outrider.wire.rpc import error_trailers
+from outrider.wire.transport.rpc import error_trailers
 
 
 def import_all(*packages: ModuleType) -> None:

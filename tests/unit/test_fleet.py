@@ -13,13 +13,18 @@ from deploy.fleet import Fleet
 from deploy.member import DRAINING, SERVING, STARTING
 from deploy.ray_workers import Answer, Lost
 from deploy.sightings import Seen
-from outrider.cli.pools import Pool
-from outrider.cli.system import ScalingConfig
 from outrider.v1 import common_pb2, registry_pb2
-from outrider.wire.config import DraftConfig, TargetConfig
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
+from outrider.wire.settings.config import DraftConfig, TargetConfig
+from outrider.wire.settings.pools import Pool
+from outrider.wire.settings.system import ScalingConfig
 
 DRAIN_LIMIT_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.fleet.DRAIN_LIMIT_S", DRAIN_LIMIT_S)
 
 
 class PlayedWorker:
@@ -67,7 +72,6 @@ class Stage:
         room: str | None = None,
         is_refusing: bool = False,
         starts: bool = True,
-        drain_limit_s: float = DRAIN_LIMIT_S,
     ) -> None:
         self.is_refusing = is_refusing
         self.now_s = 1000.0
@@ -81,7 +85,6 @@ class Stage:
         self.fleet = Fleet(
             pools,
             ScalingConfig(up_after_s=5, down_after_s=60, queue_high=1),
-            drain_limit_s,
             self,
             self,
             lambda part, state, detail: self.told.append((part, state)),
@@ -400,8 +403,9 @@ def test_a_gateway_that_hears_it_does_not_save_an_engine_that_is_seen_to_hang() 
     assert stage.ended() == {"target-chat-1": 1}
 
 
-def test_one_that_drains_unseen_is_not_ended_while_the_launcher_sees_nobody() -> None:
-    stage = Stage(chat(2), drain_limit_s=60.0)
+def test_one_that_drains_unseen_is_not_ended_while_the_launcher_sees_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.fleet.DRAIN_LIMIT_S", 60.0)
+    stage = Stage(chat(2))
     stage.serve()
     stage.look(2, target_chat_0="answers", target_chat_1="answers")
     stage.scale("chat", 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine import memory
+from outrider.engine.loading import memory
 
 CPU = torch.device("cpu")
 GIB = 1 << 30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.wire.hang_watch import HangWatch
+from outrider.wire.transport.hang_watch import HangWatch
 
 
 def test_steps_or_answers_are_signs_of_life() -> None:

@@ -11,16 +11,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.candidates import exactly_best, kth_best, nucleus
-from outrider.engine.host_sampling import HostLogits, law_of
-from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState, process_row, process_unchecked
-from outrider.engine.row_law import NothingToDraw, RowLaw, draw_place, truncate_topk
-from outrider.engine.sampling import distributions, probabilities
-from outrider.engine.sampling import truncate_topk as truncate_on_device
+from outrider.engine.sampling.host_sampling import HostLogits, law_of
+from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_row, process_unchecked
+from outrider.engine.sampling.row_law import (
+    NothingToDraw,
+    RowLaw,
+    draw_place,
+    exactly_best,
+    kth_best,
+    nucleus,
+    truncate_topk,
+)
+from outrider.engine.sampling.sampling import distributions, probabilities
 from outrider.wire.params import SamplingParams
 from tests.unit import dense_reference
-from tests.unit.drawing import draw
-from tests.unit.test_sampling import CASES, OUTPUT, PREFIXES, params_of, random_logits, reference, state
+from tests.unit.drawing import cut_dense, draw
+from tests.unit.test_sampling import CASES, PREFIXES, params_of, random_logits, state
 
 INF = math.inf
 
@@ -105,35 +111,11 @@ class TestLaws:
         for law, row in zip(found, batch, strict=True):
             assert_same_but_for_rounding(law, expected(row, params))
 
-    @pytest.mark.parametrize("name", CASES)
-    def test_equals_transformers(self, name: str) -> None:
-        params = params_of(CASES[name])
-        logits = random_logits(len(PREFIXES), seed=3)
-        host = HostLogits(logits)
-        for r, prefix in enumerate(PREFIXES):
-            got, wanted = (
-                dense(host.law(r, LogitRow(state(params), prefix))),
-                reference(params, logits[r], OUTPUT + prefix),
-            )
-            assert torch.equal(got > 0, wanted > 0)
-            torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
-
     @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-38, 100.0])
     def test_extremes_neither_warn_nor_lose_the_best(self, temperature: float) -> None:
         x = np.array([3e38, -3e38, 3e38, 0.0], dtype=np.float32)
         law = law_of(x, SamplingParams(temperature=temperature, top_p=0.9, min_p=0.01))
         assert law.prob(0) == pytest.approx(0.5) and law.prob(1) == 0.0
-
-    def test_logits_of_a_device_are_copied(self) -> None:
-        class OnDevice:
-            """As a tensor of a GPU: NumPy cannot read it."""
-
-            def cpu(self) -> torch.Tensor:
-                return random_logits(2)
-
-        host = HostLogits(OnDevice())  # type: ignore[arg-type]
-        row = LogitRow(state(params_of({"temperature": 0.0})))
-        assert [host.best_id(r, row) for r in range(2)] == random_logits(2).argmax(dim=1).tolist()
 
     def test_the_logits_stay_as_they_are(self) -> None:
         logits = random_logits(1)
@@ -261,7 +243,7 @@ class TestLaw:
     def test_cut_to_the_best(self, x: np.ndarray, n: int, k: int) -> None:
         law = law_of(x, SamplingParams(top_k=k))
         cut = truncate_topk(law, n)
-        whole = probabilities(truncate_on_device(torch.from_numpy(law.dense_scores())[None].log_softmax(1), n))[0]
+        whole = probabilities(cut_dense(torch.from_numpy(law.dense_scores())[None].log_softmax(1), n))[0]
         values = torch.sort(dense(cut), descending=True).values
         torch.testing.assert_close(values, torch.sort(whole, descending=True).values, atol=1e-6, rtol=0)
         assert int((dense(cut) > 0).sum()) <= n

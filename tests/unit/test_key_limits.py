@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.key_limits import KeyLimits
-from outrider.wire.api_keys import ApiKey
+from gateway.admission.keys import KeyLimits
 from outrider.wire.errors import InvalidRequest, RateLimited
+from outrider.wire.settings.api_keys import ApiKey
 
 
 class Clock:

@@ -14,9 +14,9 @@ import yaml
 
 from deploy import node_drain
 from deploy.launcher import read_config
-from outrider.cli.stopping import StopFlag
-from outrider.cli.system import SystemConfig
-from outrider.wire.config import GatewayConfig, load
+from outrider.wire.processes import StopFlag
+from outrider.wire.settings.config import GatewayConfig, load
+from outrider.wire.settings.system import SystemConfig
 from tests.kubernetes.__main__ import manifests_by_source
 from tests.kubernetes.build import Manifest, built
 from tests.kubernetes.check import FOLDER, pods, problem, selects
@@ -149,7 +149,9 @@ def test_the_secured_overlay_says_where_the_secrets_are_mounted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway, launcher = (_container("Deployment", name) for name in ("gateway", "launcher"))
-    settings = load(GatewayConfig, ["--registry", "launcher:7000"], _variables(gateway))
+    for name, value in _variables(gateway).items():
+        monkeypatch.setenv(name, value)
+    settings = load(GatewayConfig, ["--registry", "launcher:7000"])
     assert {settings.tls_dir, settings.public_tls_dir} <= _mounts(gateway)
     assert str(settings.api_keys).rpartition("/")[0] in _mounts(gateway)
     pools = tmp_path / "cluster.yaml"

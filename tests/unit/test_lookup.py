@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.table_slot import TableSlot
+from draft_service.table_proposer import TableSlot
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.suffixes import MOST_PLACES, SuffixIndex
-from outrider.engine.open_slots import OpenSlots
+from outrider.engine.worker.slots import OpenSlots
 from outrider.wire.params import SamplingParams
 from tests.unit.drafting import Course, all_said, check_a_course, courses, ids, said
 

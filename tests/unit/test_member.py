@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.member import Member
-from gateway.membership import MemberSpec
+from gateway.workers.member import Member
+from gateway.workers.membership import MemberSpec
 from outrider.v1 import common_pb2 as pb
 from tests.unit.scripted_pool import link_of
 
@@ -29,7 +29,7 @@ def says(member: Member, num_slots_in_use: int) -> None:
 
 def attach(member: Member, count: int) -> None:
     for _ in range(count):
-        member.attach()
+        member.attach(object())
 
 
 def test_a_slot_that_is_given_back_is_free_at_once(member: Member) -> None:

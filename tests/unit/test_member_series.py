@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.member import State
-from gateway.member_series import MemberSeries
-from gateway.membership import Membership, MemberSpec, PoolSpec
+from gateway.workers.member import State
+from gateway.workers.member_series import MemberSeries
+from gateway.workers.membership import Membership, MemberSpec, PoolSpec
 
 POOLS = (PoolSpec("chat", "target"), PoolSpec("small", "draft", serves=("chat",)), PoolSpec("none", "draft"))
 SPECS = (
@@ -23,14 +23,14 @@ SPECS = (
 
 def member(spec: MemberSpec, state: State) -> Any:
     connection = None if state in (State.LOST, State.REFUSED) else object()
-    breaker = SimpleNamespace(is_open=state is State.FAILING)
+    health = SimpleNamespace(is_down=state is State.FAILING)
     return SimpleNamespace(
         spec=spec,
         name=spec.name,
         state=state,
         connection=connection,
         draining=spec.draining or state is State.DRAINING,
-        breaker=breaker,
+        health=health,
         num_requests=3,
     )
 

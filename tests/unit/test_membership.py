@@ -11,14 +11,14 @@ from typing import Any, cast
 import pytest
 
 from gateway.coordinator import Coordinator
-from gateway.handshake import Reference
-from gateway.membership import Membership, MemberSpec, PoolSpec, from_config, from_proto
-from gateway.pools import Pools
+from gateway.workers.membership import Membership, MemberSpec, PoolSpec, from_config, from_proto
+from gateway.workers.pools import Pools
+from gateway.workers.served import ReferenceTarget
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
-from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
 from outrider.wire.metrics import GatewayMetrics
+from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of
 from tests.unit.test_detokenizer import byte_level
 
@@ -138,8 +138,11 @@ async def test_one_pool_that_can_be_served_makes_a_gateway_ready(pools: Pools) -
     assert coordinator.ready() is not None
 
 
-async def test_a_start_goes_on_without_a_pool_when_its_time_is_up_and_another_can_be_served() -> None:
-    config = GatewayConfig(registry="127.0.0.1:9", start_timeout_s=0.1)
+async def test_a_start_goes_on_without_a_pool_when_its_time_is_up_and_another_can_be_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.workers.pools.START_TIMEOUT_S", 0.1)
+    config = GatewayConfig(registry="127.0.0.1:9")
     pools = Pools(config, GatewayMetrics())
     try:
         pools.update(Membership((CHAT, CODE), members("chat/a", "code/b")))
@@ -152,7 +155,7 @@ async def test_a_start_goes_on_without_a_pool_when_its_time_is_up_and_another_ca
 
 
 async def test_a_start_waits_for_drafts_but_goes_on_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.pools.DRAFTS_WAIT_S", 0.2)
+    monkeypatch.setattr("gateway.workers.pools.DRAFTS_WAIT_S", 0.2)
     pools = Pools(GatewayConfig(target="127.0.0.1:9", draft="127.0.0.1:8"), GatewayMetrics())
     try:
         pools.update(Membership((CHAT, SMALL), members("chat/a", "small/d")))
@@ -168,7 +171,7 @@ async def test_a_pool_may_be_renamed(pools: Pools) -> None:
     pools.update(Membership((CHAT, CODE), ()))
     chat, code = pools.models["chat"], pools.models["code"]
     for model in (chat, code):
-        model.refer(Reference(INFO, pb.TokenizerFiles()), byte_level())
+        model.refer(ReferenceTarget(INFO, pb.TokenizerFiles()), byte_level())
     assert (chat.facts.id, code.facts.id) == ("model", "coder")
     pools.update(Membership((replace(CHAT, model_name="talker"), CODE), ()))
     assert chat.facts.id == "talker"
@@ -178,7 +181,7 @@ async def test_a_pool_may_be_renamed(pools: Pools) -> None:
 
 async def test_two_pools_of_one_model_id_are_refused(pools: Pools) -> None:
     pools.update(Membership((CHAT, replace(CODE, model_name=None)), ()))
-    reference = Reference(INFO, pb.TokenizerFiles())
+    reference = ReferenceTarget(INFO, pb.TokenizerFiles())
     pools.models["chat"].refer(reference, byte_level())
     with pytest.raises(IncompatiblePair, match="of the pool code is that of the pool chat already; give one of them"):
         pools.models["code"].refer(reference, byte_level())
@@ -187,7 +190,7 @@ async def test_two_pools_of_one_model_id_are_refused(pools: Pools) -> None:
 
 
 def test_what_a_later_target_must_be() -> None:
-    reference = Reference(INFO, pb.TokenizerFiles())
+    reference = ReferenceTarget(INFO, pb.TokenizerFiles())
     same = pb.WorkerInfo()
     same.CopyFrom(INFO)
     reference.check_target(same)

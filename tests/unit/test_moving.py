@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from gateway.draft_seat import DraftSeat
 from gateway.generation import GenerationRequest
-from gateway.own_drafts import OwnDrafts
-from gateway.served import ServedModel
-from gateway.session import Session
-from gateway.target_side import GoElsewhere, TargetSide
+from gateway.rounds.draft_length import TargetDrafts
+from gateway.rounds.drafting import DraftAssignment
+from gateway.rounds.session import Session
+from gateway.rounds.verification import GoElsewhere, Verification
+from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import Unavailable, WorkerFault
+from outrider.wire.health import Outcome
 from outrider.wire.params import SamplingParams
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 
@@ -47,18 +47,18 @@ class ScriptedTarget:
         self.sent.append(request.WhichOneof("item"))
 
 
-def side_of(model: ServedModel) -> TargetSide:
+def side_of(model: ServedModel) -> Verification:
     session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.tokenizer, 1)
-    return TargetSide(model, session, time.monotonic() + 60, OwnDrafts(model, session))
+    return Verification(model, session, time.monotonic() + 60, TargetDrafts(model, session))
 
 
-async def placed(side: TargetSide) -> str:
+async def placed(side: Verification) -> str:
     await side.place()
     return side.member.name
 
 
 @pytest.fixture
-async def two() -> tuple[ServedModel, TargetSide, str, str]:
+async def two() -> tuple[ServedModel, Verification, str, str]:
     """A model of two targets, a request with a slot on one, that one's name and the other's."""
     model = served_model({name: link_of(ScriptedTarget()) for name in ("a", "b")}, {})
     side = side_of(model)
@@ -68,7 +68,7 @@ async def two() -> tuple[ServedModel, TargetSide, str, str]:
     return model, side, name, "b" if name == "a" else "a"
 
 
-Two = tuple[ServedModel, TargetSide, str, str]
+Two = tuple[ServedModel, Verification, str, str]
 
 
 async def test_a_request_keeps_its_target_though_another_becomes_better(two: Two) -> None:
@@ -88,11 +88,11 @@ async def test_a_request_finishes_where_it_runs_while_that_drains(two: Two) -> N
 async def test_a_lost_target_is_left_and_one_whose_breaker_opens_too(two: Two) -> None:
     model, side, name, other = two
     connection, link = model.targets[name].connection, model.targets[name].link
-    model.targets[name].breaker.trip()
+    model.targets[name].health.note(Outcome.LOST)
     assert await placed(side) == other
     assert connection.sent == ["close"], "its slot there is freed"  # type: ignore[union-attr]
     assert (model.targets[name].num_requests, model.targets[other].num_requests) == (0, 1)
-    model.targets[name].breaker.succeeded()
+    model.targets[name].health.note(Outcome.OK)
     model.targets[other].link.connection = None  # type: ignore[misc]
     assert link.connection is connection
     assert await placed(side) == name
@@ -158,8 +158,9 @@ async def test_a_request_that_no_target_can_answer_fails_instead_of_trying_for_e
     assert len(tried) == len(set(tried)) == 2, "another target each time"
 
 
-async def test_without_a_usable_target_a_request_waits_for_one() -> None:
-    model = served_model({"a": link_of(None)}, {}, gateway=GatewayConfig(target="127.0.0.1:9", start_timeout_s=0.2))
+async def test_without_a_usable_target_a_request_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.workers.served.TARGET_WAIT_S", 0.2)
+    model = served_model({"a": link_of(None)}, {})
     assert model.reason() == "no target at a: not connected"
     with pytest.raises(Unavailable, match="no target at a"):
         await side_of(model).place()
@@ -173,9 +174,9 @@ async def test_without_a_usable_target_a_request_waits_for_one() -> None:
 async def test_a_lone_target_that_failed_is_tried_again_soon_and_no_other_is_while_one_is_sound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.member.ALONE_S", 0.0)
+    monkeypatch.setattr("outrider.wire.health.ALONE_S", 0.0)
     model = served_model({"a": link_of(connection_of()), "b": link_of(connection_of())}, {})
-    model.targets["a"].breaker.trip()
+    model.targets["a"].health.note(Outcome.LOST)
     assert [model.choose_target(bytes([n])).name for n in range(8)] == ["b"] * 8  # type: ignore[union-attr]
     model.targets["b"].link.connection = None  # type: ignore[misc]
     assert await placed(side_of(model)) == "a"
@@ -189,17 +190,17 @@ async def test_places_follow_the_number_of_targets() -> None:
     assert model.places.capacity == model.config.max_running
 
 
-def drafting(num_drafts: int) -> tuple[ServedModel, DraftSeat]:
+def drafting(num_drafts: int) -> tuple[ServedModel, DraftAssignment]:
     """A request that has the first of so many drafts."""
     drafts = {f"draft-{index}": link_of(connection_of()) for index in range(num_drafts)}
     model = served_model({"a": link_of(connection_of())}, drafts)
-    seat = DraftSeat(model)
+    seat = DraftAssignment(model)
     assert seat.take(model.targets["a"])
     assert seat.member is model.drafts["draft-0"]
     return model, seat
 
 
-def moved(model: ServedModel, seat: DraftSeat, unanswered: bool = False) -> bool:
+def moved(model: ServedModel, seat: DraftAssignment, unanswered: bool = False) -> bool:
     if seat.may_stay(model.targets["a"], unanswered):
         return False
     seat.leave()
@@ -258,14 +259,14 @@ async def test_a_draft_that_opens_no_slot_because_it_drains_is_asked_for_no_othe
 
 async def test_a_draft_that_lies_to_several_is_left_alone_by_all() -> None:
     model, seat = drafting(1)
-    others = [DraftSeat(model) for _ in range(2)]
+    others = [DraftAssignment(model) for _ in range(2)]
     for other in others:
         assert other.take(model.targets["a"])
     for each in (seat, *others):
         each.refused()
-    assert model.drafts["draft-0"].breaker.is_open
+    assert model.drafts["draft-0"].health.is_down
     assert all(moved(model, each) for each in (seat, *others))
-    assert not DraftSeat(model).take(model.targets["a"]), "steps are plain"
+    assert not DraftAssignment(model).take(model.targets["a"]), "steps are plain"
 
 
 async def test_what_does_not_arrive_at_one_target_may_arrive_at_another() -> None:
@@ -274,5 +275,5 @@ async def test_what_does_not_arrive_at_one_target_may_arrive_at_another() -> Non
     for _ in range(5):
         seat.undelivered()
     assert moved(model, seat)
-    assert not DraftSeat(model).take(model.targets["a"])
-    assert DraftSeat(model).take(model.targets["b"])
+    assert not DraftAssignment(model).take(model.targets["a"])
+    assert DraftAssignment(model).take(model.targets["b"])

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from outrider.engine.noise import Purpose, host_philox4x32, host_uniforms
+from outrider.engine.sampling.noise import Purpose, host_philox4x32, host_uniforms
 
 # Random123, tests/kat_vectors, the three "philox4x32 10" lines: counter, key, result.
 KNOWN_ANSWERS = [
@@ -30,8 +30,8 @@ def column(*values: int) -> NDArray[np.uint64]:
     return np.array(values, dtype=np.uint64)
 
 
-def draw(seed: int, choice: int, position: int, purpose: Purpose) -> float:
-    return float(host_uniforms(column(seed), column(choice), column(position), purpose)[0])
+def draw(seed: int, choice: int, position: int, purpose: Purpose, round_: int = 0, candidate: int = 0) -> float:
+    return float(host_uniforms(column(seed), column(choice), column(position), purpose, round_, candidate)[0])
 
 
 @pytest.mark.parametrize(("given", "expected"), KNOWN_ANSWERS)
@@ -50,10 +50,11 @@ def test_equals_unbounded_integers_on_random_input(num: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
 def test_key_and_counter_layout(seed: int) -> None:
-    choice, position = 1023, 4_000_000_000
-    words = philox_by_hand([0, position, Purpose.RECOVER | choice << 8, 0], [seed & WORD, seed >> 32])
+    choice, position, round_, candidate = 1023, 4_000_000_000, 3_999_999_998, 5
+    counter = [round_, position, Purpose.RECOVER | choice << 8, candidate]
+    words = philox_by_hand(counter, [seed & WORD, seed >> 32])
     expected = (words[0] << 21 | words[1] >> 11) / 2**53
-    assert draw(seed, choice, position, Purpose.RECOVER) == expected
+    assert draw(seed, choice, position, Purpose.RECOVER, round_, candidate) == expected
 
 
 def test_every_part_of_the_key_changes_the_number() -> None:
@@ -64,8 +65,10 @@ def test_every_part_of_the_key_changes_the_number() -> None:
         draw(5, 2, 9, Purpose.ACCEPT),
         draw(5, 1, 10, Purpose.ACCEPT),
         draw(5, 1, 9, Purpose.RECOVER),
+        draw(5, 1, 9, Purpose.ACCEPT, round_=8),
+        draw(5, 1, 9, Purpose.ACCEPT, candidate=1),
     ]
-    assert len({base, *others}) == 6
+    assert len({base, *others}) == 8
 
 
 def test_a_number_does_not_depend_on_its_batch() -> None:
@@ -84,7 +87,7 @@ def test_a_number_does_not_depend_on_its_batch() -> None:
 def test_open_interval_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     for word, expected in ((0, 2.0**-54), (WORD, 1 - 2.0**-53)):
         words = np.full((4, 1), word, dtype=np.uint64)
-        monkeypatch.setattr("outrider.engine.noise.host_philox4x32", lambda counter, key, words=words: words)
+        monkeypatch.setattr("outrider.engine.sampling.noise.host_philox4x32", lambda counter, key, words=words: words)
         assert draw(0, 0, 0, Purpose.DRAFT) == expected
         assert 0.0 < expected < 1.0
 

@@ -8,19 +8,19 @@ from typing import Any, cast, get_args
 
 import pytest
 
+from gateway.admission.requests import Demand, FieldNames, check_demand
+from gateway.api.schemas import SpeculationBody
 from gateway.generation import GenerationRequest, ModelFacts, SpeculationOptions
-from gateway.own_drafts import OwnDrafts
-from gateway.planner import TargetPlanner
-from gateway.requests import Demand, FieldNames, check_demand
-from gateway.schemas import SpeculationBody
-from gateway.session import Session
+from gateway.planning.planner import TargetPlanner
+from gateway.rounds.draft_length import TargetDrafts
+from gateway.rounds.session import Session
 from outrider.client.types import Drafter as SdkDrafter
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS, Drafter
 from outrider.wire.params import SamplingParams
+from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 
 HAS_NEXT, HAS_NONE = tpb.Verdict(drafter_has_next=True), tpb.Verdict()
@@ -41,13 +41,13 @@ MEMBER: Any = SimpleNamespace(planner=TargetPlanner())
 """Of the target, as far as it is read."""
 
 
-def own_drafts(wish: SpeculationOptions, max_tokens: int = 50, **settings: Any) -> OwnDrafts:
+def own_drafts(wish: SpeculationOptions, max_tokens: int = 50, **settings: Any) -> TargetDrafts:
     model = served_model({}, {}, gateway=GatewayConfig(target="127.0.0.1:9", **({"num_draft_tokens": 5} | settings)))
     request = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=max_tokens), speculation=wish)
-    return OwnDrafts(model, Session(request, model.tokenizer, 1))
+    return TargetDrafts(model, Session(request, model.tokenizer, 1))
 
 
-def planned(own: OwnDrafts, target: Any) -> int | None:
+def planned(own: TargetDrafts, target: Any) -> int | None:
     """K; None where a draft worker is asked."""
     plan = own.plan(target, MEMBER)
     return None if plan is None else plan.num_draft_tokens
@@ -133,7 +133,7 @@ def test_k_that_adapts_is_none_while_the_drafter_has_nothing_to_say_or_is_wrong(
                 drafter_has_next=True,
             )
             now[0] += step_s
-            is_new_step = planner.note_step(1, 1 + k, 0, step_s)
+            is_new_step = planner.note_step(index + 1, 1, 1 + k, 0, step_s)
             own.note_verdict(verdict, step_s + 0.001, is_new_step)
         assert (counts[-1] > 3) is pays and (k == 0) is not pays
         assert pays or round_.why_plain == "does_not_pay"
@@ -159,7 +159,7 @@ def test_rounds_count_under_the_drafters_name() -> None:
     model = served_model({}, {})
     wish = SpeculationOptions(drafter=Drafter.LOOKUP_MODEL, num_draft_tokens=5)
     request = GenerationRequest("r", "m", (1, 2), SamplingParams(), speculation=wish)
-    plan = OwnDrafts(model, Session(request, model.tokenizer, 1)).plan(connection(*NGRAM), MEMBER)
+    plan = TargetDrafts(model, Session(request, model.tokenizer, 1)).plan(connection(*NGRAM), MEMBER)
     assert plan is not None and plan.drafter == "lookup" and plan.why_plain == "nothing"
     plan.metrics.rounds.inc()
     labels = {"draft": "lookup", "target": "model"}
@@ -182,24 +182,28 @@ def demand(drafter: Drafter | None) -> Demand:
 
 
 def test_a_drafter_that_nobody_has_is_refused_with_those_there_are() -> None:
-    config = GatewayConfig(target="127.0.0.1:9")
-    facts = ModelFacts("m", 512, 128, 0, None, (Drafter.NGRAM, Drafter.NGRAM_MODEL))
-    for drafter in (None, Drafter.MODEL, Drafter.NGRAM, Drafter.NGRAM_MODEL):
-        assert check_demand(demand(drafter), [facts], config) is facts
-    refusal = r"drafter is bigram, .* offered: ngram, ngram\+model; .*OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
+    facts = ModelFacts("m", 512, 128, 0, 320, None, (Drafter.NGRAM, Drafter.UNIGRAM))
+    for drafter in (None, Drafter.NGRAM, Drafter.UNIGRAM):
+        assert check_demand(demand(drafter), [facts]) is facts
+    refusal = r"drafter is bigram, .* offered: ngram, unigram; .*OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
     with pytest.raises(InvalidRequest, match=refusal):
-        check_demand(demand(Drafter.BIGRAM), [facts], config)
-    with pytest.raises(InvalidRequest, match="offered: none") as error:
-        check_demand(demand(Drafter.LOOKUP_MODEL), [ModelFacts("m", 512, 128, 0, None)], config)
-    assert error.value.param == "speculation.drafter"
+        check_demand(demand(Drafter.BIGRAM), [facts])
+    for drafter in (Drafter.MODEL, Drafter.NGRAM_MODEL):
+        with pytest.raises(InvalidRequest, match="offered: ngram, unigram") as error:
+            check_demand(demand(drafter), [facts])
+        assert error.value.param == "speculation.drafter"
 
 
 def test_what_may_be_asked_for_is_what_workers_say() -> None:
     target, draft = connection(*NGRAM), connection_of()
     model = served_model({"target-0": link_of(target, target.info)}, {"draft-0": link_of(draft)})
     assert model.model_facts().drafters == (Drafter.MODEL, *NGRAM, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)
+    model.drafts["draft-0"].link.connection = None  # type: ignore[assignment]
+    assert Drafter.MODEL in model.model_facts().drafters  # it may be back
     model.drafts.clear()
-    assert model.model_facts().drafters == (*NGRAM, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)
+    assert model.model_facts().drafters == NGRAM
+    model.has_draft_pool = True  # whose workers are all gone for now
+    assert Drafter.NGRAM_MODEL in model.model_facts().drafters
 
 
 def test_every_side_knows_the_same_names() -> None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from deploy.placement import NO_GPU, Node, Placement, check_fits, matches, place
-from outrider.cli.cores import share_cores, shares
-from outrider.cli.system import SystemConfig
+from deploy.placement import NO_GPU, ClusterNode, Placement, check_fits, matches, place
 from outrider.wire.errors import ConfigError
+from outrider.wire.settings.cores import share_cores, shares
+from outrider.wire.settings.system import SystemConfig
 
-TWO_GPUS = [Node(num_cpus=16, num_gpus=2)]
-ONE_GPU = [Node(num_cpus=16, num_gpus=1)]
-NO_GPUS = [Node(num_cpus=2, num_gpus=0)]
+TWO_GPUS = [ClusterNode(num_cpus=16, num_gpus=2)]
+ONE_GPU = [ClusterNode(num_cpus=16, num_gpus=1)]
+NO_GPUS = [ClusterNode(num_cpus=2, num_gpus=0)]
 
 
 def system(target: dict[str, Any] | None = None, draft: dict[str, Any] | None = None, **ray: Any) -> SystemConfig:
@@ -31,7 +31,9 @@ def each(config: SystemConfig, placed: dict[str, Placement]) -> dict[str, tuple[
     return {pool.setting: (placed[pool.name], pool.count) for pool in config.pools}
 
 
-def fits(config: SystemConfig, nodes: list[Node], cores: frozenset[int] | None = None, what: str = "has") -> None:
+def fits(
+    config: SystemConfig, nodes: list[ClusterNode], cores: frozenset[int] | None = None, what: str = "has"
+) -> None:
     check_fits(each(config, place(config, nodes, cores)), nodes, what)
 
 
@@ -69,10 +71,10 @@ def test_plain_processes_are_on_cores_of_their_own() -> None:
 
 
 def test_one_core_is_shared_and_reserved_once() -> None:
-    placed = place(system(), [Node(1, 0)], frozenset({5}))
+    placed = place(system(), [ClusterNode(1, 0)], frozenset({5}))
     assert [one.num_cores for one in placed.values()] == [1, 1]
     assert sum(one.num_cpus for one in placed.values()) == 1
-    fits(system(), [Node(1, 0)], frozenset({5}))
+    fits(system(), [ClusterNode(1, 0)], frozenset({5}))
 
 
 def test_without_a_gpu_each_has_its_own_cores_and_sees_no_gpu() -> None:
@@ -91,9 +93,9 @@ def test_two_gpus_are_one_each_and_one_is_shared() -> None:
 
 
 def test_asked_shares_are_kept() -> None:
-    placed = place(system(target_gpus=0.75, draft_gpus=0.25), ONE_GPU, None)
+    placed = place(system(target={"num_gpus": 0.75}, draft={"num_gpus": 0.25}), ONE_GPU, None)
     assert (placed["target"].num_gpus, placed["draft"].num_gpus) == (0.75, 0.25)
-    fits(system(target_gpus=0.75, draft_gpus=0.25), ONE_GPU)
+    fits(system(target={"num_gpus": 0.75}, draft={"num_gpus": 0.25}), ONE_GPU)
 
 
 def test_a_draft_on_the_cpu_leaves_the_gpu_to_the_target() -> None:
@@ -104,19 +106,21 @@ def test_a_draft_on_the_cpu_leaves_the_gpu_to_the_target() -> None:
 
 
 def test_given_cores_are_kept_and_the_other_gets_the_rest() -> None:
-    placed = place(system(target={"cpu_cores": "0"}), [Node(4, 0)], frozenset(range(4)))
+    placed = place(system(target={"cpu_cores": "0"}), [ClusterNode(4, 0)], frozenset(range(4)))
     assert (placed["target"].num_cores, placed["target"].num_cpus) == (None, 1.0)  # its settings say which
     assert (placed["draft"].num_cores, placed["draft"].num_cpus) == (3, 3.0)
 
 
 def test_cores_of_other_machines_are_not_guessed() -> None:
-    placed = place(system(), [Node(8, 0), Node(8, 0)], None)
+    placed = place(system(), [ClusterNode(8, 0), ClusterNode(8, 0)], None)
     assert {one.num_cores for one in placed.values()} == {None}
     assert {one.num_cpus for one in placed.values()} == {1.0}
 
 
 def test_what_a_pool_reserves_it_is_pinned_to_wherever_it_runs() -> None:
-    placed = place(system(target={"num_cpus": 3}, draft={"num_cpus": 0.5}), [Node(8, 0), Node(8, 0)], None)
+    placed = place(
+        system(target={"num_cpus": 3}, draft={"num_cpus": 0.5}), [ClusterNode(8, 0), ClusterNode(8, 0)], None
+    )
     assert {name: (one.num_cpus, one.num_cores) for name, one in placed.items()} == {
         "target": (3.0, 3),
         "draft": (0.5, 1),
@@ -124,7 +128,9 @@ def test_what_a_pool_reserves_it_is_pinned_to_wherever_it_runs() -> None:
 
 
 def test_overlapping_cores_are_reserved_in_amounts_that_ray_takes() -> None:
-    placed = place(system(target={"cpu_cores": "0-2"}, draft={"cpu_cores": "0"}), [Node(3, 0)], frozenset(range(3)))
+    placed = place(
+        system(target={"cpu_cores": "0-2"}, draft={"cpu_cores": "0"}), [ClusterNode(3, 0)], frozenset(range(3))
+    )
     assert {role: one.num_cpus for role, one in placed.items()} == {"target": 2.0, "draft": 0.5}
 
 
@@ -143,15 +149,15 @@ def test_workers_go_where_their_labels_say() -> None:
         drafts={"small": {"model": "d", "device": "cpu", "labels": {"role": "draft", "zone": "!b"}}},
         ray={"address": "auto"},
     )
-    targets, drafts = Node(8, 2, {"role": "target"}), Node(4, 0, {"role": "draft", "zone": "a"})
+    targets, drafts = ClusterNode(8, 2, {"role": "target"}), ClusterNode(4, 0, {"role": "draft", "zone": "a"})
     fits(config, [targets, drafts])
-    fits(config, [Node(8, 1, {"role": "target"}), Node(8, 1, {"role": "target"}), drafts])
+    fits(config, [ClusterNode(8, 1, {"role": "target"}), ClusterNode(8, 1, {"role": "target"}), drafts])
     with pytest.raises(ConfigError, match=r"1 x drafts\.small: 0 GPU, 1 CPU with role=draft, zone=!b"):
-        fits(config, [targets, Node(4, 0, {"role": "draft", "zone": "b"})])
+        fits(config, [targets, ClusterNode(4, 0, {"role": "draft", "zone": "b"})])
     with pytest.raises(ConfigError, match=r"the cluster has \[.*1 GPU, 8 CPU with role=target"):
-        fits(config, [Node(8, 1, {"role": "target"}), drafts])
+        fits(config, [ClusterNode(8, 1, {"role": "target"}), drafts])
     with pytest.raises(ConfigError, match=r"targets\.chat\.device is 'cuda' and Ray sees no GPU"):
-        fits(config, [Node(8, 2, {"role": "other"}), drafts])  # its GPUs are not the pool's to use
+        fits(config, [ClusterNode(8, 2, {"role": "other"}), drafts])  # its GPUs are not the pool's to use
 
 
 @pytest.mark.parametrize(
@@ -164,9 +170,9 @@ def test_labels_are_matched_as_ray_matches_them(selector: str, found: bool) -> N
 
 def test_very_many_workers_are_judged_at_once() -> None:
     config = pools(targets={"t": {"model": "t", "count": 40}}, drafts={"d": {"model": "d", "count": 60}})
-    fits(config, [Node(10, 0)] * 10)
+    fits(config, [ClusterNode(10, 0)] * 10)
     with pytest.raises(ConfigError, match=r"40 x targets\.t"):
-        fits(config, [Node(10, 0)] * 9 + [Node(9, 0)])
+        fits(config, [ClusterNode(10, 0)] * 9 + [ClusterNode(9, 0)])
 
 
 @pytest.mark.parametrize(
@@ -177,22 +183,22 @@ def test_very_many_workers_are_judged_at_once() -> None:
         (system(draft={"device": "tpu"}), NO_GPUS, {0, 1}, "draft.device is 'tpu'"),
         (system(target={"cpu_cores": "0,7"}), NO_GPUS, {0, 1}, "core 7, this machine offers 0,1"),
         (
-            system(draft={"device": "cpu"}, draft_gpus=1),
+            system(draft={"device": "cpu", "num_gpus": 1}),
             ONE_GPU,
             {0, 1},
             "draft.num_gpus is 1 and",
         ),
         (
-            system(target={"tensor_parallel": 2}, target_gpus=0.5),
+            system(target={"tensor_parallel": 2, "num_gpus": 0.5}),
             TWO_GPUS,
             {0, 1},
             "target.num_gpus is 0.5 and target.tensor_parallel 2: a rank takes one GPU, no less and no more; say 2",
         ),
-        (system(target={"tensor_parallel": 2}, target_gpus=3), TWO_GPUS, {0, 1}, "target.num_gpus is 3 and"),
+        (system(target={"tensor_parallel": 2, "num_gpus": 3}), TWO_GPUS, {0, 1}, "target.num_gpus is 3 and"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(
-    config: SystemConfig, nodes: list[Node], cores: set[int], message: str
+    config: SystemConfig, nodes: list[ClusterNode], cores: set[int], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         place(config, nodes, frozenset(cores))
@@ -200,17 +206,17 @@ def test_what_cannot_be_had_is_refused_by_name(
 
 
 def test_fitting_is_by_node_and_not_by_sum() -> None:
-    config = system(target_gpus=2)
-    fits(config, [Node(4, 2), Node(4, 1)])
+    config = system(target={"num_gpus": 2})
+    fits(config, [ClusterNode(4, 2), ClusterNode(4, 1)])
     with pytest.raises(ConfigError, match="target: 2 GPU"):
-        fits(config, [Node(4, 1), Node(4, 1), Node(4, 1)])
+        fits(config, [ClusterNode(4, 1), ClusterNode(4, 1), ClusterNode(4, 1)])
 
 
 def test_one_worker_each_on_two_small_nodes() -> None:
-    fits(system(), [Node(1, 1), Node(1, 1)])
-    placed = place(system(), [Node(1, 1), Node(1, 1)], None)
+    fits(system(), [ClusterNode(1, 1), ClusterNode(1, 1)])
+    placed = place(system(), [ClusterNode(1, 1), ClusterNode(1, 1)], None)
     with pytest.raises(ConfigError, match=r"has free \[1 GPU, 1 CPU\]"):
-        check_fits(each(system(), placed), [Node(1, 1)], "has free")
+        check_fits(each(system(), placed), [ClusterNode(1, 1)], "has free")
 
 
 def test_no_draft_no_placement() -> None:
@@ -222,10 +228,10 @@ def test_no_draft_no_placement() -> None:
 
 def test_ranks_of_a_split_target_have_cores_of_their_own() -> None:
     config = system(target={"tensor_parallel": 2})
-    placed = place(config, [Node(8, 0)], frozenset(range(8)))
+    placed = place(config, [ClusterNode(8, 0)], frozenset(range(8)))
     assert (placed["target"].num_ranks, placed["target"].num_cores, placed["target"].num_cpus) == (2, 3, 3.0)
     assert (placed["draft"].num_ranks, placed["draft"].num_cores) == (1, 2)
-    fits(config, [Node(8, 0)], frozenset(range(8)))
+    fits(config, [ClusterNode(8, 0)], frozenset(range(8)))
     assert str(placed["target"]) == "2 ranks of 3 CPU"
 
 
@@ -237,7 +243,7 @@ def test_ranks_share_cores_where_there_are_too_few() -> None:
 
 
 def test_gpus_asked_for_a_split_target_are_those_of_all_its_ranks() -> None:
-    config = system(target={"tensor_parallel": 2}, draft={"device": "cpu"}, target_gpus=2)
+    config = system(target={"tensor_parallel": 2, "num_gpus": 2}, draft={"device": "cpu"})
     placed = place(config, TWO_GPUS, None)
     assert {name: (one.num_gpus, one.num_ranks) for name, one in placed.items()} == {"target": (1, 2), "draft": (0, 1)}
     fits(config, TWO_GPUS)
@@ -245,8 +251,8 @@ def test_gpus_asked_for_a_split_target_are_those_of_all_its_ranks() -> None:
 
 def test_ranks_never_share_a_gpu() -> None:
     config = system(target={"tensor_parallel": 2})
-    assert {one.num_gpus for one in place(config, [Node(16, 3)], None).values()} == {1.0}
-    fits(config, [Node(16, 3)])
+    assert {one.num_gpus for one in place(config, [ClusterNode(16, 3)], None).values()} == {1.0}
+    fits(config, [ClusterNode(16, 3)])
     with pytest.raises(ConfigError, match="cannot be placed"):
         fits(config, TWO_GPUS)
 

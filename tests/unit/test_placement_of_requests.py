@@ -6,13 +6,21 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from gateway.placement import BALANCE, PREFIX_TOKENS, SLACK_SLOTS, Load, choose_draft, choose_target, prefix_key
+from gateway.workers.placement import (
+    BALANCE,
+    PREFIX_TOKENS,
+    SLACK_SLOTS,
+    WorkerLoad,
+    choose_draft,
+    choose_target,
+    prefix_key,
+)
 
 KEYS = [prefix_key([seed, *range(300)], b"") for seed in range(2000)]
 
 
-def idle(num: int) -> list[Load]:
-    return [Load(f"target-{index}", 0, 64) for index in range(num)]
+def idle(num: int) -> list[WorkerLoad]:
+    return [WorkerLoad(f"target-{index}", 0, 64) for index in range(num)]
 
 
 def test_prompts_that_begin_alike_go_to_the_same_target() -> None:
@@ -44,7 +52,7 @@ def test_a_key_is_of_the_beginning_and_the_salt() -> None:
 def test_affinity_yields_to_the_least_loaded_once_a_target_holds_clearly_more_than_its_share() -> None:
     loads = {load.name: 0 for load in idle(3)}
     for _ in range(60):
-        placed = choose_target(KEYS[0], [Load(name, count, 64) for name, count in loads.items()])
+        placed = choose_target(KEYS[0], [WorkerLoad(name, count, 64) for name, count in loads.items()])
         assert placed is not None
         loads[placed] += 1
         assert max(loads.values()) <= BALANCE * sum(loads.values()) / len(loads) + SLACK_SLOTS + 1
@@ -67,12 +75,15 @@ def test_full_and_silent_targets_are_left_out_while_there_are_others() -> None:
 def test_free_blocks_count_as_free_slots_do() -> None:
     """Three long requests weigh more than five short ones, and slots count by how many there are."""
     for key in KEYS[:20]:
-        assert choose_target(key, [Load("long", 3, 64, kv_share=0.9), Load("short", 5, 64, kv_share=0.05)]) == "short"
-        assert choose_target(key, [Load("small", 14, 16), Load("large", 16, 64)]) == "large"
+        assert (
+            choose_target(key, [WorkerLoad("long", 3, 64, kv_share=0.9), WorkerLoad("short", 5, 64, kv_share=0.05)])
+            == "short"
+        )
+        assert choose_target(key, [WorkerLoad("small", 14, 16), WorkerLoad("large", 16, 64)]) == "large"
 
 
 def test_a_draft_is_the_one_with_the_fewest_requests_then_the_nearest() -> None:
-    far, near = Load("far", 1, 64, rtt_s=0.01), Load("near", 1, 64, rtt_s=0.001)
+    far, near = WorkerLoad("far", 1, 64, rtt_s=0.01), WorkerLoad("near", 1, 64, rtt_s=0.001)
     assert choose_draft([far, near]) == "near"
     assert choose_draft([far, replace(near, num_requests=2)]) == "far"
     assert choose_draft([far, replace(near, silent=True)]) == "far"

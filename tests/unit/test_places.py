@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.places import Places
+from gateway.admission.queue import AdmissionQueue
 
 
-async def waiting(places: Places, order: list[int], index: int) -> None:
+async def waiting(places: AdmissionQueue, order: list[int], index: int) -> None:
     await places.acquire()
     order.append(index)
 
@@ -18,7 +18,7 @@ async def settle() -> None:
 
 
 async def test_first_come_first_served_within_the_capacity() -> None:
-    places, order = Places(2), list[int]()
+    places, order = AdmissionQueue(2), list[int]()
     tasks = [asyncio.create_task(waiting(places, order, index)) for index in range(5)]
     await settle()
     assert order == [0, 1]
@@ -33,7 +33,7 @@ async def test_first_come_first_served_within_the_capacity() -> None:
 
 
 async def test_when_the_capacity_falls_those_that_run_go_on() -> None:
-    places, order = Places(2), list[int]()
+    places, order = AdmissionQueue(2), list[int]()
     await places.acquire()
     await places.acquire()
     places.capacity = 1
@@ -46,7 +46,7 @@ async def test_when_the_capacity_falls_those_that_run_go_on() -> None:
 
 
 async def test_who_gives_up_waiting_takes_no_place_with_them() -> None:
-    places, order = Places(1), list[int]()
+    places, order = AdmissionQueue(1), list[int]()
     await places.acquire()
     tasks = [asyncio.create_task(waiting(places, order, index)) for index in range(3)]
     await settle()

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from deploy import launcher
-from outrider.cli.merging import DEMO_NAME, merged
-from outrider.cli.stopping import StopFlag
 from outrider.cli.supervisor import Supervisor
-from outrider.cli.system import RayConfig, ScalingConfig, SystemConfig, read_yaml
-from outrider.wire.config import DraftConfig
 from outrider.wire.errors import ConfigError
+from outrider.wire.processes import StopFlag
+from outrider.wire.settings.config import DraftConfig
+from outrider.wire.settings.merging import DEMO_NAME, merged
+from outrider.wire.settings.system import RayConfig, ScalingConfig, SystemConfig, read_yaml
 from tests.forked import REPO
 
 NO_FLAGS: dict[str, dict[str, Any]] = {
@@ -58,9 +58,7 @@ def test_pools_are_read_whole_and_come_back_from_json() -> None:
 
 
 def test_a_target_and_a_draft_are_short_for_a_pool_of_each() -> None:
-    config = read(
-        {"target": {"model": "t"}, "draft": {"model": "d"}, "gateway": {"model_name": "x"}, "ray": {"target_gpus": 2}}
-    )
+    config = read({"target": {"model": "t", "num_gpus": 2}, "draft": {"model": "d"}, "gateway": {"model_name": "x"}})
     target, draft = config.pools
     assert (target.name, target.count, target.max, target.model_name, target.num_gpus) == ("target", 1, 1, "x", 2)
     assert (draft.name, draft.serves, draft.member(0), draft.setting) == ("draft", ("target",), "draft-0", "draft")
@@ -164,7 +162,7 @@ def test_a_drafter_on_the_command_line_says_nothing_of_the_files_pools() -> None
         ),
         ({"drafts": {"chat": {"model": "d", "serves": ["chat"]}}}, "targets and drafts both have a pool 'chat'"),
         ({"target": {"model": "t"}}, "target and targets are two forms of the same"),
-        ({"ray": {"target_gpus": 1}}, "ray.target_gpus is for one target alone"),
+        ({"ray": {"target_gpus": 1}}, "ray.target_gpus is no setting any more; instead: say num_gpus"),
         ({"ray": {"name": "No Name"}}, "ray.name is 'No Name'"),
         ({"ray": {"registry": "here"}}, "ray.registry is 'here'"),
         ({"ray": None}, "without Ray there is one pool of targets"),
@@ -247,7 +245,7 @@ def test_what_the_docs_and_the_examples_show_can_be_read() -> None:
 
 def test_every_setting_of_ray_and_of_pools_is_in_the_docs() -> None:
     text = (REPO / "docs/cluster.md").read_text()
-    for name in {*RayConfig.model_fields, *ScalingConfig.model_fields} - {"target_gpus", "draft_gpus"}:
+    for name in {*RayConfig.model_fields, *ScalingConfig.model_fields}:
         assert f"`{name}`" in text, name
 
 

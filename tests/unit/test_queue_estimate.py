@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway.queue_estimate import QueueEstimate
+from gateway.admission.queue import QueueEstimate
 
 
 class Clock:

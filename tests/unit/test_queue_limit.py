@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.queue_estimate import QueueEstimate
-from gateway.queue_limit import BURST_S, QueueLimit
+from gateway.admission.queue import BURST_S, QueueEstimate, QueueLimit
 
 MOST_WAIT_S = 0.5
 

@@ -22,19 +22,17 @@ def source_text(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def small_target() -> Iterator[None]:
-    """The recipe is the same at any size; on one thread, so that a busy machine does not make threads wait in turn."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def small_pair() -> Iterator[None]:
+    """The recipe is the same at any size."""
     with pytest.MonkeyPatch.context() as patch:
-        sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 2}
-        patch.setitem(SIZES, "target", SIZES["target"] | sizes)
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+        for which in SIZES:
+            patch.setitem(SIZES, which, SIZES[which] | sizes)
         yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
-def work(small_target: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work(small_pair: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared folder with a target and a draft trained for a few steps."""
     root = tmp_path_factory.mktemp("recipe")
     sources, docs, folder = root / "lib", root / "doc", root / "work"
@@ -46,7 +44,7 @@ def work(small_target: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare.main([str(folder), "--stdlib", str(sources), "--docs", str(docs), "--vocab-size", "300"])
     short = ["--batch-size", "4", "--window", "32", "--report-every", "10"]
     train.main([str(folder), "target", "--steps", "20", *short])
-    train.main([str(folder), "draft", "--steps", "20", *short])
+    train.main([str(folder), "draft", "--steps", "60", *short])
     return folder
 
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import GenerationRequest, Usage
-from gateway.request_record import (
+from gateway.generation import AnswerUsage, GenerationRequest
+from gateway.telemetry.request_record import (
     RequestRecords,
-    Round,
+    RoundRecord,
     current_record,
     note_admitted,
     note_answer,
     note_failure,
     note_key,
     note_ok,
+    note_round_end,
     request_id_of,
-    tell_round,
     traceparent,
 )
 from outrider.v1 import target_pb2 as tpb
@@ -95,7 +95,9 @@ def test_one_line_says_what_the_request_was_and_how_it_ended(lines: pytest.LogCa
         note_key("alice")
         note_admitted(requests())
         for accepted in (3, 4):
-            note_answer(Usage(num_completion_tokens=10, num_rounds=2, num_draft_tokens=8, num_accepted_tokens=accepted))
+            note_answer(
+                AnswerUsage(num_completion_tokens=10, num_rounds=2, num_draft_tokens=8, num_accepted_tokens=accepted)
+            )
         note_ok()
     (line,) = lines.records
     fields = line.fields  # type: ignore[attr-defined]
@@ -152,8 +154,8 @@ def test_a_traced_request_is_a_span_below_its_callers_with_its_rounds_below_it()
     with RequestRecords(collected).record("req-1", "chat", str(CALLER)):  # type: ignore[arg-type]
         note_admitted(requests(1))
         verdict = tpb.Verdict(token_ids=[31337, 5], num_drafted=4, num_accepted=1)
-        tell_round(Round(TICKET, time.monotonic() - 0.5, "target-1", 4, "draft-1", verdict))
-        tell_round(Round(TICKET + 1, time.monotonic(), "target-1"))
+        note_round_end(RoundRecord(TICKET, time.monotonic() - 0.5, "target-1", 4, "draft-1", verdict))
+        note_round_end(RoundRecord(TICKET + 1, time.monotonic(), "target-1"))
         note_failure(WorkerFault("about token 31337"))
     first, second, whole = collected.added
     above = TraceParent(CALLER.trace_id, 2, True)

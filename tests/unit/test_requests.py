@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.chat import ChatTemplate
-from gateway.requests import INLINE_CHARS, build_requests
-from gateway.schemas import ChatBody, CompletionBody, parse_body
+from gateway.admission.requests import INLINE_CHARS, build_requests
+from gateway.api.schemas import ChatBody, CompletionBody, parse_body
+from gateway.tokenizer import ChatTemplate
+from outrider.wire.errors import InvalidRequest
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
@@ -53,3 +54,14 @@ async def test_long_texts_are_tokenised_on_a_thread(
     demand = parse_body(kind, body).demand("id")
     await build_requests(demand, FACTS, TOKENIZER, config())
     assert (threads == {threading.get_ident()}) is inline
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [({"num_draft_tokens": 17}, "num_draft_tokens is 17"), ({"tree": "4x2x1"}, "tree is 4x2x1, 20 nodes")],
+)
+async def test_an_operator_bounds_what_a_request_may_have_drafted(asked: dict[str, object], shown: str) -> None:
+    demand = parse_body(CompletionBody, {"prompt": "x", "speculation": asked}).demand("id")
+    await build_requests(demand, FACTS, TOKENIZER, config())
+    with pytest.raises(InvalidRequest, match=rf"{shown}, .*at most 16 tokens \(max_draft_tokens\)"):
+        await build_requests(demand, FACTS, TOKENIZER, config(max_draft_tokens=16))

@@ -5,21 +5,22 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from outrider.engine.penalties import LogitRow, SamplingState, process_unchecked, sound_rows
-from outrider.engine.reported import packed, reported, unpacked
-from outrider.engine.sampling import (
+from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked, sound_rows
+from outrider.engine.sampling.reported import reported
+from outrider.engine.sampling.sampling import (
     argmax,
+    cut,
     distributions,
     inverse_cdf,
     probabilities,
-    top_logprobs,
-    truncate_topk,
 )
 from outrider.wire.params import SamplingParams
-from tests.unit.drawing import draw, draw_weights
+from tests.unit.drawing import cut_dense, draw, draw_weights
 
 INF = math.inf
 EOS = (7, 11)
@@ -88,9 +89,7 @@ ALONE = {
     "negative penalties": {"presence_penalty": -1.1, "frequency_penalty": -0.4},
     "bias": {"logit_bias": {0: 5.0, 5: -3.5, 63: -100.0}},
     "bad words": {"bad_words": ((4,), (8,))},
-    "bad words in the output": {"bad_words": ((5, 2, 9, 30), (9, 31), (2, 32), (5, 9, 33))},
-    "bad word across the prompt": {"bad_words": ((40, 5, 5, 2, 9, 30), (3, 40, 5, 5, 2, 9, 31))},
-    "bad word longer than everything": {"bad_words": (tuple(range(30)), (4,))},
+    "bad words that have begun": {"bad_words": ((5, 2, 9, 30), (9, 31), (2, 32), (3, 40, 5, 5, 2, 9, 31))},
     "min tokens": {"min_tokens": 6, "stop_token_ids": (12, 13)},
     "min tokens without eos": {"min_tokens": 6, "stop_token_ids": (12,), "ignore_eos": True},
     "min tokens reached": {"min_tokens": 4},
@@ -231,7 +230,20 @@ class TestProcess:
         assert not bool(distributions(processed, rows).isnan().any())
 
 
+FEW_IDS = st.lists(st.integers(0, 2), max_size=6).map(tuple)
+
+
 class TestState:
+    @given(st.lists(FEW_IDS.filter(bool), max_size=8), FEW_IDS, FEW_IDS, FEW_IDS)
+    def test_banned_are_the_ids_that_would_complete_a_bad_word(
+        self, words: list[tuple[int, ...]], prompt: tuple[int, ...], output: tuple[int, ...], drafts: tuple[int, ...]
+    ) -> None:
+        held = state(SamplingParams(bad_words=tuple(words)), output, prompt)
+        for size in range(len(drafts) + 1):
+            text = (*prompt, *output, *drafts[:size])
+            completing = {i for i in range(9) if any((*text, i)[-len(word) :] == word for word in words)}
+            assert held.banned(drafts[:size], vocab_size=9) == completing
+
     def test_extended_corrected_and_reopened_outputs_equal_a_fresh_state(self) -> None:
         generator = torch.Generator().manual_seed(2)
         params, logits = params_of({**TOGETHER, "bad_words": ((1, 2), (3, 4, 5), (2, 2))}), random_logits(1)
@@ -369,60 +381,36 @@ class TestDraw:
         assert not bool(sound.any())
 
 
-class TestTruncate:
+class TestCut:
     def test_the_best_renormalised(self) -> None:
         law = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
-        assert truncate_topk(law, 2).exp()[0].tolist() == pytest.approx([0.0, 0.4 / 0.7, 0.0, 0.3 / 0.7])
+        assert cut_dense(law, 2).exp()[0].tolist() == pytest.approx([0.0, 0.4 / 0.7, 0.0, 0.3 / 0.7])
 
     def test_at_most_n_even_on_ties(self) -> None:
-        truncated = truncate_topk(torch.zeros(1, 50).log_softmax(-1), 8)
-        assert int((truncated > -INF).sum()) == 8
-        assert float(truncated.double().exp().sum()) == pytest.approx(1.0, abs=1e-6)
+        laws = cut(torch.zeros(1, 50).log_softmax(-1), 8)
+        assert laws.ids.shape == laws.scores.shape == (1, 8)
+        assert float(laws.scores.double().exp().sum()) == pytest.approx(1.0, abs=1e-6)
 
-    def test_narrow_rows_come_back_bit_for_bit(self) -> None:
-        law = random_logits(3, 50).log_softmax(-1)
-        law[1, 5:] = -INF
-        law[1] = law[1].log_softmax(-1)
-        truncated = truncate_topk(law, 5)
-        assert torch.equal(truncated[1], law[1])
-        assert not torch.equal(truncated[0], law[0])
-        assert truncate_topk(law, 50) is law
-
-    def test_n_must_be_positive(self) -> None:
-        with pytest.raises(ValueError, match="n is 0"):
-            truncate_topk(torch.zeros(1, 4), 0)
+    def test_what_is_drawn_is_in_the_row_that_is_sent(self) -> None:
+        law = random_logits(200, 50).log_softmax(-1)
+        u = torch.rand(200, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).clamp_min(1e-9)
+        for laws in (cut(law, 5), cut(law, 50), cut(law, None)):
+            ids, sound = laws.draw(u)
+            assert bool(sound.all())
+            assert all(row.prob(token_id) > 0 for row, token_id in zip(laws.rows(50), ids.tolist(), strict=True))
 
 
-class TestTopLogprobs:
-    def test_equals_a_sorted_log_softmax(self) -> None:
-        logits = random_logits(3)
-        chosen = torch.tensor([4, 5, 6])
-        own, ids, values = top_logprobs(logits, chosen, 5)
-        expected = logits.double().log_softmax(-1)
-        torch.testing.assert_close(own.double(), expected[torch.arange(3), chosen], atol=1e-5, rtol=0)
-        assert torch.equal(ids, expected.argsort(dim=1, descending=True)[:, :5])
-        torch.testing.assert_close(values.double(), expected.gather(1, ids), atol=1e-5, rtol=0)
-
+class TestReported:
     @pytest.mark.parametrize("num_best", [0, 1, 7, 64])
-    def test_host_and_device_report_the_same(self, num_best: int) -> None:
+    def test_equals_a_sorted_log_softmax(self, num_best: int) -> None:
         logits, chosen = random_logits(4), [4, 5, 63, 0]
         expected = logits.double().log_softmax(-1)
-        on_host = reported(logits, chosen, num_best)
-        on_device = unpacked(packed(logits, torch.tensor(chosen), num_best).numpy(), num_best)
-        for r, found in enumerate(zip(on_host, on_device, strict=True)):
+        for r, (own, ids, values) in enumerate(reported(logits, chosen, num_best)):
             order = expected[r].argsort(descending=True)[:num_best]
-            for own, ids, values in found:
-                assert own == pytest.approx(float(expected[r, chosen[r]]), abs=1e-5)
-                assert list(ids) == order.tolist()
-                assert values == pytest.approx(expected[r, order].tolist(), abs=1e-5)
+            assert own == pytest.approx(float(expected[r, chosen[r]]), abs=1e-5)
+            assert list(ids) == order.tolist()
+            assert values == pytest.approx(expected[r, order].tolist(), abs=1e-5)
 
     def test_equals_are_reported_by_id(self) -> None:
         (_, ids, values), *_ = reported(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), [0], 3)
         assert ids == (1, 3, 2) and values[0] == values[1]
-
-    def test_lowest_id_first_and_none_at_all(self) -> None:
-        logits = torch.tensor([[0.0, 2.0, 1.0, 2.0]])
-        _, ids, _ = top_logprobs(logits, torch.tensor([0]), 3)
-        assert ids.tolist() == [[1, 3, 2]]
-        own, ids, values = top_logprobs(logits, torch.tensor([0]), 0)
-        assert own.shape == (1,) and ids.shape == values.shape == (1, 0)

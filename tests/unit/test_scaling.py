@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from deploy.loads import Loads
-from deploy.scaling import Change, Scaler, Sight
-from outrider.cli.pools import Pool, Role
-from outrider.cli.system import ScalingConfig
+from deploy.sizes import Change, Loads, Scaler, Sight
 from outrider.v1 import common_pb2, registry_pb2
-from outrider.wire.config import DraftConfig, TargetConfig
+from outrider.wire.settings.config import DraftConfig, TargetConfig
+from outrider.wire.settings.pools import Pool, Role
+from outrider.wire.settings.system import ScalingConfig
 
 CONFIG = ScalingConfig(queue_high=2, busy_high=0.8, busy_low=0.4, late_high=0.25, up_after_s=5, down_after_s=60)
 

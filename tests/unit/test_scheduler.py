@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.scheduler import (
-    MAX_NARROW,
+from outrider.engine.worker.jobs import MAX_NARROW
+from outrider.engine.worker.scheduler import (
+    MIN_PREFILL_TOKENS,
     Admit,
     Decision,
-    Demand,
     Feed,
     Preempt,
     Run,
     Scheduler,
+    SlotDemand,
     Wait,
     Want,
     Why,
 )
-from outrider.engine.step_cost import MIN_PREFILL_TOKENS
 
 BLOCK_SIZE = 4
 
@@ -34,18 +34,18 @@ def demand(
     cached: int | None = None,
     k: int = 4,
     blocks: int | None = None,
-) -> Demand:
+) -> SlotDemand:
     """A slot of 9 committed tokens that verifies 4 drafts, all but the last token cached, unless said otherwise."""
     num_cached = committed - 1 if cached is None else cached
     num_blocks = -(-num_cached // BLOCK_SIZE) if blocks is None else blocks
-    return Demand((1, index), want, committed, num_cached, committed + k, num_blocks)
+    return SlotDemand((1, index), want, committed, num_cached, committed + k, num_blocks)
 
 
-def blank(index: int, committed: int = 9, want: Want = Want.STEP) -> Demand:
+def blank(index: int, committed: int = 9, want: Want = Want.STEP) -> SlotDemand:
     return demand(index, want, committed, cached=0)
 
 
-def plan(*demands: Demand, num_free: int = 100, budget: int = 64) -> list[Decision]:
+def plan(*demands: SlotDemand, num_free: int = 100, budget: int = 64) -> list[Decision]:
     return Scheduler(BLOCK_SIZE, budget).plan(demands, num_free)
 
 
@@ -194,7 +194,7 @@ def test_a_prompt_alone_spares_those_who_will_be_back() -> None:
     assert fed(Want.DORMANT) == 256
 
 
-def busy(num_running: int) -> tuple[Scheduler, list[Demand]]:
+def busy(num_running: int) -> tuple[Scheduler, list[SlotDemand]]:
     """Slots that run, of a scheduler that knows its costs: beside them 10 tokens go, alone 256."""
     scheduler = Scheduler(BLOCK_SIZE, 256)
     scheduler.cost.note(0, 256, 0.256)
@@ -307,12 +307,12 @@ class Sequence:
     want: Want = Want.PREFILL
     num_preempted: int = 0
 
-    def demand(self, pool: KVPool) -> Demand:
+    def demand(self, pool: KVPool) -> SlotDemand:
         num_after = min(len(self.ids) + self.k, self.num_end)
         first = self.num_cached // BLOCK_SIZE
         shared = any(pool.num_references(block) > 1 for block in self.table.blocks[first : first + 1])
         blocks = len(self.table.blocks)
-        return Demand(self.key, self.want, len(self.ids), self.num_cached, num_after, blocks, int(shared))
+        return SlotDemand(self.key, self.want, len(self.ids), self.num_cached, num_after, blocks, int(shared))
 
 
 @dataclass
@@ -357,12 +357,12 @@ class World:
             self.scheduler.cost.note(self.num_run(demands, decisions), num_fed, 0.010 + 0.001 * num_fed)
         return bool(worked)
 
-    def num_run(self, demands: list[Demand], decisions: list[Decision]) -> int:
+    def num_run(self, demands: list[SlotDemand], decisions: list[Decision]) -> int:
         """Tokens of those whose step goes and who held memory before."""
         going = [d.key for d in decisions if isinstance(d, Run)]
         return sum(d.num_after - d.num_cached for d in demands if d.key in going and d.num_blocks)
 
-    def check(self, demands: list[Demand], decisions: list[Decision]) -> None:
+    def check(self, demands: list[SlotDemand], decisions: list[Decision]) -> None:
         going = [d.key for d in decisions if isinstance(d, Run | Feed)]
         assert len(set(going)) == len(going)
         ready = [d for d in demands if d.want is Want.STEP and d.num_blocks and not d.num_to_feed]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.open_slots import Behind
-from outrider.engine.slots import Slot, SlotTable
+from outrider.engine.worker.slots import Behind, Slot, SlotTable
 from outrider.wire.errors import InvalidRequest, Overloaded
 from outrider.wire.params import SamplingParams
 
@@ -59,7 +58,7 @@ def test_lengths_outside_prompt_and_max_tokens_are_refused(base_len: int, ids: l
 
 
 def test_all_drafts_accepted_leaves_the_draft_one_short() -> None:
-    """DESIGN 3.1: the draft fed the last committed token and K - 1 of its K tokens."""
+    """The draft fed the last committed token and K - 1 of its K tokens."""
     slot = open_slot()
     feed(slot, [5, 6, 7, 8, 20, 21])  # K = 3: 20, 21, 22 proposed
     slot.commit_from(4, [20, 21, 22, 23])

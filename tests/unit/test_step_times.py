@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.engine.step_times import MEMORY_S, StepTimes
+from outrider.engine.worker.engine_thread import MEMORY_S, StepTimes
 from tests.unit.test_metrics import Clock
 
 

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from outrider.wire.errors import WorkerLost
-from outrider.wire.streams import MAX_BATCH_ITEMS, Outbox, PendingReplies
+from outrider.wire.transport.streams import MAX_BATCH_ITEMS, Outbox, PendingReplies
 
 
 class Wire:
@@ -107,13 +107,14 @@ async def test_batches_are_bounded_in_bytes() -> None:
     [
         asyncio.InvalidStateError("RPC already finished."),
         grpc.aio.UsageError("ended"),
+        grpc.aio.InternalError("the peer died while it was sent"),
         asyncio.CancelledError(),
         ValueError("cannot be serialised"),
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_a_writer_that_fails_holds_nothing(error: BaseException) -> None:
-    """Whatever ended the stream, what is put afterwards must not pile up."""
+async def test_a_writer_that_fails_holds_nothing(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever ended the stream, what is put afterwards must not pile up. That a peer died is no error of ours."""
     wire = Wire()
     wire.error = error
     outbox: Outbox[int] = Outbox(wire.write, wire.end)
@@ -123,6 +124,7 @@ async def test_a_writer_that_fails_holds_nothing(error: BaseException) -> None:
         outbox.put(i)
     await settle()
     assert wire.batches == [[1]]
+    assert bool(caplog.records) == isinstance(error, ValueError)
     assert not outbox._queue
     # The reader tells of streams that ended; one that is up has to be ended, or nobody ever hears of this.
     assert wire.num_ends == (1 if isinstance(error, ValueError) else 0)

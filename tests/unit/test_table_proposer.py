@@ -15,23 +15,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from draft_service import active
 from draft_service.jobs import PartOut, Proposed, ProposeJob
-from draft_service.table_proposer import TableProposer
-from draft_service.table_slot import TableSlot
-from outrider.drafting.drafter import Drafter
+from draft_service.table_proposer import TableProposer, TableSlot
+from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.tables import Unigram
-from outrider.engine.chain import draw_chain
-from outrider.engine.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, TruncateJob
-from outrider.engine.open_slots import OpenSlots
-from outrider.engine.penalties import SamplingState
-from outrider.engine.slot_keeper import SlotKeeper
-from outrider.engine.wire_tensors import decode_laws
-from outrider.wire.codec import Rows
+from outrider.engine.sampling.chain import draw_chain
+from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.sampling.wire_tensors import decode_laws
+from outrider.engine.worker.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, TruncateJob
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import OpenSlots
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
+from outrider.wire.transport.codec import Rows
 
 VOCAB, CONTEXT, MAX_SLOTS = 16, 64, 3
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
@@ -46,13 +46,13 @@ class AtOnce:
 
 
 class Draft:
-    def __init__(self, drafter: Drafter | None = None, *, budget_bytes: int = 1 << 20) -> None:
+    def __init__(self, drafter: SequenceDrafter | None = None) -> None:
         self.drafter = drafter or Ngram()
         self.metrics, self.parts = WorkerMetrics("draft"), list[PartOut]()
         self.table = OpenSlots(partial(TableSlot, self.drafter), MAX_SLOTS, CONTEXT)
         self.keeper = SlotKeeper(self.table, AtOnce(), self.metrics, VOCAB, ())  # type: ignore[arg-type]
         engine: Any = AtOnce()
-        self.proposer = TableProposer(self.keeper, engine, self.parts.append, self.metrics, VOCAB, budget_bytes)
+        self.proposer = TableProposer(self.keeper, engine, self.parts.append, self.metrics, VOCAB)
         self._tickets = 0
 
     def open(self, slot: int, ids: list[int], owner: int = 1, num_prompt: int | None = None, **options: Any) -> Any:
@@ -139,14 +139,17 @@ def test_a_drawn_proposal_comes_with_the_laws_that_it_was_drawn_from(options: di
         assert np.array_equal(own.dense_scores(), drawn_from.dense_scores())
 
 
-def test_laws_are_cut_before_the_draw_where_that_is_asked_for_or_there_is_no_room() -> None:
+def test_laws_are_cut_before_the_draw_where_that_is_asked_for_or_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     options: dict[str, Any] = {"temperature": 1.0, "seed": 3}
     for budget, encoding, most in (
         (1 << 20, DraftLogprobs.TOPK, 2),
         (1, DraftLogprobs.AUTO, 2),
         (1, DraftLogprobs.FULL, VOCAB),
     ):
-        draft = Draft(Unigram(list(range(VOCAB))), budget_bytes=budget)
+        monkeypatch.setattr(active, "FULL_LOGPROBS_BUDGET_BYTES", budget)
+        draft = Draft(Unigram(list(range(VOCAB))))
         draft.open(1, PROMPT, **options)
         _, parts = draft.proposed(1, len(PROMPT), encoding=encoding, topk=2)
         laws = [law for part in parts for law in decode_laws(rows_of(part), VOCAB, [[each] for each in part.draft_ids])]
@@ -156,14 +159,8 @@ def test_laws_are_cut_before_the_draw_where_that_is_asked_for_or_there_is_no_roo
 def test_large_laws_leave_in_parts_that_each_fit_a_message() -> None:
     vocab = 40_000
     draft = Draft(Unigram(list(range(vocab))))
-    draft.proposer = TableProposer(
-        draft.keeper,
-        AtOnce(),
-        draft.parts.append,
-        draft.metrics,
-        vocab,
-        1 << 30,  # type: ignore[arg-type]
-    )
+    engine: Any = AtOnce()
+    draft.proposer = TableProposer(draft.keeper, engine, draft.parts.append, draft.metrics, vocab)
     draft.open(1, PROMPT, temperature=1.0, seed=3)
     _, parts = draft.proposed(1, len(PROMPT))
     assert [(part.start, len(part.draft_ids), part.num_draft_tokens) for part in parts] == [(i, 1, 4) for i in range(4)]
@@ -327,8 +324,8 @@ class Messages(RuleBasedStateMachine):
         for owner in (1, 2):
             self.draft.proposer.handle(OwnerGone(owner))
         assert self.draft.table.num_in_use == 0 and not self.draft.proposer.step(time.monotonic())
-        desk = self.draft.proposer._desk
-        assert not desk.active and not desk._routes and not self.draft.keeper._states
+        queue = self.draft.proposer._queue
+        assert not queue.active and not queue._routes and not self.draft.keeper._states
         assert all(len(answers) == 1 for answers in self.waiting)
 
 

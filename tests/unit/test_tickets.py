@@ -11,14 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from outrider.wire.codec import DenseRows
-from target_service.tickets import NUM_REMEMBERED, Arrival, Part, TicketTable
+from outrider.wire.transport.codec import DenseRows
+from target_service.tickets import NUM_REMEMBERED, Arrival, DeliveryPart, TicketTable
 
 TTL_S = 10.0
 
 
-def part(ticket: int = 1, start: int = 0, ids: tuple[int, ...] = (5,), of: int = 3, **other: object) -> Part:
-    made = Part(ticket, committed_len=9, start=start, draft_ids=ids, num_draft_tokens=of, rows=None, num_bytes=10)
+def part(ticket: int = 1, start: int = 0, ids: tuple[int, ...] = (5,), of: int = 3, **other: object) -> DeliveryPart:
+    made = DeliveryPart(
+        ticket, committed_len=9, start=start, draft_ids=ids, num_draft_tokens=of, rows=None, num_bytes=10
+    )
     return replace(made, **other)
 
 
@@ -32,7 +34,7 @@ class Table:
     def _count(self, why: str, num_tokens: int) -> None:
         self.drops[why] += num_tokens
 
-    def deliver(self, *parts: Part, now: float = 0.0) -> list[Arrival]:
+    def deliver(self, *parts: DeliveryPart, now: float = 0.0) -> list[Arrival]:
         return [self.table.deliver(p, now) for p in parts]
 
 
@@ -110,7 +112,7 @@ def test_a_draft_that_has_nothing_to_say_completes_its_proposal(held: Table, ver
     ],
 )
 @pytest.mark.parametrize("expected", [False, True])
-def test_a_part_that_does_not_fit_refuses_all(held: Table, second: Part, reason: str, expected: bool) -> None:
+def test_a_part_that_does_not_fit_refuses_all(held: Table, second: DeliveryPart, reason: str, expected: bool) -> None:
     if expected:
         held.table.expect(1, 9, 5, now=0.0)
     assert held.deliver(part(), second, part(start=1, ids=(6, 7))) == [
@@ -125,7 +127,12 @@ def test_a_part_that_does_not_fit_refuses_all(held: Table, second: Part, reason:
 
 
 @pytest.mark.parametrize(
-    "expected, reason", [((8, 3), "continues length 9, verify is at 8"), ((9, 2), "3 draft tokens, verify asked for 2")]
+    "expected, reason",
+    [
+        ((8, 3), "continues length 9, verify is at 8"),
+        ((10, 3), "continues length 9, verify is at 10"),
+        ((9, 2), "3 draft tokens, verify asked for 2"),
+    ],
 )
 @pytest.mark.parametrize("verify_first", [False, True])
 def test_a_proposal_for_another_state_is_refused(

@@ -19,8 +19,16 @@ from cryptography.hazmat.primitives.serialization import (
 
 from outrider.v1 import draft_pb2, registry_pb2, target_pb2
 from outrider.wire.errors import ConfigError, Forbidden
-from outrider.wire.roles import Role, check_may_call
-from outrider.wire.tls import CA, CERTIFICATE, KEY, CertificateFolder, part_certificates, public_certificates
+from outrider.wire.transport.roles import Role, check_may_call
+from outrider.wire.transport.tls import (
+    CA,
+    CERTIFICATE,
+    KEY,
+    CertificateFolder,
+    Certificates,
+    part_certificates,
+    public_certificates,
+)
 from tests.certificates import authority, now, part_folder, public_folder, role_names, write_folder
 
 
@@ -118,8 +126,10 @@ def test_one_that_grows_old_while_it_serves_is_warned_of_once_a_day(
     counts = []
     with caplog.at_level(logging.WARNING):
         for num_days in (0.0, 5.0, 7.0, 7.5, 8.1, 8.2):
-            monkeypatch.setattr("outrider.wire.tls.time.time", lambda days=num_days: start + days * 86400)
-            monkeypatch.setattr("outrider.wire.tls.time.monotonic", lambda days=num_days: monotonic + days * 86400)
+            monkeypatch.setattr("outrider.wire.transport.tls.time.time", lambda days=num_days: start + days * 86400)
+            monkeypatch.setattr(
+                "outrider.wire.transport.tls.time.monotonic", lambda days=num_days: monotonic + days * 86400
+            )
             assert folder.current.certificate == certificate
             counts.append(len(caplog.records))
     assert counts == [0, 0, 1, 1, 2, 2]
@@ -165,6 +175,25 @@ def test_a_folder_half_written_is_left_until_it_is_whole(tmp_path: Path, caplog:
     assert folder.current.ca == (other / CA).read_bytes()
 
 
+def test_nobody_waits_while_files_are_being_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop asks at each connection."""
+    path = part_folder(tmp_path / "target", authority(), Role.TARGET)
+    folder = target_of(path)
+    first, read_once = folder.current, folder._read_once
+
+    def read_while_written() -> Certificates:
+        found = read_once()
+        (path / CA).write_bytes((path / CA).read_bytes() + b"\n")
+        return found
+
+    monkeypatch.setattr("outrider.wire.transport.tls._SETTLE_S", 3600.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "_read_once", read_while_written)
+        (path / CA).write_bytes((path / CA).read_bytes() + b"\n")
+        assert folder.current is first
+    assert folder.current.ca == (path / CA).read_bytes() != first.ca
+
+
 def test_one_that_is_not_yet_valid_is_taken_up_when_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,7 +205,7 @@ def test_one_that_is_not_yet_valid_is_taken_up_when_it_is(
     write_folder(path, *ca.issue("early", role_names(Role.TARGET), begins), ca)
     with caplog.at_level(logging.WARNING):
         assert folder.current is first
-        monkeypatch.setattr("outrider.wire.tls.RETRY_S", 0.1)
+        monkeypatch.setattr("outrider.wire.transport.tls.RETRY_S", 0.1)
         folder._retry_at_s = 0.0
         assert folder.current is first
         assert [record.message.rpartition(": ")[2] for record in caplog.records] == [

@@ -11,9 +11,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chat import ChatTemplate, find_template
-from gateway.requests import bad_word_ids
-from gateway.tokenizer import Tokenizer
+from gateway.admission.requests import bad_word_ids
+from gateway.tokenizer import ChatTemplate, Tokenizer, find_template
 from outrider.v1.common_pb2 import TokenizerFiles
 from outrider.wire.errors import ConfigError, InvalidRequest
 from tests.unit.test_detokenizer import BYTE_LEVEL, SENTENCEPIECE, TOKENIZERS, WORDS, byte_ids

@@ -63,7 +63,7 @@ def test_what_is_no_header_is_as_none(text: str | None) -> None:
     assert TraceParent.parse(text) is None
 
 
-def test_sampling_follows_the_caller_and_else_the_ratio(spans: Spans) -> None:
+def test_sampling_follows_the_caller_and_else_the_environment(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
     caller = TraceParent.parse(HEADER)
     assert caller is not None
     begun = spans.begin("request", caller, 1)
@@ -72,7 +72,9 @@ def test_sampling_follows_the_caller_and_else_the_ratio(spans: Spans) -> None:
     assert begun.place.span_id != caller.span_id
     assert spans.begin("request", TraceParent(1, 2, False), 1) is None
     assert spans.begin("request", None, 1) is not None
-    never = Spans(NOWHERE, "gateway", sample_ratio=0.0)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    never = Spans(NOWHERE, "gateway")
     assert never.begin("request", None, 1) is None
     assert never.begin("request", caller, 1) is not None
     never.close()

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.engine.coupled import coupled_id
-from outrider.engine.draft_tree import ROOT, DraftTree
-from outrider.engine.host_sampling import HostLogits
-from outrider.engine.penalties import LogitRow, NonFiniteLogits, SamplingState
-from outrider.engine.reported import reported
-from outrider.engine.row_law import RowLaw
+from outrider.engine.sampling.coupled import coupled_id
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
+from outrider.engine.sampling.reported import reported
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
-from target_service import batch
-from target_service.batch import decide
-from target_service.waiting import Ready
+from target_service import decide as batch
+from target_service.decide import decide
+from target_service.waiting import ReadyVerify
 from tests.unit.test_decide import PROMPT, PlainSlot, PlainWaiting
 
 VOCAB = 12
@@ -38,7 +38,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Slot:
-    ready: Ready
+    ready: ReadyVerify
     state: SamplingState
     logits: Tensor
 
@@ -67,7 +67,7 @@ def make(kind: int, parents: list[int], seed: int, chain: bool = False, **params
     tree = None if chain else DraftTree.checked(ids, parents)
     waiting: Any = PlainWaiting(PlainSlot(made, PROMPT))
     draft_laws = None if made.determined else list(laws.values())
-    return Slot(Ready(waiting, ids, draft_laws, None, tree), state, own)
+    return Slot(ReadyVerify(waiting, ids, draft_laws, None, tree), state, own)
 
 
 def decided(*slots: Slot) -> list[Any]:

@@ -12,15 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.tree_drawing import grow_level
+from draft_service.drawing import grow_level
 from draft_service.tree_growth import Growth, tree_row
-from outrider.engine.coupled import coupled_id, coupled_ranked
-from outrider.engine.draft_tree import ROOT, DraftTree
-from outrider.engine.host_sampling import HostLogits
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.penalties import LogitRow, SamplingState
-from outrider.engine.row_law import RowLaw
-from outrider.engine.slots import Slot
+from outrider.engine.sampling.coupled import coupled_id, coupled_ranked
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.penalties import LogitRow, SamplingState
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
+from outrider.engine.worker.slots import Slot
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from outrider.wire.tree_shape import TreeShape

@@ -14,9 +14,9 @@ import pytest
 
 from draft_service import tree_growth
 from draft_service.tree_growth import Growth
-from outrider.engine import row_law, tree_acceptance
-from outrider.engine.row_law import RowLaw
-from outrider.engine.tree_acceptance import TreeNoise, accept_tree
+from outrider.engine.sampling import row_law, tree_acceptance
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.tree_acceptance import TreeNoise, accept_tree
 from outrider.wire.tree_shape import TreeShape
 from tests.law.table import ENUMERATED, Row, enumerated_row
 

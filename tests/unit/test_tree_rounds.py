@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from gateway.draft_side import DraftSide
+from gateway.admission.requests import Demand, FieldNames, check_demand
 from gateway.generation import Drafter, GenerationRequest, ModelFacts, SpeculationOptions
-from gateway.requests import Demand, FieldNames, check_demand
-from gateway.session import Session
-from gateway.tree_rounds import tree_of
+from gateway.rounds.draft_length import tree_of
+from gateway.rounds.drafting import Drafting
+from gateway.rounds.session import Session
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
-from outrider.wire.config import ConfigError, GatewayConfig, load
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import SamplingParams
+from outrider.wire.settings.config import ConfigError, GatewayConfig, load
 from outrider.wire.tree_shape import TreeShape
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 
@@ -63,7 +63,7 @@ def asked_for(
     request = GenerationRequest("r", "m", PROMPT, params, speculation=SpeculationOptions(**wishes))
     session = Session(request, model.tokenizer, 1)
     session.committed.extend(range(num_committed))
-    side = DraftSide(model, session)
+    side = Drafting(model, session)
     num_draft_tokens = side.propose(1, connection, model.targets["target-0"])
     if not num_draft_tokens:
         return None
@@ -111,7 +111,7 @@ async def test_the_gateways_tree_gives_way_to_a_requests_own_wishes() -> None:
 
 def test_a_setting_that_is_no_tree_is_refused() -> None:
     with pytest.raises(ConfigError, match="8x8: it has 72 nodes"):
-        load(GatewayConfig, ["--target", "127.0.0.1:9", "--tree", "8x8"], {})
+        load(GatewayConfig, ["--target", "127.0.0.1:9", "--tree", "8x8"])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_setting_that_is_no_tree_is_refused() -> None:
     ],
 )
 def test_refused_by_name(wishes: dict[str, Any], no_trees: str | None, why: str) -> None:
-    facts = ModelFacts("m", 512, 320, 0, "draft", (Drafter.MODEL,), no_trees)
+    facts = ModelFacts("m", 512, 320, 0, 320, "draft", (Drafter.MODEL,), no_trees)
     options = SpeculationOptions(tree=TREE, **wishes)
     names = FieldNames(prompt="prompt")
     demand = Demand(
@@ -137,7 +137,7 @@ def test_refused_by_name(wishes: dict[str, Any], no_trees: str | None, why: str)
         speculation=options,
     )
     with pytest.raises(InvalidRequest, match=r"speculation\.tree is 4x2x1") as caught:
-        check_demand(demand, [facts], GatewayConfig(target="127.0.0.1:9"))
+        check_demand(demand, [facts])
     assert why in caught.value.message and caught.value.param == "speculation.tree"
 
 

@@ -17,7 +17,6 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from outrider.cli.stopping import StopFlag
 from outrider.cli.tuning import runs
 from outrider.cli.tuning import study as study_module
 from outrider.cli.tuning.choice import Ratio, choose, fastest_of
@@ -25,12 +24,13 @@ from outrider.cli.tuning.costs import Costs, costs_of
 from outrider.cli.tuning.expected import Acceptance, best_k, expected_speed, expected_tokens, improvement
 from outrider.cli.tuning.picture import draw
 from outrider.cli.tuning.report import reason, show, to_json, unsteady
-from outrider.cli.tuning.runs import Answer, Load, Pass
+from outrider.cli.tuning.runs import Pass, TimedAnswer, Workload
 from outrider.cli.tuning.settings import alternatives, chain, chain_name, environment, gateway_settings, needs_draft
 from outrider.cli.tuning.study import Study, points_of
 from outrider.client import AcceptanceRule, Drafter, Speculation, TokenKind
-from outrider.wire.config import GatewayConfig
 from outrider.wire.errors import ConfigError
+from outrider.wire.processes import StopFlag
+from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.tree_shape import TreeShape
 from tests.unit import simulated_pair
 from tests.unit.simulated_pair import MAX_TOKENS, PROMPT_S, answer, moods, one_pass, round_s
@@ -333,8 +333,14 @@ def test_every_prompt_is_answered_under_all_settings_before_the_next(monkeypatch
     num_led = 0
 
     async def answered(
-        client: Any, load: Load, index: int, repeat: int, wish: Speculation, max_tokens: int, cache: str | None = None
-    ) -> Answer:
+        client: Any,
+        load: Workload,
+        index: int,
+        repeat: int,
+        wish: Speculation,
+        max_tokens: int,
+        cache: str | None = None,
+    ) -> TimedAnswer:
         nonlocal num_led
         k = cast(int, wish.num_draft_tokens)
         if cache is None:
@@ -346,7 +352,7 @@ def test_every_prompt_is_answered_under_all_settings_before_the_next(monkeypatch
         return answer(k, [True] * max_tokens)
 
     monkeypatch.setattr(runs, "_run_answer", answered)
-    load = Load(["a", "b"], 90, {"temperature": 0.0}, "model", 1.0, StopFlag())
+    load = Workload(["a", "b"], 90, {"temperature": 0.0}, "model", 1.0, StopFlag())
     wishes = {str(k): Speculation(num_draft_tokens=k) for k in (1, 2, 12)}
     num_done: list[int] = []
     passes = asyncio.run(
@@ -372,7 +378,7 @@ def test_a_study_of_a_pair_whose_speed_is_known(monkeypatch: pytest.MonkeyPatch)
     draws = random.Random(11)
 
     async def measured(
-        client: Any, load: Load, wishes: Mapping[str, Speculation], repeats: range, done: Any
+        client: Any, load: Workload, wishes: Mapping[str, Speculation], repeats: range, done: Any
     ) -> dict[str, list[Pass]]:
         seeds.append(repeats)
         slowness, found = next(stages), {}
@@ -385,7 +391,7 @@ def test_a_study_of_a_pair_whose_speed_is_known(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(study_module, "run_interleaved", measured)
     monkeypatch.setattr(study_module, "lead_in", nothing)
-    load = Load(["a"], MAX_TOKENS, {"temperature": 0.0}, "model", 1.0, StopFlag())
+    load = Workload(["a"], MAX_TOKENS, {"temperature": 0.0}, "model", 1.0, StopFlag())
     found = asyncio.run(study_module.study(cast(Any, None), load, [Drafter.MODEL], 12, 2, lambda text: None))
     assert found.acceptance.shortest == 6 and len(found.acceptance.answers) == 7 * 2 * 30
     assert [point.k for point in found.points] == list(range(13))
@@ -397,7 +403,7 @@ def test_a_study_of_a_pair_whose_speed_is_known(monkeypatch: pytest.MonkeyPatch)
 
 
 def slower(one: Pass, times: float) -> Pass:
-    return Pass(tuple(Answer(each.rounds, tuple(times * gap_s for gap_s in each.gaps_s)) for each in one.answers))
+    return Pass(tuple(TimedAnswer(each.rounds, tuple(times * gap_s for gap_s in each.gaps_s)) for each in one.answers))
 
 
 # ---- settings
@@ -410,8 +416,7 @@ def test_a_setting_is_told_to_the_gateway_in_full() -> None:
         "num_draft_tokens": "4",
         "drafter": "model",
         "acceptance": "rejection",
-        "draft_logprobs": "topk",
-        "draft_topk": "128",
+        "draft_logprobs": "topk:128",
     }
     coupled = {"num_draft_tokens": "4", "drafter": "model", "acceptance": "coupled"}
     assert gateway_settings(found["K = 4, coupled"]) == coupled

@@ -7,14 +7,14 @@ import io
 import pytest
 from rich.console import Console
 
-from outrider.cli.merging import merged
-from outrider.cli.supervisor import Endpoints, Gateway, Worker
+from outrider.cli.supervisor import Endpoints, Gateway, StartedWorker
 from outrider.cli.up import _show_ready, log_to
 from outrider.wire.errors import ConfigError
+from outrider.wire.settings.merging import merged
 
 ENDPOINTS = Endpoints(
     [Gateway("127.0.0.1:1", "127.0.0.1:2", "https://127.0.0.1:1")],
-    [Worker("target", "target", "127.0.0.1:3", None)],
+    [StartedWorker("target", "target", "127.0.0.1:3", None, "KV cache 64 tokens")],
     None,
 )
 
@@ -52,7 +52,9 @@ def test_commands_name_the_ca_and_the_key_where_they_are_asked_for() -> None:
 
 def test_without_drafts_it_says_who_drafts_all_the_same() -> None:
     assert "no draft: plain decoding" in said({}) and "no draft: plain decoding" in said({"drafter": "model"})
-    assert "no draft: the target drafts for itself by ngram" in said({"drafter": "ngram+model"})
+    assert " -K 5" not in said({})
+    own = said({"drafter": "ngram+model"})
+    assert "no draft: the target drafts for itself by ngram" in own and "generate 'import os' -K 5" in own
 
 
 @pytest.mark.parametrize(

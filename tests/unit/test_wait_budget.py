@@ -6,35 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.wait_budget import MAX_SKIPPED_ROUNDS, Backoff, WaitBudget
+from gateway.planning.wait_budget import MAX_SKIPPED_ROUNDS, Backoff, WaitBudget
 
 SECONDS = st.floats(min_value=1e-6, max_value=100.0)
-
-
-def test_unknown_is_the_longest() -> None:
-    assert WaitBudget(0.005, 1.0).seconds == 1.0
-
-
-def test_first_observation_is_rfc_6298() -> None:
-    """Mean R, deviation R / 2: R + 4 R / 2."""
-    budget = WaitBudget(0.0, 10.0)
-    budget.observe(0.1)
-    assert budget.seconds == pytest.approx(0.3)
-
-
-def test_second_observation_is_rfc_6298() -> None:
-    """Deviation 3/4 0.05 + 1/4 |0.1 - 0.2|, then mean 7/8 0.1 + 1/8 0.2."""
-    budget = WaitBudget(0.0, 10.0)
-    budget.observe(0.1)
-    budget.observe(0.2)
-    assert budget.seconds == pytest.approx(0.1125 + 4 * 0.0625)
-
-
-def test_steady_proposals_need_hardly_more_than_they_take() -> None:
-    budget = WaitBudget(0.001, 10.0)
-    for _ in range(100):
-        budget.observe(0.05)
-    assert budget.seconds == pytest.approx(0.05, rel=1e-3)
 
 
 def test_it_follows_a_draft_that_becomes_slower_and_faster() -> None:
@@ -64,10 +38,6 @@ def rounds_until_draft(backoff: Backoff) -> int:
     while not backoff.may_draft():
         skipped += 1
     return skipped
-
-
-def test_a_fresh_request_drafts() -> None:
-    assert rounds_until_draft(Backoff()) == 0
 
 
 def test_late_proposals_in_a_row_double_the_pause() -> None:

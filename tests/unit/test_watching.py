@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from deploy.grafana.__main__ import generated, main
 from deploy.prometheus.binaries import NotFound, find
-from gateway.access import AccessMetrics
-from gateway.member_series import MemberSeries
-from gateway.membership import Membership
+from gateway.admission.keys import AccessMetrics
+from gateway.workers.member_series import MemberSeries
+from gateway.workers.membership import Membership
 from outrider.wire.metrics import PLAIN_REASONS, GatewayMetrics, WorkerMetrics
 from outrider.wire.trace import Spans
 from tests.forked import REPO

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import Future
 
 from deploy.registry import Registry
-from gateway.membership import DRAFTS, TARGETS
+from gateway.workers.membership import DRAFTS, TARGETS
 from outrider.v1 import registry_pb2 as pb
 from outrider.wire.worker_main import announce
 

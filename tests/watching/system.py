@@ -14,7 +14,7 @@ from pathlib import Path
 from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 
-from outrider.wire.api_keys import ApiKey, digest_of, new_key, write_keys
+from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, write_keys
 from tests.forked import Forked
 from tests.stack import DEMO_DRAFT, Pools, Process, running_pools
 from tests.tiny_models import random_model

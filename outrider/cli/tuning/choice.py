@@ -34,7 +34,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Recommendation:
     name: str
     fastest: str
     """The same where it was measured the fastest."""
@@ -47,12 +47,12 @@ def speeds_of(passes: Mapping[str, Sequence[Pass]]) -> dict[str, list[float]]:
     return {name: [one.tokens_per_s for one in own] for name, own in passes.items()}
 
 
-def choose(speeds: Speeds) -> Choice:
+def choose(speeds: Speeds) -> Recommendation:
     """The fastest, or what is simpler and as fast within noise. PLAIN is one of them."""
     plain = speeds[PLAIN]
     fastest = max(speeds, key=lambda name: statistics.median(speeds[name]))
     name = next(name for name in speeds if name == fastest or _ties(speeds[name], speeds[fastest]))
-    return Choice(name, fastest, Ratio.of(speeds[name], plain), Ratio.of(speeds[fastest], plain))
+    return Recommendation(name, fastest, Ratio.of(speeds[name], plain), Ratio.of(speeds[fastest], plain))
 
 
 def fastest_of(speeds: Speeds) -> str:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from outrider.cli.tuning.runs import Answer, Pass
+from outrider.cli.tuning.runs import Pass, TimedAnswer
 from outrider.client import Round
 from outrider.wire.errors import ConfigError
 
@@ -93,7 +93,7 @@ def _cost_of_pass(k: int, one: Pass, max_tokens: int) -> Cost:
     )
 
 
-def _later_rounds(k: int, answer: Answer, max_tokens: int) -> list[tuple[Round, float]]:
+def _later_rounds(k: int, answer: TimedAnswer, max_tokens: int) -> list[tuple[Round, float]]:
     """With the wait for each: those after the first that had room for k drafts, and had as many or none."""
     found, start = [], 0
     for index, (round_, gap_s) in enumerate(zip(answer.rounds, answer.gaps_s, strict=True)):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.cli.tuning.costs import Cost, Costs
-from outrider.cli.tuning.runs import Answer, Pass
+from outrider.cli.tuning.runs import Pass, TimedAnswer
 from outrider.client import TokenKind
 
 
@@ -85,7 +85,7 @@ class Acceptance:
         return [[of[kind] for kind in kinds] for kinds in self.answers]
 
 
-def _kinds(answer: Answer) -> tuple[TokenKind, ...]:
+def _kinds(answer: TimedAnswer) -> tuple[TokenKind, ...]:
     return tuple(token.kind for round_ in answer.rounds for token in round_.tokens)
 
 

@@ -9,15 +9,15 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.cli.stopping import StopFlag
 from outrider.client import AsyncClient, GenerateOptions, Round, Speculation
 from outrider.wire.errors import OutriderError
+from outrider.wire.processes import StopFlag
 
 _LEAD_IN_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     rounds: tuple[Round, ...]
     gaps_s: tuple[float, ...]
     """How long the client waited for each round: the first from its call, the others from the round before."""
@@ -31,7 +31,7 @@ class Answer:
 class Pass:
     """All prompts once under one setting."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[TimedAnswer, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -43,7 +43,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """What is asked under every setting."""
 
     prompts: Sequence[str]
@@ -77,7 +77,7 @@ class Load:
         return options
 
 
-async def lead_in(client: AsyncClient, load: Load, speculation: Speculation) -> None:
+async def lead_in(client: AsyncClient, load: Workload, speculation: Speculation) -> None:
     """An answer that nobody measures: the gateway learns how long this setting's proposals take."""
     k = speculation.num_draft_tokens
     two_rounds = 2 * (k + 1) if isinstance(k, int) else 0
@@ -87,13 +87,13 @@ async def lead_in(client: AsyncClient, load: Load, speculation: Speculation) -> 
 
 async def _run_answer(
     client: AsyncClient,
-    load: Load,
+    load: Workload,
     index: int,
     repeat: int,
     speculation: Speculation,
     max_tokens: int,
     cache: str | None = None,
-) -> Answer:
+) -> TimedAnswer:
     """Raises StopRequested between two rounds, and the error tree."""
     rounds: list[Round] = []
     gaps_s: list[float] = []
@@ -108,11 +108,11 @@ async def _run_answer(
             last_s = now_s
     if not rounds or rounds[-1].usage is None:
         raise OutriderError("the gateway ended an answer without its last message")
-    return Answer(tuple(rounds), tuple(gaps_s))
+    return TimedAnswer(tuple(rounds), tuple(gaps_s))
 
 
 async def run_interleaved(
-    client: AsyncClient, load: Load, settings: Mapping[str, Speculation], repeats: range, done: Callable[[], None]
+    client: AsyncClient, load: Workload, settings: Mapping[str, Speculation], repeats: range, done: Callable[[], None]
 ) -> dict[str, list[Pass]]:
     """By setting a pass for each repeat. Every prompt is answered under all settings before the next one, and from
     answer to answer forwards and backwards: what the machine does besides lasts longer than that, and hits all settings
@@ -120,7 +120,7 @@ async def run_interleaved(
 
     repeats: the seeds' numbers. done: called after each answer.
     """
-    answers: dict[str, list[list[Answer]]] = {name: [[] for _ in repeats] for name in settings}
+    answers: dict[str, list[list[TimedAnswer]]] = {name: [[] for _ in repeats] for name in settings}
     for own, repeat in enumerate(repeats):
         for index in range(len(load.prompts)):
             names = list(settings) if (own + index) % 2 == 0 else list(settings)[::-1]

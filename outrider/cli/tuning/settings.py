@@ -64,8 +64,7 @@ def gateway_settings(wish: Speculation) -> dict[str, str]:
         "tree": wish.tree,
         "drafter": wish.drafter,
         "acceptance": wish.acceptance,
-        "draft_logprobs": wish.draft_logprobs,
-        "draft_topk": wish.draft_topk,
+        "draft_logprobs": f"topk:{wish.draft_topk}" if wish.draft_topk else wish.draft_logprobs,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from outrider.cli.progress import Tell
 from outrider.cli.tuning import settings
-from outrider.cli.tuning.choice import Choice, Ratio, choose, fastest_of, speeds_of
+from outrider.cli.tuning.choice import Ratio, Recommendation, choose, fastest_of, speeds_of
 from outrider.cli.tuning.costs import Costs, costs_of
 from outrider.cli.tuning.expected import Acceptance, expected_speed, improvement
-from outrider.cli.tuning.runs import Load, Pass, lead_in, run_interleaved
+from outrider.cli.tuning.runs import Pass, Workload, lead_in, run_interleaved
 from outrider.client import AsyncClient, Drafter, Speculation
 from outrider.wire.errors import InvalidRequest
 
@@ -59,11 +59,11 @@ class Study:
     tried: Mapping[str, Speculation]
     tokens_per_pass: Mapping[str, float]
     """Of each of them: tokens over the target's forwards, rounds and plain steps."""
-    choice: Choice
+    choice: Recommendation
 
 
 async def study(
-    client: AsyncClient, load: Load, offered: Sequence[Drafter], max_k: int, repeats: int, tell: Tell
+    client: AsyncClient, load: Workload, offered: Sequence[Drafter], max_k: int, repeats: int, tell: Tell
 ) -> Study:
     """Costs at every K and acceptance at the larger ones, the speeds that follow from them, those that come, and the
     alternatives at the best K.
@@ -96,7 +96,7 @@ async def study(
 
 
 async def _run(
-    client: AsyncClient, load: Load, wishes: Mapping[str, Speculation], repeats: range, tell: Tell, stage: str
+    client: AsyncClient, load: Workload, wishes: Mapping[str, Speculation], repeats: range, tell: Tell, stage: str
 ) -> dict[str, list[Pass]]:
     num_done, num_all = 0, len(repeats) * len(load.prompts) * len(wishes)
 
@@ -135,7 +135,7 @@ def _tokens_per_pass(passes: Sequence[Pass]) -> float:
 
 
 async def _offered(
-    client: AsyncClient, load: Load, wishes: Mapping[str, Speculation]
+    client: AsyncClient, load: Workload, wishes: Mapping[str, Speculation]
 ) -> tuple[dict[str, Speculation], dict[str, str]]:
     """Those that the deployment takes, and what it said to the others."""
     tried, refused = {}, {}

@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine.cuda.draft_graph import LENGTHS, DraftGraphs
-from outrider.engine.cuda.graphs import CudaGraphMaker, GraphMaker
-from outrider.engine.cuda.step_graphs import WIDTHS, StepGraphs
+from outrider.engine.cuda.step_graphs import WIDTHS, CudaGraphMaker, GraphMaker, StepGraphs
 from outrider.engine.paths.forward_path import PathUnavailable
 from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention, why_not

@@ -1,13 +1,12 @@
-"""Tensors on their way between device and host without the host waiting for the device's other work.
+"""Tensors on their way between device and host, and the time that a device's work takes.
 
-A blocking copy from the GPU waits for everything that was launched before it, and one to the GPU too unless its source
-is pinned. `to_host` copies on a stream of its own, after what made the tensor and beside what comes later; `to_device`
-copies from pinned memory. On CPU both hand the tensor on.
+A blocking copy from the GPU waits for everything that was launched before it, so a step makes one of all that it reads;
+one to the GPU would wait too unless its source is pinned. Called on the engine thread, never on the event loop.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import time
 
 import numpy as np
 import torch
@@ -15,44 +14,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class HostCopy:
-    """A tensor's copy on the host. Made by `to_host`; may be waited for on any thread."""
-
-    def __init__(self, tensor: Tensor, copied: torch.cuda.Event | None) -> None:
-        self._tensor = tensor
-        self._copied = copied
-
-    def wait(self) -> Tensor:
-        """The copy, in CPU memory, of the shape and dtype of what was copied."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._tensor
-
-
-def to_host(tensor: Tensor) -> HostCopy:
-    """Begin to copy; call it where the tensor was made, on the stream that made it.
-
-    On CPU there is nothing to copy: the result is the tensor itself, so it must not be written to afterwards.
-    """
-    if tensor.device.type != "cuda":
-        return HostCopy(tensor, None)
-    stream = _copy_stream(tensor.device)
-    stream.wait_stream(torch.cuda.current_stream(tensor.device))
-    with torch.cuda.stream(stream):
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        copy.copy_(tensor, non_blocking=True)
-        tensor.record_stream(stream)  # its memory is not handed out again before the copy has been made
-        copied = torch.cuda.Event()
-        copied.record(stream)
-    return HostCopy(copy, copied)
+def to_host(*tensors: Tensor) -> list[Tensor]:
+    """Copy tensors of one device into CPU memory, of the same shapes and dtypes, in one wait for that device."""
+    on_gpu = tensors[0].device.type == "cuda"
+    copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=on_gpu).copy_(t, non_blocking=True) for t in tensors]
+    if on_gpu:
+        torch.cuda.current_stream(tensors[0].device).synchronize()
+    return copies
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """The array on the device. The host goes on at once; later work on the current stream sees the values."""
+    """Return the array on the device. The host goes on at once; later work on the current stream sees the values."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-@cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+class Moment:
+    """The moment at which a device is through with all that was launched before it was made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._at_s = time.monotonic()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record(torch.cuda.current_stream(device))
+
+    def seconds_since(self, earlier: Moment) -> float:
+        """Return the seconds from an earlier moment of the same device to this one; wait until this one has come."""
+        if self._event is None or earlier._event is None:
+            return self._at_s - earlier._at_s
+        self._event.synchronize()
+        return earlier._event.elapsed_time(self._event) / 1e3

@@ -1,7 +1,17 @@
 """Decode and verify steps as CUDA graphs: which shapes are captured, which one serves a step, and when none does.
 
 Used by `GraphedPath`. A step is padded to the smallest captured shape that holds it; anything else runs eagerly. A
-graph is compared with an eager forward on the first rows it serves, and dropped if it differs.
+graph is compared with an eager forward of made-up rows when it is captured, and dropped if it differs.
+
+CUDA graphs: a recorded sequence of launches, replayed over buffers that stay where they are.
+
+`GraphMaker` is the seam to the GPU. Tests put a double there that runs the function again on the same buffers, which
+proves everything but the recording itself.
+
+A plan whose tensors never move: a captured graph reads them, and each replay fills them with other rows.
+
+Every row is `width` tokens wide. A row with fewer new tokens feeds some of its cached ones again, and rows that are
+missing are made up; what both would write goes to the trash block, so no table knows of it.
 """
 
 from __future__ import annotations
@@ -9,16 +19,179 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.cuda.graphs import Graph, GraphMaker
-from outrider.engine.cuda.static_plan import StaticPlan
-from outrider.engine.model_files import first_line
+from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.kv_pool import TRASH_BLOCK
+from outrider.engine.loading.model_files import first_line
 from outrider.engine.paths.paged_plan import PagedPlan
-from outrider.engine.step_plan import Row
+from outrider.engine.step_plan import Row, check_ids
 from outrider.wire.log import get_logger
+
+Array = NDArray[Any]
+
+
+class Inputs:
+    """Named buffers on the device that one copy fills."""
+
+    def __init__(self, shapes: dict[str, tuple[tuple[int, ...], type[np.generic]]], device: torch.device) -> None:
+        """shapes: (shape, dtype) by name, the wide dtypes first, so that every view is aligned."""
+        self._layout: dict[str, tuple[int, int, tuple[int, ...], np.dtype[np.generic]]] = {}
+        end = 0
+        for name, (shape, kind) in shapes.items():
+            dtype = np.dtype(kind)
+            size = int(np.prod(shape)) * dtype.itemsize
+            self._layout[name] = (end, end + size, shape, dtype)
+            end += size
+        self._device = device
+        self._flat = torch.zeros(end, dtype=torch.uint8, device=device)
+
+    def __getitem__(self, name: str) -> Tensor:
+        begin, end, shape, dtype = self._layout[name]
+        return self._flat[begin:end].view(torch.from_numpy(np.empty(0, dtype)).dtype).view(shape)
+
+    def new_values(self) -> tuple[Array, dict[str, Array]]:
+        """Zeros on the host, whole and by name: to be filled and handed to `load`."""
+        flat = np.zeros(self._flat.numel(), dtype=np.uint8)
+        parts = {
+            name: flat[begin:end].view(dtype).reshape(shape)
+            for name, (begin, end, shape, dtype) in self._layout.items()
+        }
+        return flat, parts
+
+    def load(self, flat: Array) -> None:
+        self._flat.copy_(to_device(flat, self._device), non_blocking=True)
+
+
+class StaticPlan:
+    """`plan` for `num_rows` rows of `width` tokens, whose tables have at most `table_width` blocks."""
+
+    def __init__(
+        self, num_rows: int, width: int, table_width: int, block_size: int, vocab_size: int, device: torch.device
+    ) -> None:
+        assert width <= block_size, "made-up rows must fit the trash block"
+        self.num_rows, self.width = num_rows, width
+        self._block_size, self._vocab_size = block_size, vocab_size
+        num_tokens = num_rows * width
+        self.inputs = Inputs(
+            {
+                "ids": ((num_tokens,), np.int64),
+                "positions": ((num_tokens,), np.int64),
+                "write_to": ((num_tokens,), np.int64),
+                "wanted": ((num_tokens,), np.int64),
+                "kv_lens": ((num_rows,), np.int32),
+                "cu_seq_kv": ((num_rows + 1,), np.int32),
+                "table": ((num_rows, table_width), np.int32),
+            },
+            device,
+        )
+        self.wanted = self.inputs["wanted"]  # [T] int64: which tokens' logits the rows ask for, as many as they are
+        self.plan = PagedPlan(
+            input_ids=self.inputs["ids"][None],
+            position_ids=self.inputs["positions"][None],
+            cu_seq_q=torch.arange(0, num_tokens + 1, width, dtype=torch.int32, device=device),
+            kv_lens=self.inputs["kv_lens"],
+            cu_seq_kv=self.inputs["cu_seq_kv"],
+            block_table=self.inputs["table"],
+            write_to=self.inputs["write_to"],
+            logits_at=torch.arange(num_tokens, device=device),
+            gather=None,
+            max_q=width,
+            max_kv=table_width * block_size,
+            block_size=block_size,
+            rows=(),
+        )
+        self.load([])  # whatever runs before the first rows come stays in the trash block
+
+    def load(self, rows: Sequence[Row], made_up_id: int = 0) -> int:
+        """At most num_rows rows, reserved, each of at most `width` new tokens and of at least `width` in all.
+
+        The other rows are made up, of one id. Returns how many of `wanted` count.
+
+        Raises InvalidRequest for a token id outside the vocabulary.
+        """
+        flat, values = self.inputs.new_values()
+        ids, positions, write_to = (values[name].reshape(-1, self.width) for name in ("ids", "positions", "write_to"))
+        columns, count = np.arange(self.width), len(rows)
+        ids[:] = made_up_id
+        positions[:] = columns
+        write_to[:] = TRASH_BLOCK * self._block_size + columns
+        values["kv_lens"][:] = self.width
+        wanted = [
+            (i + 1) * self.width - n + j for i, row in enumerate(rows) for n in [row.num_logits] for j in range(n)
+        ]
+        if rows:
+            num_tokens = np.array([row.num_tokens for row in rows])  # [b]
+            ids[:count] = [row.last_ids(self.width) for row in rows]
+            positions[:count] += (num_tokens - self.width)[:, None]
+            values["kv_lens"][:count] = num_tokens
+            _fill_table(values["table"], [row.table.blocks for row in rows])
+            places = self._places(values["table"][:count], positions[:count])
+            is_new = positions[:count] >= np.array([row.num_cached for row in rows])[:, None]
+            np.copyto(write_to[:count], places, where=is_new)
+        check_ids(values["ids"], self._vocab_size)
+        values["cu_seq_kv"][1:] = values["kv_lens"].cumsum()
+        values["wanted"][: len(wanted)] = wanted
+        self.inputs.load(flat)
+        return len(wanted)
+
+    def _places(self, table: Array, positions: Array) -> Array:
+        """Storage indices of the tokens at positions [b, width] of rows with these tables [b, blocks]."""
+        blocks = np.take_along_axis(table, positions // self._block_size, axis=1).astype(np.int64)
+        return blocks * self._block_size + positions % self._block_size
+
+
+def _fill_table(table: Array, blocks: Sequence[Sequence[int]]) -> None:
+    """The first rows of a table of zeros, each as far as its blocks go."""
+    counts = np.array([len(own) for own in blocks])
+    used = np.arange(table.shape[1]) < counts[:, None]  # [b, blocks]
+    table[: len(blocks)][used] = np.fromiter(chain.from_iterable(blocks), dtype=np.int32, count=int(counts.sum()))
+
+
+NUM_WARM_UPS = 2
+"""Runs before a capture: libraries choose and allocate at their first calls, which a capture forbids."""
+
+
+class Graph(Protocol):
+    def replay(self) -> None:
+        """Run what was captured once more, on the current stream."""
+
+
+class GraphMaker(Protocol):
+    def capture(self, compute: Callable[[], None]) -> Graph:
+        """compute: reads and writes buffers that outlive it, and must not wait for the device.
+
+        It is run, too: what it writes must be harmless. Raises what torch raises when it cannot be captured.
+        """
+
+
+class CudaGraphMaker:
+    """All graphs share one memory pool, so what each needs between its kernels is taken once, by the largest."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, compute: Callable[[], None]) -> Graph:
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(NUM_WARM_UPS):
+                compute()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may go on using CUDA (copies being waited for) while this one captures.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            compute()
+        return graph
+
 
 log = get_logger(__name__)
 
@@ -32,7 +205,7 @@ LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StepShape:
     num_rows: int
     width: int
 
@@ -50,7 +223,7 @@ def batch_sizes(max_rows: int) -> list[int]:
     return sorted((size for size in sizes if size <= max_rows), reverse=True)
 
 
-def best_shape(shapes: Iterable[Shape], rows: Sequence[Row]) -> Shape | None:
+def best_shape(shapes: Iterable[StepShape], rows: Sequence[Row]) -> StepShape | None:
     """The captured shape with the fewest tokens that holds the rows, unless padding would cost more than it saves."""
     if not rows:
         return None
@@ -66,8 +239,6 @@ def best_shape(shapes: Iterable[Shape], rows: Sequence[Row]) -> Shape | None:
 class _Captured:
     static: StaticPlan
     graph: Graph
-    proven: bool = False
-    """It has served rows and agreed with an eager forward."""
 
 
 class StepGraphs:
@@ -86,11 +257,11 @@ class StepGraphs:
         self._run, self._maker, self._device = run, maker, device
         self._vocab_size, self._block_size = vocab_size, block_size
         self._largest_difference = LARGEST_DIFFERENCE[dtype]
-        self._captured: dict[Shape, _Captured] = {}
+        self._captured: dict[StepShape, _Captured] = {}
         self._logits = torch.empty(0, vocab_size, device=device)  # [most tokens of a shape, V], of the last replay
 
     @property
-    def shapes(self) -> set[Shape]:
+    def shapes(self) -> set[StepShape]:
         return set(self._captured)
 
     def capture(self, max_rows: int, table_width: int, budget_s: float, widths: Sequence[int]) -> None:
@@ -99,20 +270,22 @@ class StepGraphs:
         Nothing here is fatal: a shape that is not captured runs eagerly.
         """
         started, sizes = time.monotonic(), batch_sizes(max_rows)
-        for shape in (Shape(size, width) for width in widths for size in sizes):
+        for shape in (StepShape(size, width) for width in widths for size in sizes):
             if time.monotonic() - started > budget_s:
                 log.info("CUDA graphs: %.0f s are over, wider steps run eagerly", budget_s)
                 break
             try:
                 if not self._captured:
                     self._logits = torch.empty(sizes[0] * max(widths), self._vocab_size, device=self._device)
-                self._captured[shape] = self._capture(shape, table_width)
+                captured = self._capture(shape, table_width)
+                if self._proven(shape, captured):
+                    self._captured[shape] = captured
             except Exception as error:  # a class that waits for the device, or memory
                 log.warning("CUDA graphs: %s cannot be captured and run eagerly: %s", shape, _say(error))
                 break
         log.info("CUDA graphs: %d steps captured in %.1f s", len(self._captured), time.monotonic() - started)
 
-    def _capture(self, shape: Shape, table_width: int) -> _Captured:
+    def _capture(self, shape: StepShape, table_width: int) -> _Captured:
         static = StaticPlan(shape.num_rows, shape.width, table_width, self._block_size, self._vocab_size, self._device)
         logits = self._logits[: shape.num_tokens]
 
@@ -129,21 +302,18 @@ class StepGraphs:
         captured = self._captured[shape]
         num_wanted = captured.static.load(rows)
         captured.graph.replay()
-        logits = self._logits.index_select(0, captured.static.wanted[:num_wanted])  # [N, V]
-        return logits if captured.proven else self._prove(shape, rows, logits)
+        return self._logits.index_select(0, captured.static.wanted[:num_wanted])  # [N, V]
 
-    def _prove(self, shape: Shape, rows: Sequence[Row], logits: Tensor) -> Tensor:
-        """The graph's first rows, once more without it; that also writes their KV again, should the graph be wrong."""
-        eager = self._run(PagedPlan.build(rows, self._device, self._vocab_size))
-        if not bool(eager.isfinite().all()):
-            return eager  # the model's own fault: nothing to compare with
-        difference = float((logits - eager).abs().max() / eager.abs().max()) if logits.numel() else 0.0
-        if difference <= self._largest_difference:
-            self._captured[shape].proven = bool(logits.numel())
-        else:
+    def _proven(self, shape: StepShape, captured: _Captured) -> bool:
+        """Whether a replay over other rows than were captured has the logits of an eager forward."""
+        captured.static.load([], made_up_id=self._vocab_size // 2)
+        eager = self._run(captured.static.plan)
+        captured.graph.replay()
+        difference = float((self._logits[: shape.num_tokens] - eager).abs().max() / eager.abs().max())
+        if not difference <= self._largest_difference:
             log.warning("CUDA graphs: %s differ from an eager step by %.1e, the graph is dropped", shape, difference)
-            del self._captured[shape]
-        return eager
+            return False
+        return True
 
 
 def _say(error: Exception) -> str:

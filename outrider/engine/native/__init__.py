@@ -1,1 +1,1 @@
-"""The C++ forward and its binding: compiled on first use, kept in a cache folder. Used by `paths.fused`."""
+"""The C++ forward and its binding, compiled on first use and kept in a cache folder. Used by `paths.fused`."""

@@ -1,4 +1,4 @@
-"""Compiles the C++ forward for this very processor and keeps the result. Called by `library`.
+"""Compile the C++ forward for this very processor and keep the result. Called by `library`.
 
 The file's name carries a hash of the sources, the flags and the processor, and one of the compiler, so a folder shared
 by machines or versions holds a file for each. Two workers that start at once each compile and one rename wins. Where
@@ -31,14 +31,15 @@ FLAGS = (
 )
 FOLDER = Path(__file__).parent
 COMPILE_TIMEOUT_S = 300
+"""Seconds for one compilation; an unfinished file twice as old was abandoned."""
 
 
 class BuildError(Exception):
-    """There is no compiler here, or it does not take our sources; the message is one line."""
+    """Raised when there is no compiler here, or it does not take our sources; the message is one line."""
 
 
 def built_library() -> Path:
-    """The shared library for this machine, compiled if it is not there yet. Raises BuildError."""
+    """Return the shared library for this machine, compiled if it is not there yet. Raises BuildError."""
     folder, name = cache_folder(), f"fused-{_machine_key()}"
     try:
         compiler = find_compiler()
@@ -54,7 +55,7 @@ def built_library() -> Path:
 
 
 def find_compiler() -> str:
-    """$CXX when it is set, else the first of the usual names. Raises BuildError."""
+    """Return $CXX when it is set, else the first of the usual names that is found. Raises BuildError."""
     wanted = os.environ.get("CXX")
     names = [wanted] if wanted else ["c++", "g++", "clang++"]
     for name in names:
@@ -65,12 +66,12 @@ def find_compiler() -> str:
 
 
 def cache_folder() -> Path:
-    """$OUTRIDER_CACHE_DIR, or the user's cache."""
+    """Return $OUTRIDER_CACHE_DIR, or a folder in the user's cache."""
     return Path(os.environ.get("OUTRIDER_CACHE_DIR") or Path.home() / ".cache" / "outrider")
 
 
 def compile_to(path: Path, compiler: str) -> None:
-    """Under another name first, so that nobody ever loads half a file. Raises BuildError."""
+    """Compile to `path`, under another name first so that nobody ever loads half a file. Raises BuildError."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +93,7 @@ def compile_to(path: Path, compiler: str) -> None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """What builds that were killed left behind."""
+    """Remove what builds that were killed left behind."""
     for part in folder.glob("*.so.part"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - part.stat().st_mtime > 2 * COMPILE_TIMEOUT_S:
@@ -131,7 +132,7 @@ def _version(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """Its instruction sets, by which -march=native decides."""
+    """Return the processor's instruction sets, by which -march=native decides."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

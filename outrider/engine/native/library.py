@@ -1,4 +1,4 @@
-"""The C++ forward as Python sees it. `paths.fused` gives it weights, storage and steps.
+"""Bind the C++ forward to Python. `paths.fused` gives it weights, storage and steps.
 
 Every call that takes time releases the GIL (ctypes does). A `NativeModel` belongs to one thread at a time.
 """
@@ -18,11 +18,11 @@ from torch import Tensor
 from outrider.engine.native.build import BuildError, built_library, compile_to, find_compiler
 
 NO_LAYER = 0
-"""Where a matrix or a vector is not of a layer."""
+"""Layer index for a matrix or a vector that belongs to no layer."""
 
 
-class Spec(ctypes.Structure):
-    """Mirrors `Spec` in model.h."""
+class NativeSpec(ctypes.Structure):
+    """Mirrors `NativeSpec` in model.h."""
 
     _fields_ = (
         *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_size", "intermediate")),
@@ -33,7 +33,7 @@ class Spec(ctypes.Structure):
 
 
 class Kind(IntEnum):
-    """How numbers are stored."""
+    """How numbers are stored. Mirrors the C++ enumeration."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -41,7 +41,7 @@ class Kind(IntEnum):
 
 
 class Which(IntEnum):
-    """A packed matrix."""
+    """Names a packed matrix."""
 
     QKV = 0
     OUT = 1
@@ -50,8 +50,8 @@ class Which(IntEnum):
     HEAD = 4
 
 
-class Part(IntEnum):
-    """Where a weight's rows go among a matrix's outputs: in order, or into the halves that gate and up share."""
+class RowPart(IntEnum):
+    """Place of a weight's rows among a matrix's outputs: in order, or in the halves that gate and up share."""
 
     STRAIGHT = 0
     GATE = 1
@@ -59,6 +59,8 @@ class Part(IntEnum):
 
 
 class Vector(IntEnum):
+    """Names a norm's weight or a rotary table."""
+
     ATTENTION_NORM = 0
     MLP_NORM = 1
     QUERY_NORM = 2
@@ -69,7 +71,7 @@ class Vector(IntEnum):
 
 
 SIGNATURES = {
-    "outrider_new": (c_void_p, (POINTER(Spec), c_void_p)),
+    "outrider_new": (c_void_p, (POINTER(NativeSpec), c_void_p)),
     "outrider_free": (None, (c_void_p,)),
     "outrider_pack": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32)),
     "outrider_bias": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_int32)),
@@ -83,7 +85,7 @@ SIGNATURES = {
 
 @functools.lru_cache
 def library() -> ctypes.CDLL:
-    """Compiled when needed; a file in the cache that does not load is built again. Raises BuildError."""
+    """Return the library, built when it is missing or does not load. Raises BuildError."""
     path = built_library()
     try:
         return _open(path)
@@ -96,7 +98,7 @@ def library() -> ctypes.CDLL:
 
 
 def loaded() -> ctypes.CDLL | None:
-    """The library if somebody has needed it already: for what is too little to compile it for."""
+    """Return the library if it is loaded already, else None. For callers whose gain would not pay for compiling it."""
     return library() if library.cache_info().currsize else None
 
 
@@ -109,10 +111,13 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 class NativeModel:
-    """Packed weights and threads. Ends its threads when it is dropped."""
+    """Holds a model's packed weights and the threads that run it. Ends the threads when it is dropped."""
 
-    def __init__(self, spec: Spec, windows: list[int]) -> None:
-        """windows: keys that each layer's queries see, 0 for all. Raises BuildError, MemoryError."""
+    def __init__(self, spec: NativeSpec, windows: list[int]) -> None:
+        """Allocate an empty model. Raises BuildError, MemoryError.
+
+        windows: keys that each layer's queries see, 0 for all.
+        """
         self._library = library()
         seen = array("i", windows)  # named, so that it outlives the call
         self._handle = self._library.outrider_new(ctypes.byref(spec), seen.buffer_info()[0])
@@ -129,39 +134,42 @@ class NativeModel:
         which: Which,
         weight: Tensor,
         first: int = 0,
-        part: Part = Part.STRAIGHT,
+        part: RowPart = RowPart.STRAIGHT,
         scale: Tensor | None = None,
     ) -> None:
-        """weight [rows, columns] of the matrix's kind, to the outputs from `first` on; int8 has a scale [rows]."""
+        """Pack weight [rows, columns], of the matrix's kind, into the outputs from `first` on.
+
+        scale: [rows], for int8.
+        """
         weight = weight.detach().contiguous()
         scale = torch.ones(len(weight)) if scale is None else scale.detach().float().contiguous()
         rows, columns = weight.shape
         addresses = (weight.data_ptr(), scale.data_ptr())
         self._ran(self._library.outrider_pack(self._handle, layer, which, *addresses, rows, columns, first, part))
 
-    def bias(self, layer: int, which: Which, bias: Tensor, first: int = 0, part: Part = Part.STRAIGHT) -> None:
-        """bias [rows], any dtype."""
+    def bias(self, layer: int, which: Which, bias: Tensor, first: int = 0, part: RowPart = RowPart.STRAIGHT) -> None:
+        """Set the bias [rows], of any dtype, of the outputs from `first` on."""
         bias = bias.detach().float().contiguous()
         self._ran(self._library.outrider_bias(self._handle, layer, which, bias.data_ptr(), len(bias), first, part))
 
     def vector(self, layer: int, which: Vector, values: Tensor) -> None:
-        """A norm's weight or a rotary table, any shape and dtype."""
+        """Set a norm's weight or a rotary table, of any shape and dtype."""
         values = values.detach().float().contiguous()
         self._ran(self._library.outrider_vector(self._handle, layer, which, values.data_ptr(), values.numel()))
 
     @property
     def weight_bytes(self) -> int:
-        """Of the packed matrices."""
+        """Bytes of the packed matrices."""
         return int(self._library.outrider_weight_bytes(self._handle))
 
     def storage(self, embedding: Tensor, keys: Tensor, values: Tensor, num_blocks: int) -> None:
-        """All contiguous, and kept alive by the caller."""
+        """Use these tensors, all contiguous and kept alive by the caller, for the embedding, keys and values."""
         self._library.outrider_storage(
             self._handle, embedding.data_ptr(), keys.data_ptr(), values.data_ptr(), num_blocks
         )
 
     def forward(self, plan: array[int], num_tokens: int, num_rows: int, logits: Tensor) -> int | None:
-        """The step that `plan` (int32, see model.h) describes, into logits [N, V] float32.
+        """Run the step that `plan` (int32, see model.h) describes; write logits [N, V] float32.
 
         Returns None, or the index of a token id outside the vocabulary: nothing was computed then.
         """

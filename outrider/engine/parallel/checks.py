@@ -1,4 +1,4 @@
-"""Can this model be split over that many ranks? Asked before any process is started. Used by the loader."""
+"""Check that a model can be split over the ranks asked for, before any process is started. Used by the loader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEY_PROJECTIONS = ("k_proj", "qkv_proj", "query_key_value")
 
 
 def check_can_split(config: PreTrainedConfig, num_ranks: int, quantization: str, batch_invariant: bool) -> None:
-    """Raises ConfigError naming the class or the numbers that do not divide."""
+    """Raise ConfigError, naming the class or the numbers that do not divide, unless the model can be split."""
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     text = config.get_text_config(decoder=True)
     plan = getattr(text, "base_model_tp_plan", None) or {}
@@ -42,7 +42,7 @@ def check_can_split(config: PreTrainedConfig, num_ranks: int, quantization: str,
 
 
 def check_devices(device: torch.device, num_ranks: int) -> None:
-    """For ranks started on this machine by rank 0: a GPU each."""
+    """Raise ConfigError unless each rank that rank 0 starts on this machine can have a GPU of its own."""
     if device.type == "cuda" and torch.cuda.device_count() < num_ranks:
         raise ConfigError(
             f"tensor_parallel is {num_ranks} and this process sees {torch.cuda.device_count()} GPUs; "
@@ -52,12 +52,12 @@ def check_devices(device: torch.device, num_ranks: int) -> None:
 
 
 def _refuse(why: str, divisible: int = 1) -> ConfigError:
-    """divisible: a number of which any divisor would do."""
+    """Return the error, which names the rank counts that divide `divisible`."""
     possible = ", ".join(str(ranks) for ranks in range(1, divisible + 1) if divisible % ranks == 0)
     return ConfigError(f"{why}; use tensor_parallel {possible} or another model", param="tensor_parallel")
 
 
 def _numbers(config: Any, name: str) -> list[int]:
-    """Some classes have a number per layer."""
+    """Return the config's number, or its numbers for the classes that have one per layer."""
     found = getattr(config, name, None)
     return [] if found is None else [found] if isinstance(found, int) else list(found)

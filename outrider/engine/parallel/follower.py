@@ -1,8 +1,9 @@
-"""`python -m outrider.engine.parallel.follower FOLDER RANK CORES`: one share of the target's weights.
+"""`python -m outrider.engine.parallel.follower FOLDER RANK CORES`: hold one share of the target's weights.
 
 Started by rank 0 (`team`), or inside a Ray actor by `deploy`. It meets rank 0 first, loads what rank 0 loads in the
-same order, self-test included, and then repeats rank 0's forwards until told to end. When rank 0 ends in any other way
-the process ends at once, in the middle of a forward if need be. Torch is imported after the process has been pinned.
+same order, self-test included, and then repeats rank 0's forwards until rank 0 ends them. When rank 0 ends in any other
+way the process ends at once, in the middle of a forward if need be. Torch is imported after the process has been
+pinned.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from outrider.engine.parallel.meeting import Host, join_host
 from outrider.wire.errors import OutriderError
-from outrider.wire.host import prepare_process
 from outrider.wire.log import adopt_loggers, configure_logging, get_logger, tell_end
+from outrider.wire.settings.config import TargetConfig
+from outrider.wire.transport.host import prepare_process
 
 MEETING_TIMEOUT_S = 120.0
 _GRACE_S = 1.0
@@ -29,22 +30,24 @@ log = get_logger(__name__)
 
 
 def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callable[[], None]) -> int:
-    """Blocks for the life of the team; returns the process's exit code. Raises OutriderError, having told rank 0.
+    """Run one follower for the life of the team and return the process's exit code.
 
+    Raises OutriderError, after reporting it to rank 0.
     on_abandoned: called from a thread when rank 0 has ended without a word, just before the process does.
     """
     cores = prepare_process(cpu_cores)
     host = join_host(folder, rank, MEETING_TIMEOUT_S)
     ended = threading.Event()
     threading.Thread(target=_end_with, args=(host, ended, on_abandoned), name="rank-0", daemon=True).start()
-    told = host.commands.receive()
-    if told is None:
+    message = host.commands.receive()
+    if message is None:
         on_abandoned()
         return 1
-    settings = json.loads(told)
-    configure_logging(settings.pop("log_level"), f"target rank {rank}", settings.pop("log_format"))
+    start = json.loads(message)
+    config = TargetConfig(**start["config"])
+    configure_logging(config.log_level, f"target rank {rank}", config.log_format)
     try:
-        orderly = _serve(host, rank, settings, len(cores))
+        orderly = _serve(host, rank, config, Path(start["store"]), len(cores))
     except Exception as error:
         host.report(error.message if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}")
         raise
@@ -55,25 +58,24 @@ def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callabl
     return 0 if orderly else 1
 
 
-def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) -> bool:
-    """Returns whether rank 0 said that it ends."""
+def _serve(host: Host, rank: int, config: TargetConfig, store: Path, num_threads: int) -> bool:
+    """Load and repeat forwards; return whether rank 0 ended the team in good order."""
     import torch
 
-    from outrider.engine.loader import load_runner
+    from outrider.engine.loading.loader import load_runner
     from outrider.engine.parallel.group import Group, join_group
     from outrider.engine.parallel.messages import CopyBlocks, End, Forward, MoveTokens, SetStorage, decode
     from outrider.engine.paths.forward_path import RunsTrees
 
     torch.set_num_threads(num_threads)
-    store = Path(settings.pop("store"))
     groups: list[Group] = []
 
     def join(found: torch.device) -> Group:
         host.say_ready()
-        groups.append(join_group(store, rank, settings["tensor_parallel"], found.type))
+        groups.append(join_group(store, rank, config.tensor_parallel, found.type))
         return groups[0]
 
-    path = load_runner(join=join, **settings).path
+    path = load_runner(config, join).path
     adopt_loggers()
     groups[0].begin_steps()
     orderly = False
@@ -96,7 +98,7 @@ def _serve(host: Host, rank: int, settings: dict[str, Any], num_threads: int) ->
 
 
 def _end_with(host: Host, ended: threading.Event, on_abandoned: Callable[[], None]) -> None:
-    """Rank 0 never says anything on this line: it closes it by ending, or after it said End."""
+    """End this process when rank 0 closes the line, by ending or after its End: it sends nothing on it."""
     host.life.receive()
     if not ended.wait(_GRACE_S):  # a collective that waits for rank 0 would wait for minutes
         on_abandoned()

@@ -1,4 +1,4 @@
-"""torch's process group among the ranks, and what they must agree on. Used by both sides of `parallel`."""
+"""torch's process group among the ranks, and the numbers they must agree on. Used by rank 0 and by the followers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
 JOIN_TIMEOUT = timedelta(seconds=60)
-"""Between ranks that have all said that they are about to join."""
+"""Time for ranks to join the group, once all have said that they are about to."""
 LOAD_TIMEOUT = timedelta(minutes=30)
-"""Ranks read their shares of the weights at different speeds."""
+"""Time for one collective while loading: ranks read their shares of the weights at different speeds."""
 STEP_TIMEOUT = timedelta(seconds=60)
 """A rank that is this late in a forward is taken for dead."""
 
@@ -34,17 +34,17 @@ class Group:
     num_ranks: int
 
     def smallest(self, number: int) -> int:
-        """Of all ranks'."""
+        """Return the smallest `number` of all ranks."""
         return self._reduced(number, dist.ReduceOp.MIN)
 
     def check_same(self, what: str, value: str) -> None:
-        """Raises ConfigError unless all ranks came to the same."""
+        """Raise ConfigError unless all ranks have the same value."""
         number = zlib.crc32(value.encode())
         if self._reduced(number, dist.ReduceOp.MIN) != self._reduced(number, dist.ReduceOp.MAX):
             raise ConfigError(f"the ranks differ in {what}: rank {self.rank} has {value!r}; use tensor_parallel 1")
 
     def begin_steps(self, timeout: timedelta = STEP_TIMEOUT) -> None:
-        """All have loaded: from now on a late rank is a dead one."""
+        """Shorten the timeout once all have loaded: from now on a late rank is a dead one."""
         _set_timeout(timeout)
 
     def leave(self) -> None:
@@ -59,8 +59,9 @@ class Group:
 
 
 def join_group(store_path: Path, rank: int, num_ranks: int, device_type: str) -> Group:
-    """Blocks until all ranks have joined; raises RuntimeError when one does not. device_type: cpu or cuda; a rank uses
-    the first GPU that it sees.
+    """Block until all ranks have joined. Raises RuntimeError when one does not.
+
+    device_type: cpu or cuda; a rank uses the first GPU that it sees.
 
     The ranks meet through a file and speak over the loopback interface, so nothing of it listens to the network.
     """
@@ -77,7 +78,7 @@ def join_group(store_path: Path, rank: int, num_ranks: int, device_type: str) ->
 
 
 def _set_timeout(timeout: timedelta) -> None:
-    """For all collectives to come; the model's mesh may have groups of its own."""
+    """Set the timeout of all collectives to come; the model's mesh may have groups of its own."""
     with contextlib.suppress(AttributeError):  # torch's own, but not public; without it the first timeout stays
         for group in list(distributed_c10d._world.pg_map):
             distributed_c10d._set_pg_timeout(timeout, group)

@@ -1,7 +1,7 @@
-"""Where ranks of one machine find each other: a private folder with a socket. Without torch, so that it comes first.
+"""Where ranks of one machine find each other: a private folder with a socket. Imported before torch.
 
-Every follower keeps two connections to rank 0: commands, and a line on which nothing is said unless something is wrong.
-A process that ends in whatever way closes its lines, and that is how the others know at once.
+Every follower keeps two connections to rank 0: one for commands, and a life line that stays silent unless something is
+wrong. A process that ends in whatever way closes its lines, and that is how the others know at once.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from typing import Any
 from outrider.wire.errors import ConfigError, Unavailable
 
 _SOCKET = "control.sock"
-_HEADER = struct.Struct("<I")  # bytes that follow
+_HEADER = struct.Struct("<I")  # length of the message that follows, in bytes
 _RETRY_S = 0.1
 _MAX_FAILURE_BYTES = 4096
-_MAX_PATH_BYTES = 100  # what a socket's address holds
+_MAX_PATH_BYTES = 100  # a socket's address holds no more
 
 
 def make_private(folder: Path) -> Path:
-    """Create it, for this user alone. Raises ConfigError for one that belongs to somebody else or has a long name."""
+    """Create the folder for this user alone. Raises ConfigError when it is another's or its name is too long."""
     if len(os.fsencode(folder / _SOCKET)) > _MAX_PATH_BYTES:
-        raise ConfigError(f"parallel_folder is {str(folder)!r}, too long for a socket; give a shorter one")
+        raise ConfigError(f"the ranks' folder is {str(folder)!r}, too long for a socket; give a shorter one")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(f"parallel_folder is {str(folder)!r}, which others may enter; give one of your own alone")
+        raise ConfigError(f"the ranks' folder is {str(folder)!r}, which others may enter; give one of your own alone")
     return folder
 
 
 class Line:
-    """One connection: messages of bytes, each with its length before it."""
+    """One connection that carries messages of bytes, each preceded by its length."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def set_timeout(self, timeout_s: float) -> None:
-        """For every part of a message, to send or to receive."""
+        """Set the timeout for every part of a message, sent or received."""
         self._connection.settimeout(timeout_s)
 
     def send(self, message: bytes) -> None:
-        """Raises OSError when nobody reads any more; the line is of no use then, a part may have left."""
+        """Send a message. Raises OSError when nobody reads any more; a part may have left, so the line is useless."""
         self._connection.sendall(_HEADER.pack(len(message)) + message)
 
     def receive(self) -> bytes | None:
-        """None at the other's end. Raises TimeoutError."""
+        """Return the next message, or None when the other has closed the line. Raises TimeoutError."""
         header = self._exactly(_HEADER.size)
         return None if header is None else self._exactly(_HEADER.unpack(header)[0])
 
@@ -86,7 +86,7 @@ class Guest:
     life: Line
 
     def await_ready(self) -> bool:
-        """Whether it is about to join, or has ended instead. Raises TimeoutError."""
+        """Wait until the follower is about to join; return False when it has ended instead. Raises TimeoutError."""
         return self.commands.receive() is not None
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Guest:
 
 
 def receive_guests(folder: Path, num_ranks: int, timeout_s: float) -> list[Guest]:
-    """On rank 0: listen until every follower has come, in the order of their ranks. Their commands have that timeout.
+    """Listen, on rank 0, until every follower has come; return them by rank, with timeout_s set on their command lines.
 
     Raises Unavailable naming the ranks that did not come within timeout_s.
     """
@@ -115,13 +115,13 @@ def receive_guests(folder: Path, num_ranks: int, timeout_s: float) -> list[Guest
                 _close_all(found)
                 missing = sorted({*range(1, num_ranks)} - {rank for rank, _ in found})
                 raise Unavailable(f"ranks {missing} of {num_ranks} did not come within {timeout_s:g} s") from None
-            if hello is None:  # one that ended before it spoke; its successor comes anew
+            if hello is None:  # the follower ended before it spoke; its successor connects again
                 connection.close()
                 continue
             said = json.loads(hello)
             key = (int(said["rank"]), str(said["line"]))
             connection.settimeout(timeout_s if key[1] == "commands" else None)
-            if key in found:  # of a process that has ended and was started again
+            if key in found:  # the follower that had this line ended and was started again
                 found[key].close()
             found[key] = Line(connection)
     path.unlink(missing_ok=True)
@@ -141,7 +141,7 @@ class Host:
     life: Line
 
     def say_ready(self) -> None:
-        """This follower is about to join rank 0's process group. Raises OSError."""
+        """Say that this follower is about to join rank 0's process group. Raises OSError."""
         self.commands.send(b"ready")
 
     def report(self, message: str) -> None:
@@ -151,7 +151,7 @@ class Host:
 
 
 def join_host(folder: Path, rank: int, timeout_s: float) -> Host:
-    """On a follower: wait for rank 0 and greet it. Raises Unavailable when it does not listen within timeout_s."""
+    """Wait, on a follower, for rank 0 and greet it. Raises Unavailable when it does not listen within timeout_s."""
     commands = _connect(folder, rank, "commands", timeout_s)
     return Host(commands, _connect(folder, rank, "life", timeout_s))
 

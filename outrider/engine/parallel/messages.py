@@ -1,4 +1,4 @@
-"""What rank 0 tells its followers: which forward comes next. Integers alone, so a message says nothing but numbers."""
+"""The messages by which rank 0 commands its followers: which forward comes next. They carry nothing but integers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUM_ROW_FIELDS = 6
 
 @dataclass(frozen=True, slots=True)
 class LentTable:
-    """A block table on another rank: what a path reads of it."""
+    """A block table on another rank, as far as a path reads it."""
 
     blocks: list[int]
     block_size: int
@@ -26,22 +26,30 @@ class LentTable:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
+    """Run a forward over these rows."""
+
     rows: list[Row]
 
 
 @dataclass(frozen=True, slots=True)
 class CopyBlocks:
+    """Copy blocks, (from, to) pairs."""
+
     copies: list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class MoveTokens:
+    """Move KV between storage indices."""
+
     sources: list[int]
     destinations: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class SetStorage:
+    """Replace the storage by an empty one."""
+
     num_blocks: int
     block_size: int
 
@@ -55,7 +63,10 @@ Message = Forward | CopyBlocks | MoveTokens | SetStorage | End
 
 
 def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
-    """with_past: the path may feed cached tokens again, up to the widest row's new ones (`Row.last_ids`)."""
+    """Encode a forward.
+
+    with_past: send cached tokens too, up to the widest row's new ones: the path may feed them again (`Row.last_ids`).
+    """
     widest = max((row.num_new for row in rows), default=0)
     numbers: list[int] = [len(rows), rows[0].table.block_size if rows else 1]
     for row in rows:
@@ -114,7 +125,7 @@ def _rows(numbers: list[int]) -> list[Row]:
         blocks, at = numbers[at : at + num_blocks], at + num_blocks
         past, at = numbers[at : at + num_past], at + num_past
         parents, at = numbers[at : at + num_nodes] or None, at + num_nodes
-        past_ids = [0] * (num_cached - num_past) + past if past else []  # what lies before them is never read
+        past_ids = [0] * (num_cached - num_past) + past if past else []  # earlier tokens are never read
         table: Any = LentTable(blocks, block_size)
         rows.append(Row(table, new_ids, num_cached, num_logits, past_ids, parents))
     return rows

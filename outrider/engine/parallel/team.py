@@ -1,4 +1,4 @@
-"""Rank 0's side of tensor parallelism: has its followers started, commands them, misses them. Used by `leading`."""
+"""Rank 0's part of tensor parallelism: start the followers, command them, notice their end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +26,12 @@ from outrider.engine.parallel.meeting import Guest, make_private, receive_guests
 from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
 from outrider.engine.step_plan import Row, check_ids
 from outrider.wire.errors import OutriderError, Unavailable
-from outrider.wire.host import split_evenly
 from outrider.wire.log import get_logger
+from outrider.wire.settings.config import TargetConfig
+from outrider.wire.transport.host import split_evenly
 
 MEETING_TIMEOUT_S = 120.0
+"""Seconds for all followers to start and connect."""
 _STORE = "store"
 _GRACE_S = 5.0
 _MOMENT_S = 1.0
@@ -39,22 +40,25 @@ log = get_logger(__name__)
 
 
 class Team:
-    """The followers of a worker, from their start to their end. `close` in any case."""
+    """The followers of a worker, from their start to their end. `close` must be called in any case."""
 
     def __init__(
         self, num_ranks: int, on_lost: Callable[[OutriderError], None], step_timeout: timedelta = STEP_TIMEOUT
     ) -> None:
-        """on_lost: called once, from whatever thread finds out, when a follower ends before `close` or the ranks may
-        have come apart: all must end then. step_timeout: a rank that is this late in a forward is taken for dead.
+        """Start nothing yet.
+
+        on_lost: called once, from whatever thread finds out, when a follower ends before `close` or the ranks may have
+        come apart: all must end then.
+        step_timeout: a rank that is this late in a forward is taken for dead.
         """
         self.num_ranks = num_ranks
         self._on_lost = on_lost
         self._step_timeout = step_timeout
         self.processes: list[subprocess.Popen[bytes]] = []
-        """Those that this one started."""
+        """Followers that this process started."""
         self._guests: list[Guest] = []
         self.group: Group | None = None
-        """Once gathered."""
+        """Set once gathered."""
         self._folder: Path | None = None
         self._is_ours = False
         self._closing = threading.Event()
@@ -62,11 +66,11 @@ class Team:
         self._losing = threading.Lock()
         self._lost: OutriderError | None = None
         self.lost_in_silence = False
-        """Lost to a follower's end, without a word from it: killed, most likely."""
+        """Whether the team was lost to a follower that ended without a word: killed, most likely."""
 
-    def gather(self, device: torch.device, settings: dict[str, Any], shared_folder: str | None) -> Group:
-        """`meet`, then join with them. Raises OutriderError when they do not all come."""
-        store = self.meet(device, settings, shared_folder)
+    def gather(self, device: torch.device, config: TargetConfig, shared_folder: str | None) -> Group:
+        """Meet the followers and join a process group with them. Raises OutriderError when they do not all come."""
+        store = self.meet(device, config, shared_folder)
         with self.together():
             for guest in self._guests:  # each imports torch first, and a process group waits long for one that has died
                 if not guest.await_ready():
@@ -74,10 +78,10 @@ class Team:
             self.group = join_group(store, 0, self.num_ranks, device.type)
         return self.group
 
-    def meet(self, device: torch.device, settings: dict[str, Any], shared_folder: str | None) -> Path:
+    def meet(self, device: torch.device, config: TargetConfig, shared_folder: str | None) -> Path:
         """Start the followers, or await those that come to shared_folder by themselves, and say what to load.
 
-        settings: what `follower` loads with; JSON. Returns where they will join. Raises OutriderError.
+        config: what `follower` loads by. Returns the store where they will join. Raises OutriderError.
         """
         if shared_folder is None:
             check_devices(device, self.num_ranks)
@@ -87,14 +91,15 @@ class Team:
             self._folder = make_private(Path(shared_folder))
         self._guests = receive_guests(self._folder, self.num_ranks, MEETING_TIMEOUT_S)
         store = self._folder / _STORE
-        store.unlink(missing_ok=True)  # of a life before
+        store.unlink(missing_ok=True)  # an earlier run's
         threading.Thread(target=self._watch, name="followers", daemon=True).start()
         with self.together():
-            self._tell(json.dumps(settings | {"store": str(store), "device": device.type}).encode())
+            settings = {**config.model_dump(), "device": device.type}
+            self._tell(json.dumps({"config": settings, "store": str(store)}).encode())
         return store
 
     def begin_steps(self) -> None:
-        """All have loaded: from now on a late rank is a dead one."""
+        """Shorten the timeouts once all have loaded: from now on a late rank is a dead one."""
         assert self.group is not None
         self.group.begin_steps(self._step_timeout)
         for guest in self._guests:
@@ -102,10 +107,11 @@ class Team:
 
     @contextlib.contextmanager
     def together(self, message: bytes | None = None) -> Iterator[None]:
-        """For what all ranks do, once the others have been told by `message`.
+        """Send `message` to the others, then run what all ranks do together.
 
-        Whatever fails in it on this rank, the others may be in the midst of it: their next sums would be added to other
-        ones here. So any error ends the team. Raises Unavailable in its place, and ever after without telling anybody.
+        When anything fails in it on this rank, the others may be in the midst of it: their next sums would be added to
+        other ones here. So any error ends the team. Raises Unavailable in its place, and ever after without sending
+        anything.
         """
         if self._lost is not None:
             raise self._lost
@@ -121,7 +127,7 @@ class Team:
 
     @property
     def lost(self) -> OutriderError | None:
-        """Why the team is lost, if it is. Waits a moment: an error may come before the end of who caused it."""
+        """Why the team is lost, or None. Waits a moment, as an error may come before the end of its cause."""
         if self._guests:
             self._noticed.wait(_MOMENT_S)
         return self._lost
@@ -131,7 +137,7 @@ class Team:
             guest.commands.send(message)
 
     def _lose(self, error: OutriderError) -> OutriderError:
-        """Returns the first reason, which alone is passed on."""
+        """Record the loss and return the first reason, which alone is passed on."""
         with self._losing:
             if self._lost is not None:
                 return self._lost
@@ -142,11 +148,12 @@ class Team:
         return error
 
     def close(self) -> None:
-        """Followers end; those that do not are killed. Idempotent."""
+        """End the followers, and kill those that do not. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
-        for guest in self._guests if self._lost is None else ():  # else their end is no orderly one, for Ray neither
+        # An orderly End only when nothing was lost: Ray, too, must see the others fail.
+        for guest in self._guests if self._lost is None else ():
             with contextlib.suppress(OSError):  # gone already
                 guest.commands.send(messages.encode_end())
         for guest in self._guests:
@@ -202,7 +209,7 @@ class Team:
 
 
 class ParallelPath:
-    """Implements `ForwardPath` on rank 0: says what comes, then does its own part of it."""
+    """Implements `ForwardPath` on rank 0: announces each step to the followers, then does its own part of it."""
 
     batch_invariant = False  # partial sums are added in an order that depends on where in a step a token lies
 
@@ -231,15 +238,15 @@ class ParallelPath:
             self._path.move_tokens(sources, destinations)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Raises Unavailable when a rank was lost on the way, or this one failed: the team is lost then."""
-        if rows:  # what is wrong with a request is found before the others hear of it
+        """Run a forward on all ranks. Raises Unavailable, and the team is lost, when any of them fails."""
+        if rows:  # a bad request must be found before the others hear of it
             check_ids(np.concatenate([np.asarray(row.new_ids, dtype=np.int64) for row in rows]), self._vocab_size)
         with self._team.together(messages.encode_forward(rows, with_past=self.name == "dense")):
             return self._path.forward(rows)
 
 
 def _visible(device: torch.device, rank: int) -> str:
-    """CUDA_VISIBLE_DEVICES of a follower: one GPU, its first; none on CPU."""
+    """Return CUDA_VISIBLE_DEVICES of a follower: one GPU, its first; none on CPU."""
     if device.type == "cpu":
         return ""
     ours = os.environ.get("CUDA_VISIBLE_DEVICES")

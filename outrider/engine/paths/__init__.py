@@ -1,1 +1,1 @@
-"""The ways a forward can be run. `loader.py` picks the first that passes the self-test: fused, flash, paged, dense."""
+"""Ways to run a forward. `choice` picks the first that passes the self-test: fused, flash, paged, dense."""

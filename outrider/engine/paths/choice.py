@@ -1,4 +1,4 @@
-"""Which path a model runs on: the first that can be built for it and passes the self-test. Called by the loader."""
+"""Choose a model's path: the first that can be built for it and passes the self-test. Called by the loader."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from transformers import PreTrainedModel
 
 from outrider.engine.cuda.graphed_path import graphed_path
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.model_files import first_line
+from outrider.engine.loading.model_files import first_line
+from outrider.engine.loading.packed_linear import pack_linears, unpack_linears
+from outrider.engine.loading.self_test import NUM_BLOCKS, TOLERANCE, Remembered, largest_error, largest_tree_error
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
-from outrider.engine.packed_linear import pack_linears, unpack_linears
 from outrider.engine.paths.dense import DensePath
 from outrider.engine.paths.forward_path import BLOCK_SIZE, ForwardPath, PathUnavailable, RunsTrees
 from outrider.engine.paths.fused import FusedPath
 from outrider.engine.paths.paged import PagedPath
-from outrider.engine.self_test import NUM_BLOCKS, TOLERANCE, Remembered, largest_error, largest_tree_error
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
@@ -42,15 +42,15 @@ FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {
     "paged": _paged,
     "dense": _dense,
 }
-"""By name, the fastest first. Each raises PathUnavailable when the model, the device or the machine is not for it."""
+"""Paths by name, the fastest first. Each raises PathUnavailable for a model, device or machine that it cannot run."""
 MODULE_PATHS = ("paged", "dense")
-"""Those that run the model's own modules on a CPU: linear layers replaced in the model are replaced in them."""
+"""Paths that run the model's own modules on a CPU, and so the linear layers that replace some of them."""
 
 
 def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_invariant: bool) -> ModelRunner:
-    """wanted: a name of FACTORIES, or auto. The runner's pool is the self-test's, of NUM_BLOCKS.
+    """Return a runner on the path `wanted`, a name of FACTORIES or auto. Its pool is the self-test's, of NUM_BLOCKS.
 
-    Raises ConfigError naming what each path that was tried came to.
+    Raises ConfigError, which says why each path that was tried was refused.
     """
     class_name, refusals, truth = type(model).__name__, list[str](), Remembered(UncachedModel(model))
     for name in FACTORIES if wanted == "auto" else [wanted]:
@@ -72,13 +72,13 @@ def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_in
 
 
 def _or_without(facts: ModelFacts, batch_invariant: bool) -> str:
-    """Settings that keep paths from serving."""
+    """Name the settings that keep paths from serving."""
     given = ["tensor_parallel"] * (facts.num_ranks > 1) + ["batch_invariant"] * batch_invariant
     return f", or leave out {' and '.join(given)}" if given else ""
 
 
 def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered, batch_invariant: bool) -> ModelRunner:
-    """Raises PathUnavailable."""
+    """Return a tested runner on the path, or raise PathUnavailable."""
     path = FACTORIES[name](model, facts)
     if batch_invariant and not path.batch_invariant:
         raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
@@ -91,7 +91,7 @@ def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered
 
 
 def _pack(model: PreTrainedModel, runner: ModelRunner, truth: Remembered) -> None:
-    """Weights laid out for the CPU, if the runner then still passes the self-test against the plain ones."""
+    """Lay the weights out for the CPU, if the runner then still passes the self-test against the plain ones."""
     num_packed = pack_linears(model)
     if not num_packed:
         return
@@ -105,7 +105,7 @@ def _pack(model: PreTrainedModel, runner: ModelRunner, truth: Remembered) -> Non
 
 
 def tree_refusal(runner: ModelRunner, truth: UncachedModel | Remembered) -> str | None:
-    """Why rows may not be token trees; None when they may."""
+    """Return why rows may not be token trees, or None when they may."""
     if not isinstance(runner.path, RunsTrees):
         return "it has no attention of trees"
     runner.tree_refusal = None  # or it would not be tried
@@ -119,7 +119,7 @@ def tree_refusal(runner: ModelRunner, truth: UncachedModel | Remembered) -> str 
 
 
 def _self_test(runner: ModelRunner, truth: Remembered) -> None:
-    """Raises PathUnavailable."""
+    """Raise PathUnavailable unless the runner passes."""
     try:
         error = largest_error(runner, truth)
     except Exception as reason:  # whatever a class does with a cache it does not know

@@ -1,19 +1,166 @@
-"""The `dense` path: transformers' own modules, masks and attention over rows right-aligned. Runs everything."""
+"""The `dense` path: transformers' own modules, masks and attention over rows aligned to the right. Runs everything.
+
+The model sees an ordinary `Cache`. Each layer writes the new tokens' KV into the pool's blocks and hands back the whole
+rows. Sliding-window layers keep every token too, since a ring buffer cannot roll back; the masks do the rest.
+
+transformers builds its masks from the columns alone, in which a node's siblings would be its past. Where a row is a
+token tree, this module builds the mask, and transformers takes a ready one as it is.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, CacheLayerMixin, PreTrainedConfig, PreTrainedModel
 
-from outrider.engine.paths.dense_cache import DenseCache
-from outrider.engine.paths.dense_masks import TreeMasks
+from outrider.engine.kv_pool import TRASH_BLOCK
+from outrider.engine.loading.memory import new_storage
 from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.paths.paged_cache import declared, layer_limits
 from outrider.engine.step_plan import Row, StepPlan, group_rows
+from outrider.engine.token_tree import seen
+
+OWN_WINDOWS = ("gpt_neo",)
+"""Model types whose modules cut windows out of the columns themselves, whatever the mask says."""
+
+
+class TreeMasks:
+    """Builds a model's attention masks for token trees, one for each kind of layer."""
+
+    def __init__(self, config: PreTrainedConfig, *, takes_positions: bool) -> None:
+        """Read the limits of each kind of layer from the text model's own config.
+
+        takes_positions: whether the model takes position ids; otherwise it counts columns (ALiBi).
+        """
+        self._model_type, self._takes_positions = config.model_type, takes_positions
+        kinds = declared(config, "layer_types") or ["full_attention"] * config.num_hidden_layers
+        self._limits = {kind: layer_limits(config, index) for index, kind in enumerate(kinds)}
+
+    def of(self, rows: Sequence[Row], plan: StepPlan, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+        """Return the mask [B, 1, q, L] to be added to the scores, 0 or the least number; by kind where there are
+        several.
+
+        Raises NotImplementedError, at the self-test, for a model that takes places in the cache for positions.
+        """
+        if not self._takes_positions:
+            raise NotImplementedError(f"{self._model_type} takes no positions")
+        if self._model_type in OWN_WINDOWS:
+            raise NotImplementedError(f"the modules of {self._model_type} count their windows by columns")
+        masks = {kind: _mask(rows, plan, window, chunk, dtype) for kind, (window, chunk) in self._limits.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _mask(rows: Sequence[Row], plan: StepPlan, window: int | None, chunk: int | None, dtype: torch.dtype) -> Tensor:
+    width, kv_len = plan.num_queries, plan.kv_len
+    sees = np.zeros((len(rows), 1, width, kv_len), dtype=bool)
+    for i, row in enumerate(rows):
+        sees[i, 0, :, kv_len - row.num_tokens :] = seen(row.num_tokens, row.parents, width, window, chunk)
+    mask = torch.where(torch.from_numpy(sees), 0.0, torch.finfo(dtype).min)
+    return mask.to(plan.input_ids.device, dtype)
+
+
+class DenseLayer(CacheLayerMixin):
+    """Stores one layer's KV, allocated when its shape is first seen (MLA has different key and value widths)."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__()
+        self.plan: StepPlan | None = None
+        self._num_blocks = num_blocks + 1  # and the trash block
+        self._block_size = block_size
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys, self.values = self._new_storage(key_states), self._new_storage(value_states)
+        self.is_initialized = True
+
+    def _new_storage(self, states: Tensor) -> Tensor:
+        """Return [num_blocks, block_size, H_kv, D] in the dtype of states [B, H_kv, q, D]."""
+        shape = (self._num_blocks, self._block_size, states.shape[1], states.shape[3])
+        storage = new_storage(shape, states.dtype, states.device)
+        storage[TRASH_BLOCK].zero_()
+        return storage
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the new states [B, H_kv, q, D] and return those of all columns [B, H_kv, L, D]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.plan is not None and self.keys is not None and self.values is not None
+        return _write_and_read(self.keys, key_states, self.plan), _write_and_read(self.values, value_states, self.plan)
+
+    def get_seq_length(self) -> int:
+        """Return the number of columns before the new ones."""
+        return 0 if self.plan is None else self.plan.kv_len - self.plan.num_queries
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1  # transformers' own word for "no limit"
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        for storage in (self.keys, self.values):
+            if storage is not None:
+                for source, destination in copies:
+                    storage[destination].copy_(storage[source])
+
+    def move_tokens(self, sources: Tensor, destinations: Tensor) -> None:
+        """Move KV within the storage. Both are [N] int64 storage indices on the storage's device."""
+        for storage in (self.keys, self.values):
+            if storage is not None:
+                flat = storage.flatten(0, 1)  # [tokens, H, D], a view
+                flat.index_copy_(0, destinations, flat.index_select(0, sources))
+
+    @property
+    def bytes_per_token(self) -> int:
+        """KV bytes of one token in this layer; 0 while the shape is unknown."""
+        return sum(s[0, 0].numel() * s.element_size() for s in (self.keys, self.values) if s is not None)
+
+
+def _write_and_read(storage: Tensor, states: Tensor, plan: StepPlan) -> Tensor:
+    """Write the new columns of states [B, H, q, D] and return all columns of the rows [B, H, L, D]."""
+    flat = storage.flatten(0, 1)  # [tokens, H, D], a view
+    new = states.transpose(1, 2)  # [B, q, H, D]
+    if plan.start is not None:
+        end = plan.start + plan.kv_len
+        flat[end - plan.num_queries : end].copy_(new[0])
+        return flat[plan.start : end].transpose(0, 1).unsqueeze(0)
+    assert plan.write_to is not None and plan.gather is not None
+    columns = new.reshape(-1, *new.shape[2:])  # [B * q, H, D]
+    if plan.write_from is not None:
+        columns = columns.index_select(0, plan.write_from)  # [N, H, D]
+    flat.index_copy_(0, plan.write_to, columns)
+    gathered = flat.index_select(0, plan.gather)  # [B * L, H, D]
+    return gathered.view(plan.num_rows, plan.kv_len, *gathered.shape[1:]).transpose(1, 2)
+
+
+class DenseCache(Cache):
+    """Holds all layers. `begin` must be called before every forward."""
+
+    def __init__(self, num_layers: int, num_blocks: int, block_size: int) -> None:
+        super().__init__(layers=[DenseLayer(num_blocks, block_size) for _ in range(num_layers)])
+
+    def begin(self, plan: StepPlan) -> None:
+        for layer in self.layers:
+            layer.plan = plan
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        if copies:
+            for layer in self.layers:
+                layer.copy_blocks(copies)
+
+    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int], device: torch.device) -> None:
+        read, written = torch.tensor([sources, destinations], device=device)  # [N] each
+        for layer in self.layers:
+            layer.move_tokens(read, written)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """KV bytes of one token over all layers that have run once."""
+        return sum(layer.bytes_per_token for layer in self.layers)
 
 
 class DensePath:
@@ -61,7 +208,7 @@ class DensePath:
         return torch.cat(parts) if parts else torch.empty(0, self._vocab_size, device=device)
 
     def _forward_one(self, rows: Sequence[Row]) -> Tensor:
-        """-> [B, M, V] float32 of the last M columns, M the most that a row asks for, at least 1."""
+        """Return the logits [B, M, V] float32 of the last M columns; M is the most that a row asks for, at least 1."""
         assert self._cache is not None
         plan = StepPlan.build(rows, self._model.device, self._vocab_size)
         self._cache.begin(plan)

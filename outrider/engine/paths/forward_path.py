@@ -1,4 +1,4 @@
-"""What a way of running the model must offer. `ModelRunner` checks rows and reserves blocks; a path computes.
+"""The interface of a way to run the model. `ModelRunner` checks rows and reserves blocks; a path computes.
 
 fused: a forward of our own in C++ for the families that drafts and targets mostly are (CPU).
 flash: the paged path on a GPU, over flash attention with CUDA graphs.
@@ -20,29 +20,31 @@ BLOCK_SIZE = 16
 
 
 class PathUnavailable(Exception):
-    """A path cannot run this model here; the message says why, in a few words."""
+    """Raised when a path cannot run this model here; the message says why, in a few words."""
 
 
 class ForwardPath(Protocol):
+    """Runs a model over rows whose KV lies in blocks of its own storage."""
+
     name: str
-    """fused, flash, paged or dense: in the log, in GetInfo and in benchmarks."""
+    """fused, flash, paged or dense, as the log, GetInfo and benchmarks show it."""
     batch_invariant: bool
-    """A token's logits are the same bits whatever else is in the forward and however its row was cut into feeds."""
+    """Whether a token's logits are the same bits whatever else is in the forward and however its row was cut."""
     block_size: int
-    """Tokens a block of its storage holds."""
+    """Tokens that a block of its storage holds."""
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV cache of one token over all layers. May be 0 before the first forward."""
+        """KV bytes of one token over all layers. May be 0 before the first forward."""
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        """Begin again with empty storage of blocks 0 (trash, see kv_pool) to num_blocks. Raises what torch raises."""
+        """Replace the storage by an empty one of num_blocks and block 0, the trash. Raises what torch raises."""
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """(from, to), in every layer: a table is about to write into a block that others read."""
+        """Copy blocks, (from, to) pairs, in every layer: a table is about to write into a block that others read."""
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """-> [sum(num_logits), V] float32, rows in order; writes the new tokens' KV.
+        """Write the new tokens' KV and return their logits [sum(num_logits), V] float32, rows in order.
 
         Rows are checked and their tables reserved. Raises InvalidRequest for a token id outside the vocabulary.
         Called in inference mode, on the engine thread.
@@ -51,28 +53,27 @@ class ForwardPath(Protocol):
 
 @runtime_checkable
 class RunsTrees(Protocol):
-    """A path whose rows may be token trees (`Row.parents`), as far as the model's own modules let it: the self-test of
-    trees has the last word."""
+    """A path whose rows may be token trees (`Row.parents`), if the self-test of trees finds the model able."""
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """KV of every layer from one place of the storage to another, which may have been a source: all are read first.
+        """Move every layer's KV from `sources` to `destinations`, storage indices counted in tokens over all blocks.
 
-        Counted in tokens over all blocks.
+        A destination may also be a source: all are read before any is written.
         """
 
 
 @runtime_checkable
 class Repacks(Protocol):
-    """A path that has the weights in a form of its own, after which the model's modules may go."""
+    """A path that keeps the weights in a form of its own, after which the model's modules may be dropped."""
 
     @property
     def weights_bytes(self) -> int:
-        """As it holds them. A head that shares the embedding's weights is packed, and counts beside them."""
+        """Bytes of the weights as the path holds them. A packed head counts, too, when it shares the embedding's."""
 
 
 @runtime_checkable
 class Prepares(Protocol):
-    """A path with work to do between load and the first request, once its storage stands."""
+    """A path with work to do between load and the first request, once its storage is set."""
 
     def prepare(self, max_rows: int, context_limit: int, *, drafts: bool) -> None:
-        """max_rows: sequences that a forward may hold. drafts: the model proposes tokens."""
+        """Do that work. max_rows: sequences that a forward may hold. drafts: whether the model proposes tokens."""

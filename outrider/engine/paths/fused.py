@@ -14,28 +14,28 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.engine.memory import resident
+from outrider.engine.loading.memory import new_storage
 from outrider.engine.model_runner import ModelFacts
-from outrider.engine.paths.fused_weights import Shape, pack_weights
+from outrider.engine.paths.fused_weights import FusedShape, pack_weights
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 
 BLOCK_SIZE = 16
-"""Tokens; the kernels are made for it."""
+"""Tokens a block; the kernels are compiled for it."""
 LANES = 16
-"""Floats of a vector, to which a value's row is padded."""
+"""Floats in a vector register; a value's row is padded to a multiple of it."""
 
 
 class FusedPath:
-    """Implements `ForwardPath` and `Repacks`."""
+    """Runs a Llama-like model in C++. Implements `ForwardPath` and `Repacks`."""
 
     name = "fused"
     batch_invariant = True
     block_size = BLOCK_SIZE
 
     def __init__(self, model: PreTrainedModel, facts: ModelFacts) -> None:
-        """Raises PathUnavailable, naming what this path cannot run."""
-        self._shape = Shape.of(model, facts)
+        """Pack the model's weights. Raises PathUnavailable, naming what this path cannot run."""
+        self._shape = FusedShape.of(model, facts)
         self._native, self._embedding = pack_weights(model, self._shape)
         self._keys = self._values = torch.empty(0)
 
@@ -54,9 +54,9 @@ class FusedPath:
         shape, dtype = self._shape, self._shape.dtype
         per_layer = (shape.num_layers, num_blocks + 1, shape.kv_heads)
         padded = -(-shape.head_size // LANES) * LANES
-        self._keys = self._values = torch.empty(0)  # the old ones first, there may be no room for both
-        self._keys = resident(torch.empty(*per_layer, shape.head_size, BLOCK_SIZE, dtype=dtype))
-        self._values = resident(torch.empty(*per_layer, BLOCK_SIZE, padded, dtype=dtype))
+        self._keys = self._values = torch.empty(0)  # free the old storage first: there may be no room for both
+        self._keys = new_storage((*per_layer, shape.head_size, BLOCK_SIZE), dtype, torch.device("cpu"))
+        self._values = new_storage((*per_layer, BLOCK_SIZE, padded), dtype, torch.device("cpu"))
         self._native.storage(self._embedding, self._keys, self._values, num_blocks + 1)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -1,4 +1,4 @@
-"""What the fused path takes from a transformers model: its sizes, its weights, its rotary tables. Called by `fused`."""
+"""Take a transformers model's sizes, weights and rotary tables for the fused path. Called by `fused`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from outrider.engine.loading.quantize import Int8Linear
 from outrider.engine.model_runner import ModelFacts
 from outrider.engine.native.build import BuildError
-from outrider.engine.native.library import NO_LAYER, Kind, NativeModel, Part, Spec, Vector, Which
+from outrider.engine.native.library import NO_LAYER, Kind, NativeModel, NativeSpec, RowPart, Vector, Which
 from outrider.engine.paths.forward_path import PathUnavailable
-from outrider.engine.paths.layer_limits import layer_limits
-from outrider.engine.quantize import Int8Linear
+from outrider.engine.paths.paged_cache import layer_limits
 
 CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""By name: a subclass may compute something else."""
+"""Classes that the path runs, compared by name: a subclass may compute something else."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Those whose tables do not depend on how long a sequence is."""
+"""Rotary types whose tables do not depend on how long a sequence is."""
 KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}
 MOST_HEAD_SIZE = 256
+"""Columns of a head."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes of a model that this path runs."""
+class FusedShape:
+    """The sizes of a model that the fused path runs."""
 
     num_layers: int
     hidden: int
@@ -44,11 +45,11 @@ class Shape:
     windows: tuple[int, ...]
     """Keys that each layer's queries see, 0 for all."""
     is_int8: bool
-    """The linear layers, head included, are `Int8Linear`."""
+    """Whether the linear layers, head included, are `Int8Linear`."""
 
     @classmethod
-    def of(cls, model: PreTrainedModel, facts: ModelFacts) -> Shape:
-        """Raises PathUnavailable."""
+    def of(cls, model: PreTrainedModel, facts: ModelFacts) -> FusedShape:
+        """Return the model's sizes. Raises PathUnavailable for a model that this path does not run."""
         config = model.config
         _check(model, config)
         attention = model.model.layers[0].self_attn
@@ -70,7 +71,7 @@ class Shape:
 
 
 def _check(model: PreTrainedModel, config: PreTrainedConfig) -> None:
-    """Raises PathUnavailable for the first thing that this path does not compute."""
+    """Raise PathUnavailable for the first thing that this path does not compute."""
     if type(model).__name__ not in CLASSES:
         raise PathUnavailable(f"is made for {', '.join(CLASSES)}")
     rope, head_size = config.rope_parameters["rope_type"], model.model.layers[0].self_attn.head_dim
@@ -88,7 +89,7 @@ def _check(model: PreTrainedModel, config: PreTrainedConfig) -> None:
 
 
 def _is_plain(model: PreTrainedModel) -> bool:
-    """Whether every linear layer is of the head's kind, and everything else in the model's dtype."""
+    """Return whether every linear layer is of the head's kind, and everything else in the model's dtype."""
     linears = [module for module in model.modules() if isinstance(module, nn.Linear | Int8Linear)]
     rounded = {id(module.weight) for module in linears if isinstance(module, Int8Linear)}
     return len({type(module) for module in linears}) == 1 and all(
@@ -97,8 +98,8 @@ def _is_plain(model: PreTrainedModel) -> bool:
     )
 
 
-def pack_weights(model: PreTrainedModel, shape: Shape) -> tuple[NativeModel, Tensor]:
-    """-> the packed model, the embedding [V, H] in the model's dtype. Raises PathUnavailable."""
+def pack_weights(model: PreTrainedModel, shape: FusedShape) -> tuple[NativeModel, Tensor]:
+    """Return the packed model and the embedding [V, H] in the model's dtype. Raises PathUnavailable."""
     try:
         native = _pack(model, shape)
     except (BuildError, MemoryError) as error:
@@ -106,9 +107,9 @@ def pack_weights(model: PreTrainedModel, shape: Shape) -> tuple[NativeModel, Ten
     return native, model.model.embed_tokens.weight.detach().contiguous()
 
 
-def _pack(model: PreTrainedModel, shape: Shape) -> NativeModel:
-    """Raises PathUnavailable, BuildError, MemoryError."""
-    spec = Spec(
+def _pack(model: PreTrainedModel, shape: FusedShape) -> NativeModel:
+    """Return the packed model. Raises PathUnavailable, BuildError, MemoryError."""
+    spec = NativeSpec(
         *(shape.num_layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_size, shape.intermediate),
         *(shape.vocab, KINDS[shape.dtype], Kind.INT8 if shape.is_int8 else KINDS[shape.dtype]),
         torch.get_num_threads(),
@@ -126,15 +127,15 @@ def _pack(model: PreTrainedModel, shape: Shape) -> NativeModel:
     return native
 
 
-def _pack_layer(native: NativeModel, index: int, layer: Any, shape: Shape) -> None:
+def _pack_layer(native: NativeModel, index: int, layer: Any, shape: FusedShape) -> None:
     attention, mlp = layer.self_attn, layer.mlp
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     _pack_linear(native, index, Which.QKV, attention.q_proj)
     _pack_linear(native, index, Which.QKV, attention.k_proj, queries)
     _pack_linear(native, index, Which.QKV, attention.v_proj, queries + keys)
     _pack_linear(native, index, Which.OUT, attention.o_proj)
-    _pack_linear(native, index, Which.GATE_UP, mlp.gate_proj, part=Part.GATE)
-    _pack_linear(native, index, Which.GATE_UP, mlp.up_proj, part=Part.UP)
+    _pack_linear(native, index, Which.GATE_UP, mlp.gate_proj, part=RowPart.GATE)
+    _pack_linear(native, index, Which.GATE_UP, mlp.up_proj, part=RowPart.UP)
     _pack_linear(native, index, Which.DOWN, mlp.down_proj)
     native.vector(index, Vector.ATTENTION_NORM, layer.input_layernorm.weight)
     native.vector(index, Vector.MLP_NORM, layer.post_attention_layernorm.weight)
@@ -149,7 +150,7 @@ def _pack_linear(
     which: Which,
     linear: nn.Linear | Int8Linear,
     first: int = 0,
-    part: Part = Part.STRAIGHT,
+    part: RowPart = RowPart.STRAIGHT,
 ) -> None:
     if isinstance(linear, Int8Linear):
         native.pack(layer, which, linear.weight, first, part, linear.scale)
@@ -160,8 +161,8 @@ def _pack_linear(
 
 
 @torch.inference_mode()
-def _rotary_tables(model: PreTrainedModel, shape: Shape) -> tuple[Tensor, Tensor]:
-    """-> cosine and sine, each [context, head_size / 2] float32, from the model's own rotary module."""
+def _rotary_tables(model: PreTrainedModel, shape: FusedShape) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine, each [context, head_size / 2] float32, from the model's own rotary module."""
     positions = torch.arange(shape.context)[None]
     cosine, sine = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)  # [1, context, head_size]
     half = shape.head_size // 2

@@ -1,6 +1,6 @@
 """The `paged` path: transformers' own modules over packed tokens, with our attention and a block table.
 
-Rows of any widths share one forward without padding. The classes whose attention can be replaced run on it.
+Rows of any widths share one forward without padding. Runs every class whose attention can be replaced.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from outrider.engine.step_plan import Row
 
 
 class PagedPath:
-    """Implements `ForwardPath`."""
+    """Runs transformers' modules over packed rows. Implements `ForwardPath`."""
 
     name = "paged"
     batch_invariant = False
     block_size = BLOCK_SIZE
 
     def __init__(self, model: PreTrainedModel, vocab_size: int, attention: PagedAttention | None = None) -> None:
-        """attention: absent = torch's own, row by row. Raises PathUnavailable."""
+        """Prepare the model for packed rows. Raises PathUnavailable.
+
+        attention: the attention over blocks; None takes torch's own, row by row.
+        """
         if not model._supports_attention_backend:
             raise PathUnavailable("its attention cannot be replaced")
         parameters = inspect.signature(model.forward).parameters
@@ -65,12 +68,12 @@ class PagedPath:
         return self.run(PagedPlan.build(rows, self._model.device, self._vocab_size, gathers=self._cache.gathers))
 
     def run(self, plan: PagedPlan) -> Tensor:
-        """-> [N, V] float32, N the length of plan.logits_at."""
+        """Return the logits [N, V] float32 of the N positions in plan.logits_at."""
         assert self._cache is not None
         arguments: dict[str, Any] = {"input_ids": plan.input_ids, "position_ids": plan.position_ids}
         num_wanted = plan.logits_at.shape[0]
         if self._takes_logits_to_keep:
-            # None at all would mean every position to some classes; one row of the head is the cheapest there is.
+            # Keeping no position means keeping every one to some classes; one row of the head is the cheapest.
             arguments["logits_to_keep"] = plan.logits_at if num_wanted else 1
         with self._cache.running(plan), attention_of(self._model, ATTENTION_NAME):
             logits = self._model(**arguments, past_key_values=self._cache, use_cache=True).logits[0]
@@ -81,7 +84,7 @@ class PagedPath:
 
 @contextmanager
 def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Switched for the call alone, so that the same model computes the self-test's truth in transformers' own way."""
+    """Switch the attention for one call: the same model also computes the self-test's truth in its own way."""
     before = model.config._attn_implementation
     model.config._attn_implementation = name  # as set_attn_implementation does in the end, without its walk
     try:

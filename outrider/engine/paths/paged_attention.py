@@ -19,12 +19,12 @@ from outrider.engine.paths.paged_plan import AttentionOptions, PackedRow, PagedP
 from outrider.engine.token_tree import seen
 
 TOGETHER_BYTES = 1 << 20
-"""Rows are read together while their padded keys take at most this. On CPU, 32 rows of 16 to 64 tokens cost 1.27 of the
+"""Bytes of padded keys up to which rows are read together. On CPU, 32 rows of 16 to 64 tokens cost 1.27 of the
 `dense` path one by one and 1.0 together; from 1 MiB on nothing is gained, and fresh memory begins to cost."""
 TOGETHER_BYTES_ON_DEVICE = 64 << 20
-"""The same on a GPU, where a call's launch is dearer and copies are cheaper. Not measured."""
+"""Bytes, as TOGETHER_BYTES, on a GPU, where a call's launch is dearer and copies are cheaper. Not measured."""
 TOGETHER_WIDTH = 16
-"""Rows with more new tokens than this are pieces of prompts: one of them is work enough for a call."""
+"""New tokens a row. A row with more is a piece of a prompt, which is work enough for a call of its own."""
 
 
 @dataclass(slots=True)
@@ -35,9 +35,9 @@ class _Group:
     first_key: int | None
     """Storage index of a single row's first key when its blocks are consecutive."""
     gather: Tensor | None
-    """[B * L] int64 storage indices of the keys, padded with trash; of whole blocks for a single row."""
+    """[B * L] int64 storage indices of the keys, padded with trash; whole blocks for a single row."""
     kv_len: int
-    """L."""
+    """L, keys of the longest row."""
     packed: Tensor | None
     """[B * q] int64, the rows' places among the packed tokens; None when they follow one another."""
     masks: dict[tuple[int | None, int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class _Group:
 
 
 class TorchAttention:
-    """Implements `PagedAttention`."""
+    """Attends with torch's scaled_dot_product_attention, group by group. Implements `PagedAttention`."""
 
     def __init__(self) -> None:
         self._groups: list[_Group] | None = None
@@ -88,7 +88,7 @@ class TorchAttention:
 
 
 def _partition(rows: tuple[PackedRow, ...], most_keys: int) -> list[list[PackedRow]]:
-    """Rows that are read together: of the same width, and at most most_keys keys in all, padded."""
+    """Return the rows in lists that are read together: of one width, and at most most_keys keys in all, padded."""
     if len(rows) == 1:
         return [list(rows)]
     by_width: dict[int, list[PackedRow]] = {}
@@ -131,13 +131,13 @@ def _group(rows: list[PackedRow], block_size: int, device: torch.device) -> _Gro
 
 
 def _token_indices(row: PackedRow, block_size: int, device: torch.device) -> Tensor:
-    """[kv_len] int64."""
+    """Return the storage indices of a row's tokens, [kv_len] int64."""
     indices = np.asarray(row.blocks, dtype=np.int64)[:, None] * block_size + np.arange(block_size)
     return torch.from_numpy(indices.reshape(-1)[: row.kv_len]).to(device)
 
 
 def _attend_group(query: Tensor, keys: Tensor, values: Tensor, group: _Group, options: AttentionOptions) -> Tensor:
-    """query [B * q, Hq, D] and storage [tokens, Hkv, D] -> [B * q, Hq, Dv]."""
+    """Attend with query [B * q, Hq, D] over storage [tokens, Hkv, D]; return [B * q, Hq, Dv]."""
     num_rows, width, num_kv_heads = len(group.rows), group.width, keys.shape[1]
     num_shared = query.shape[1] // num_kv_heads  # G query heads read one KV head
     first = _first_key_seen(group, options)
@@ -154,7 +154,7 @@ def _attend_group(query: Tensor, keys: Tensor, values: Tensor, group: _Group, op
 
 
 def _first_key_seen(group: _Group, options: AttentionOptions) -> int:
-    """Keys of a single row before this one are outside every query's window."""
+    """Return the index of the first key that a query of a single row may see: earlier ones are outside every window."""
     if len(group.rows) > 1:
         return 0
     parents = group.rows[0].parents
@@ -165,7 +165,7 @@ def _first_key_seen(group: _Group, options: AttentionOptions) -> int:
 
 
 def _read(storage: Tensor, group: _Group, first: int) -> Tensor:
-    """[tokens, Hkv, D] -> [B, Hkv, L - first, D]."""
+    """Return [B, Hkv, L - first, D] of storage [tokens, Hkv, D]."""
     if group.first_key is not None:
         part = storage[group.first_key + first : group.first_key + group.kv_len]
     else:
@@ -177,7 +177,7 @@ def _read(storage: Tensor, group: _Group, first: int) -> Tensor:
 def _mask(
     group: _Group, first: int, num_shared: int, options: AttentionOptions, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """[B, 1, G * q, L - first], 0 or -inf to be added to the scores; None when everything is seen."""
+    """Return [B, 1, G * q, L - first], 0 or -inf to be added to the scores; None when everything is seen."""
     if len(group.rows) == 1 and group.width == 1 and group.rows[0].parents is None:
         return None
     key = (options.window, options.chunk, num_shared, dtype)
@@ -190,7 +190,7 @@ def _mask(
 
 
 def _seen(group: _Group, first: int, options: AttentionOptions) -> np.ndarray:
-    """[B, q, L - first] bool."""
+    """Return which keys each query sees, [B, q, L - first] bool."""
     if any(row.parents is not None for row in group.rows):
         return _seen_in_trees(group, options)[:, :, first:]
     kv_lens = np.array([row.kv_len for row in group.rows])
@@ -205,7 +205,7 @@ def _seen(group: _Group, first: int, options: AttentionOptions) -> np.ndarray:
 
 
 def _seen_in_trees(group: _Group, options: AttentionOptions) -> np.ndarray:
-    """[B, q, L] bool, chains beside them included."""
+    """Return which keys each query sees, [B, q, L] bool, for trees and the chains beside them."""
     sees = np.zeros((len(group.rows), group.width, group.kv_len), dtype=bool)
     for i, row in enumerate(group.rows):
         sees[i, :, : row.kv_len] = seen(row.kv_len, row.parents, group.width, options.window, options.chunk)
@@ -213,7 +213,7 @@ def _seen_in_trees(group: _Group, options: AttentionOptions) -> np.ndarray:
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: AttentionOptions) -> Tensor:
-    """What scaled_dot_product_attention cannot: soft caps and sinks."""
+    """Attend with soft caps and sinks, which scaled_dot_product_attention does not have."""
     scores = torch.matmul(q, k.transpose(-1, -2)) * options.scaling  # [B, Hkv, G * q, L]
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap

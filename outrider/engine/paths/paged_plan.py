@@ -1,7 +1,7 @@
-"""What one forward over packed tokens needs: all new tokens of all rows in one line, and where each row's KV lies.
+"""The tensors of one forward over packed tokens: all new tokens of all rows in one line, and where each row's KV lies.
 
-Built by `PagedPath` for every forward from host integers alone. No token is padding, so rows of any widths share a
-forward at no cost. Attention backends (`PagedAttention`) read it.
+`PagedPath` builds a plan for every forward from host integers alone, and attention backends (`PagedAttention`) read it.
+No token is padding, so rows of any widths share a forward at no cost.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class PackedRow:
     """Index of its first new token among the T packed ones."""
     num_new: int
     kv_len: int
-    """Tokens it has with the new ones: the last query sees this many keys."""
+    """Tokens in the sequence, the new ones included: the last query sees this many keys."""
     blocks: Sequence[int]
     """Enough for kv_len tokens, in order. The table's own list: read it during this forward only."""
     parents: Sequence[int] | None = None
-    """Of a token tree; as in `Row`."""
+    """Parents of the nodes of a token tree, as in `Row`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class PagedPlan:
 
     @classmethod
     def build(cls, rows: Sequence[Row], device: torch.device, vocab_size: int, *, gathers: bool = False) -> PagedPlan:
-        """From rows whose tables are reserved, at least one. gathers: make `gather` too.
+        """Build the plan of at least one row, whose tables are reserved. gathers: make `gather` too.
 
         Raises InvalidRequest for a token id outside the vocabulary: on a GPU it would take the process down.
         """
@@ -96,23 +96,23 @@ def _packed(rows: Sequence[Row]) -> list[PackedRow]:
 
 
 def _indices(table: np.ndarray, counts: np.ndarray, places: np.ndarray, block_size: int) -> np.ndarray:
-    """Storage indices of the tokens at `places` [N] of rows that have counts [B] of them each -> [N] int64."""
+    """Return the storage indices [N] int64 of the tokens at `places` [N], of which each row has counts [B]."""
     blocks = table[np.repeat(np.arange(len(counts)), counts), places // block_size].astype(np.int64)
     return blocks * block_size + places % block_size
 
 
 def _ranges(counts: np.ndarray) -> np.ndarray:
-    """0 to n - 1 for every n of counts, one after the other."""
+    """Return 0 to n - 1 for every n of counts, one after the other."""
     return np.concatenate([np.arange(count) for count in counts])
 
 
 def _cumulative(counts: np.ndarray) -> np.ndarray:
-    """[B] -> [B + 1] int32 from 0."""
+    """Return the sums [B + 1] int32 of counts [B], from 0."""
     return np.concatenate(([0], counts.cumsum())).astype(np.int32)
 
 
 def _block_table(rows: Sequence[PackedRow]) -> np.ndarray:
-    """[B, max_blocks] int32."""
+    """Return the rows' blocks [B, max_blocks] int32, filled up with the trash block."""
     table = np.full((len(rows), max(len(row.blocks) for row in rows)), TRASH_BLOCK, dtype=np.int32)
     for i, row in enumerate(rows):
         table[i, : len(row.blocks)] = row.blocks
@@ -120,7 +120,7 @@ def _block_table(rows: Sequence[PackedRow]) -> np.ndarray:
 
 
 def _to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """One copy to the device for all of them; the wide ones come first, so that every view is aligned."""
+    """Copy all arrays to the device at once; the wide ones come first, so that every view is aligned."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     flat = torch.from_numpy(np.frombuffer(b"".join(array.tobytes() for array in arrays), dtype=np.uint8).copy())
@@ -135,37 +135,37 @@ def _to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tenso
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """What a layer asks of its attention beyond causality."""
+    """Options of a layer's attention beyond causality."""
 
     scaling: float
     """Factor on the products of queries and keys."""
     window: int | None = None
-    """Keys that a query sees at most, its own included (sliding window)."""
+    """Most keys that a query sees, its own included (sliding window)."""
     chunk: int | None = None
-    """A query sees the keys of its own chunk of this many positions only (Llama 4)."""
+    """Positions in a chunk; a query sees the keys of its own chunk only (Llama 4)."""
     softcap: float | None = None
     """Scores x become softcap * tanh(x / softcap)."""
     sinks: Tensor | None = None
-    """[Hq]: a score per head that takes part in the softmax and adds nothing to the output."""
+    """[Hq], a score per head that takes part in the softmax and adds nothing to the output."""
 
 
 class PagedAttention(Protocol):
     """Attention over the blocks: one object per model, called for every layer of every forward."""
 
     def begin(self, plan: PagedPlan) -> None:
-        """Before the layers of a forward: prepare what they share."""
+        """Prepare what the layers of a forward share. Called before the first of them."""
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions) -> Tensor:
-        """query [T, Hq, D], keys [num_blocks + 1, block_size, Hkv, D], values [..., Hkv, Dv] -> [T, Hq, Dv].
+        """Attend with query [T, Hq, D] over keys [num_blocks + 1, block_size, Hkv, D] and values [..., Hkv, Dv].
 
-        The new tokens' KV is in the blocks already. Query head h reads KV head h // (Hq / Hkv).
+        Returns [T, Hq, Dv]. The new tokens' KV is in the blocks already. Query head h reads KV head h // (Hq / Hkv).
         Raises NotImplementedError, at the self-test, for an option that the backend does not know.
         """
 
     def attend_gathered(
         self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions
     ) -> Tensor:
-        """The same for keys [S, Hkv, D] and values [S, Hkv, Dv] of all rows in one line, as `cu_seq_kv` says.
+        """Attend over keys [S, Hkv, D] and values [S, Hkv, Dv] of all rows in one line, as `cu_seq_kv` says.
 
-        For latent attention (MLA): the blocks hold latents, and the model makes keys of them after they are read.
+        Serves latent attention (MLA): the blocks hold latents, of which the model makes keys after they are read.
         """

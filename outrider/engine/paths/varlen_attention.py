@@ -1,7 +1,7 @@
 """The `paged` path's attention on a GPU: torch's flash attention over the blocks, by one call a layer for all rows.
 
-It reads the plan's device tensors alone, never the host's row lengths, so it may be captured in a CUDA graph. What it
-cannot do (soft caps, sinks, chunks, latent attention, float32) is told from the model before the path is built.
+It reads the plan's device tensors alone, never the host's row lengths, so it may be captured in a CUDA graph. `why_not`
+finds what it cannot do (soft caps, sinks, chunks, latent attention, float32) before the path is built.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from transformers import PreTrainedModel
 from outrider.engine.paths.paged_plan import AttentionOptions, PagedPlan
 
 BLOCK_SIZE = 256
-"""Tokens. Flash attention 2, which torch carries, takes pages of a multiple of this."""
+"""Tokens a block. Flash attention 2, which torch carries, takes pages of a multiple of this."""
 MAX_HEAD_DIM = 256
+"""Columns of a head."""
 NUM_SPLITS = 1
-"""Keys are never split over thread blocks: with pages, torch 2.13 writes only the first row's output of a split one
-(pytorch issue 194167). It also makes a row's attention the same bits in every batch."""
+"""Thread blocks over which a row's keys are split: with pages, torch 2.13 writes only the first row's output of a
+split one (pytorch issue 194167). One also makes a row's attention the same bits in every batch."""
 
 
 class VarlenAttention:
-    """Implements `PagedAttention`, for blocks of BLOCK_SIZE tokens."""
+    """Attends with torch's variable-length kernel. Implements `PagedAttention` for blocks of BLOCK_SIZE tokens."""
 
     def __init__(self, kernel: Callable[..., Any] | None = None) -> None:
-        """kernel: called as torch.nn.attention.varlen.varlen_attn, which it is by default."""
+        """Take a kernel that is called as torch.nn.attention.varlen.varlen_attn; None takes that function itself."""
         if kernel is None:
             from torch.nn.attention.varlen import varlen_attn
 
@@ -38,7 +39,7 @@ class VarlenAttention:
         assert plan.block_size % BLOCK_SIZE == 0, f"blocks of {plan.block_size} tokens"
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions) -> Tensor:
-        """query [T, Hq, D], keys and values [num_blocks + 1, block_size, Hkv, D] -> [T, Hq, D]."""
+        """Attend with query [T, Hq, D] over keys and values [num_blocks + 1, block_size, Hkv, D]; return [T, Hq, D]."""
         if options.chunk is not None or options.softcap is not None or options.sinks is not None:
             raise NotImplementedError("flash attention of torch knows no chunks, soft caps or sinks")
         output: Tensor = self._kernel(
@@ -59,7 +60,7 @@ class VarlenAttention:
 
 
 def _window(plan: PagedPlan, window: int | None) -> tuple[int, int]:
-    """(left, right) keys that a query sees beside its own; -1 for all. The last query sees the last key."""
+    """Return the (left, right) keys that a query sees beside its own, -1 for all. The last query sees the last key."""
     if window is not None:
         return window - 1, 0
     # A row's only query sees every key anyway, and without a bound the kernel packs the query heads of a KV head.
@@ -67,9 +68,9 @@ def _window(plan: PagedPlan, window: int | None) -> tuple[int, int]:
 
 
 def why_not(model: PreTrainedModel) -> str | None:
-    """What keeps this model, on its device, from VarlenAttention; None when nothing does.
+    """Return what keeps this model, on its device, from VarlenAttention, or None.
 
-    Only what can be told without running it: the self-test judges the rest.
+    Reports only what can be known without running it: the self-test judges the rest.
     """
     if model.device.type != "cuda":
         return f"flash attention needs a GPU, the model is on {model.device.type}"
@@ -81,7 +82,7 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 def why_not_shape(model: PreTrainedModel) -> str | None:
-    """The part of `why_not` that concerns the model alone."""
+    """Return what in the model alone, whatever its device, keeps it from VarlenAttention, or None."""
     config = model.config.get_text_config(decoder=True)
     if model.dtype not in (torch.bfloat16, torch.float16):
         return f"flash attention needs bfloat16 or float16, the weights are {str(model.dtype).removeprefix('torch.')}"

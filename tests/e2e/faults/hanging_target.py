@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from outrider.engine.model_runner import ModelRunner
-from outrider.wire.config import TargetConfig, load
+from outrider.wire.settings.config import TargetConfig, load
 from outrider.wire.worker_main import run_worker
 from target_service.worker import start_worker
 from tests.law.faults import replace

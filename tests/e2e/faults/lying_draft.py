@@ -6,7 +6,7 @@ import sys
 from draft_service.deliveries import Deliverer
 from draft_service.worker import start_worker
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.config import DraftConfig
+from outrider.wire.settings.config import DraftConfig
 from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 

@@ -6,7 +6,7 @@ import itertools
 import sys
 
 from gateway.__main__ import main
-from gateway.slot_plan import Choice, SlotPlan
+from gateway.planning.slot_plan import DraftChoice, SlotPlan
 from tests.law.faults import replace
 
 WAIT_S = 10.0
@@ -18,7 +18,7 @@ leave = SlotPlan.leave
 
 def choose(self, room, num_behind, num_left, is_first=False):
     k = min(room, (next(turns) if self not in kept else 2 + 2 * kept.pop(self)) % 4)
-    return Choice(k, WAIT_S if k else 0.0)
+    return DraftChoice(k, WAIT_S if k else 0.0)
 
 
 def verified(self, num_drafted, num_accepted, *others):

@@ -2,8 +2,8 @@
 
 import sys
 
-from outrider.engine import coupled
-from outrider.wire.config import TargetConfig
+from outrider.engine.sampling import coupled
+from outrider.wire.settings.config import TargetConfig
 from outrider.wire.worker_main import run_worker
 from target_service.worker import start_worker
 from tests.law.faults import replace

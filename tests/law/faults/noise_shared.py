@@ -2,9 +2,9 @@
 
 import sys
 
-from outrider.engine import slot_noise
-from outrider.engine.noise import Purpose, host_uniforms
-from outrider.wire.config import TargetConfig
+from outrider.engine.sampling import noise as slot_noise
+from outrider.engine.sampling.noise import Purpose, host_uniforms
+from outrider.wire.settings.config import TargetConfig
 from outrider.wire.worker_main import run_worker
 from target_service.worker import start_worker
 from tests.law.faults import replace

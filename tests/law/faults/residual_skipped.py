@@ -2,12 +2,14 @@
 
 import sys
 
-from outrider.engine import acceptance
-from outrider.wire.config import TargetConfig
+from outrider.engine.sampling import acceptance
+from outrider.wire.settings.config import TargetConfig
 from outrider.wire.worker_main import run_worker
 from target_service.worker import start_worker
 from tests.law.faults import replace
+from tests.law.faults.by_token import decide_by_token
 
 if __name__ == "__main__":
+    decide_by_token()
     replace(acceptance, "residual", lambda target_probs, draft_probs: target_probs)
-    sys.exit(run_worker("target", TargetConfig, start_worker, [*sys.argv[1:], "--verification", "token"]))
+    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 
 from draft_service import drawing
-from draft_service.sender import Sender
+from draft_service.deliveries import Sender
 from draft_service.worker import start_worker
-from outrider.engine.row_law import RowLaw
-from outrider.wire.config import DraftConfig
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.wire.settings.config import DraftConfig
 from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 

@@ -9,8 +9,8 @@ import sys
 
 from draft_service.deliveries import Deliverer
 from draft_service.worker import start_worker
-from outrider.wire.codec import DenseRows
-from outrider.wire.config import DraftConfig
+from outrider.wire.settings.config import DraftConfig
+from outrider.wire.transport.codec import DenseRows
 from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 

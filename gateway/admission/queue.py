@@ -1,0 +1,151 @@
+"""Who may be decoded now, first come, first served, and how many wait. One for each served model.
+
+How long a new answer would wait for a place, from how long answers hold theirs. Pure; no I/O.
+
+Whether a new answer may wait for a place, so that those who are let in keep their pace. Pure; no I/O.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+BURST_S = 0.25
+"""What comes within this of an idle moment is a burst, which the whole queue is for: what one caller sends at once, and
+little of what many send all the time."""
+CALM_S = 1.0
+"""Overload is over when nobody has found all places taken for so long."""
+
+
+class QueueLimit:
+    """Of one queue. A short one evens out arrivals. Once it has grown longer than `most_wait_s`, more comes than can be
+    served, and waiting helps nobody: until that is over, only who finds a free place is let in.
+    """
+
+    def __init__(self, most_wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most_wait_s = most_wait_s
+        self._clock = clock
+        self._idle_s = self._full_s = -math.inf
+        self._overloaded = False
+
+    def admits(self, num_places: int, num_admitted: int, wait_s: float) -> bool:
+        """Whether one more may come beside those that run or wait, when it is expected to wait for `wait_s`. Who finds
+        nobody waiting may, unless there is overload: with few places a single turn may be longer than the limit.
+        """
+        now_s = self._clock()
+        if num_admitted <= num_places // 8:
+            self._idle_s = now_s
+        if now_s - self._full_s >= CALM_S:
+            self._overloaded = False
+        if num_admitted < num_places:
+            return True
+        self._full_s = now_s
+        if now_s - self._idle_s < BURST_S:
+            return True
+        self._overloaded |= num_admitted > num_places and wait_s > self._most_wait_s
+        return not self._overloaded
+
+
+MEMORY = 32
+"""Answers that the mean looks back on."""
+
+
+class QueueEstimate:
+    """Of one queue before `num_places` places, first come, first served."""
+
+    def __init__(self, num_places: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_places = num_places
+        self._clock = clock
+        self._mean_s = 0.0
+        self._num_ended = 0
+        self._num_running = 0
+        self._sum_began_s = 0.0
+
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        """While an answer holds a place."""
+        began_s = self._clock()
+        self._num_running += 1
+        self._sum_began_s += began_s
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            self._sum_began_s = self._sum_began_s - began_s if self._num_running else 0.0
+            self._num_ended += 1
+            self._mean_s += (self._clock() - began_s - self._mean_s) / min(self._num_ended, MEMORY)
+
+    def service_s(self) -> float:
+        """Mean time that an answer holds its place; 0 before the first. Those that run for longer count by their age:
+        when all stands still, nothing ends that could say so.
+        """
+        if not self._num_running:
+            return self._mean_s
+        return max(self._mean_s, self._clock() - self._sum_began_s / self._num_running)
+
+    def wait_s(self, num_ahead: int) -> float:
+        """Until an answer gets a place that has `num_ahead` running or waiting before it."""
+        turns = max(0, num_ahead - self.num_places + 1)
+        return turns * self.service_s() / max(1, self.num_places)
+
+
+class AdmissionQueue:
+    """`capacity` follows the number of targets; when it falls, nobody who runs is sent away."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.estimate = QueueEstimate(capacity)
+        self._line: deque[asyncio.Future[None]] = deque()
+        self.num_admitted = 0
+        """Answers running or waiting."""
+        self.num_running = 0
+        self.num_refused = 0
+        """Since the start."""
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @capacity.setter
+    def capacity(self, capacity: int) -> None:
+        self._capacity = self.estimate.num_places = capacity
+        self._let_in()
+
+    @property
+    def num_queued(self) -> int:
+        return self.num_admitted - self.num_running
+
+    def wait_s(self) -> float:
+        """How long an answer that came now is expected to wait for its turn."""
+        return self.estimate.wait_s(self.num_admitted)
+
+    async def acquire(self) -> None:
+        """Returns when it is the caller's turn. Cancelled: the place goes to the next."""
+        if self.num_running < self._capacity and not self._line:
+            self.num_running += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release()
+            elif turn in self._line:
+                self._line.remove(turn)
+            raise
+
+    def release(self) -> None:
+        self.num_running -= 1
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._line and self.num_running < self._capacity:
+            turn = self._line.popleft()
+            if not turn.done():
+                self.num_running += 1
+                turn.set_result(None)

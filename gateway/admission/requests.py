@@ -1,0 +1,381 @@
+"""From what a caller asked for to `GenerationRequest`s. Both front ends translate to a `Demand`; the rest is here.
+
+Every refusal is an InvalidRequest (or ModelNotFound) that names the field as the caller spelt it.
+
+Whose cached prefixes a request may use, and who may use its own. Called by `gateway.admission.requests`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, ParamSpec, TypeVar
+
+from gateway.generation import AcceptanceRule, Drafter, DraftLogprobs, GenerationRequest, ModelFacts, SpeculationOptions
+from gateway.tokenizer import Message, Tokenizer
+from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
+from outrider.wire.params import (
+    AUTO,
+    CHOICES,
+    DRAFT_TOKENS,
+    LOGPROBS,
+    MAX_BAD_WORDS,
+    Range,
+    SamplingParams,
+    check_cache_salt,
+    check_token_ids,
+)
+from outrider.wire.settings.config import GatewayConfig
+
+_DIGEST_BYTES = 32
+
+
+def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None) -> bytes:
+    """-> what the workers are given: 32 bytes, or none for what everybody shares.
+
+    scope: shared, or user: then prefixes are shared by requests of one API key and user alone. One that names neither,
+    nor a salt, shares with nobody: what cannot be told apart must not be guessed from its timing.
+    """
+    if scope == "shared":
+        return b"" if salt is None else _digest(b"salt", salt)
+    if key_name is not None:
+        return _digest(b"key", key_name, user or "", salt or "")
+    if user is None and salt is None:
+        return secrets.token_bytes(_DIGEST_BYTES)
+    return _digest(b"anonymous", salt or "") if user is None else _digest(b"user", user, salt or "")
+
+
+def _digest(kind: bytes, *parts: str) -> bytes:
+    """Each part by its own digest, so that no two lists of parts read the same."""
+    found = blake2b(digest_size=_DIGEST_BYTES, person=kind)
+    for part in parts:
+        found.update(blake2b(part.encode()).digest())
+    return found.digest()
+
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+"""Of a stop string or bad word."""
+MAX_MESSAGES = 4096
+"""Of a chat: a template walks through them in Python."""
+MAX_USER_CHARS = 1024
+MAX_ECHO_CHARS = 200
+"""Of what a caller sent, in an error that quotes it."""
+MESSAGE_CHARS = 100
+"""What a message costs besides its text: a template is run over it."""
+_OF_A_TEXT = (Drafter.UNIGRAM, Drafter.BIGRAM)
+_TEXT_WANTED = "; a target offers unigram and bigram if started with OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
+INLINE_CHARS = 20_000
+"""Longer texts are tokenised on a thread: about 10 ms on one slow core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A prompt that the chat template still has to render."""
+
+    messages: tuple[Message, ...]
+    add_generation_prompt: bool = True
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+Prompt = str | tuple[int, ...] | Chat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldNames:
+    """How the caller's protocol spells what a message may have to name."""
+
+    prompt: str
+    num_choices: str = "n"
+    max_tokens: str = "max_tokens"
+    num_logprobs: str = "logprobs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a caller asked for, before tokenisation and before the model's limits are known."""
+
+    request_id: str
+    model: str
+    """Empty = the only one."""
+    prompts: tuple[Prompt, ...]
+    names: FieldNames
+    params: SamplingParams
+    """max_tokens, seed, choice, acceptance and lenience are filled in here; bad_words are those given as ids."""
+    max_tokens: int | None
+    """None = what the context leaves."""
+    seed: int | None
+    """64 bits; None = one is drawn for each prompt."""
+    num_choices: int = 1
+    stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    cache_salt: str | None = None
+    user: str | None = None
+    """Who asks; for `prefix_cache_scope`."""
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.prompts) * self.num_choices
+
+
+async def build_requests(
+    demand: Demand, facts: ModelFacts, tokenizer: Tokenizer, config: GatewayConfig, key_name: str | None = None
+) -> tuple[GenerationRequest, ...]:
+    """Answer `prompt * num_choices + choice` stands at that index. Long texts are tokenised off the event loop.
+
+    `demand` has passed `check_demand`; key_name: of the API key that asks.
+    """
+    _check_drafted(demand.speculation, config.max_draft_tokens)
+    num_chars = 2 * sum(map(len, demand.bad_words))
+    words = await _tokenised(num_chars, bad_word_ids, demand.bad_words, tokenizer)
+    rule = _acceptance(demand.speculation, config)
+    lenience = _lenience(demand.speculation, config)
+    base = dataclasses.replace(
+        demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule, lenience=lenience
+    )
+    # Once, before prompts cost anything; of each prompt only what its length decides is checked again.
+    dataclasses.replace(base, max_tokens=demand.max_tokens or facts.context_limit).check(facts.vocab_size)
+    salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
+    num_chars = sum(_num_chars(prompt) for prompt in demand.prompts)
+    requests: list[GenerationRequest] = []
+    for prompt in demand.prompts:
+        ids = await _tokenised(num_chars, _encode, prompt, tokenizer, demand.names.prompt)
+        requests += _answers(demand, facts, base, ids, salt, key_name)
+    return tuple(requests)
+
+
+def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> AcceptanceRule:
+    """Who asks for lenience alone asks for the rule that has it."""
+    if options.acceptance is not None:
+        return options.acceptance
+    is_lenient = options.lenience is not None and options.lenience < 1.0
+    return AcceptanceRule.REJECTION if is_lenient else AcceptanceRule[config.acceptance.upper()]
+
+
+def _lenience(options: SpeculationOptions, config: GatewayConfig) -> float:
+    """1 where nothing is drafted."""
+    lenience = 1.0 if options.lenience is None else options.lenience
+    num_draft_tokens = options.num_draft_tokens
+    if num_draft_tokens is None and not options.adaptive and options.tree is None and config.num_draft_tokens != AUTO:
+        num_draft_tokens = config.num_draft_tokens
+    is_plain = not options.enabled or num_draft_tokens == 0
+    return 1.0 if is_plain and 0.0 < lenience < 1.0 else lenience
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def _tokenised(num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Long texts on a thread, so that nobody else waits for them."""
+    if num_chars > INLINE_CHARS:
+        return await asyncio.to_thread(work, *args, **kwargs)
+    return work(*args, **kwargs)
+
+
+def _wanted_model(served: Sequence[ModelFacts], name: str) -> ModelFacts:
+    """Raises InvalidRequest when no model is named and there are several."""
+    if name or not served:
+        return find_model(served, name)
+    if len(served) > 1:
+        known = ", ".join(repr(facts.id) for facts in served)
+        raise InvalidRequest(f"model is missing, and several are served here: {known}; name one", param="model")
+    return served[0]
+
+
+def find_model(served: Sequence[ModelFacts], name: str) -> ModelFacts:
+    """Return the model of this id. Raises ModelNotFound naming what is served."""
+    for facts in served:
+        if facts.id == name:
+            return facts
+    known = ", ".join(repr(facts.id) for facts in served)
+    shown = repr(name[:MAX_ECHO_CHARS]) + ("..." if len(name) > MAX_ECHO_CHARS else "")
+    raise ModelNotFound(f"the model {shown} does not exist; served here: {known}", param="model")
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each word as a text's start and, where that differs, after a space (as vLLM)."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.strip()
+        if not bare:
+            raise InvalidRequest(f"bad_words holds {word!r}, which is no word", param="bad_words")
+        for text in (bare, f" {bare}"):
+            found[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
+    return tuple(found)
+
+
+def check_demand(demand: Demand, served: Sequence[ModelFacts]) -> ModelFacts:
+    """Check all that needs no tokens, before anything dear is done. Return the model that is asked for."""
+    facts = _wanted_model(served, demand.model)
+    names, num_choices = demand.names, demand.num_choices
+    CHOICES.check(names.num_choices, num_choices)
+    if demand.max_tokens is not None:
+        Range(1, facts.context_limit).check(names.max_tokens, demand.max_tokens)
+    if demand.params.num_logprobs is not None:
+        LOGPROBS.check(names.num_logprobs, demand.params.num_logprobs)
+    if not demand.prompts:
+        raise InvalidRequest(f"{names.prompt} is an empty list", param=names.prompt)
+    if demand.num_answers > facts.max_answers:
+        raise InvalidRequest(
+            f"{len(demand.prompts)} prompts times {names.num_choices} = {num_choices} are {demand.num_answers} "
+            f"answers, this server takes at most {facts.max_answers} at once; split the request",
+            param=names.prompt if len(demand.prompts) > 1 else names.num_choices,
+        )
+    for prompt in demand.prompts:
+        if isinstance(prompt, Chat) and len(prompt.messages) > MAX_MESSAGES:
+            raise InvalidRequest(
+                f"{names.prompt} has {len(prompt.messages)} messages, at most {MAX_MESSAGES} are allowed",
+                param=names.prompt,
+            )
+    _check_texts("stop", "strings", demand.stop, MAX_STOPS)
+    _check_texts("bad_words", "entries", demand.bad_words, MAX_BAD_WORDS)
+    if demand.cache_salt is not None:
+        check_cache_salt(demand.cache_salt)
+    if demand.user is not None and len(demand.user) > MAX_USER_CHARS:
+        raise InvalidRequest(
+            f"user has {len(demand.user)} characters, at most {MAX_USER_CHARS} are allowed", param="user"
+        )
+    _check_speculation(demand.speculation, facts.vocab_size)
+    _check_drafter(demand.speculation.drafter, facts)
+    _check_tree(demand.speculation, facts)
+    return facts
+
+
+def _check_texts(name: str, what: str, texts: tuple[str, ...], most: int) -> None:
+    if len(texts) > most:
+        raise InvalidRequest(f"{name} has {len(texts)} {what}, at most {most} are allowed", param=name)
+    for text in texts:
+        if not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise InvalidRequest(
+                f"{name} holds a string of {len(text)} characters, must have 1 to {MAX_STOP_CHARS}", param=name
+            )
+
+
+def _check_speculation(options: SpeculationOptions, vocab_size: int) -> None:
+    count, topk = options.num_draft_tokens, options.draft_topk
+    if count is not None and options.adaptive:
+        raise InvalidRequest(
+            f"num_draft_tokens is {count} and adaptive is set, which chooses it; leave one out",
+            param="speculation.num_draft_tokens",
+        )
+    if count is not None:
+        DRAFT_TOKENS.check("num_draft_tokens", count, "speculation.num_draft_tokens")
+    if topk is None:
+        return
+    if options.draft_logprobs is not DraftLogprobs.TOPK:
+        raise InvalidRequest("draft_topk needs draft_logprobs to be topk", param="speculation.draft_topk")
+    Range(1, vocab_size, remedy=", the vocabulary").check("topk", topk, "speculation.draft_logprobs")
+
+
+def _check_drafted(options: SpeculationOptions, most: int) -> None:
+    """As many draft tokens as this server's operator allows."""
+    count, tree = options.num_draft_tokens or 0, options.tree
+    if count > most:
+        name, shown = "speculation.num_draft_tokens", f"num_draft_tokens is {count}"
+    elif tree is not None and tree.most_nodes > most:
+        name, shown = "speculation.tree", f"tree is {tree}, {tree.most_nodes} nodes"
+    else:
+        return
+    raise InvalidRequest(f"{shown}, and this server drafts at most {most} tokens (max_draft_tokens)", param=name)
+
+
+def _check_drafter(drafter: Drafter | None, facts: ModelFacts) -> None:
+    """Raises InvalidRequest. A drafter that is away, and may be back, is no reason: its rounds are plain meanwhile."""
+    if drafter is None or drafter in facts.drafters:
+        return
+    offered = ", ".join(each.label for each in facts.drafters)
+    raise InvalidRequest(
+        f"drafter is {drafter.label}, which neither target nor draft of {facts.id} has; offered: {offered or 'none'}"
+        + (_TEXT_WANTED if drafter.own in _OF_A_TEXT else ""),
+        param="speculation.drafter",
+    )
+
+
+def _check_tree(options: SpeculationOptions, facts: ModelFacts) -> None:
+    if options.tree is None:
+        return
+    shown, name = f"speculation.tree is {options.tree}", "speculation.tree"
+    if options.num_draft_tokens is not None or options.adaptive:
+        count = AUTO if options.num_draft_tokens is None else options.num_draft_tokens
+        raise InvalidRequest(f"{shown} and num_draft_tokens {count}, which is of chains; give one of them", param=name)
+    if options.lenience is not None and options.lenience < 1.0:
+        raise InvalidRequest(
+            f"{shown} and lenience {options.lenience:g}, which is of chains alone; leave one out", param=name
+        )
+    if options.drafter is not None and not options.drafter.asks_model:
+        raise InvalidRequest(
+            f"{shown} and drafter {options.drafter.label}, which drafts chains; ask for model, or leave tree out",
+            param=name,
+        )
+    if facts.no_trees is not None:
+        raise InvalidRequest(f"{shown}, and {facts.no_trees}; give num_draft_tokens instead", param=name)
+
+
+def _num_chars(prompt: Prompt) -> int:
+    """At least those of the text that will be tokenised."""
+    if isinstance(prompt, Chat):
+        if prompt.template_kwargs:
+            return INLINE_CHARS + 1  # a template may print them, however deep they hold text
+        return sum(sum(map(len, message.values())) + MESSAGE_CHARS for message in prompt.messages)
+    return len(prompt) if isinstance(prompt, str) else 0
+
+
+def _encode(prompt: Prompt, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
+    if isinstance(prompt, Chat):
+        ids = tuple(tokenizer.encode_chat(prompt.messages, prompt.add_generation_prompt, prompt.template_kwargs))
+    else:
+        ids = tuple(tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+    if not ids:
+        raise InvalidRequest(f"{name} is empty: at least one token is needed to continue from", param=name)
+    return ids
+
+
+def _answers(
+    demand: Demand, facts: ModelFacts, base: SamplingParams, ids: tuple[int, ...], salt: bytes, key_name: str | None
+) -> list[GenerationRequest]:
+    max_tokens = _max_tokens(demand, facts.context_limit, len(ids))
+    check_token_ids(demand.names.prompt, ids, facts.vocab_size)
+    # 53 bits: the seed is reported, and JSON numbers lose more in many clients.
+    seed = secrets.randbits(53) if demand.seed is None else demand.seed
+    params = dataclasses.replace(base, max_tokens=max_tokens, seed=seed)
+    if params.min_tokens > max_tokens:
+        params.check(facts.vocab_size)
+    return [
+        GenerationRequest(
+            request_id=demand.request_id,
+            model=facts.id,
+            prompt_ids=ids,
+            params=dataclasses.replace(params, choice=choice),
+            stop=demand.stop,
+            speculation=demand.speculation,
+            cache_salt=salt,
+            key_name=key_name,
+        )
+        for choice in range(demand.num_choices)
+    ]
+
+
+def _max_tokens(demand: Demand, context_limit: int, num_prompt: int) -> int:
+    """Largest number of output tokens. Raises ContextExceeded with the numbers when prompt and output do not fit."""
+    left, name = context_limit - num_prompt, demand.names.prompt
+    if left < 1:
+        raise ContextExceeded(
+            f"{name} has {num_prompt} tokens, the context limit is {context_limit} for prompt and output together; "
+            "shorten it",
+            param=name,
+        )
+    if demand.max_tokens is None:
+        return left
+    if demand.max_tokens > left:
+        raise ContextExceeded(
+            f"{name} has {num_prompt} tokens and {demand.names.max_tokens} is {demand.max_tokens}, together "
+            f"{num_prompt + demand.max_tokens}; the context limit is {context_limit}, so at most {left} can follow",
+            param=demand.names.max_tokens,
+        )
+    return demand.max_tokens

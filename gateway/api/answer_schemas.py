@@ -1,0 +1,177 @@
+"""The bodies of answers, for /openapi.json alone: `gateway.api.openai_responses` makes plain dicts of them, for speed.
+
+A test holds the two together.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class PromptTokensDetails(_Answer):
+    cached_tokens: int
+    audio_tokens: int
+
+
+class CompletionTokensDetails(_Answer):
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    reasoning_tokens: int
+    audio_tokens: int
+
+
+class SpeculationUsage(_Answer):
+    num_rounds: int = Field(description="With drafts.")
+    num_plain_steps: int = Field(description="Steps without drafts.")
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance_rate: float | None
+    mean_accepted_length: float | None
+    seed: int | None
+    seeds: list[int] = Field(description="Of each prompt.")
+    lenience: float | None = Field(description="null = the answer has exactly the target's law.")
+
+
+class UsageAnswer(_Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+    speculation: SpeculationUsage
+
+
+class CompletionLogprobs(_Answer):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(_Answer):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: str | int | None
+
+
+class Completion(_Answer):
+    """Also a chunk of a stream; then `finish_reason` is null but in a choice's last one."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: None
+    choices: list[CompletionChoice]
+    usage: UsageAnswer | None = None
+
+
+class TokenLogprob(_Answer):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ContentLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(_Answer):
+    content: list[ContentLogprob]
+    refusal: None
+
+
+class AssistantMessage(_Answer):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(_Answer):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None
+
+
+class ChatCompletion(_Answer):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: None
+    choices: list[ChatChoice]
+    usage: UsageAnswer
+
+
+class Delta(_Answer):
+    role: Literal["assistant"] = Field(default="assistant", description="In a choice's first chunk.")
+    content: str
+
+
+class ChatChunkChoice(_Answer):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: str | int | None
+
+
+class ChatChunk(_Answer):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: None
+    choices: list[ChatChunkChoice]
+    usage: UsageAnswer | None = Field(default=None, description="With stream_options.include_usage; in the last chunk.")
+
+
+class Model(_Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+    vocab_size: int
+    draft: str | None
+    drafters: list[str]
+
+
+class ModelList(_Answer):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Alive(_Answer):
+    alive: bool
+
+
+class Ready(_Answer):
+    ready: bool
+    reason: str | None
+
+
+class TargetGroup(_Answer):
+    targets: list[str]
+    labels: dict[str, str]
+
+
+class ErrorFields(_Answer):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(_Answer):
+    error: ErrorFields

@@ -1,0 +1,125 @@
+"""The HTTP application, assembled: routes, the one place where errors become statuses, request ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.admission.admission import Admission
+from gateway.api.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, unexpected
+from gateway.api.openapi import App
+from gateway.api.routes import Routes
+from gateway.telemetry.request_record import note_failure, request_id_of
+from gateway.workers.member import Member
+from outrider.wire.errors import OutriderError
+from outrider.wire.log import get_logger, log_fields
+
+log = get_logger(__name__)
+
+OPERATIONS = {"/v1/completions": ("cmpl", "text_completion"), "/v1/chat/completions": ("chatcmpl", "chat")}
+"""By path: what the ids of its answers begin with, and what OpenTelemetry calls it."""
+
+
+def create_app(admission: Admission, members: Callable[[], Iterable[Member]] = tuple) -> App:
+    """`members`: the workers as they are when it is called, for /sd."""
+    app = App(openapi_url=None, redirect_slashes=False)
+    app.include_router(Routes(admission, members).router())
+    app.add_exception_handler(OutriderError, _outrider_error)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_middleware(Gate, admission=admission)
+    app.add_middleware(Envelope, admission=admission)
+    return app
+
+
+class Gate:
+    """Nobody comes to anything under /v1 without a key that is valid, where keys are asked for. Pure ASGI."""
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self._app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not f"{scope['path']}/".startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            visit = self._admission.visit(Headers(scope=scope).get("authorization"))
+        except OutriderError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        scope["visit"] = visit
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            visit.held.release()
+
+
+class Envelope:
+    """Outermost: `x-request-id` on every response, a record of every request for answers, and a clear 500 for a fault
+    of our own. Pure ASGI: 4x faster.
+    """
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self._app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        is_post = scope["method"] == "POST"
+        prefix, operation = (is_post and OPERATIONS.get(scope["path"])) or ("req", None)
+        scope["request_id"], scope["answer_id"] = request_id_of(headers.get("x-request-id"), prefix)
+        if operation is None:
+            with log_fields(request_id=scope["request_id"]):
+                await self._serve(scope, receive, send)
+        else:
+            with self._admission.records.record(scope["request_id"], operation, headers.get("traceparent")):
+                await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = scope["request_id"]
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await send(message)
+            except TimeoutError:
+                log.info("request %s: its client reads nothing and is left", scope["request_id"])
+                raise ClientDisconnect from None
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            return  # it left while sending its body, or reads nothing: nobody is there to be told
+        except Exception as error:
+            fault = unexpected(error)
+            note_failure(fault)
+            if not started:
+                await error_response(fault)(scope, receive, send_with_id)
+
+
+async def _outrider_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, OutriderError)
+    return error_response(error)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """404 and 405 in OpenAI's form."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}"
+    text = f"no such endpoint: {what}" if error.status_code == 404 else f"{what}: {error.detail}"
+    fields = {"type": "invalid_request_error", "param": None, "code": None}
+    return JsonResponse({"error": {"message": text, **fields}}, error.status_code, dict(error.headers or {}))

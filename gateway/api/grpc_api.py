@@ -1,0 +1,262 @@
+"""GenerationService: translates protobuf to a `Demand` and outputs to protobuf. No decisions here."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from gateway.admission.admission import NUM_LARGEST, Admission, Visit
+from gateway.admission.requests import Chat, Demand, FieldNames, Prompt
+from gateway.api.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, unexpected
+from gateway.generation import (
+    AnswerUsage,
+    FinishReason,
+    OutputTimings,
+    OutputToken,
+    RoundOutput,
+    SpeculationOptions,
+)
+from gateway.telemetry.request_record import note_failure, request_id_of
+from gateway.tokenizer import Message
+from outrider.v1 import common_pb2, gateway_pb2
+from outrider.wire.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
+from outrider.wire.params import SamplingParams, acceptance_of, draft_logprobs_of, drafter_of
+from outrider.wire.transport.call_room import CallLimits, CallTurns, host_of
+from outrider.wire.transport.rpc import abort, parse_message
+from outrider.wire.tree_shape import TreeShape
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+DEFAULT_MAX_TOKENS = 16
+MAX_UNREAD_CALLS = 2048
+"""Calls whose message has not come, of each caller half."""
+ROLES = ("system", "developer", "user", "assistant")
+FINISH_REASONS = {
+    None: common_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+}
+
+
+Request = TypeVar("Request", gateway_pb2.GenerateRequest, gateway_pb2.GetModelsRequest)
+
+
+class GenerationServicer:
+    """Reads each call's one message itself: who asks is known before it is received, and it must come in time."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        unread = CallLimits("calls await their message", MAX_UNREAD_CALLS, MAX_UNREAD_CALLS // 2)
+        self._turns = CallTurns(NUM_LARGEST, NUM_LARGEST // 4, unread)
+        """To be read: how large a message is, is known only when it is there."""
+
+    def add_to(self, server: grpc.aio.Server) -> list[str]:
+        """Returns the service's full name."""
+        generate = grpc.stream_stream_rpc_method_handler(
+            self.Generate, response_serializer=gateway_pb2.GenerateResponse.SerializeToString
+        )
+        models = grpc.stream_unary_rpc_method_handler(
+            self.GetModels, response_serializer=gateway_pb2.GetModelsResponse.SerializeToString
+        )
+        handlers = {"Generate": generate, "GetModels": models}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        return [SERVICE]
+
+    async def Generate(self, _: object, context: Context) -> None:
+        """Writes to the context instead of yielding: a call that gRPC cancels, because the client left or its deadline
+        passed, then always unwinds through its block.
+        """
+        request_id, answer_id = request_id_of(_metadata(context, "x-request-id"), "gen")
+        with self._admission.records.record(request_id, "generate_content", _metadata(context, "traceparent")):
+            try:
+                await self._generate(context, answer_id)
+                return
+            except OutriderError as error:
+                failure = error
+            except Exception as error:
+                failure = unexpected(error)
+            note_failure(failure)
+            await abort(context, failure)
+
+    async def _generate(self, context: Context, answer_id: str) -> None:
+        visit = self._visit(context)
+        try:
+            visit.caller.take_request()
+            request = await self._read(context, gateway_pb2.GenerateRequest, visit)
+            demand = demand_of(request, answer_id)
+            async with self._admission.answers(demand, visit) as answering:
+                async for index, output in answering.outputs.stream():
+                    await _write(context, response_of(demand.request_id, index, output))
+        finally:
+            visit.held.release()
+
+    async def GetModels(self, _: object, context: Context) -> gateway_pb2.GetModelsResponse:
+        try:
+            visit = self._visit(context)
+            try:
+                await self._read(context, gateway_pb2.GetModelsRequest, visit)
+            finally:
+                visit.held.release()
+        except OutriderError as error:
+            await abort(context, error)
+        return gateway_pb2.GetModelsResponse(
+            models=[
+                gateway_pb2.Model(
+                    id=facts.id,
+                    context_limit=facts.context_limit,
+                    vocab_size=facts.vocab_size,
+                    draft_id=facts.draft_id,
+                    drafters=[drafter.value for drafter in facts.drafters],
+                )
+                for facts in self._admission.generator.models()
+            ]
+        )
+
+    def _visit(self, context: Context) -> Visit:
+        return self._admission.visit(_metadata(context, "authorization"))
+
+    async def _read(self, context: Context, kind: type[Request], visit: Visit) -> Request:
+        """The call's one message. Raises RequestTooSlow, Overloaded, or InvalidRequest for what is none."""
+        caller = visit.caller.name or host_of(context)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S), self._turns.one(caller):
+                data: Any = await context.read()
+        except TimeoutError:
+            raise RequestTooSlow(f"the message did not arrive within {BODY_TIMEOUT_S:g} s; send it faster") from None
+        if not isinstance(data, bytes):  # grpc.aio.EOF
+            raise InvalidRequest(f"the call ended without its {kind.DESCRIPTOR.full_name}")
+        visit.held.add(len(data))
+        request: Request = parse_message(kind.FromString, data)
+        return request
+
+
+def _metadata(context: Context, name: str) -> str | None:
+    metadata: Any = context.invocation_metadata() or ()
+    values = [value for key, value in metadata if key == name and isinstance(value, str)]
+    return values[0] if values else None
+
+
+async def _write(context: Context, response: gateway_pb2.GenerateResponse) -> None:
+    try:
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await context.write(response)
+    except TimeoutError:
+        raise DeadlineExceeded(f"the client read nothing for {WRITE_TIMEOUT_S:g} s") from None
+
+
+def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
+    """Raises InvalidRequest naming the field."""
+    name, prompt = _prompt_of(request)
+    if request.params.choice:
+        raise InvalidRequest(
+            f"params.choice is {request.params.choice}; it is the gateway's to set, use num_choices",
+            param="params.choice",
+        )
+    params = SamplingParams.from_proto(request.params)
+    for field in ("acceptance", "lenience"):
+        if getattr(params, field) != getattr(SamplingParams(), field):
+            raise InvalidRequest(f"params.{field} is set; give speculation.{field} instead", param=f"params.{field}")
+    if request.params.seed and not request.has_seed:
+        raise InvalidRequest("params.seed is given without has_seed; set has_seed to use it", param="has_seed")
+    return Demand(
+        request_id=request_id,
+        model=request.model,
+        prompts=(prompt,),
+        names=FieldNames(prompt=name, num_choices="num_choices", num_logprobs="num_logprobs"),
+        params=params,
+        max_tokens=request.params.max_tokens or DEFAULT_MAX_TOKENS,
+        seed=request.params.seed if request.has_seed else None,
+        num_choices=request.num_choices or 1,
+        stop=tuple(request.stop),
+        bad_words=tuple(request.bad_words),
+        speculation=_speculation_of(request.speculation),
+        cache_salt=request.cache_salt or None,
+        user=request.user or None,
+    )
+
+
+def _prompt_of(request: gateway_pb2.GenerateRequest) -> tuple[str, Prompt]:
+    name = request.WhichOneof("input")
+    if name is None:
+        raise InvalidRequest("input is missing: set prompt, prompt_ids or chat", param="input")
+    if name == "prompt":
+        return name, request.prompt
+    if name == "prompt_ids":
+        return name, tuple(request.prompt_ids.ids)
+    if not request.chat.messages:
+        raise InvalidRequest("chat has no messages", param="chat")
+    return name, Chat(tuple(_message_of(index, each) for index, each in enumerate(request.chat.messages)))
+
+
+def _message_of(index: int, message: gateway_pb2.ChatMessage) -> Message:
+    if message.role not in ROLES:
+        name = f"chat.messages[{index}].role"
+        raise InvalidRequest(f"{name} is {message.role!r}, must be one of {', '.join(ROLES)}", param=name)
+    return {"role": message.role, "content": message.content}
+
+
+def _speculation_of(options: gateway_pb2.SpeculationOptions) -> SpeculationOptions:
+    return SpeculationOptions(
+        enabled=options.enabled if options.HasField("enabled") else True,
+        num_draft_tokens=options.num_draft_tokens if options.HasField("num_draft_tokens") else None,
+        draft_logprobs=draft_logprobs_of(options.draft_logprobs, "speculation.draft_logprobs"),
+        draft_topk=options.draft_topk or None,
+        acceptance=acceptance_of(options.acceptance, "speculation.acceptance"),
+        lenience=options.lenience if options.HasField("lenience") else None,
+        drafter=drafter_of(options.drafter, "speculation.drafter"),
+        tree=TreeShape.from_proto(options.tree, "speculation.tree") if options.HasField("tree") else None,
+        adaptive=options.adaptive,
+    )
+
+
+def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb2.GenerateResponse:
+    return gateway_pb2.GenerateResponse(
+        request_id=request_id,
+        choice=choice,
+        tokens=[_token_of(token) for token in output.tokens],
+        text_delta=output.text_delta,
+        finish_reason=FINISH_REASONS[output.finish_reason],
+        num_drafted=output.num_drafted,
+        num_accepted=output.num_accepted,
+        usage=None if output.usage is None else _usage_of(output.usage),
+        stop_reason="" if output.stop_reason is None else str(output.stop_reason),
+        timings=_timings_of(output.timings),
+    )
+
+
+def _token_of(token: OutputToken) -> gateway_pb2.GeneratedToken:
+    message = gateway_pb2.GeneratedToken(id=token.id, kind=token.kind.value, text=token.text)
+    if token.logprobs is not None:
+        message.logprobs.logprob = token.logprobs.logprob
+        message.logprobs.top_ids.extend(token_id for token_id, _ in token.logprobs.top)
+        message.logprobs.top_logprobs.extend(logprob for _, logprob in token.logprobs.top)
+    return message
+
+
+def _usage_of(usage: AnswerUsage) -> gateway_pb2.Usage:
+    return gateway_pb2.Usage(
+        num_prompt_tokens=usage.num_prompt_tokens,
+        num_completion_tokens=usage.num_completion_tokens,
+        num_rounds=usage.num_rounds,
+        num_draft_tokens=usage.num_draft_tokens,
+        num_accepted_tokens=usage.num_accepted_tokens,
+        num_plain_steps=usage.num_plain_steps,
+        num_wasted_tokens=usage.num_wasted_tokens,
+        seed=usage.seed,
+        num_cached_prompt_tokens=usage.num_cached_prompt_tokens,
+        lenience=usage.lenience,
+    )
+
+
+def _timings_of(timings: OutputTimings) -> gateway_pb2.RoundTimings:
+    return gateway_pb2.RoundTimings(
+        total_us=round(timings.total_s * 1e6),
+        propose_us=round(timings.propose_s * 1e6),
+        deliver_us=round(timings.deliver_s * 1e6),
+        verify_us=round(timings.verify_s * 1e6),
+        overhead_us=round(timings.overhead_s * 1e6),
+    )

@@ -1,0 +1,159 @@
+"""What HTTP asks for around an answer: bodies in, errors out, events, and clients that leave. Raw ASGI for speed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.admission.admission import Held
+from gateway.telemetry.request_record import note_failure
+from outrider.wire.errors import InvalidRequest, OutriderError, RequestTooLarge, RequestTooSlow, Unauthenticated
+from outrider.wire.log import describe, get_logger
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+BODY_TIMEOUT_S = 60.0
+"""How long a body may take to arrive."""
+WRITE_TIMEOUT_S = 60.0
+"""A client that takes nothing for this long is left."""
+MAX_ERROR_CHARS = 1000
+CLIENT_CLOSED = 499
+"""nginx's status for a client that left; nobody reads it."""
+
+
+class JsonResponse(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def event(data: Any) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def error_body(error: OutriderError) -> dict[str, Any]:
+    """OpenAI's error form."""
+    param = None if error.param is None else _shortened(error.param)
+    fields = {"type": error.openai_type, "param": param, "code": error.openai_code}
+    return {"error": {"message": _shortened(error.message), **fields}}
+
+
+def _shortened(text: str) -> str:
+    """Errors quote what a caller sent, which may be megabytes."""
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}..."
+
+
+def error_response(error: OutriderError) -> JsonResponse:
+    note_failure(error)
+    headers = {}
+    if isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    return JsonResponse(error_body(error), error.http_status, headers)
+
+
+def unexpected(error: Exception) -> OutriderError:
+    """Logs where it happened. The client learns that it is our fault."""
+    log.error("a handler failed with %s\n%s", type(error).__name__, describe(error))
+    return OutriderError("internal error; the gateway's log has the place")
+
+
+async def read_json(request: Request, held: Held) -> Any:
+    """Raises RequestTooLarge as soon as the size is known, RequestTooSlow, Overloaded when too many are being read, and
+    InvalidRequest for what is no JSON.
+    """
+    body = await _read_body(request, held)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+
+
+async def _read_body(request: Request, held: Held) -> bytearray:
+    max_bytes = held.max_bytes
+    too_large = RequestTooLarge(f"the body is over {max_bytes} bytes (max_body_bytes); send less")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                held.add(len(part))
+                body += part
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise RequestTooSlow(f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster") from None
+    return body
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None when the client left first; by then `work` has been cancelled and has ended."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events from `events`, which ends in [DONE].
+
+    The status waits for the first event, so that an error before it is an error response and not a broken stream.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: Callable[[], AsyncGenerator[bytes]]) -> None:
+        self.status_code = 200  # Response.__init__ would add a content-length
+        self.background = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._events = events
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        try:
+            async with contextlib.aclosing(self._events()) as events:
+                async for data in events:
+                    await self._send(send, data)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            if not self._started:
+                raise
+            known = error if isinstance(error, OutriderError) else unexpected(error)
+            note_failure(known)
+            await self._send(send, event(error_body(known)) + DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -1,0 +1,221 @@
+"""uvicorn with bounds on what a client may do to a connection: heads that do not end, silence, too many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import ssl
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from outrider.wire.errors import ConfigError
+from outrider.wire.transport.address import join_host_port
+
+HEAD_TIMEOUT_S = 10.0
+"""From a connection's beginning, or a request's first byte, to the end of its head; of a TLS handshake, too."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a head, and of anything else between two pieces of a body."""
+MAX_HEADERS = 256
+MAX_PIPELINED = 8
+"""Requests that wait behind the one that is answered. Hardly a client sends any; a connection with more is closed."""
+MAX_CONNECTIONS = 4096
+UNREAD_TIMEOUT_MS = 60_000
+"""The kernel drops a connection whose peer takes nothing of what was sent for this long."""
+BACKLOG = 2048
+
+
+class PlainParser(httptools.HttpRequestParser):
+    """Read requests that offer another protocol as if they did not, as RFC 9110, 7.8 allows.
+
+    llhttp ends such a request with its head, so that its body would be read as the next request. Here the head is read
+    a second time, without its `Upgrade`, and the body after it.
+    """
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+
+    def feed_data(self, data: Any) -> None:
+        """Raises HttpParserError for what is no HTTP, and for CONNECT."""
+        while data:
+            try:
+                super().feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+
+    def _head_without_upgrade(self) -> bytes:
+        method, version = self.get_method(), self.get_http_version().encode()
+        if method == b"CONNECT":
+            raise httptools.HttpParserInvalidMethodError("this is no proxy")
+        headers = [name + b": " + value for name, value in self._protocol.headers if name != b"upgrade"]
+        return b"\r\n".join([method + b" " + self._protocol.url + b" HTTP/" + version, *headers, b"", b""])
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. uvicorn itself waits for ever for a head, and for one of any size."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _num_open = 0
+    """Requests whose answers are not complete."""
+    _in_body = False
+    _num_loose_bytes = 0
+    """Since the last head, piece of a body or end of a message."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.parser = PlainParser(self)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._refuse(503, "too many connections; try again later", "retry-after: 1")
+        else:
+            self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._num_loose_bytes += len(data)
+        super().data_received(data)
+        if self._num_loose_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, f"the request's head is over {MAX_HEAD_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._start_timer()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            self._refuse(431, f"the request has over {MAX_HEADERS} headers")
+            raise httptools.HttpParserError("too many headers")  # so that nothing more is read
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._stop_timer()
+        self._num_loose_bytes = 0
+        if self._num_open > MAX_PIPELINED:
+            self.transport.close()
+            raise httptools.HttpParserError("too many requests")
+        self._num_open += 1
+        self._in_body = True
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_loose_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._num_loose_bytes = 0
+        self._in_body = False
+        self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """A body that nobody wants any more may go on for a moment, so that its sender reads the answer."""
+        self._num_open -= 1
+        super().on_response_complete()
+        if self._in_body and not self._num_open:
+            self._start_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._time_out)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _time_out(self) -> None:
+        self._timer = None
+        if self._num_loose_bytes:
+            self._refuse(408, f"the request's head did not arrive within {HEAD_TIMEOUT_S:g} s")
+        self.transport.close()
+
+    def _refuse(self, status: int, text: str, *headers: str) -> None:
+        """Before there is a request that the application could answer, or while its body is read, which then ends."""
+        if self.transport.is_closing():
+            return
+        if self._num_open <= self._in_body:  # else it would stand in the middle of an answer
+            phrase = HTTPStatus(status).phrase
+            kind = "server_error" if status >= 500 else "invalid_request_error"
+            body = f'{{"error": {{"message": "{text}", "type": "{kind}", "param": null, "code": null}}}}'
+            head = ["content-type: application/json", f"content-length: {len(body)}", "connection: close", *headers]
+            self.transport.write("\r\n".join([f"HTTP/1.1 {status} {phrase}", *head, "", body]).encode())
+        self.transport.close()
+
+
+class HttpServer(uvicorn.Server):
+    """Serves on a socket that is bound already. Signals are the process's: HTTP and gRPC stop together."""
+
+    def __init__(self, app: Any, tls: ssl.SSLContext | None = None) -> None:
+        config = uvicorn.Config(
+            app,
+            http=BoundedProtocol,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        super().__init__(config)
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. uvicorn itself gives a TLS handshake a minute."""
+        await super().startup([])
+        for listener in sockets or []:
+            self.servers.append(
+                await asyncio.get_running_loop().create_server(
+                    lambda: BoundedProtocol(self.config, self.server_state, {}),
+                    sock=listener,
+                    backlog=BACKLOG,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=None if self._tls is None else HEAD_TIMEOUT_S,
+                )
+            )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def raise_descriptor_limit() -> None:
+    """To what the system lets this process have: the usual 1024 are fewer than MAX_CONNECTIONS."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS names no limit and then takes none
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Before anything is announced, so that a taken port is an error at once. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux, and handed on to each connection
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_TIMEOUT_MS)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {join_host_port(host, port)}: {error.strerror}; choose another --port", param="port"
+        ) from None
+    return listener

@@ -1,0 +1,228 @@
+"""The HTTP endpoints. A request reads: body -> Demand -> GenerationRequests -> admit -> outputs -> OpenAI's words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from fastapi import APIRouter, Request, Security
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import PlainTextResponse, Response
+
+from gateway.admission.admission import Admission, Visit
+from gateway.admission.requests import Demand, find_model
+from gateway.api.answer_schemas import (
+    Alive,
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    Model,
+    ModelList,
+    Ready,
+    TargetGroup,
+)
+from gateway.api.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
+from gateway.api.openai_responses import Answer, ChatForm, CompletionForm, Form, Json, usage_of
+from gateway.api.openapi import errors, events
+from gateway.api.schemas import ChatBody, CompletionBody, parse_body
+from gateway.generation import AnswerUsage, GenerationRequest, ModelFacts
+from gateway.workers.member import Member
+from outrider.wire.transport.address import join_host_port
+
+EVERYWHERE = ("0.0.0.0", "[::]")
+"""Where a worker listens that was told no host: nothing that anybody could connect to."""
+
+
+def target_groups(members: Iterable[Member]) -> list[Json]:
+    """Return where the metrics of all workers are that have said so, whether they are connected now or not, in the form
+    of Prometheus' HTTP service discovery.
+    """
+    groups: list[Json] = []
+    for member in members:
+        spec, info = member.spec, member.link.info
+        address = spec.metrics_address or ("" if info is None else info.metrics_address)
+        if address:
+            labels = {"role": spec.role, "pool": spec.pool, "member": spec.name}
+            groups.append({"targets": [reachable(address, spec.address)], "labels": labels})
+    return groups
+
+
+def reachable(metrics_address: str, worker_address: str) -> str:
+    """A worker that listens on every address is asked for its metrics where its gRPC is."""
+    host, _, port = metrics_address.rpartition(":")
+    if host not in EVERYWHERE:
+        return metrics_address
+    return join_host_port(worker_address.rpartition(":")[0].strip("[]"), int(port))
+
+
+class BodyRoute(APIRoute):
+    """A POST of a JSON body that is read in bounds and by orjson; FastAPI, which would read any, documents it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint, model = self.endpoint, get_type_hints(self.endpoint)["body"]
+
+        async def handle(request: Request) -> Response:
+            visit = _visit(request)
+            visit.caller.take_request()
+            body = parse_body(model, await read_json(request, visit.held))
+            response: Response = await endpoint(request, body)
+            return response
+
+        return handle
+
+
+MakeForm = Callable[[tuple[GenerationRequest, ...]], Form]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    admission: Admission
+    members: Callable[[], Iterable[Member]]
+    """The workers, for /sd."""
+
+    def router(self) -> APIRouter:
+        router = APIRouter()
+        keys = [Security(HTTPBearer(auto_error=False))] if self.admission.access.asks_for_keys else []
+        generation = APIRouter(route_class=BodyRoute, dependencies=keys)
+        refusals = errors(400, 401, 404, 408, 413, 429, 500, 503, 504)
+        for path, endpoint, model, chunk in (
+            ("/v1/completions", self.completions, Completion, Completion),
+            ("/v1/chat/completions", self.chat, ChatCompletion, ChatChunk),
+        ):
+            generation.add_api_route(
+                path, endpoint, methods=["POST"], response_model=model, responses=refusals, openapi_extra=events(chunk)
+            )
+        router.include_router(generation)
+        get, listed = router.add_api_route, errors(401)
+        get("/v1/models", self.models, response_model=ModelList, responses=listed, dependencies=keys)
+        one = errors(401, 404)
+        get("/v1/models/{model_id:path}", self.model, response_model=Model, responses=one, dependencies=keys)
+        get("/metrics", self.metrics, response_class=PlainTextResponse)
+        get("/sd", self.discovery, response_model=list[TargetGroup])
+        get("/health", self.health, response_class=Response, responses={503: {}})
+        get("/ping", self.health, methods=["GET", "POST"], include_in_schema=False)
+        get("/healthz", self.healthz, response_model=Alive)
+        get("/readyz", self.readyz, response_model=Ready, responses={503: {"model": Ready}})
+        get("/openapi.json", self.openapi, response_model=dict[str, Any])
+        return router
+
+    async def completions(self, request: Request, body: CompletionBody) -> Response:
+        """Complete prompts, whole or as a stream."""
+        demand = body.demand(request.scope["answer_id"])
+
+        def form(requests: tuple[GenerationRequest, ...]) -> Form:
+            tokenizer = self.admission.generator.tokenizer(requests[0].model)
+            echoes = [tokenizer.decode(each.prompt_ids) for each in requests] if body.echo else ()
+            return CompletionForm(tokenizer, body.logprobs is not None, echoes)
+
+        return await self._answer(request, demand, form, bool(body.stream), body.include_usage())
+
+    async def chat(self, request: Request, body: ChatBody) -> Response:
+        """Answer a chat, whole or as a stream."""
+        demand = body.demand(request.scope["answer_id"])
+
+        def form(requests: tuple[GenerationRequest, ...]) -> Form:
+            return ChatForm(self.admission.generator.tokenizer(requests[0].model), bool(body.logprobs))
+
+        return await self._answer(request, demand, form, bool(body.stream), body.include_usage())
+
+    async def _answer(
+        self, request: Request, demand: Demand, make_form: MakeForm, stream: bool, include_usage: bool
+    ) -> Response:
+        visit = _visit(request)
+        if stream:
+            return EventStream(lambda: self._events(demand, visit, make_form, include_usage))
+        whole = await while_connected(request.receive, self._whole(demand, visit, make_form))
+        return Response(status_code=CLIENT_CLOSED) if whole is None else JsonResponse(whole)
+
+    async def _whole(self, demand: Demand, visit: Visit, make_form: MakeForm) -> Json:
+        async with self.admission.answers(demand, visit) as answering:
+            requests = answering.requests
+            form = make_form(requests)
+            answers = [Answer() for _ in requests]
+            async for index, output in answering.outputs.stream():
+                answers[index].add(output)
+        choices = [form.choice(index, answer) for index, answer in enumerate(answers)]
+        usages = {index: answer.usage for index, answer in enumerate(answers) if answer.usage is not None}
+        head = _head(demand, requests, form.object)
+        return {**head, "choices": choices, "usage": usage_of(_by_prompt(usages, demand))}
+
+    async def _events(
+        self, demand: Demand, visit: Visit, make_form: MakeForm, include_usage: bool
+    ) -> AsyncGenerator[bytes]:
+        """One event per round and choice; rounds that only held text back send none."""
+        usages: dict[int, AnswerUsage] = {}
+        seen: set[int] = set()
+        async with self.admission.answers(demand, visit) as answering:
+            form = make_form(answering.requests)
+            head = _head(demand, answering.requests, form.chunk_object) | ({"usage": None} if include_usage else {})
+            async for index, output in answering.outputs.stream():
+                first = index not in seen
+                seen.add(index)
+                if output.usage is not None:
+                    usages[index] = output.usage
+                if first or output.text_delta or output.finish_reason or demand.params.num_logprobs is not None:
+                    yield event({**head, "choices": [form.chunk(index, output, first)]})
+        if include_usage:
+            yield event({**head, "choices": [], "usage": usage_of(_by_prompt(usages, demand))})
+        yield DONE
+
+    async def models(self) -> Response:
+        """List the served models."""
+        return JsonResponse({"object": "list", "data": [_model(facts) for facts in self.admission.generator.models()]})
+
+    async def model(self, model_id: str) -> Response:
+        """Describe one of them."""
+        return JsonResponse(_model(find_model(self.admission.generator.models(), model_id)))
+
+    async def metrics(self) -> Response:
+        """Return Prometheus series."""
+        return Response(generate_latest(self.admission.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def discovery(self) -> Response:
+        """Tell Prometheus' http_sd_configs where the workers' metrics are."""
+        return JsonResponse(target_groups(self.members()))
+
+    async def health(self) -> Response:
+        """Answer as vLLM: no body, 200 while a request would be served and 503 while not."""
+        return Response(status_code=200 if self.admission.generator.ready() is None else 503)
+
+    async def healthz(self) -> Response:
+        """Say that the process lives."""
+        return JsonResponse({"alive": True})
+
+    async def readyz(self) -> Response:
+        """Say whether a request would be served now."""
+        reason = self.admission.generator.ready()
+        return JsonResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)
+
+    async def openapi(self, request: Request) -> Response:
+        """Return this document."""
+        return JsonResponse(request.app.openapi())
+
+
+def _visit(request: Request) -> Visit:
+    """Made by `gateway.api.app.Gate`."""
+    visit: Visit = request.scope["visit"]
+    return visit
+
+
+def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) -> Json:
+    facts = {"created": int(time.time()), "model": requests[0].model, "system_fingerprint": None}
+    return {"id": demand.request_id, "object": kind, **facts}
+
+
+def _by_prompt(usages: dict[int, AnswerUsage], demand: Demand) -> list[list[AnswerUsage]]:
+    """[num_prompts][num_choices], all answers having ended."""
+    count = demand.num_choices
+    return [[usages[p * count + choice] for choice in range(count)] for p in range(len(demand.prompts))]
+
+
+def _model(facts: ModelFacts) -> Json:
+    sizes = {"max_model_len": facts.context_limit, "vocab_size": facts.vocab_size}
+    drafts = {"draft": facts.draft_id, "drafters": [drafter.label for drafter in facts.drafters]}
+    return {"id": facts.id, "object": "model", "created": facts.created, "owned_by": "outrider", **sizes, **drafts}

@@ -1,0 +1,473 @@
+"""The bodies of /v1/completions and /v1/chat/completions: every parameter, what it takes, and what it asks for.
+
+/openapi.json and the tables of docs/openai.md are made from these models. The ranges are `outrider.wire.params`', which
+checks them for every front end.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from typing_extensions import TypedDict
+
+from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Chat, Demand, FieldNames
+from gateway.generation import AcceptanceRule, DraftLogprobs, SpeculationOptions
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.kinds import DRAFTERS
+from outrider.wire.params import (
+    AUTO,
+    CHOICES,
+    DRAFT_TOKENS,
+    LENIENCE,
+    LOGIT_BIAS,
+    LOGPROBS,
+    MAX_BAD_WORD_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_SALT_BYTES,
+    MAX_STOP_TOKEN_IDS,
+    RANGES,
+    Range,
+    SamplingParams,
+    read_draft_logprobs,
+)
+from outrider.wire.tree_shape import TreeShape
+
+DEFAULT_MAX_TOKENS = 16
+MAX_FIELDS = 64
+"""Fields of a JSON object that is no map; more than any has."""
+MAX_PROMPTS = 4096
+SEED = Range(-(2**63), 2**64 - 1)
+"""OpenAI's seeds are signed."""
+MAX_DIGITS = 10
+"""Digits of a token id or a size of 32 bits."""
+
+IGNORED = {
+    "metadata": "nothing is stored",
+    "store": "nothing is stored",
+    "service_tier": "there is one",
+    "prompt_cache_key": "prefixes are found by their tokens; a pair has one cache",
+    "prompt_cache_retention": "kept until the memory is needed",
+    "parallel_tool_calls": "no tools",
+}
+"""Parameters that are accepted and change nothing, with the reason."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "include_stop_str_in_output": (False,),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""OpenAI's and vLLM's parameters for what is not offered here, with the values (besides null) that ask for nothing."""
+
+
+def string_or_strings(value: Any) -> Any:
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        raise ValueError("must be a string or a list of strings")
+    return values
+
+
+def prompts(value: Any) -> list[str | tuple[int, ...]]:
+    """One prompt or a list, each text or token ids. `[]` and `[[]]` are refused later, as empty."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and len(value) > MAX_PROMPTS and type(value[0]) is not int:
+        raise ValueError(f"has {len(value)} prompts, at most {MAX_PROMPTS} are read; split the request")
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return list(value)
+    if isinstance(value, list) and all(type(each) is int for each in value):
+        return [tuple(value)]
+    lists = isinstance(value, list) and all(isinstance(each, list) for each in value)
+    if lists and all(type(token_id) is int for each in value for token_id in each):
+        return [tuple(each) for each in value]
+    raise ValueError("must be a string, a list of strings, a list of token ids or a list of such lists")
+
+
+def text_of(value: Any) -> str:
+    """Parts are joined by newlines, as vLLM does."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
+        for part in value:
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise ValueError(f"has a part of type {part.get('type')!r}; only text parts are read here")
+        return "\n".join(part["text"] for part in value)
+    raise ValueError("must be a string or a list of text parts")
+
+
+Text = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Strings = Annotated[list[str], BeforeValidator(string_or_strings, json_schema_input_type=Text | list[Text])]
+Prompts = Annotated[
+    list[Any], BeforeValidator(prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
+]
+
+
+def ranged(allowed: Range, description: str = "", **schema: Any) -> Any:
+    """Return a field whose description begins with its range. `schema`: what the schema says otherwise."""
+    text = f"{allowed}; {description}" if description else str(allowed)
+    return Field(default=None, description=text, json_schema_extra=allowed.schema | schema)
+
+
+def described(description: str, **schema: Any) -> Any:
+    return Field(default=None, description=description, json_schema_extra=schema or None)
+
+
+def is_number(text: str) -> bool:
+    """Whether it is written as JSON writes it: 3, and not 03."""
+    return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS and (text == "0" or text[0] != "0")
+
+
+def draft_logprobs_of(text: str | None) -> tuple[DraftLogprobs | None, int | None]:
+    """Return the kind, and N of topk:N. Raises InvalidRequest."""
+    if text is None:
+        return None, None
+    try:
+        return read_draft_logprobs(text)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"draft_logprobs is {reprlib.repr(text)}, {error}", param="speculation.draft_logprobs"
+        ) from None
+
+
+Value = TypeVar("Value")
+
+
+def or_else(value: Value | None, default: Value) -> Value:
+    return default if value is None else value
+
+
+class TextPart(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class _Strict(BaseModel):
+    """Unknown names are refused, and nothing is converted: "0.5" is no number."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        """Refuse large objects: pydantic makes an error of each unknown name, which takes seconds."""
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ValueError(f"has {len(value)} fields, at most {MAX_FIELDS} are allowed")
+        return value
+
+
+def _draft_tokens(value: Any) -> Any:
+    if value != AUTO and value is not None and type(value) is not int:
+        raise ValueError(f"must be a whole number {DRAFT_TOKENS}, or auto")
+    return value
+
+
+class SpeculationBody(_Strict):
+    enabled: bool | None = None
+    num_draft_tokens: Annotated[
+        Any, BeforeValidator(_draft_tokens, json_schema_input_type=int | Literal["auto"] | None)
+    ] = ranged(DRAFT_TOKENS, "or auto")
+    draft_logprobs: str | None = described(
+        "auto, full, topk or topk:N", pattern="^(auto|full|topk|topk:[1-9][0-9]{0,8})$"
+    )
+    acceptance: Literal["rejection", "coupled"] | None = None
+    lenience: float | None = ranged(LENIENCE)
+    drafter: Literal["model", "ngram", "lookup", "unigram", "bigram", "ngram+model", "lookup+model"] | None = None
+    tree: str | None = described(
+        "children by depth, 4x2x1, or best:NODESxDEPTH",
+        pattern="^([1-9][0-9]?(x[1-9][0-9]?){0,63}|best:[1-9][0-9]?x[1-9][0-9]?)$",
+    )
+
+    def options(self) -> SpeculationOptions:
+        kind, topk = draft_logprobs_of(self.draft_logprobs)
+        enabled = True if self.enabled is None else self.enabled
+        rule = None if self.acceptance is None else AcceptanceRule[self.acceptance.upper()]
+        drafter = None if self.drafter is None else DRAFTERS[self.drafter]
+        tree = None if self.tree is None else TreeShape.parse(self.tree, "speculation.tree")
+        adaptive = self.num_draft_tokens == AUTO
+        count = None if isinstance(self.num_draft_tokens, str) else self.num_draft_tokens
+        return SpeculationOptions(enabled, count, kind, topk, rule, self.lenience, drafter, tree, adaptive)
+
+
+class StreamOptions(_Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = described("ignored: padding against traffic analysis")
+
+
+class MessageBody(_Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])]
+    name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, value: Any) -> Any:
+        """Answers are sent back with all their empty fields, such as `tool_calls: null`."""
+        if not isinstance(value, dict):
+            return value
+        return {name: each for name, each in value.items() if name in cls.model_fields or each not in (None, [])}
+
+
+def _other_parameters(schema: dict[str, Any]) -> None:
+    for name, why in IGNORED.items():
+        schema["properties"][name] = {"description": f"Accepted, changing nothing: {why}."}
+    for name, values in NEUTRAL.items():
+        schema["properties"][name] = {"description": "Not offered; these ask for nothing.", "enum": [None, *values]}
+
+
+class _Body(_Strict):
+    """What both endpoints take. null stands for the default everywhere."""
+
+    model_config = ConfigDict(json_schema_extra=_other_parameters)
+
+    model: str | None = described(
+        "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
+    )
+    max_tokens: int | None = described(
+        "at least 1. Prompt and output together must fit the context. Default: "
+        f"{DEFAULT_MAX_TOKENS}; chats: what the context leaves",
+        minimum=1,
+    )
+    temperature: float | None = ranged(RANGES["temperature"], "0 is greedy. Default: 1")
+    top_p: float | None = ranged(RANGES["top_p"], "Default: 1")
+    top_k: int | None = ranged(RANGES["top_k"], "0 or -1 = off. Default: 0", minimum=-1)
+    min_p: float | None = ranged(RANGES["min_p"], "Default: 0")
+    presence_penalty: float | None = ranged(RANGES["presence_penalty"], "over the output. Default: 0")
+    frequency_penalty: float | None = ranged(RANGES["frequency_penalty"], "over the output. Default: 0")
+    repetition_penalty: float | None = ranged(RANGES["repetition_penalty"], "over prompt and output. Default: 1")
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = described(
+        f"token ids (as strings) to numbers {LOGIT_BIAS}; at most {MAX_LOGIT_BIAS}",
+        propertyNames={"pattern": "^(0|[1-9][0-9]{0,9})$"},
+    )
+    bad_words: Annotated[Strings, Field(max_length=MAX_BAD_WORDS)] | None = described(
+        f"strings of 1 to {MAX_STOP_CHARS} characters that must not appear, each tokenised as it stands and after a "
+        f"space; at most {MAX_BAD_WORDS} token sequences of at most {MAX_BAD_WORD_IDS} tokens"
+    )
+    stop: Annotated[Strings, Field(max_length=MAX_STOPS)] | None = described(
+        f"a string or up to {MAX_STOPS}, each of 1 to {MAX_STOP_CHARS} characters, across token boundaries too. The "
+        "first to be complete ends the answer; it is not part of the text"
+    )
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = described(
+        f"up to {MAX_STOP_TOKEN_IDS} ids that end the answer", items={"type": "integer", "minimum": 0}
+    )
+    ignore_eos: bool | None = described("go on past the model's end of sequence. Default: false")
+    min_tokens: int | None = described(
+        "no end of sequence and no stop id before this many tokens; stop strings do end it. Default: 0", minimum=0
+    )
+    n: int | None = ranged(CHOICES, "different answers under one seed. Default: 1")
+    seed: int | None = described(
+        "64 bits, signed (two's complement) or unsigned. Without one, 53 random bits are drawn for each prompt. At a "
+        "temperature above 0 the same text comes again under `speculation.acceptance: coupled`; under `rejection` when "
+        "`speculation.num_draft_tokens` is a number, as long as no proposal is late: how much is drafted changes the "
+        "draws, and not their law. Default: random",
+        **SEED.schema,
+    )
+    stream: bool | None = described(
+        "server-sent events, one per round with all its tokens, `[DONE]` at the end. Default: false"
+    )
+    stream_options: StreamOptions | None = described(
+        "`include_usage`: a last chunk with `usage`. `include_obfuscation` is ignored"
+    )
+    speculation: SpeculationBody | None = described("see below. Default: the server's")
+    cache_salt: str | None = described(
+        f"1 to {MAX_SALT_BYTES} bytes of UTF-8: cached prefixes are shared only among requests of the same salt. See "
+        "below",
+        minLength=1,
+        maxLength=MAX_SALT_BYTES,
+    )
+    user: str | None = described(
+        f"who asks, at most {MAX_USER_CHARS} characters. Read only under `--prefix-cache-scope user`, see below",
+        maxLength=MAX_USER_CHARS,
+    )
+    safety_identifier: str | None = described(
+        "the same as `user`, which goes first when both are given", maxLength=MAX_USER_CHARS
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_others(cls, value: Any) -> Any:
+        """Raises InvalidRequest naming what is not offered and asks for something."""
+        if not isinstance(value, dict):
+            return value
+        for name in value.keys() & NEUTRAL.keys():
+            if value[name] is not None and value[name] not in NEUTRAL[name]:
+                raise InvalidRequest(f"{name} is not offered by this server; leave it out", param=name)
+        return {name: each for name, each in value.items() if name not in NEUTRAL and name not in IGNORED}
+
+    def include_usage(self) -> bool:
+        """Raises InvalidRequest when stream_options come without stream."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self, num_logprobs: int | None) -> SamplingParams:
+        """All but max_tokens, seed, choice and bad words. Ranges are checked with the model's own."""
+        top_k = self.top_k or 0
+        return SamplingParams(
+            temperature=or_else(self.temperature, 1.0),
+            top_k=0 if top_k == -1 else top_k,  # vLLM's way to say off
+            top_p=or_else(self.top_p, 1.0),
+            min_p=or_else(self.min_p, 0.0),
+            repetition_penalty=or_else(self.repetition_penalty, 1.0),
+            presence_penalty=or_else(self.presence_penalty, 0.0),
+            frequency_penalty=or_else(self.frequency_penalty, 0.0),
+            logit_bias=self._biases(),
+            min_tokens=or_else(self.min_tokens, 0),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            num_logprobs=num_logprobs,
+        )
+
+    def common(self) -> dict[str, Any]:
+        """The fields of Demand that need no more than this."""
+        return {
+            "model": self.model or "",
+            "num_choices": or_else(self.n, 1),
+            "seed": self._seed(),
+            "stop": tuple(self.stop or ()),
+            "bad_words": tuple(self.bad_words or ()),
+            "speculation": SpeculationOptions() if self.speculation is None else self.speculation.options(),
+            "cache_salt": self.cache_salt,
+            "user": self.user or self.safety_identifier or None,
+        }
+
+    def _seed(self) -> int | None:
+        if self.seed is None:
+            return None
+        SEED.check("seed", self.seed)
+        return self.seed % 2**64
+
+    def _biases(self) -> dict[int, float]:
+        for key in self.logit_bias or {}:
+            if not is_number(key):
+                raise InvalidRequest(
+                    f"logit_bias has the key {reprlib.repr(key)}, must be a token id such as '50256'",
+                    param="logit_bias",
+                )
+        return {int(key): bias for key, bias in (self.logit_bias or {}).items()}
+
+
+class CompletionBody(_Body):
+    """POST /v1/completions."""
+
+    prompt: Prompts = Field(
+        description="a string, a list of strings, a list of token ids, or a list of such lists. Choice *i* of prompt "
+        f"*p* has index *p · n + i*. At most {MAX_PROMPTS} prompts, and no more answers than `--max-running` for each "
+        "target and `--max-queue` together"
+    )
+    logprobs: int | None = ranged(
+        LOGPROBS, "best tokens besides the chosen one, of the target's unmodified distribution. Default: none"
+    )
+    echo: bool | None = described("the prompt in front of each answer; not together with `logprobs`. Default: false")
+    best_of: int | None = described("must equal `n`. Default: `n`", **CHOICES.schema)
+
+    def demand(self, request_id: str) -> Demand:
+        if self.best_of is not None and self.best_of != or_else(self.n, 1):
+            raise InvalidRequest(
+                f"best_of is {self.best_of} and n is {or_else(self.n, 1)}; only best_of equal to n is offered",
+                param="best_of",
+            )
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequest("echo with logprobs is not offered: prompts get no log-probs here", param="echo")
+        return Demand(
+            request_id=request_id,
+            prompts=tuple(self.prompt),
+            names=FieldNames(prompt="prompt"),
+            params=self.sampling(self.logprobs),
+            max_tokens=or_else(self.max_tokens, DEFAULT_MAX_TOKENS),
+            **self.common(),
+        )
+
+
+class ChatBody(_Body):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
+        description=f"at most {MAX_MESSAGES}; roles system, developer, user, assistant; `content` a string or a list "
+        "of text parts (joined by newlines); `name`. developer becomes system where the template does not know it. "
+        "Fields that are null or an empty list are dropped"
+    )
+    max_completion_tokens: int | None = described(
+        "the same as `max_tokens`, which it must equal when both are given", minimum=1
+    )
+    logprobs: bool | None = described("whether tokens have log-probs, of the target's unmodified distribution")
+    top_logprobs: int | None = ranged(LOGPROBS, "needs `logprobs`. Default: 0")
+    add_generation_prompt: bool | None = described("passed to the chat template. Default: true")
+    chat_template_kwargs: dict[str, Any] | None = described(
+        "more variables for the chat template, such as `enable_thinking`"
+    )
+
+    def demand(self, request_id: str) -> Demand:
+        messages = tuple(message.model_dump(exclude_none=True) for message in self.messages)
+        name, max_tokens = self._max_tokens()
+        chat = Chat(messages, or_else(self.add_generation_prompt, True), self.chat_template_kwargs or {})
+        return Demand(
+            request_id=request_id,
+            prompts=(chat,),
+            names=FieldNames(prompt="messages", max_tokens=name, num_logprobs="top_logprobs"),
+            params=self.sampling(self._num_logprobs()),
+            max_tokens=max_tokens,
+            **self.common(),
+        )
+
+    def _num_logprobs(self) -> int | None:
+        if self.logprobs:
+            return or_else(self.top_logprobs, 0)
+        if self.top_logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+        return None
+
+    def _max_tokens(self) -> tuple[str, int | None]:
+        """(the name that was used, the value)."""
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise InvalidRequest(
+                f"max_tokens is {old} and max_completion_tokens is {new}; give one of them", param="max_tokens"
+            )
+        return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
+
+
+Body = TypeVar("Body", CompletionBody, ChatBody)
+
+
+def parse_body(cls: type[Body], data: Any) -> Body:
+    """Raises InvalidRequest naming the first parameter that is not offered, of the wrong type or unknown."""
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
+def _invalid(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False)[0]
+    param = ""
+    for part in first["loc"]:
+        param += f"[{part}]" if isinstance(part, int) else f"{'.' if param else ''}{part}"
+    if first["type"] == "extra_forbidden":
+        return InvalidRequest(f"unknown parameter {param}; docs/openai.md lists those offered", param=param)
+    if first["type"] == "missing":
+        return InvalidRequest(f"{param} is required", param=param)
+    message = first.get("ctx", {}).get("error", first["msg"])
+    if not param:
+        kind = type(first["input"]).__name__
+        is_object = kind == "dict"
+        return InvalidRequest(f"the body {message}" if is_object else f"the body is a JSON {kind}, must be an object")
+    if first["type"] == "model_type":
+        message = "must be an object" + (', such as {"enabled": false}' if param == "speculation" else "")
+    return InvalidRequest(f"{param} is {reprlib.repr(first['input'])}: {message}", param=param)

@@ -1,0 +1,1 @@
+"""The round of one request: propose, verify, commit, and the state of its answer."""

@@ -1,0 +1,146 @@
+"""Text of one answer as its tokens arrive, and the stop strings that end it. Pure; the decode loop holds one each.
+
+Work per token does not grow with the answer: a token's text depends on at most the token before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What some tokens did to the text."""
+
+    text_delta: str
+    """Text that became certain: never half a character, never the start of a stop string."""
+    num_kept: int
+    """Tokens used, up to and including the one that completed a stop string."""
+    stop: str | None
+    """The stop string that ended the answer; it is not part of the text."""
+    tokens: tuple[tuple[str, int], ...]
+    """Of each kept token, its own text and the characters of output before it."""
+
+
+class Detokenizer:
+    """After a stop string or `finish` nothing more may be pushed.
+
+    The concatenated deltas equal `tokenizer.decode` of all ids, cut where the first stop string starts. First is the
+    one that is complete first (of two, the longer): that depends on the text alone, never on how tokens split it. Only
+    byte-fallback runs that turn invalid after a whole character differ: the character, once sent, stays.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+        assert all(stop), "an empty stop string would end every answer; requests are checked before"
+        self._tokenizer = tokenizer
+        self._stops = [_StopMatch(text) for text in stop]
+        self._utf8 = tokenizer.utf8_decoder()
+        self._bytes_ids: list[int] = []
+        """Ids since the last whole character."""
+        self._before: list[int] = []
+        """The last id that added text, or none yet."""
+        self._held = ""
+        """Text that may be the start of a stop string."""
+        self._num_chars = 0
+        """Characters so far, held ones included."""
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of all text so far, held-back text included."""
+        return self._num_chars
+
+    def push(self, ids: Sequence[int]) -> Pushed:
+        """Take the next tokens of the answer, in order."""
+        text = self._held
+        tokens: list[tuple[str, int]] = []
+        for token_id in ids:
+            offset = self._num_chars
+            added = self._add(token_id)
+            self._num_chars += len(added)
+            tokens.append((self._shown(token_id, added), offset))
+            text += added
+            found = self._first_stop(added)
+            if found is not None:
+                stop, num_after = found
+                self._held = ""
+                return Pushed(text[: len(text) - num_after - len(stop)], len(tokens), stop, tuple(tokens))
+        certain = len(text) - max((stop.num_matched for stop in self._stops), default=0)
+        self._held = text[certain:]
+        return Pushed(text[:certain], len(ids), None, tuple(tokens))
+
+    def finish(self) -> str:
+        """Return the text held back, when the answer ends without a stop string; incomplete bytes show as U+FFFD."""
+        cut_off = self._utf8.decode(b"", final=True)
+        text = self._held + cut_off
+        self._held = ""
+        found = self._first_stop(cut_off)  # only a stop string with U+FFFD in it can be complete here
+        return text if found is None else text[: len(text) - found[1] - len(found[0])]
+
+    def _first_stop(self, added: str) -> tuple[str, int] | None:
+        """The stop string that is complete first in the text `added`, and the characters after it."""
+        if self._stops:
+            for place, char in enumerate(added, 1):
+                complete = [stop.text for stop in self._stops if stop.push(char)]
+                if complete:
+                    return max(complete, key=len), len(added) - place
+        return None
+
+    def _add(self, token_id: int) -> str:
+        """The text that this token makes certain, stop strings aside."""
+        piece = self._tokenizer.piece(token_id)
+        if piece is None:
+            return ""
+        if isinstance(piece, bytes):
+            return self._add_bytes(token_id, piece)
+        cut_off = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        if cut_off:
+            self._before = self._bytes_ids[-1:] or self._before
+        self._bytes_ids.clear()
+        known = self._tokenizer.decode(self._before)
+        text = self._tokenizer.decode([*self._before, token_id])[len(known) :]
+        self._before = [token_id]
+        return cut_off + text
+
+    def _add_bytes(self, token_id: int, piece: bytes) -> str:
+        self._bytes_ids.append(token_id)
+        text = self._utf8.decode(piece)
+        if text:
+            if not self._before and not self._utf8.getstate()[0]:
+                text = self._tokenizer.decode(self._bytes_ids)  # at the start some decoders drop a space
+            self._before = [token_id]
+            self._bytes_ids.clear()
+        return text
+
+    def _shown(self, token_id: int, text: str) -> str:
+        piece = self._tokenizer.piece(token_id)
+        return piece.decode("utf-8", "replace") if isinstance(piece, bytes) else text
+
+
+class _StopMatch:
+    """How much of a stop string a growing text ends with (Knuth, Morris and Pratt 1977), in O(1) amortised a character.
+
+    Borders are only known as far as the text has ever matched, so that a long stop string costs nothing beforehand.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.num_matched = 0
+        self._borders = [0, 0]
+        """By length of a beginning of the stop string: that of the longest shorter beginning that it ends with."""
+
+    def push(self, char: str) -> bool:
+        """Take the text's next character. Return whether the stop string is complete; then nothing may follow."""
+        size = self._extended(self.num_matched, char)
+        if size == len(self._borders):
+            self._borders.append(self._extended(self._borders[-1], char))
+        self.num_matched = size
+        return size == len(self.text)
+
+    def _extended(self, size: int, char: str) -> int:
+        while size and self.text[size] != char:
+            size = self._borders[size]
+        return size + (self.text[size] == char)

@@ -1,0 +1,111 @@
+"""Holds one answer's state: committed tokens, text, usage. The decode loop owns it and applies verdicts. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.generation import (
+    AnswerUsage,
+    FinishReason,
+    GenerationRequest,
+    OutputLogprobs,
+    OutputTimings,
+    OutputToken,
+    RoundOutput,
+    TokenKind,
+)
+from gateway.rounds.detokenizer import Detokenizer, Pushed
+from gateway.telemetry.request_record import note_answer, traceparent
+from gateway.tokenizer import Tokenizer
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2 as tpb
+
+
+class Session:
+    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:
+        self.request = request
+        self.slot_id = slot_id
+        self.committed: list[int] = list(request.prompt_ids)
+        self.num_prompt = len(request.prompt_ids)
+        lenience = request.params.lenience if request.params.lenience < 1.0 else None
+        self.usage = AnswerUsage(num_prompt_tokens=self.num_prompt, seed=request.params.seed, lenience=lenience)
+        self.finished = False
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, request.stop)
+        note_answer(self.usage)
+
+    @property
+    def committed_len(self) -> int:
+        return len(self.committed)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.committed) - self.num_prompt
+
+    def draft_room(self) -> int:
+        """Return how many draft tokens a round may still use: it commits one more than it accepts."""
+        return self.request.params.max_tokens - self.num_output - 1
+
+    def open_message(self) -> pb.OpenSlot:
+        """Return the message that opens a slot at what is committed."""
+        return pb.OpenSlot(
+            slot=self.slot_id,
+            committed_ids=self.committed,
+            num_prompt_tokens=self.num_prompt,
+            params=self.request.params.to_proto(),
+            cache_salt=self.request.cache_salt,
+            traceparent=traceparent(),
+        )
+
+    def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:
+        """Commit a verdict. A stop string may cut it further; then `finished` is set though the target would go on."""
+        self._count(verdict)
+        ids = list(verdict.token_ids)
+        stopped_by_id = verdict.finish_reason == pb.FINISH_REASON_STOP
+        text_ids = ids[:-1] if stopped_by_id else ids  # a stop id is no text
+        pushed = self._detokenizer.push(text_ids)
+        finish: FinishReason | None = None
+        stop_reason: str | int | None = None
+        delta = pushed.text_delta
+        if pushed.stop is not None:
+            ids, finish, stop_reason = ids[: pushed.num_kept], FinishReason.STOP, pushed.stop
+        elif verdict.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
+            finish = FinishReason.STOP if stopped_by_id else FinishReason.LENGTH
+            delta += self._detokenizer.finish()
+            if stopped_by_id and verdict.stop_token_id in self.request.params.stop_token_ids:
+                stop_reason = verdict.stop_token_id
+        self.committed.extend(ids)
+        self.usage.num_completion_tokens = self.num_output
+        self.finished = finish is not None
+        return RoundOutput(
+            tokens=self._tokens(verdict, ids, pushed),
+            text_delta=delta,
+            num_drafted=verdict.num_drafted,
+            num_accepted=verdict.num_accepted,
+            timings=timings,
+            finish_reason=finish,
+            stop_reason=stop_reason,
+            usage=replace(self.usage) if finish is not None else None,
+        )
+
+    def _count(self, verdict: tpb.Verdict) -> None:
+        if self.usage.num_rounds + self.usage.num_plain_steps == 0:  # a slot that is opened again says nothing new
+            self.usage.num_cached_prompt_tokens = min(verdict.num_cached_tokens, self.num_prompt)
+        if verdict.num_drafted:
+            self.usage.num_rounds += 1
+        else:
+            self.usage.num_plain_steps += 1
+        self.usage.num_draft_tokens += verdict.num_drafted
+        self.usage.num_accepted_tokens += verdict.num_accepted
+
+    def _tokens(self, verdict: tpb.Verdict, ids: list[int], pushed: Pushed) -> tuple[OutputToken, ...]:
+        tokens = []
+        for index, token_id in enumerate(ids):
+            text, offset = pushed.tokens[index] if index < len(pushed.tokens) else ("", self._detokenizer.num_chars)
+            logprobs = None
+            if verdict.logprobs:
+                message = verdict.logprobs[index]
+                top = tuple(zip(message.top_ids, message.top_logprobs, strict=True))
+                logprobs = OutputLogprobs(message.logprob, top)
+            tokens.append(OutputToken(token_id, TokenKind(verdict.kinds[index]), text, offset, logprobs))
+        return tuple(tokens)

@@ -1,0 +1,235 @@
+"""Records each request: one line in the log when it ends and, where it is traced, a span with one below it per round.
+
+Records hold counts and names, never text nor token ids. Code that works for a request finds its record in a context
+variable, which tasks begun for it inherit.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from gateway.generation import AnswerUsage, GenerationRequest
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import OutriderError
+from outrider.wire.log import about, get_logger, log_fields
+from outrider.wire.trace import OpenSpan, Spans, TraceParent
+
+log = get_logger("gateway.access")
+
+_SANE_ID = re.compile(r"[!-~]{1,128}")
+_FALLBACKS = {tpb.FALLBACK_REASON_LATE: "late", tpb.FALLBACK_REASON_REFUSED: "refused"}
+_record: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
+
+
+def current_record() -> RequestRecord | None:
+    """Return the record of the request that this task works for, None outside of any."""
+    return _record.get()
+
+
+def note_key(name: str | None) -> None:
+    """Note the name of the API key that the current request came with."""
+    record = _record.get()
+    if record is not None:
+        record.key = name
+
+
+def note_admitted(requests: Sequence[GenerationRequest]) -> None:
+    """Note the answers that the current request asks for."""
+    record = _record.get()
+    if record is not None:
+        record.model = requests[0].model
+        record.num_prompt_tokens = sum(len(each.prompt_ids) for each in requests if each.params.choice == 0)
+
+
+def note_answer(usage: AnswerUsage) -> None:
+    """Note that an answer of the current request begins; its session counts `usage` on."""
+    record = _record.get()
+    if record is not None:
+        record.usages.append(usage)
+
+
+def note_round_end(ended: RoundRecord | None) -> None:
+    """Note that a round of the current request has ended; None if it had not begun."""
+    record = _record.get()
+    if record is not None and ended is not None:
+        record.add_round(ended)
+
+
+def note_ok() -> None:
+    """Note that the current request got all it asked for."""
+    record = _record.get()
+    if record is not None:
+        record.outcome = "ok"
+
+
+def note_failure(error: OutriderError) -> None:
+    """Note the error that the current request ends in."""
+    record = _record.get()
+    if record is not None:
+        record.outcome = "internal" if type(error) is OutriderError else type(error).__name__
+
+
+def traceparent() -> str:
+    """Return the header for the workers' slots, empty when the current request is not traced."""
+    record = _record.get()
+    return "" if record is None or record.place is None else str(record.place)
+
+
+def request_id_of(given: str | None, prefix: str) -> tuple[str, str]:
+    """Return the request's id, which is the caller's own where that is sane, and the id of its answer."""
+    if given is not None and _SANE_ID.fullmatch(given):
+        return given, f"{prefix}-{given}"
+    made = f"{prefix}-{uuid.uuid4().hex}"
+    return made, made
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """Facts of one round. The id of its span is the ticket, which the workers know, too."""
+
+    ticket: int
+    started_s: float
+    """Monotonic clock."""
+    target: str
+    """Name of the member."""
+    num_draft_tokens: int = 0
+    draft: str | None = None
+    """Name of the member that was asked for drafts."""
+    verdict: tpb.Verdict | None = None
+
+    def facts(self) -> dict[str, str | int]:
+        facts: dict[str, str | int] = {
+            "outrider.target": self.target,
+            "outrider.num_draft_tokens": self.num_draft_tokens,
+        }
+        if self.draft is not None:
+            facts["outrider.draft"] = self.draft
+        if self.verdict is not None:
+            facts |= {
+                "outrider.num_drafted": self.verdict.num_drafted,
+                "outrider.num_accepted": self.verdict.num_accepted,
+                "outrider.num_tokens": len(self.verdict.token_ids),
+            }
+            if self.verdict.fallback in _FALLBACKS:
+                facts["outrider.fallback"] = _FALLBACKS[self.verdict.fallback]
+        return facts
+
+
+@dataclass
+class RequestRecord:
+    """Facts of one request, filled in by the code that learns them."""
+
+    request_id: str
+    operation: str
+    """chat, text_completion or generate_content, as OpenTelemetry calls them."""
+    place: TraceParent | None = None
+    """Where its span stands in the trace; None when it is not traced."""
+    outcome: str = "cancelled"
+    """ok, internal, or the class of the error; cancelled (the client left) until one of them is known."""
+    key: str | None = None
+    """Name of the API key."""
+    model: str | None = None
+    num_prompt_tokens: int = 0
+    usages: list[AnswerUsage] = field(default_factory=list)
+    """Totals of its answers."""
+    targets: set[str] = field(default_factory=set)
+    drafts: set[str] = field(default_factory=set)
+    """Names of the members that worked for it."""
+    spans: Spans | None = None
+    """Exporter of its spans; None when the gateway traces nothing."""
+
+    def facts(self) -> dict[str, str | int | None]:
+        usages = self.usages
+        return {
+            "key": self.key,
+            "model": self.model,
+            "prompt_tokens": self.num_prompt_tokens,
+            "cached_tokens": sum(usage.num_cached_prompt_tokens for usage in usages),
+            "completion_tokens": sum(usage.num_completion_tokens for usage in usages),
+            "rounds": sum(usage.num_rounds for usage in usages),
+            "plain_steps": sum(usage.num_plain_steps for usage in usages),
+            "drafted": sum(usage.num_draft_tokens for usage in usages),
+            "accepted": sum(usage.num_accepted_tokens for usage in usages),
+            "targets": ",".join(sorted(self.targets)) or None,
+            "drafts": ",".join(sorted(self.drafts)) or None,
+        }
+
+    def add_round(self, ended: RoundRecord) -> None:
+        """Add a round that has ended just now, with a verdict or without."""
+        self.targets.add(ended.target)
+        if ended.draft is not None:
+            self.drafts.add(ended.draft)
+        if self.place is None or self.spans is None:
+            return
+        ended_ns = time.time_ns()
+        took_ns = int(1e9 * (time.monotonic() - ended.started_s))
+        error = None if ended.verdict is not None else "no verdict"
+        began_ns = ended_ns - took_ns
+        self.spans.add("round", self.place, began_ns, ended_ns, ended.facts(), error=error, span_id=ended.ticket)
+
+
+class RequestRecords:
+    """Makes the records of one gateway."""
+
+    def __init__(self, spans: Spans | None = None) -> None:
+        self._spans = spans
+
+    @contextmanager
+    def record(self, request_id: str, operation: str, header: str | None) -> Iterator[RequestRecord]:
+        """Record what is done in this block, and log it at its end. header: the caller's `traceparent`."""
+        caller = TraceParent.parse(header)
+        started_s, started_ns = time.monotonic(), time.time_ns()
+        span = None if self._spans is None else self._spans.begin("request", caller, started_ns, server=True)
+        place = None if span is None else span.place
+        record = RequestRecord(request_id, operation, place, spans=self._spans)
+        in_trace = place or caller
+        token = _record.set(record)
+        try:
+            with log_fields(request_id=request_id, trace_id=None if in_trace is None else in_trace.trace_hex):
+                try:
+                    yield record
+                finally:
+                    seconds = time.monotonic() - started_s
+                    self._log(record, seconds)
+        finally:
+            _record.reset(token)
+            if span is not None:
+                self._end_span(span, record, started_ns + int(1e9 * seconds))
+
+    def _log(self, record: RequestRecord, seconds: float) -> None:
+        facts = record.facts()
+        log.info(
+            "request %s: %s in %.3f s; key %s, model %s, %d prompt and %d output tokens, %d rounds, "
+            "%d of %d drafted tokens accepted",
+            record.request_id,
+            record.outcome,
+            seconds,
+            record.key or "-",
+            record.model or "-",
+            record.num_prompt_tokens,
+            facts["completion_tokens"],
+            facts["rounds"],
+            facts["accepted"],
+            facts["drafted"],
+            extra=about(operation=record.operation, outcome=record.outcome, seconds=round(seconds, 6), **facts),
+        )
+
+    def _end_span(self, span: OpenSpan, record: RequestRecord, end_ns: int) -> None:
+        facts = record.facts()
+        named = {
+            "gen_ai.operation.name": record.operation,
+            "gen_ai.request.model": facts.pop("model"),
+            "gen_ai.usage.input_tokens": facts.pop("prompt_tokens"),
+            "gen_ai.usage.output_tokens": facts.pop("completion_tokens"),
+            "outrider.request_id": record.request_id,
+            "outrider.outcome": record.outcome,
+            **{f"outrider.{name}": value for name, value in facts.items()},
+        }
+        known = {name: value for name, value in named.items() if value is not None}
+        span.end(end_ns, known, None if record.outcome in ("ok", "cancelled") else record.outcome)

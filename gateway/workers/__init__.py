@@ -1,0 +1,1 @@
+"""The workers: links, membership, pools, health, placement, and the models they serve."""

@@ -1,0 +1,339 @@
+"""The gateway's end of a worker: connects, learns the epoch, keeps one Control stream, reconnects for ever.
+
+Who is alive is what these streams say. A Connection is one life of the stream: slots opened on it are gone when it is
+gone, whatever the worker's epoch. Beside it the worker is asked now and then how it is: its load, whether it drains.
+
+A request's slot on one worker, as the gateway knows it: where it is open, and up to where both sides agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc.aio
+
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2 as dpb
+from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import OutriderError, WorkerLost
+from outrider.wire.log import get_logger
+from outrider.wire.transport.hang_watch import HangWatch
+from outrider.wire.transport.roles import Role
+from outrider.wire.transport.rpc import max_control_bytes
+from outrider.wire.transport.streams import Outbox, PendingReplies
+from outrider.wire.transport.tls import CertificateFolder, Dialer
+
+RequestType = type[dpb.DraftRequest] | type[tpb.TargetRequest]
+
+
+class WorkerSlot:
+    """A slot does not outlive the connection it was opened on."""
+
+    def __init__(self, slot_id: int, request_type: RequestType) -> None:
+        self.agreed_len = 0
+        """Committed length that both sides agreed on last."""
+        self._slot_id = slot_id
+        self._request_type = request_type
+        self._connection: Connection | None = None
+        self._target_epoch = 0
+        self._needs_open = True
+
+    def is_open_on(self, connection: Connection, target_epoch: int = 0) -> bool:
+        """`target_epoch`: for a draft's slot, the target that its proposals are for."""
+        same = self._connection is connection and self._target_epoch == target_epoch
+        return same and connection.alive and not self._needs_open
+
+    def opened(self, connection: Connection, committed_len: int, target_epoch: int = 0) -> None:
+        self._connection, self._target_epoch = connection, target_epoch
+        self.agreed_len, self._needs_open = committed_len, False
+
+    def open_again(self) -> None:
+        """The worker's slot is not what we thought: the next message opens it anew, under the same id."""
+        self._needs_open = True
+
+    def truncate(self, committed_len: int, reason: pb.TruncateReason) -> bool:
+        """One way, coalesced with what leaves next. False when there is no slot to truncate."""
+        message = pb.Truncate(slot=self._slot_id, committed_len=committed_len, reason=reason)
+        return self._send(self._request_type(truncate=message))
+
+    def close(self) -> None:
+        """One way. A round in flight is cancelled by it."""
+        self._send(self._request_type(close=pb.CloseSlot(slot=self._slot_id)))
+        self._connection = None
+
+    def _send(self, request: Any) -> bool:
+        if self._connection is None or not self._connection.alive:
+            return False
+        self._connection.send(request)
+        return True
+
+
+log = get_logger(__name__)
+
+RECONNECT_S = 0.2
+CALL_TIMEOUT_S = 10.0
+POLL_S = 0.5
+"""Between two questions how a worker is."""
+POLL_TIMEOUT_S = 1.0
+RTT_GAIN = 1 / 8
+_TYPES: dict[str, tuple[Any, Any]] = {
+    "draft": (draft_pb2_grpc.DraftServiceStub, dpb.DraftRequestBatch),
+    "target": (target_pb2_grpc.TargetServiceStub, tpb.TargetRequestBatch),
+}
+
+
+class Connection:
+    """One life of a Control stream. `call` and `send` never block; replies come as futures."""
+
+    def __init__(
+        self,
+        info: pb.WorkerInfo,
+        stream: Any,
+        make_batch: Callable[[list[Any]], Any],
+        count_bytes: Callable[[int], None],
+    ) -> None:
+        self.heard_s = time.monotonic()
+        """When the last answer came."""
+        self.info = info
+        self.epoch: int = info.epoch
+        self.alive = True
+        self.hung = False
+        """It was given up because the worker made no step."""
+        self._stream = stream
+        self._pending: PendingReplies[Any] = PendingReplies()
+
+        async def write(items: list[Any]) -> None:
+            batch = make_batch(items)
+            count_bytes(batch.ByteSize())
+            await stream.write(batch)
+
+        max_batch_bytes = max_control_bytes(info.context_limit) - (1 << 16)  # the rest is for the items' headers
+        self._outbox: Outbox[Any] = Outbox(write, stream.cancel, max_batch_bytes, lambda item: item.ByteSize())
+        self._count_bytes = count_bytes
+
+    def call(self, request: Any) -> asyncio.Future[Any]:
+        """Send an item that is answered. The future fails with WorkerLost when the stream ends first."""
+        message_id, future = self._pending.new()
+        if not self.alive:
+            future.set_exception(WorkerLost("lost the worker: the stream has ended"))
+            future.exception()
+            return future
+        request.id, request.epoch = message_id, self.epoch
+        self._outbox.put(request)
+        return future
+
+    def send(self, request: Any) -> None:
+        """Send a one-way item, coalesced with whatever leaves next."""
+        request.epoch = self.epoch
+        self._outbox.put(request)
+
+    def drop(self) -> None:
+        """Give this life of the stream up; the link makes another."""
+        self._stream.cancel()
+
+    async def run(self) -> None:
+        """Reads replies until the stream ends."""
+
+        async def batches() -> AsyncIterator[list[Any]]:
+            async for batch in self._stream:
+                self.heard_s = time.monotonic()
+                self._count_bytes(batch.ByteSize())
+                yield list(batch.items)
+
+        try:
+            await self._pending.read(batches())
+        finally:
+            self.alive = False
+            self._stream.cancel()
+            await self._outbox.close()
+
+    @property
+    def has_work(self) -> bool:
+        """Something was asked and is not answered."""
+        return len(self._pending) > 0
+
+
+class WorkerLink:
+    """Keeps a Connection to one worker. `connection` is None while there is none."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        max_message_bytes: int,
+        silence_s: tuple[float, float],
+        accept: Callable[[pb.WorkerInfo, WorkerLink], Awaitable[None]],
+        count_bytes: Callable[[int], None],
+        on_change: Callable[[Connection | None, Connection | None], None],
+        on_info: Callable[[pb.WorkerInfo], None],
+        certificates: CertificateFolder | None = None,
+    ) -> None:
+        """`silence_s`: the least and the most that a worker with work may be silent, see `HangWatch`.
+        `accept` raises an OutriderError for a worker that must not be used, or waits until it can tell.
+        `on_change(before, after)`: a connection came or went, or the worker began to drain.
+        `on_info`: it said how it is.
+        """
+        self.name = name
+        self.address = address
+        self.info: pb.WorkerInfo | None = None
+        """What the worker said of itself last."""
+        self.rtt_s = 0.0
+        """Round-trip time of a call, smoothed."""
+        self.refused: str | None = None
+        """Why the worker at this address is not used, when it answers but does not fit."""
+        self._connection: Connection | None = None
+        self._hang: HangWatch | None = None
+        self._answered_s = 0.0
+        """When it last said how it is."""
+        self._refused_epoch = 0
+        self._silence_s = silence_s
+        self._accept = accept
+        self._count_bytes = count_bytes
+        self._on_change = on_change
+        self._on_info = on_info
+        self._failures: set[str] = set()
+        """Why calls have not reached the worker since it was connected last."""
+        self._dialer = Dialer(address, Role(name), max_message_bytes, certificates)
+        self._stub_type, self._batch_type = _TYPES[name]
+        self._stub = self._stub_type(self._dialer.channel())
+        self._task = asyncio.create_task(self._keep_connected())
+
+    @property
+    def connection(self) -> Connection | None:
+        """None from the moment the stream ends: a round must not go to a worker that is known to be gone."""
+        return self._connection if self._connection is not None and self._connection.alive else None
+
+    @property
+    def heard_s(self) -> float:
+        """time.monotonic when it last answered anything; 0.0 while it is not connected."""
+        connection = self.connection
+        return 0.0 if connection is None else max(connection.heard_s, self._answered_s)
+
+    @property
+    def silent_s(self) -> float:
+        """How long it has made no step and answered nothing, with work to do."""
+        connection, watch = self.connection, self._hang
+        if connection is None or watch is None or not connection.has_work:
+            return 0.0
+        return watch.silent_s(connection.heard_s, time.monotonic())
+
+    async def get_info(self, timeout_s: float = CALL_TIMEOUT_S) -> pb.WorkerInfo:
+        info: pb.WorkerInfo = await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)
+        return info
+
+    async def get_tokenizer(self) -> pb.TokenizerFiles:
+        files: pb.TokenizerFiles = await self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=CALL_TIMEOUT_S)
+        return files
+
+    async def _keep_connected(self) -> None:
+        while True:
+            try:
+                await self._connect_once()
+            except grpc.aio.AioRpcError as error:
+                self._note_failure(f"{error.code().name}: {error.details()}")
+            except OutriderError as error:
+                log.warning("the %s at %s is not used: %s", self.name, self.address, error.message)
+                self._set(None, error.message)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise  # else it is grpc's: the call was cancelled, or its channel closed for new certificates
+            except Exception:  # whatever it was, the worker may come back
+                log.exception("the connection to the %s at %s failed", self.name, self.address)
+            await asyncio.sleep(RECONNECT_S)
+
+    def _note_failure(self, why: str) -> None:
+        """Each reason is said once while a worker is away: it is asked again for ever, and they take turns."""
+        if why not in self._failures:
+            log.warning("no answer from the %s at %s: %s", self.name, self.address, why)
+        self._failures.add(why)
+
+    async def _connect_once(self) -> None:
+        """Until the stream ends."""
+        self._stub = self._stub_type(self._dialer.channel())  # another one, once our certificates were replaced
+        info = await self.get_info()
+        if self.refused is not None and info.epoch == self._refused_epoch:
+            return  # it is still what it was
+        self._refused_epoch = info.epoch
+        await self._accept(info, self)
+        info = await self.get_info()  # the first may be old by now
+        self._hear(info)
+        connection = Connection(
+            info,
+            self._stub.Control(),
+            lambda items: self._batch_type(items=items),
+            self._count_bytes,
+        )
+        log.info("connected to the %s %s at %s", self.name, info.model_id, self.address)
+        self._failures.clear()
+        reading = asyncio.create_task(connection.run())
+        watching = asyncio.create_task(self._watch(connection))
+        try:
+            self._set(connection, None)
+            await asyncio.wait({reading})  # which ends cancelled when the stream was dropped
+            if not reading.cancelled():
+                reading.result()
+        finally:
+            connection.alive = False
+            for task in (reading, watching):
+                task.cancel()
+            await asyncio.gather(reading, watching, return_exceptions=True)
+            log.info("disconnected from the %s at %s", self.name, self.address)
+            self._set(None, None)
+
+    async def _watch(self, connection: Connection) -> None:
+        """Asks how the worker is, and drops the stream of one that hangs."""
+        watch = self._hang = HangWatch(*self._silence_s, time.monotonic())
+        while connection.alive:
+            await asyncio.sleep(min(POLL_S, self._silence_s[1] / 4))
+            asked_s = time.monotonic()
+            try:
+                info = await self.get_info(POLL_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                now = time.monotonic()
+            else:
+                now = time.monotonic()
+                self._note(info, now - asked_s)
+                watch.step_seen(info.num_steps, info.longest_step_us / 1e6, now)
+            if not connection.has_work:
+                watch.idle(now)
+            elif watch.hangs(connection.heard_s, now):
+                log.error(
+                    "the %s at %s made no step for %g s with work to do: dropping its stream",
+                    self.name,
+                    self.address,
+                    watch.limit_s,
+                )
+                connection.hung = True
+                connection.drop()
+                return
+
+    def _note(self, info: pb.WorkerInfo, took_s: float) -> None:
+        before = self.info
+        self._hear(info)
+        self._answered_s = time.monotonic()
+        if before is None or before.draining != info.draining:
+            self._on_change(self.connection, self.connection)
+        self.rtt_s += (took_s - self.rtt_s) * (RTT_GAIN if self.rtt_s else 1.0)
+
+    def _hear(self, info: pb.WorkerInfo) -> None:
+        self.info = info
+        self._on_info(info)
+
+    def _set(self, connection: Connection | None, refused: str | None) -> None:
+        before, self._connection, self.refused = self._connection, connection, refused
+        self._on_change(before, connection)
+
+    def ask_again(self) -> None:
+        """What the worker must fit has changed: one that was refused may fit now."""
+        self._refused_epoch = 0
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._dialer.close()

@@ -1,0 +1,207 @@
+"""A worker as the gateway uses it: its link, whether it may be used, and what is known of its load.
+
+Whose turn it is when all the target's slots are in use: first come, first served.
+
+Memory is the target's own business: a slot that has none yet waits inside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from enum import Enum
+
+from gateway.planning import wait_budget
+from gateway.planning.planner import TargetPlanner
+from gateway.planning.wait_budget import WaitBudget
+from gateway.workers.links import Connection, WorkerLink
+from gateway.workers.membership import MemberSpec
+from gateway.workers.placement import WorkerLoad
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.health import Health, Outcome
+from outrider.wire.kinds import Drafter
+from outrider.wire.settings.config import GatewayConfig
+
+POLL_S = 0.25
+"""The head of the line also tries again by itself: a slot may be freed by another gateway's requests."""
+
+
+class Room:
+    """One per target. Every new slot asks here; while somebody waits, nobody overtakes."""
+
+    def __init__(self) -> None:
+        self._line = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    def note_freed(self) -> None:
+        """A slot of ours was closed."""
+        self._freed.set()
+
+    async def enter(self, try_open: Callable[[], Awaitable[bool]]) -> None:
+        """Returns once `try_open` has returned True. Its errors pass through."""
+        if not self._line.locked() and await try_open():
+            return
+        async with self._line:  # asyncio's lock is fair
+            while True:
+                self._freed.clear()
+                if await try_open():
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await self._freed.wait()
+
+
+_DRAFTERS = {each.value: each for each in Drafter}
+SILENT_S = 1.0
+
+
+class State(Enum):
+    """Label `state` of outrider_members."""
+
+    SERVING = "serving"
+    DRAINING = "draining"
+    FAILING = "failing"
+    """It is down by its health."""
+    LOST = "lost"
+    """Not connected."""
+    REFUSED = "refused"
+    """It answers, and does not fit."""
+
+
+class Member:
+    def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
+        self.spec = spec
+        self.link = link
+        self.health = Health()
+        self.num_requests = 0
+        """Requests placed here."""
+        self._most_requests = 0
+        """At once, since it was heard last."""
+        self._num_others = 0
+        """Slots that others held then."""
+        self._epoch = 0
+        self._refused_slot = False
+        """Since it was heard last."""
+        self._told_draining_epoch = 0
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def connection(self) -> Connection | None:
+        return self.link.connection
+
+    @property
+    def draining(self) -> bool:
+        """It finishes what runs there."""
+        info = self.link.info
+        told = info is not None and (info.draining or info.epoch == self._told_draining_epoch)
+        return self.spec.draining or told
+
+    @property
+    def usable(self) -> bool:
+        """A request may be placed here."""
+        return self.connection is not None and not self.draining and self.health.usable
+
+    @property
+    def usable_alone(self) -> bool:
+        """A request may be placed here when it can be placed nowhere else."""
+        return self.connection is not None and not self.draining and self.health.usable_alone
+
+    @property
+    def state(self) -> State:
+        if self.connection is None:
+            return State.REFUSED if self.link.refused is not None else State.LOST
+        if self.draining:
+            return State.DRAINING
+        return State.FAILING if self.health.is_down else State.SERVING
+
+    @property
+    def silent(self) -> bool:
+        """It has work and shows no sign of life, though not for long enough to be given up."""
+        return self.link.silent_s > SILENT_S
+
+    @property
+    def load(self) -> WorkerLoad:
+        """Slots of other gateways count by what the worker said last. One that it refused counts till then."""
+        info = self.link.info or pb.WorkerInfo()
+        num_requests = self.num_requests + self._num_others
+        num_slots = num_requests if self._refused_slot else info.num_slots
+        kv_share = info.num_kv_blocks_in_use / info.num_kv_blocks if info.num_kv_blocks else 0.0
+        return WorkerLoad(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.silent)
+
+    def heard(self, info: pb.WorkerInfo) -> None:
+        """It said how it is, now and then. Slots that this gateway gave back meanwhile are not others'."""
+        self._num_others = max(0, info.num_slots_in_use - self._most_requests)
+        self._most_requests = self.num_requests
+        self._refused_slot = False
+
+    def attach(self, request: object) -> None:
+        """Place a request here."""
+        self.num_requests += 1
+        self._most_requests = max(self._most_requests, self.num_requests)
+        self.health.begin(request)
+
+    def detach(self) -> None:
+        self.num_requests -= 1
+
+    def told_draining(self) -> None:
+        """It refused a slot because it is about to stop."""
+        self._told_draining_epoch = 0 if self.link.info is None else self.link.info.epoch
+
+    def told_exhausted(self) -> None:
+        """It had no slot to give."""
+        self._refused_slot = True
+
+    def restarted(self) -> None:
+        """It is another process than before."""
+        self.health.restarted()
+
+    def changed(self, before: Connection | None, after: Connection | None) -> None:
+        """Its connection went or came."""
+        if before is not None and after is None:
+            self.health.note(Outcome.LOST if before.hung else Outcome.REFUSED)
+        if after is not None:
+            if self._epoch not in (0, after.epoch):
+                self.restarted()
+            self._epoch = after.epoch
+
+
+class TargetMember(Member):
+    def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
+        super().__init__(spec, link)
+        self.room = Room()
+        self.planner = TargetPlanner()
+
+    def restarted(self) -> None:
+        super().restarted()
+        self.planner.restarted()
+
+    @property
+    def deliver_address(self) -> str:
+        """Where drafts reach it."""
+        return self.spec.deliver_address
+
+
+class DraftMember(Member):
+    def __init__(self, spec: MemberSpec, link: WorkerLink, config: GatewayConfig) -> None:
+        super().__init__(spec, link)
+        limits_s = (wait_budget.LEAST_WAIT_S, wait_budget.MOST_WAIT_S)
+        self.wait_budget = WaitBudget(*limits_s)
+        self.first_wait_budget = WaitBudget(*limits_s)
+        """For proposals that feed a prompt, a slot's first above all: they say nothing about the others."""
+        self.deliveries: defaultdict[str, Health] = defaultdict(Health)
+        """By target: whether proposals that were made in time arrive there."""
+
+    @property
+    def kind(self) -> Drafter:
+        """MODEL, or what it drafts by without one."""
+        drafters = () if self.link.info is None else self.link.info.drafters
+        return next((_DRAFTERS[name] for name in drafters if name in _DRAFTERS), Drafter.MODEL)
+
+    def serves(self, target: str) -> bool:
+        """A request at this target may be given to it."""
+        return self.usable and self.deliveries[target].usable

@@ -1,0 +1,87 @@
+"""Series of the gateway's workers, worked out when they are read: they come and go with the membership."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.workers.member import Member, State
+from gateway.workers.membership import Membership, MemberSpec
+
+STARTING = "starting"
+"""State of a member that the registry has no address of yet: for the first time, or again after a loss."""
+AWAY = (State.LOST, State.REFUSED, State.FAILING)
+"""Of a member that there is a link to and that serves nobody, unless it drains."""
+
+
+class MemberSeries(Collector):
+    """`outrider_worker_connected{worker="draft"} == 0`: that draft is gone, or is being started.
+    `outrider_worker_lost == 1`: the worker ought to serve, and does not.
+    `sum by (pool, state) (outrider_members)`: members by state, of every pool, whether it has any or not.
+    `outrider_breaker_open == 1`: the member failed several times in a row and is left alone.
+    `outrider_member_requests`: requests placed there by this gateway.
+    """
+
+    def __init__(self, members: Callable[[], Sequence[Member]], membership: Callable[[], Membership]) -> None:
+        """`members`: those that there are links to; the others of `membership` are being started."""
+        self._members = members
+        self._membership = membership
+        self._expected: set[str] = set()
+
+    def note_change(self) -> None:
+        """To be called whenever a member connects, begins to drain or goes, and at each membership.
+
+        Expected is who is listed as ready or was connected, until it is told to go or leaves the list.
+        """
+        linked = {member.name: member for member in self._members()}
+        specs = {spec.name: spec for spec in self._membership().members}
+        self._expected &= specs.keys()
+        for name, spec in specs.items():
+            member = linked.get(name)
+            if spec.draining or (member is not None and member.draining):
+                self._expected.discard(name)
+            elif not spec.starting or (member is not None and member.connection is not None):
+                self._expected.add(name)
+
+    def collect(self) -> Iterable[Metric]:
+        members, membership = self._members(), self._membership()
+        connected = GaugeMetricFamily(
+            "outrider_worker_connected",
+            "1 while the stream to the worker is up.",
+            labels=["worker", "member", "pool"],
+        )
+        lost = GaugeMetricFamily(
+            "outrider_worker_lost",
+            "1 while a worker that ought to serve does not: it was neither told to go, nor is this its first start.",
+            labels=["worker", "member", "pool"],
+        )
+        states = GaugeMetricFamily("outrider_members", "Workers of a pool, by state.", labels=["pool", "role", "state"])
+        breakers = GaugeMetricFamily(
+            "outrider_breaker_open", "1 while the worker is left alone because it failed.", labels=["member"]
+        )
+        requests = GaugeMetricFamily(
+            "outrider_member_requests", "Requests that this gateway has placed there.", labels=["member", "pool"]
+        )
+        linked = {member.name for member in members}
+        starting = [spec for spec in membership.members if spec.name not in linked]
+        counts = Counter((member.spec.pool, member.state.value) for member in members)
+        counts.update((spec.pool, STARTING) for spec in starting)
+        for pool in membership.pools:
+            for state in (*(state.value for state in State), STARTING):
+                states.add_metric([pool.name, pool.role, state], counts[pool.name, state])
+        for spec in starting:
+            connected.add_metric(_labels(spec), 0)
+            lost.add_metric(_labels(spec), spec.name in self._expected)
+        for member in members:
+            connected.add_metric(_labels(member.spec), member.connection is not None)
+            lost.add_metric(_labels(member.spec), member.name in self._expected and member.state in AWAY)
+            breakers.add_metric([member.name], member.health.is_down)
+            requests.add_metric([member.name, member.spec.pool], member.num_requests)
+        return [connected, lost, states, breakers, requests]
+
+
+def _labels(spec: MemberSpec) -> list[str]:
+    return [spec.role, spec.name, spec.pool]

@@ -1,0 +1,292 @@
+"""Keeps served models and the links to their workers in line with the membership. The gateway has one.
+
+A member whose address changes is a new one; the requests of one that leaves go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from gateway.planning import wait_budget
+from gateway.workers.links import Connection, WorkerLink
+from gateway.workers.member import DraftMember, TargetMember
+from gateway.workers.member_series import MemberSeries
+from gateway.workers.membership import Membership, MemberSpec, Role
+from gateway.workers.served import ServedModel, Shared
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import registry_pb2 as rpb
+from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
+from outrider.wire.log import get_logger, log_fields
+from outrider.wire.metrics import GatewayMetrics
+from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.transport.hang_watch import MIN_SILENCE_S
+from outrider.wire.transport.roles import Role as Part
+from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
+from outrider.wire.transport.tls import part_certificates
+
+log = get_logger(__name__)
+
+START_TIMEOUT_S = 300.0
+"""How long to wait for the workers at start. Twice as much: a wrong address is reported twice as late."""
+ROUND_TIMEOUT_S = 30.0
+"""Longest that a worker with work to do may go without a step before it counts as lost. Twice as much: so are its
+requests held up."""
+DRAFTS_WAIT_S = 20.0
+"""At start. A gateway that comes back while a draft is away serves without it."""
+HEARD_S = 2.0
+"""A worker that has answered within this lives: each is asked twice a second how it is."""
+
+
+class Pools:
+    def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
+        """Raises ConfigError for a chat template or certificates that cannot be read."""
+        self.config = config
+        self.certificates = part_certificates(config.tls_dir, Part.GATEWAY)
+        self.metrics = metrics
+        self.models: dict[str, ServedModel] = {}
+        """By target pool."""
+        self.members: dict[str, TargetMember | DraftMember] = {}
+        self._shared = Shared(config, metrics, _read_template(config))
+        self._serves: dict[str, tuple[str, ...]] = {}
+        """Target pools by draft pool."""
+        self._background: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._membership = Membership((), ())
+        self._series = MemberSeries(lambda: list(self.members.values()), lambda: self._membership)
+        metrics.registry.register(self._series)
+
+    def update(self, membership: Membership) -> None:
+        """From now on these are the pools and members."""
+        self._membership = membership
+        targets = {pool.name: pool for pool in membership.pools if pool.role == "target"}
+        self._serves = {pool.name: pool.serves for pool in membership.pools if pool.role == "draft"}
+        for name, spec in targets.items():
+            if name not in self.models:
+                self.models[name] = ServedModel(spec, self._shared)
+            else:
+                self.models[name].change(spec)
+        wanted = {spec.name: spec for spec in map(self._as_seen, membership.members) if not spec.starting}
+        for name, member in list(self.members.items()):
+            spec_now = wanted.get(name)
+            if spec_now is None or spec_now.address != member.spec.address or spec_now.pool != member.spec.pool:
+                self._remove(member)
+            else:
+                member.spec = spec_now
+                member.link.ask_again()
+        for name, model in list(self.models.items()):
+            if name not in targets:
+                del self.models[name]
+                model.remove()
+        for name, spec_now in wanted.items():
+            if name not in self.members:
+                self._add(spec_now)
+        self._share_drafts()
+        for model in self.models.values():
+            model.note_change()
+        self._note_change()
+
+    def _as_seen(self, spec: MemberSpec) -> MemberSpec:
+        """A launcher that sees nothing of a worker takes it to be starting: whose stream is up, lives."""
+        member = self.members.get(spec.name)
+        if member is None or member.connection is None or not spec.starting or member.spec.pool != spec.pool:
+            return spec
+        return member.spec if spec.address in ("", member.spec.address) else spec
+
+    async def wait_ready(self) -> None:
+        """At start: a target of every pool, and every draft that is a member then, fit and are connected. Drafts are
+        waited for no longer than DRAFTS_WAIT_S: they are never needed. With a registry, where members come and go, one
+        pool that can be served is enough when the time is up.
+
+        Raises Unavailable when no target comes in time, IncompatiblePair naming the first difference.
+        """
+        began_s, timeout_s = time.monotonic(), START_TIMEOUT_S
+        while True:
+            self._check_refused()
+            target, draft = self._missing_target(), self._missing_draft()
+            limit_s = timeout_s if target is not None else min(timeout_s, DRAFTS_WAIT_S)
+            missing = target or draft
+            if missing is None:
+                return
+            left_s = began_s + limit_s - time.monotonic()
+            if left_s <= 0 and self.can_serve and (target is None or self.config.registry is not None):
+                log.warning("no %s within %g s: is it running there? Starting without", missing, limit_s)
+                return
+            if left_s <= 0:
+                raise Unavailable(f"no {missing} within {limit_s:g} s: is it running there?", retry_after_s=1.0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+
+    @property
+    def can_serve(self) -> bool:
+        """One of the models, at least."""
+        return any(model.reason() is None for model in self.models.values())
+
+    def _check_refused(self) -> None:
+        """Raises IncompatiblePair for a worker that does not fit."""
+        for member in self.members.values():
+            if member.link.refused is not None:
+                raise IncompatiblePair(member.link.refused)
+
+    def _missing_target(self) -> str | None:
+        for name, model in self.models.items():
+            members = model.targets.values()
+            if all(member.connection is None for member in members):
+                addresses = " or ".join(member.spec.address for member in members)
+                return f"target at {addresses}" if addresses else f"target in the pool {name}"
+        return None
+
+    def _missing_draft(self) -> str | None:
+        for member in self.members.values():
+            if isinstance(member, DraftMember) and member.connection is None:
+                return f"draft at {member.spec.address}"
+        return None
+
+    def report(self) -> rpb.GatewayReport:
+        """For the launcher, but for the gateway's name."""
+        since_s = time.monotonic() - HEARD_S
+        heard = [name for name, member in self.members.items() if member.link.heard_s >= since_s]
+        return rpb.GatewayReport(pools=self._loads(), heard=heard)
+
+    def _loads(self) -> list[rpb.PoolLoad]:
+        """By target pool."""
+        return [
+            rpb.PoolLoad(
+                pool=name,
+                num_running=model.places.num_running,
+                num_queued=model.places.num_queued,
+                num_refused=model.places.num_refused,
+                num_rounds=model.num_rounds,
+                num_late=model.num_late,
+            )
+            for name, model in self.models.items()
+        ]
+
+    async def close(self) -> None:
+        for member in list(self.members.values()):
+            self._remove(member)
+        while self._background:
+            await asyncio.wait(self._background)
+
+    def _add(self, spec: MemberSpec) -> None:
+        if spec.role == "target":
+            model = self.models.get(spec.pool)
+            if model is None:
+                log.error("the target %s is of the pool %s, which is not served", spec.name, spec.pool)
+                return
+            link = self._link(spec, model)
+            target = TargetMember(spec, link)
+            self.members[spec.name] = model.targets[spec.name] = target
+        else:
+            self.members[spec.name] = DraftMember(spec, self._link(spec, None), self.config)
+
+    def _remove(self, member: TargetMember | DraftMember) -> None:
+        del self.members[member.name]
+        for model in self.models.values():
+            model.targets.pop(member.name, None)
+            model.drafts.pop(member.name, None)
+        for other in self.members.values():
+            if isinstance(other, TargetMember):
+                other.planner.forget(member.name)
+        self._in_background(member.link.close())
+
+    def _share_drafts(self) -> None:
+        for name, model in self.models.items():
+            model.drafts = {
+                member.name: member
+                for member in self.members.values()
+                if isinstance(member, DraftMember) and name in self._serves.get(member.spec.pool, ())
+            }
+            model.has_draft_pool = any(name in served for served in self._serves.values())
+
+    def _link(self, spec: MemberSpec, model: ServedModel | None) -> WorkerLink:
+        count = self.metrics.wire_bytes.labels(link=f"gateway_{spec.role}", encoding="control").inc
+
+        async def accept(info: pb.WorkerInfo, link: WorkerLink) -> None:
+            if model is not None:
+                await model.accept_target(info, link)
+            else:
+                await self._accept_draft(spec.pool, info, link)
+
+        def changed(before: Connection | None, after: Connection | None) -> None:
+            self._link_changed(spec.name, link, before, after)
+
+        def heard(info: pb.WorkerInfo) -> None:
+            member = self._member_of(spec.name, link)
+            if member is not None:
+                member.heard(info)
+
+        with log_fields(member=spec.name):  # its task inherits them
+            link = WorkerLink(
+                spec.role,
+                spec.address,
+                max_message_bytes=MAX_MESSAGE_BYTES,
+                silence_s=_silence_s(spec.role),
+                accept=accept,
+                count_bytes=count,
+                on_change=changed,
+                on_info=heard,
+                certificates=self.certificates,
+            )
+        return link
+
+    async def _accept_draft(self, pool: str, info: pb.WorkerInfo, link: WorkerLink) -> None:
+        """Compared with every model it serves that is known; waits while none is."""
+        models = [self.models[name] for name in self._serves.get(pool, ()) if name in self.models]
+        waiting = [asyncio.create_task(model.referenced.wait()) for model in models]
+        try:
+            if waiting:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+        for model in models:
+            if model.reference is not None:
+                await model.reference.check_draft(info, link)
+
+    def _member_of(self, name: str, link: WorkerLink) -> TargetMember | DraftMember | None:
+        """None once it has left, also when another has come under its name."""
+        member = self.members.get(name)
+        return member if member is not None and member.link is link else None
+
+    def _link_changed(self, name: str, link: WorkerLink, before: Connection | None, after: Connection | None) -> None:
+        member = self._member_of(name, link)
+        if member is None:
+            return
+        member.changed(before, after)
+        for model in self.models.values():
+            if name in model.targets or name in model.drafts:
+                model.note_change()
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._series.note_change()
+        self._changed.set()  # wakes those who wait on this one; the next wait for another
+        self._changed = asyncio.Event()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _silence_s(role: Role) -> tuple[float, float]:
+    """A target that waits for a proposal makes no step meanwhile."""
+    waits_s = wait_budget.MOST_WAIT_S + 1.0 if role == "target" else 0.0
+    return max(MIN_SILENCE_S, waits_s), ROUND_TIMEOUT_S
+
+
+def _read_template(config: GatewayConfig) -> str | None:
+    if config.chat_template is None:
+        return None
+    try:
+        with open(config.chat_template, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"chat_template is {config.chat_template!r}, which cannot be read: {error}", param="chat_template"
+        ) from None

@@ -1,0 +1,127 @@
+"""The gateway's end of the launcher's registry: hears who serves, says once a second how much is asked of each pool.
+
+While the registry is away the last membership stays in force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+from prometheus_client import Gauge
+
+from gateway.workers.membership import Membership, from_proto
+from outrider.v1 import registry_pb2 as rpb
+from outrider.v1 import registry_pb2_grpc
+from outrider.wire.errors import Unavailable
+from outrider.wire.log import get_logger
+from outrider.wire.transport.roles import Role
+from outrider.wire.transport.tls import CertificateFolder, Dialer
+
+log = get_logger(__name__)
+
+REPORT_S = 1.0
+REJOIN_S = 0.5
+MAX_MESSAGE_BYTES = 16 << 20
+
+
+class RegistryClient:
+    """Joins, and joins again for ever. `report` is asked once a second, `heard` told each membership."""
+
+    def __init__(
+        self,
+        address: str,
+        certificates: CertificateFolder | None,
+        report: Callable[[], rpb.GatewayReport],
+        heard: Callable[[Membership], None],
+        connected: Gauge,
+    ) -> None:
+        """connected: 1 while it is joined."""
+        self._address = address
+        self._dialer = Dialer(address, Role.LAUNCHER, MAX_MESSAGE_BYTES, certificates)
+        self._report = report
+        self._heard = heard
+        self._connected = connected
+        connected.set(0)
+        self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._first = asyncio.Event()
+        self._version = (0, 0)
+        self._failure = ""
+        """Why the last attempt did not reach it."""
+        self._task = asyncio.create_task(self._keep_joined())
+
+    async def wait_first(self, timeout_s: float) -> None:
+        """Raises Unavailable when no membership comes in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._first.wait()
+        except TimeoutError:
+            why = f" ({self._failure})" if self._failure else ""
+            raise Unavailable(
+                f"no registry at {self._address} within {timeout_s:g} s: is the launcher running there?{why}",
+                retry_after_s=1.0,
+            ) from None
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._dialer.close()
+
+    async def _keep_joined(self) -> None:
+        while True:
+            try:
+                await self._join()
+            except grpc.aio.AioRpcError as error:
+                failure = f"{error.code().name}: {error.details()}"
+                if failure != self._failure:
+                    log.warning("no answer from the registry at %s: %s", self._address, failure)
+                self._failure = failure
+            except Exception:  # whatever it was, the launcher may come back
+                log.exception("the connection to the registry at %s failed", self._address)
+            await asyncio.sleep(REJOIN_S)
+
+    async def _join(self) -> None:
+        """Until the stream ends."""
+        call = registry_pb2_grpc.RegistryServiceStub(self._dialer.channel()).Join()
+        reporting = asyncio.create_task(self._keep_reporting(call))
+        joined = False
+        try:
+            async for message in call:
+                if not joined:
+                    log.info("joined the registry at %s", self._address)
+                joined = True
+                self._connected.set(1)
+                self._take(message)
+        except asyncio.CancelledError:  # we leave it, not it us
+            joined = False
+            raise
+        finally:
+            self._connected.set(0)
+            if joined:
+                log.warning("lost the registry at %s; its last membership stays in force", self._address)
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+            call.cancel()
+
+    async def _keep_reporting(self, call: Any) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            while True:
+                report = self._report()
+                report.gateway = self._name
+                await call.write(report)
+                await asyncio.sleep(REPORT_S)
+
+    def _take(self, message: rpb.Membership) -> None:
+        """A launcher that has no pools yet knows less than we do."""
+        version = (message.epoch, message.version)
+        if not message.pools or (version[0] == self._version[0] and version[1] <= self._version[1]):
+            return
+        self._version = version
+        self._heard(from_proto(message))
+        self._first.set()

@@ -1,0 +1,377 @@
+"""A served model: a pool of targets and the drafts that serve it. Which of them a request is given, and what users see.
+
+Everything here is of the event loop's thread.
+
+What a worker must be to serve a model, and which difference is named when it is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import secrets
+import time
+from dataclasses import dataclass
+
+from gateway.admission.queue import AdmissionQueue, QueueLimit
+from gateway.generation import GenerationRequest, ModelFacts
+from gateway.planning.answer_lengths import AnswerLengths
+from gateway.tokenizer import Tokenizer
+from gateway.workers.links import WorkerLink
+from gateway.workers.member import DraftMember, TargetMember
+from gateway.workers.membership import PoolSpec
+from gateway.workers.placement import choose_draft, choose_target
+from gateway.workers.retry_budget import RetryBudget
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.fingerprint import first_difference
+from outrider.wire.kinds import DRAFTERS, TABLES, Drafter
+from outrider.wire.log import get_logger
+from outrider.wire.metrics import GatewayMetrics, PairMetrics
+from outrider.wire.settings.config import GatewayConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTarget:
+    """The first target of a pool: what every other worker of the model must fit."""
+
+    info: pb.WorkerInfo
+    files: pb.TokenizerFiles
+
+    def check_target(self, info: pb.WorkerInfo) -> None:
+        """Raises IncompatiblePair."""
+        first = self.info
+        if info.vocab_size != first.vocab_size or info.tokenizer_fingerprint != first.tokenizer_fingerprint:
+            raise IncompatiblePair(
+                f"the target {info.model_id} has vocabulary {info.vocab_size} {info.tokenizer_fingerprint[:12]}, "
+                f"the pool was started with {first.vocab_size} {first.tokenizer_fingerprint[:12]}"
+            )
+        if _identity(info) != _identity(first):
+            raise IncompatiblePair(
+                f"the target came back as {_identity(info)}, the pool was started with {_identity(first)}; "
+                "restart the gateway to serve another model"
+            )
+        if info.context_limit < first.context_limit:
+            raise IncompatiblePair(
+                f"the target's context limit is {info.context_limit}, the pool was started with {first.context_limit}"
+            )
+
+    async def check_draft(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
+        """Raises IncompatiblePair naming the first difference."""
+        if self.fits(info):
+            return
+        target = self.info
+        pair = f"draft {info.model_id} does not fit target {target.model_id}"
+        if target.tokenizer_fingerprint != info.tokenizer_fingerprint:
+            files = await link.get_tokenizer()
+            difference = first_difference(self.files.tokenizer_json, files.tokenizer_json)
+            raise IncompatiblePair(
+                f"{pair}: {difference or 'their tokenizers differ'}; use two models of one tokenizer"
+            )
+        raise IncompatiblePair(
+            f"{pair}: logits have {target.vocab_size} entries in the target and {info.vocab_size} in the draft; "
+            "use two models of one vocabulary size, or the target's folder for a draft without a model"
+        )
+
+    def fits(self, draft: pb.WorkerInfo) -> bool:
+        """Whether the draft's tokens mean the same here."""
+        same_size = draft.vocab_size == self.info.vocab_size
+        return same_size and draft.tokenizer_fingerprint == self.info.tokenizer_fingerprint
+
+
+def _identity(info: pb.WorkerInfo) -> str:
+    """What must not change under a request that goes on elsewhere or after a restart."""
+    exact = ", batch-invariant" if info.batch_invariant else ""
+    quantization = info.quantization or "none"
+    return f"{info.model_id} in {info.dtype} (quantization {quantization}{exact}) ending at {list(info.eos_token_ids)}"
+
+
+log = get_logger(__name__)
+
+POLL_S = 0.1
+"""A request without a target looks again so often: a pause ends without a word. Twice as long delays it so much."""
+TARGET_WAIT_S = 120.0
+"""How long a request waits for a target when none is usable. Twice as much: it fails twice as late."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """Of the pool's first target. One that comes back as another model is refused, see `handshake`."""
+
+    id: str
+    vocab_size: int
+    context_limit: int
+    created: int
+    """Unix seconds."""
+
+
+class Shared:
+    """What all served models of a gateway have in common."""
+
+    def __init__(self, config: GatewayConfig, metrics: GatewayMetrics, chat_template: str | None) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.chat_template = chat_template
+        self.slot_ids = itertools.count(1)
+        self.retries = RetryBudget(max(10.0, config.max_running / 5))
+        """The loss of a target is paid for at once: the reserve holds two retries for each of its answers."""
+        self.pools_by_id: dict[str, str] = {}
+        """Target pools by the ids of the models they serve."""
+
+
+class ServedModel:
+    def __init__(self, spec: PoolSpec, shared: Shared) -> None:
+        self.spec = spec
+        self.config = shared.config
+        self.metrics = shared.metrics
+        self.slot_ids = shared.slot_ids
+        self.retries = shared.retries
+        self.targets: dict[str, TargetMember] = {}
+        self.drafts: dict[str, DraftMember] = {}
+        """Of all draft pools that serve this one."""
+        self.has_draft_pool = False
+        """Whether there is such a pool, though it may have no member now."""
+        self.places = AdmissionQueue(self.config.max_running)
+        self.lengths = AnswerLengths()
+        self.queue_limit = QueueLimit(self.config.max_queue_wait_s)
+        self.reference: ReferenceTarget | None = None
+        self.referenced = asyncio.Event()
+        """Set once `reference` is known."""
+        self.num_rounds = self.num_late = 0
+        """That waited for a proposal, and of these those whose proposal came too late."""
+        self.removed = False
+        self._shared = shared
+        self._facts: TargetFacts | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._draft_id = ""
+        self._warned: set[str] = set()
+        self._changed = asyncio.Event()
+
+    @property
+    def facts(self) -> TargetFacts:
+        assert self._facts is not None, f"nobody asks before {self.spec.name} has had a target"
+        return self._facts
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        assert self._tokenizer is not None, f"nobody asks before {self.spec.name} has had a target"
+        return self._tokenizer
+
+    def model_facts(self) -> ModelFacts:
+        facts = self.facts
+        drafter = DRAFTERS[self.config.drafter]
+        drafts = sorted(self.drafts.values(), key=lambda draft: _rank(draft, drafter))
+        ids = [draft.connection.info.model_id for draft in drafts if draft.connection is not None]
+        return ModelFacts(
+            id=facts.id,
+            context_limit=facts.context_limit,
+            vocab_size=facts.vocab_size,
+            created=facts.created,
+            max_answers=self.config.max_running * max(1, len(self.targets)) + self.config.max_queue,
+            draft_id=ids[0] if ids else None,
+            drafters=self._drafters(),
+            no_trees=self._no_trees(),
+        )
+
+    def _drafters(self) -> tuple[Drafter, ...]:
+        """Return who can draft by what its workers said last: those that are gone may be back."""
+        infos = [member.link.info for member in self.targets.values() if member.link.info is not None]
+        own = {kind for info in infos for kind in info.drafters}
+        drafted = {draft.kind.value for draft in self.drafts.values()}
+        has_model = Drafter.MODEL.value in drafted or (self.has_draft_pool and not drafted)
+
+        def offered(each: Drafter) -> bool:
+            if each.own is None:
+                return has_model
+            if each.asks_model:
+                return has_model and each.own.value in own
+            return each.own.value in own or each.value in drafted
+
+        return tuple(each for each in Drafter if offered(each))
+
+    def _no_trees(self) -> str | None:
+        """Why no proposal can be a tree now."""
+        for role, members in (("target", self.targets), ("draft", self.drafts)):
+            infos = [member.connection.info for member in members.values() if member.connection is not None]
+            if infos and not any(info.trees for info in infos):
+                path = infos[0].attention_path or "none"
+                why = "is no model" if path == TABLES else f"runs on the path {path}"
+                return f"the {role} {infos[0].model_id} {why} and takes chains alone"
+        return None
+
+    def new_ticket(self) -> int:
+        """Nobody can guess one: a proposal enters under it alone."""
+        return secrets.randbits(64)
+
+    def pair_metrics(self, draft: DraftMember | None) -> PairMetrics:
+        """Rounds without a draft count with the pool's last one."""
+        info = None if draft is None else draft.link.info
+        if info is not None:
+            self._draft_id = info.model_id
+        target_id = "" if self.reference is None else self.reference.info.model_id
+        return self.metrics.pair(target_id, self._draft_id)
+
+    def drafter_for(self, request: GenerationRequest) -> Drafter:
+        """As it asks, a model where it asks for a tree, or else as the gateway's settings say."""
+        options = request.speculation
+        default = DRAFTERS[self.config.drafter] if options.tree is None else Drafter.MODEL
+        return options.drafter or default
+
+    def own_metrics(self, drafter: Drafter) -> PairMetrics:
+        """Of rounds that the target drafts for itself."""
+        target_id = "" if self.reference is None else self.reference.info.model_id
+        return self.metrics.pair(target_id, drafter.label)
+
+    def warn_once(self, what: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            log.warning("%s", what)
+
+    # who may serve
+
+    async def accept_target(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
+        """The first one says what the model is. Raises IncompatiblePair for one that differs from it."""
+        if self.reference is None:
+            files = await link.get_tokenizer()
+            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files, self._shared.chat_template)
+            if self.reference is None:
+                self.refer(ReferenceTarget(info, files), tokenizer)
+        assert self.reference is not None
+        self.reference.check_target(info)
+
+    def refer(self, reference: ReferenceTarget, tokenizer: Tokenizer) -> None:
+        """From now on the model is known. Raises IncompatiblePair when another pool serves one of its id."""
+        info = reference.info
+        name = self.spec.model_name or info.model_id
+        pool = self._shared.pools_by_id.setdefault(name, self.spec.name)
+        if pool != self.spec.name:
+            raise IncompatiblePair(
+                f"the model id {name!r} of the pool {self.spec.name} is that of the pool {pool} already; give one of "
+                "them a model_name"
+            )
+        self._facts = TargetFacts(name, info.vocab_size, info.context_limit, int(time.time()))
+        self._tokenizer, self.reference = tokenizer, reference
+        self.referenced.set()
+
+    def change(self, spec: PoolSpec) -> None:
+        """The pool is described anew; its model may be served under another id from now on."""
+        self.spec = spec
+        if self._facts is None or self.reference is None:
+            return
+        name, old = spec.model_name or self.reference.info.model_id, self._facts.id
+        pools_by_id = self._shared.pools_by_id
+        if pools_by_id.get(name, spec.name) != spec.name:
+            log.error(
+                "the pool %s keeps the model id %s: %s is of the pool %s", spec.name, old, name, pools_by_id[name]
+            )
+        elif name != old:
+            del pools_by_id[old]
+            pools_by_id[name] = spec.name
+            self._facts = dataclasses.replace(self._facts, id=name)
+
+    def remove(self) -> None:
+        """Its pool is gone; its requests fail."""
+        self.removed = True
+        if self._facts is not None:
+            self._shared.pools_by_id.pop(self._facts.id, None)
+        self.note_change()
+
+    def note_change(self) -> None:
+        """A member came, went, or changed."""
+        usable = sum(member.connection is not None and not member.draining for member in self.targets.values())
+        self.places.capacity = self.config.max_running * max(1, usable)
+        if self.reference is not None:
+            for draft in self.drafts.values():
+                if draft.connection is not None:
+                    self.pair_metrics(draft)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def reason(self) -> str | None:
+        """Why no request can be served now; None when one can."""
+        if self.removed:
+            return f"the pool {self.spec.name} is no longer served"
+        members = list(self.targets.values())
+        if any(member.connection is not None and not member.draining for member in members):
+            return None
+        if not members:
+            return f"no target in the pool {self.spec.name}"
+        return "; ".join(f"no target at {member.spec.address}: {_why_not(member)}" for member in members)
+
+    # placement
+
+    def choose_target(self, key: bytes, avoid: str | None = None) -> TargetMember | None:
+        """`avoid`: only when there is no other."""
+        members = list(self.targets.values())
+        usable = [member.load for member in members if member.usable]
+        others = [load for load in usable if load.name != avoid]
+        alone = [] if usable else [member.load for member in members if member.usable_alone]
+        name = choose_target(key, others or usable or alone)
+        return None if name is None else self.targets[name]
+
+    async def place_target(self, request: object, key: bytes, avoid: str | None = None) -> TargetMember:
+        """Attaches the request to a target; waits while none is usable.
+
+        Raises Unavailable when none becomes usable within TARGET_WAIT_S.
+        """
+        give_up_s = time.monotonic() + TARGET_WAIT_S
+        while True:
+            member = self.choose_target(key, avoid)
+            if member is not None:
+                member.attach(request)
+                return member
+            if self.removed or time.monotonic() >= give_up_s:
+                raise Unavailable(self.reason() or "every target is failing; try again later", retry_after_s=1.0)
+            await self._wait_changed(POLL_S)
+
+    def has_room_beside(self, target: TargetMember) -> bool:
+        """Another target has a free slot."""
+        return any(member is not target and member.usable and not member.load.full for member in self.targets.values())
+
+    def choose_draft(
+        self, target: TargetMember, avoid: str | None = None, drafter: Drafter = Drafter.MODEL
+    ) -> DraftMember | None:
+        """One that drafts as wished, else one with a model, else any. None when no draft is usable for requests at this
+        target, `avoid` aside.
+        """
+        usable = [
+            draft
+            for draft in self.drafts.values()
+            if draft.name != avoid and draft.serves(target.name) and self._fits(draft)
+        ]
+        for rank in sorted({_rank(draft, drafter) for draft in usable}):
+            name = choose_draft([draft.load for draft in usable if _rank(draft, drafter) == rank])
+            if name is not None:
+                return self.drafts[name]
+        return None
+
+    def has_better_draft(self, draft: DraftMember, target: TargetMember, avoid: str | None, drafter: Drafter) -> bool:
+        """One that is usable and nearer to what is wished."""
+        if len(self.drafts) < 2:
+            return False
+        rank = _rank(draft, drafter)
+        other = self.choose_draft(target, avoid, drafter) if rank else None
+        return other is not None and _rank(other, drafter) < rank
+
+    def _fits(self, draft: DraftMember) -> bool:
+        """It was compared with another model that it serves as well."""
+        return self.reference is not None and draft.link.info is not None and self.reference.fits(draft.link.info)
+
+    async def _wait_changed(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+
+def _rank(draft: DraftMember, drafter: Drafter) -> int:
+    """0: it drafts as asked. +model asks for a model: the rest is the target's own."""
+    wanted = Drafter.MODEL if drafter.asks_model else drafter
+    return 0 if draft.kind is wanted else 1 if draft.kind is Drafter.MODEL else 2
+
+
+def _why_not(member: TargetMember) -> str:
+    if member.connection is not None:
+        return "it is about to stop"
+    return member.link.refused or "not connected"

@@ -1,0 +1,134 @@
+"""Load what the engine thread of a worker with a model owns, the same for both workers; split over ranks or whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from outrider.engine.loading.loader import default_prefill_tokens, load_runner, tokenizer_files
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.parallel.group import STEP_TIMEOUT
+from outrider.engine.parallel.team import ParallelPath, Team
+from outrider.engine.paths.forward_path import Prepares
+from outrider.engine.worker.slots import SlotTable
+from outrider.engine.worker.worker_handle import WorkerState
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.log import get_logger
+from outrider.wire.settings.config import DraftConfig, TargetConfig, WorkerConfig
+
+log = get_logger(__name__)
+
+
+@dataclass
+class Loaded(WorkerState):
+    """The state of a worker with a model."""
+
+    runner: ModelRunner = field(kw_only=True)
+
+    @property
+    def max_prefill_tokens(self) -> int:
+        return self.config.max_prefill_tokens or default_prefill_tokens(self.runner.device)
+
+    def info(self) -> pb.WorkerInfo:
+        facts, pool, info = self.runner.facts, self.runner.pool, super().info()
+        info.MergeFrom(
+            pb.WorkerInfo(
+                model_id=facts.model_id,
+                vocab_size=facts.vocab_size,
+                dtype=facts.dtype,
+                device=facts.device,
+                num_kv_blocks=pool.num_blocks,
+                num_kv_blocks_in_use=pool.num_in_use,
+                num_kv_blocks_cached=pool.num_cached,
+                kv_block_size=pool.block_size,
+                attention_path=self.runner.path.name,
+                eos_token_ids=facts.eos_token_ids,
+                num_parameters=facts.num_parameters,
+                batch_invariant=self.runner.path.batch_invariant,
+                trees=self.runner.supports_trees,
+                quantization=facts.quantization,
+                tensor_parallel=facts.num_ranks,
+                kv_bytes_per_token=self.runner.kv_bytes_per_token,
+            )
+        )
+        return info
+
+
+def load(
+    config: WorkerConfig,
+    epoch: int,
+    on_lost: Callable[[OutriderError], None] = lambda error: None,
+    ranks_folder: str | None = None,
+) -> Loaded:
+    """Load on the engine thread. Raises ConfigError naming what is missing or does not fit.
+
+    on_lost: called from another thread when a process that holds a share of the weights ends by itself.
+    ranks_folder: where ranks that somebody else starts meet this one; None = it starts them itself.
+    """
+    if not isinstance(config, TargetConfig) or config.tensor_parallel == 1:
+        return _loaded(load_runner(config), config, epoch)
+    runner, team = load_split(config, on_lost, ranks_folder)
+    try:
+        loaded = _loaded(runner, config, epoch)
+    except BaseException:
+        team.close()
+        raise
+    loaded.close = team.close
+    return loaded
+
+
+def load_split(
+    config: TargetConfig,
+    on_lost: Callable[[OutriderError], None],
+    ranks_folder: str | None = None,
+    step_timeout: timedelta = STEP_TIMEOUT,
+) -> tuple[ModelRunner, Team]:
+    """Load as `load_runner` on rank 0, split over the followers; the caller closes the team.
+
+    on_lost, step_timeout: of `Team`. ranks_folder: as in `load`.
+
+    Raises ConfigError as `load_runner` does, and Unavailable when a follower does not come or is lost on the way;
+    nothing is left running then. When a follower ended without a word, its loss may be the reason why every path
+    failed, and is what is raised; a follower that said why it ended adds nothing to this rank's own ConfigError.
+    """
+    if ":" in config.device:
+        raise ConfigError(
+            f"device is {config.device!r} and tensor_parallel {config.tensor_parallel}: ranks take the first devices "
+            "that this process sees; say cuda and choose with CUDA_VISIBLE_DEVICES",
+            param="device",
+        )
+    team = Team(config.tensor_parallel, on_lost, step_timeout)
+    try:
+        runner = load_runner(config, lambda device: team.gather(device, config, ranks_folder))
+        team.begin_steps()
+        runner.path = ParallelPath(runner.path, team, runner.facts.vocab_size)
+    except BaseException as error:
+        lost = team.lost
+        team.close()
+        if lost is not None and (team.lost_in_silence or not isinstance(error, ConfigError)):
+            raise lost from error
+        raise
+    return runner, team
+
+
+def _loaded(runner: ModelRunner, config: WorkerConfig, epoch: int) -> Loaded:
+    runner.pool.prefix.enabled = config.prefix_caching
+    if isinstance(runner.path, Prepares):
+        limit = runner.facts.context_limit
+        runner.path.prepare(config.max_slots, limit, drafts=isinstance(config, DraftConfig))
+    elif runner.facts.num_ranks > 1 and runner.device.type == "cuda":
+        log.warning("tensor_parallel is %d: a split model runs without CUDA graphs, eagerly", runner.facts.num_ranks)
+    slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit)
+    return Loaded(config, epoch, slots, tokenizer_of(config.model), runner=runner)
+
+
+def tokenizer_of(model: str) -> pb.TokenizerFiles:
+    """Return the tokenizer files of a model. Raises ConfigError when it has none."""
+    files = tokenizer_files(model)
+    return pb.TokenizerFiles(
+        tokenizer_json=files.tokenizer_json,
+        tokenizer_config_json=files.tokenizer_config_json,
+        chat_template=files.chat_template,
+    )

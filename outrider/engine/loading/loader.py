@@ -1,0 +1,311 @@
+"""Load a folder or hub id into a runner that is known to work, or raise one line saying why not. Called by the workers.
+
+The loader also settles rotary positions, so that they do not depend on what else is in a forward. LongRoPE (Phi 3 and
+its like) has two sets of frequencies, and transformers takes the long one when the longest sequence of a batch is past
+the length of pretraining. A short sequence would then change with its neighbours, and keys cached under one set would
+be read with the other. So a model that is served past that length takes the long set for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading import memory
+from outrider.engine.loading.memory import Budget, readable_bytes
+from outrider.engine.loading.model_files import TokenizerFiles, check_folder, first_line, tokenizer_files
+from outrider.engine.loading.quantize import check_readable, method_of, num_parameters, quantize_int8
+from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.parallel.checks import check_can_split
+from outrider.engine.parallel.group import Group
+from outrider.engine.paths.choice import choose_path
+from outrider.engine.paths.forward_path import Prepares, Repacks
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+from outrider.wire.model_id import local_folder
+from outrider.wire.settings.config import DraftConfig, TargetConfig, WorkerConfig
+
+log = get_logger(__name__)
+
+
+def settle_rope(model: PreTrainedModel, context_limit: int) -> None:
+    """Give the model one set of frequencies for every position below context_limit."""
+    settled = False
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if kinds is None or not hasattr(module, "config"):
+            continue
+        for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            parameters = module.config.rope_parameters
+            parameters = parameters if layer_type is None else parameters[layer_type]
+            original = parameters.get("original_max_position_embeddings")
+            if kind == "longrope" and original is not None and context_limit > original:
+                prefix = "" if layer_type is None else f"{layer_type}_"
+                inv_freq = getattr(module, f"{prefix}inv_freq")
+                long, _ = ROPE_INIT_FUNCTIONS[kind](
+                    module.config, inv_freq.device, seq_len=original + 1, layer_type=layer_type
+                )
+                inv_freq.copy_(long)
+                setattr(module, f"{prefix}original_inv_freq", inv_freq.clone())  # short batches would go back to it
+                settled = True
+    if settled:
+        log.info("%s is served past its length of pretraining: long rotary factors for all", type(model).__name__)
+
+
+__all__ = ["TokenizerFiles", "load_runner", "tokenizer_files"]
+
+MIN_CONTEXT = 16
+"""Least tokens of a context; the self-test needs them."""
+DEFAULT_CONTEXT = 2048
+"""Tokens of the context of a model that states no limit (ALiBi)."""
+
+PREFILL_TOKENS_CPU = 256
+"""Most prompt tokens of a step on a CPU. Doubling it feeds prompts in fewer steps, each of which holds up answers
+longer."""
+PREFILL_TOKENS_CUDA = 2048
+"""Most prompt tokens of a step on a GPU, as PREFILL_TOKENS_CPU."""
+GRAPH_TOKENS = 9
+"""Positions of a slot in the widest captured step, for the estimate of its memory."""
+ANSWER_TOKENS = 4096
+"""Tokens of a slot that the cache has room for on a CPU, where contexts are longer. Doubling it doubles its memory,
+once they are used."""
+CPU_FRACTION = 0.1
+GPU_FRACTION = 0.9
+"""Share of the free memory for the cache: a CPU's is everybody's, a GPU's is ours, captured graphs included. Doubling
+the first leaves less to other processes."""
+VERIFY_TOKENS = 6
+"""Positions of a slot in a full step, for the estimate of its memory: the default K and one."""
+
+
+def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | None = None) -> ModelRunner:
+    """Load a decoder-only model from safetensors, test it on our cache, size the cache.
+
+    join: for tensor_parallel > 1, called once everything that needs no other rank is checked; every rank loads by this
+    function. Raises ConfigError for anything that cannot be served, naming it.
+    """
+    device = resolve_device(config.device)
+    folder = local_folder(config.model)
+    if folder is not None:
+        check_folder(folder)
+    made_of = read_config(config.model)
+    _check_class(made_of)
+    limit = context_limit_of(made_of, config.context_limit)
+    check_readable(config.model, made_of, device, config.quantization)
+    quantization = method_of(made_of) or config.quantization
+    num_ranks = config.tensor_parallel if isinstance(config, TargetConfig) else 1
+    group = None
+    if num_ranks > 1:
+        check_can_split(made_of, num_ranks, quantization, config.batch_invariant)
+        assert join is not None
+        group = join(device)
+    network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
+    facts = _facts(config.model, network, limit, quantization, num_ranks)
+    settle_rope(network, limit)
+    num_weight_bytes, class_name = memory.weights_bytes(network), type(network).__name__
+    runner = choose_path(network, facts, config.attention_path, config.batch_invariant)
+    del network  # before free memory is counted: a path with weights of its own form does not keep it
+    if isinstance(runner.path, Repacks):
+        num_weight_bytes = runner.path.weights_bytes
+    # Ranks count together instead: with the lock they would wait for each other forever.
+    with memory.in_turn() if group is None else contextlib.nullcontext():
+        budget = _budget(runner, made_of, num_weight_bytes, config)
+        num_blocks = _num_blocks(runner, budget, config)
+        if group is not None:
+            group.check_same("attention path", runner.path.name)
+            num_blocks = group.smallest(num_blocks)
+        _allocate(runner, num_blocks)
+    log.info(
+        "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
+        *(config.model, class_name, facts.num_parameters, facts.dtype, facts.device),
+        *(runner.path.name, num_blocks, runner.path.block_size),
+    )
+    _log_memory(runner, budget)
+    return runner
+
+
+def resolve_device(device: str) -> torch.device:
+    """Return the device of the setting. Raises ConfigError when there is no such device here."""
+    if device == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"device is {device!r}, must be cpu, cuda, cuda:N or auto", param="device") from None
+    if resolved.type == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if resolved.type != "cuda" or (resolved.index or 0) >= count:
+        raise ConfigError(f"device is {device!r}, this process sees {count} CUDA devices; use cpu", param="device")
+    return torch.device("cuda", resolved.index or 0)
+
+
+def read_config(model: str) -> PreTrainedConfig:
+    """Read the configuration of a folder or hub id. Raises ConfigError."""
+    try:
+        return AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"cannot read the configuration of {model}: {first_line(error)}", param="model") from None
+
+
+def _check_class(config: PreTrainedConfig) -> None:
+    """Refuse what cannot be rolled back or has no causal class, before its weights are read."""
+    name = (config.architectures or [type(config).__name__])[0]
+    if config.is_encoder_decoder:
+        raise ConfigError(f"{name} is an encoder-decoder model; only decoder-only models are served", param="model")
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ConfigError(f"{name} is no causal language model of transformers {transformers.__version__}")
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    layer_types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+    stateful = sorted(layer_types - {"full_attention", "sliding_attention", "chunked_attention"})
+    if getattr(model_class, "_is_stateful", False) or stateful:
+        raise ConfigError(
+            f"{name} keeps a running state{f' ({stateful[0]} layers)' if stateful else ''} that cannot be rolled back "
+            "to an earlier token, which speculative decoding needs; use an attention-only model",
+            param="model",
+        )
+
+
+def context_limit_of(config: PreTrainedConfig, wanted: int | None) -> int:
+    """Return `wanted`, or the tokens that the model was made for. Raises ConfigError when `wanted` does not fit."""
+    text = config.get_text_config(decoder=True)
+    names = ("max_position_embeddings", "max_seq_len", "seq_length")
+    own = next((n for name in names if isinstance(n := getattr(text, name, None), int) and n > 0), None)
+    limit = wanted or own or DEFAULT_CONTEXT
+    if own is not None and limit > own:
+        raise ConfigError(f"context_limit is {limit}, the model was made for {own}", param="context_limit")
+    if limit < MIN_CONTEXT:
+        raise ConfigError(f"context_limit is {limit}, must be at least {MIN_CONTEXT}", param="context_limit")
+    return limit
+
+
+def _load_weights(
+    model: str, config: PreTrainedConfig, device: torch.device, dtype: str, quantization: str, num_ranks: int
+) -> PreTrainedModel:
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
+    wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
+    options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
+    if num_ranks > 1:
+        options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
+    is_quantised = method_of(config) is not None
+    if is_quantised and device.type == "cuda":
+        options["device_map"] = {"": device}  # some methods read nowhere else, and cannot be moved
+    transformers.utils.logging.disable_progress_bar()  # a worker's stderr is a log
+    try:
+        network, info = AutoModelForCausalLM.from_pretrained(
+            model, config=config, dtype=wanted, output_loading_info=True, **options
+        )
+    except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
+        raise ConfigError(f"cannot load {model}: {first_line(error)}", param="model") from error
+    missing = sorted(info["missing_keys"]) + sorted(str(entry) for entry in info["mismatched_keys"])
+    if missing:
+        raise ConfigError(
+            f"the weights of {model} lack {len(missing)} tensors of {type(network).__name__}, first {missing[0]}",
+            param="model",
+        )
+    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
+    network = network.eval().requires_grad_(False)
+    if quantization == "int8":
+        quantize_int8(network)  # before the weights go to the device, which then never holds them whole
+    return network if is_quantised else network.to(device)
+
+
+def _facts(model: str, network: PreTrainedModel, context_limit: int, quantization: str, num_ranks: int) -> ModelFacts:
+    generation = getattr(network, "generation_config", None)
+    eos = getattr(generation, "eos_token_id", None)
+    if eos is None:
+        eos = network.config.get_text_config(decoder=True).eos_token_id
+    head = network.get_output_embeddings()
+    return ModelFacts(
+        model_id=model,
+        vocab_size=network.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0],
+        context_limit=context_limit,
+        dtype=str(network.dtype).removeprefix("torch."),
+        device=str(network.device),
+        eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+        num_parameters=num_parameters(network),
+        quantization=quantization,
+        num_ranks=num_ranks,
+    )
+
+
+def default_prefill_tokens(device: torch.device) -> int:
+    """Return the most prompt tokens of a step where the settings name none."""
+    return PREFILL_TOKENS_CPU if device.type == "cpu" else PREFILL_TOKENS_CUDA
+
+
+def _budget(runner: ModelRunner, made_of: PreTrainedConfig, num_weight_bytes: int, config: WorkerConfig) -> Budget:
+    facts = runner.facts
+    free = memory.free_memory_bytes(runner.device)
+    if runner.device.type == "cpu":
+        free //= facts.num_ranks  # all ranks take their share of the same memory
+    verified = config.max_slots * VERIFY_TOKENS
+    prefill_tokens = config.max_prefill_tokens or default_prefill_tokens(runner.device)
+    prompt = min(prefill_tokens, config.max_slots * facts.context_limit)
+    tokens = prompt + verified
+    itemsize = getattr(torch, facts.dtype).itemsize
+    activations = memory.activations_bytes(made_of.get_text_config(decoder=True), itemsize, tokens, verified)
+    graphs = 0
+    if isinstance(runner.path, Prepares):
+        widest = config.max_slots * GRAPH_TOKENS
+        graphs = memory.activations_bytes(made_of.get_text_config(decoder=True), itemsize, widest, widest)
+        if isinstance(config, DraftConfig):
+            graphs += 4 * widest * facts.vocab_size
+    return Budget(num_weight_bytes, activations, free, graphs)
+
+
+def _num_blocks(runner: ModelRunner, budget: Budget, config: WorkerConfig) -> int:
+    """Return the blocks asked for, or those that the slots may use within a fraction of the free memory."""
+    block_size = runner.path.block_size
+    block_bytes = runner.kv_bytes_per_token * block_size
+    kv_cache_tokens = config.kv_cache_tokens
+    if kv_cache_tokens is None:
+        on_cpu, context = runner.device.type == "cpu", runner.facts.context_limit
+        slot_tokens = min(context, ANSWER_TOKENS) if on_cpu else context
+        wanted = max(config.max_slots * -(-slot_tokens // block_size), -(-context // block_size))
+        fraction = config.kv_cache_fraction or (CPU_FRACTION if on_cpu else GPU_FRACTION)
+        return budget.num_blocks(block_bytes, wanted, fraction)
+    num_blocks = -(-kv_cache_tokens // block_size)
+    most_tokens = budget.free_bytes // block_bytes * block_size
+    budget.check(kv_cache_tokens, num_blocks * block_bytes, most_tokens, runner.facts.device)
+    return num_blocks
+
+
+def _log_memory(runner: ModelRunner, budget: Budget) -> None:
+    num_tokens = runner.pool.num_blocks * runner.pool.block_size
+    num_bytes = num_tokens * runner.kv_bytes_per_token
+    log.info(
+        "memory on %s: weights %s, KV cache %s for %d tokens (%.0f %% of the %s free beside the weights), "
+        "about %s for a full step of %d tokens a slot",
+        *(runner.facts.device, readable_bytes(budget.weights_bytes), readable_bytes(num_bytes), num_tokens),
+        *(100 * num_bytes / max(budget.free_bytes, 1), readable_bytes(budget.free_bytes)),
+        *(readable_bytes(budget.activations_bytes), VERIFY_TOKENS),
+    )
+    if num_tokens < runner.facts.context_limit:
+        log.warning(
+            "the KV cache holds %d tokens and a context has %d: longer requests will be refused; raise kv_cache_tokens",
+            *(num_tokens, runner.facts.context_limit),
+        )
+
+
+def _allocate(runner: ModelRunner, num_blocks: int) -> None:
+    """Take the cache's memory at load, so that no request finds out, and on a GPU nobody else counts it as free."""
+    num_tokens = num_blocks * runner.path.block_size
+    num_bytes = num_tokens * runner.kv_bytes_per_token
+    try:
+        runner.set_pool(KVPool(num_blocks, runner.path.block_size))
+        runner.allocate()
+    except (RuntimeError, MemoryError, OSError) as error:  # torch's own out-of-memory errors are RuntimeErrors
+        raise ConfigError(
+            f"no memory on {runner.facts.device} for a KV cache of {num_tokens} tokens, {num_bytes} bytes: "
+            f"{first_line(error)}; set kv_cache_tokens lower",
+            param="kv_cache_tokens",
+        ) from error

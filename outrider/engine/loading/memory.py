@@ -1,0 +1,171 @@
+"""Measure how much memory a model takes and how much of the rest its KV cache may have. Used by the loader."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedConfig
+
+from outrider.wire.errors import ConfigError
+
+_CGROUP = Path("/sys/fs/cgroup")
+_LIMITS = (
+    (".", "memory.max", "memory.current", ("active_file", "inactive_file")),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+)
+"""(folder, limit, use, page cache entries of memory.stat) of cgroup v2, and of v1, where no limit is a huge number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Memory of this process's share of the model, known before the cache is sized, in bytes."""
+
+    weights_bytes: int
+    activations_bytes: int
+    """Bytes of a full step at the default K, computed from the model's widths. Requests may ask for a larger K."""
+    free_bytes: int
+    """Bytes free with the weights loaded."""
+    graphs_bytes: int = 0
+    """Of captured graphs: the activations of their widest step, and the laws of a draft's loop."""
+
+    def num_blocks(self, block_bytes: int, num_wanted: int, fraction: float) -> int:
+        """Return at most num_wanted blocks, within that fraction of free memory, sparing a full step at the default K.
+
+        Raises ConfigError when there is room for none.
+        """
+        room = min(int(self.free_bytes * fraction), self.free_bytes - self.activations_bytes) - self.graphs_bytes
+        if room < block_bytes:
+            raise ConfigError(
+                f"no memory for a KV cache: a block takes {block_bytes} bytes, and of {self.free_bytes} free ones "
+                f"{max(room, 0)} are for the cache (kv_cache_fraction {fraction:g}, and about "
+                f"{self.activations_bytes + self.graphs_bytes} bytes for a step); free some, lower "
+                "max_prefill_tokens or set kv_cache_tokens"
+            )
+        return min(num_wanted, room // block_bytes)
+
+    def check(self, kv_cache_tokens: int, num_bytes: int, most_tokens: int, device: str) -> None:
+        """Raise ConfigError when a cache of a set size has no room."""
+        if num_bytes > self.free_bytes:
+            raise ConfigError(
+                f"kv_cache_tokens is {kv_cache_tokens}, which takes {num_bytes} bytes, and {device} has "
+                f"{self.free_bytes} free; lower it to at most {most_tokens}",
+                param="kv_cache_tokens",
+            )
+
+
+def weights_bytes(model: nn.Module) -> int:
+    """Return the bytes of the weights: tied ones count once, quantised ones as they are stored."""
+    return sum(_stored_bytes(parameter.data) for parameter in model.parameters())
+
+
+def _stored_bytes(tensor: Tensor) -> int:
+    if isinstance(tensor, DTensor):  # a split model's: count this rank's share
+        return _stored_bytes(tensor.to_local())
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return tensor.numel() * tensor.element_size()
+    return sum(_stored_bytes(getattr(tensor, name)) for name in flatten()[0])
+
+
+def activations_bytes(config: PreTrainedConfig, itemsize: int, step_tokens: int, logits_rows: int) -> int:
+    """Return about what a forward holds at once, in bytes: its widest layer's tensors, and float32 logits twice.
+
+    config: the text model's. step_tokens: fed by the fullest step. logits_rows: positions whose logits it wants.
+    """
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    widths = [getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")]
+    widest = max([width for width in widths if isinstance(width, int)], default=4 * hidden)
+    per_token = 3 * hidden + max(
+        3 * widest, 4 * heads * head_dim
+    )  # residual, norm, input; gate, up, product or q k v o
+    return step_tokens * per_token * itemsize + 2 * logits_rows * config.vocab_size * 4
+
+
+def readable_bytes(count: int) -> str:
+    """Return the count in a unit for people: 1536 becomes 1.5 KiB."""
+    value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.1f} {units[0]}" if units[0] != "bytes" else f"{count} bytes"
+
+
+@contextlib.contextmanager
+def in_turn() -> Iterator[None]:
+    """Hold a lock while free memory is counted and taken, so that two workers do not count the same.
+
+    The lock is this user's on this machine. Without a folder for temporary files nobody waits.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            file = held.enter_context((Path(tempfile.gettempdir()) / f".outrider-memory-{os.getuid()}.lock").open("a"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def new_storage(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return memory for a cache: on a CPU zeros that the machine gives page by page as they are written, on a GPU
+    uninitialised. Raises OSError or RuntimeError where there is none.
+    """
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Return the device's free bytes; on CPU what can be had without swapping, within the container's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free, allowed = _available_bytes(), _allowed_bytes()
+    return free if allowed is None else min(free, allowed)
+
+
+def _allowed_bytes() -> int | None:
+    """Return what the container's limit leaves, its page cache counted as free; None without a limit."""
+    for folder, limit_file, used_file, page_cache in _LIMITS:
+        limit, used = _read_int(_CGROUP / folder / limit_file), _read_int(_CGROUP / folder / used_file)
+        if limit is not None and used is not None:
+            counts = _counts(_CGROUP / folder / "memory.stat")
+            return max(limit - used + sum(counts.get(name, 0) for name in page_cache), 0)
+    return None
+
+
+def _counts(path: Path) -> dict[str, int]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: int(value) for name, value in map(str.split, lines)}
+
+
+def _available_bytes() -> int:
+    """Return MemAvailable, which counts the page cache as free and sysconf does not: weights just read are in it."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _read_int(path: Path) -> int | None:
+    """Return the number, or None when there is no such file or it holds "max"."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

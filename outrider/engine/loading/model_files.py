@@ -1,0 +1,72 @@
+"""Check what a model folder holds before torch reads anything, and read its tokenizer. Used by the workers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.wire.errors import ConfigError
+from outrider.wire.model_id import local_folder
+
+TOKENIZER_JSON = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The tokenizer's files beside the weights; the optional ones are empty when missing."""
+
+    tokenizer_json: bytes
+    tokenizer_config_json: bytes
+    chat_template: bytes
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ConfigError naming the first file that a model folder lacks."""
+    _require(folder, "config.json", "the model's configuration")
+    _require(folder, TOKENIZER_JSON, "the tokenizer as the tokenizers library writes it")
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        _require(folder, "model.safetensors", "the weights; other formats are not loaded")
+        return
+    try:
+        shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(f"{index} is not an index of weights; save the model again", param="model") from None
+    for shard in shards:
+        _require(folder, shard, "a part of the weights that the index names")
+
+
+def _require(folder: Path, name: str, what: str) -> None:
+    if not (folder / name).is_file():
+        raise ConfigError(f"{folder} has no {name} ({what})", param="model")
+
+
+def tokenizer_files(model: str) -> TokenizerFiles:
+    """Read the files of a folder or hub id. Raises ConfigError when there is no tokenizer.json."""
+    folder = local_folder(model)
+    names = (TOKENIZER_JSON, "tokenizer_config.json", "chat_template.jinja")
+    if folder is not None:
+        paths = [folder / name if (folder / name).is_file() else None for name in names]
+    else:
+        paths = [_hub_file(model, name) for name in names]
+    if paths[0] is None:
+        raise ConfigError(f"{model} has no {TOKENIZER_JSON} (the tokenizer as the tokenizers library writes it)")
+    return TokenizerFiles(*(b"" if path is None else path.read_bytes() for path in paths))
+
+
+def _hub_file(model: str, name: str) -> Path | None:
+    """Return the file's local copy, or None when the repository has no such file."""
+    from huggingface_hub import hf_hub_download  # here, since a local folder needs no network library
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(model, name))
+    except EntryNotFoundError:  # also when it is not in the local cache and the hub is out of reach
+        return None
+    except OSError as error:
+        raise ConfigError(f"cannot read {name} of {model}: {first_line(error)}", param="model") from None
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,137 @@
+"""Round weights to 8 bits at load (`quantization=int8`), and check that quantised checkpoints can be read.
+
+Int8 is weight only: activations keep the model's dtype. It is symmetric, one scale per output channel, so that a
+product of the integers is scaled once at its end. Embeddings stay as they are. The head is rounded too: on the demo
+target that leaves the largest error of a logit where it is (4.3 % of the largest logit against 4.2 %) and the best
+token the same as without rounding in 98.8 % of positions against 98.8 %.
+
+transformers reads quantised checkpoints, through a quantizer for each method that states which package and which device
+it needs. The loader calls both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.auto import AutoHfQuantizer
+
+from outrider.engine.loading.model_files import first_line
+from outrider.engine.loading.packed_linear import int8_product
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+
+
+def method_of(config: PreTrainedConfig) -> str | None:
+    """Return the checkpoint's quantisation (gptq, awq, torchao, ... as it says itself), or None for whole weights."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return None
+    name = found.get("quant_method") if isinstance(found, dict) else found.quant_method
+    return str(getattr(name, "value", name))
+
+
+def check_readable(model: str, config: PreTrainedConfig, device: torch.device, wanted: str) -> None:
+    """Raise ConfigError, naming the method, what is missing and the remedy, unless the checkpoint can be read here.
+
+    wanted: the setting `quantization`.
+    """
+    method = method_of(config)
+    if method is None:
+        return
+    if wanted != "none":
+        raise ConfigError(
+            f"quantization is {wanted!r} and the weights of {model} are quantised by {method} already; "
+            "use quantization none",
+            param="quantization",
+        )
+    try:
+        quantizer = AutoHfQuantizer.from_config(config.quantization_config, pre_quantized=True)
+        quantizer.validate_environment(device_map={"": device})
+    except Exception as error:  # each method has errors of its own
+        raise ConfigError(
+            f"the weights of {model} are quantised by {method}, which cannot be read on {device}: {first_line(error)}; "
+            "install what is missing, or use a checkpoint that is not quantised",
+            param="model",
+        ) from error
+
+
+NARROW = 4
+"""Tokens up to which torch's own bfloat16 x int8 kernel beats unpacking the weights. Measured on CPU at 1024 x 2816:
+1 token 0.15 against 0.62 ms, 6 tokens 0.50 against 0.92, 32 tokens 2.4 against 1.4."""
+
+log = get_logger(__name__)
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with int8 weights. Not a subclass of `nn.Linear`, so that nobody packs or reads its weights."""
+
+    def __init__(self, weight_int8: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        """Hold weight_int8 [N, K] int8, and scale [N] and bias [N] in the dtype of the activations."""
+        super().__init__()
+        self.out_features, self.in_features = weight_int8.shape
+        self.weight = nn.Parameter(weight_int8.contiguous(), requires_grad=False)
+        self.register_buffer("scale", scale)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product [..., N] of x [..., K], in the dtype of x."""
+        flat = x.reshape(-1, self.in_features)  # [M, K]
+        narrow = flat.shape[0] <= NARROW and x.dtype is torch.bfloat16 and x.device.type == "cpu"
+        product = int8_product(*self.weight.shape) if narrow else None
+        if product is not None:
+            out = product(flat.contiguous(), self.weight, self.scale)  # [M, N]
+        else:
+            out = (flat @ self.weight.to(x.dtype).t()) * self.scale  # [M, N]
+        if self.bias is not None:
+            out = out + self.bias
+        return out.reshape(*x.shape[:-1], self.out_features)
+
+
+def quantize_int8(network: PreTrainedModel) -> None:
+    """Round the weights of every linear layer, in place, on the device that holds them.
+
+    Raises ConfigError when the model has no such layer.
+    """
+    before = _num_bytes(network)
+    found = [
+        (parent, name, child)
+        for parent in network.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Linear | Conv1D)
+    ]
+    if not found:
+        raise ConfigError(
+            f"{type(network).__name__} has no linear layers that int8 is made for; use quantization none",
+            param="quantization",
+        )
+    for parent, name, child in found:
+        weight = child.weight.t() if isinstance(child, Conv1D) else child.weight  # [N, K]
+        setattr(parent, name, Int8Linear(*_rounded(weight.detach()), child.bias))
+    log.info("%d linear layers rounded to int8: %d bytes of weights, were %d", len(found), _num_bytes(network), before)
+
+
+def num_parameters(network: PreTrainedModel) -> int:
+    """Return the number as published: a head rounded apart from the embedding whose weights it shared counts once."""
+    count, head = sum(parameter.numel() for parameter in network.parameters()), network.get_output_embeddings()
+    if isinstance(head, Int8Linear) and network.config.get_text_config(decoder=True).tie_word_embeddings:
+        count -= head.weight.numel()
+    return count
+
+
+def is_int8(network: PreTrainedModel) -> bool:
+    return any(isinstance(module, Int8Linear) for module in network.modules())
+
+
+def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weight [N, K] as ([N, K] int8 without -128, scale [N] of its dtype), bit for bit as torchao rounds."""
+    smallest = torch.finfo(torch.float32).eps  # a channel of zeros has a scale, too
+    scale = (weight.abs().amax(dim=1, keepdim=True) / 127.5).clamp(min=smallest)  # [N, 1]
+    steps = (weight * (1 / scale.float())).round().clamp(-127, 127)  # [N, K], the same range on both sides of 0
+    return steps.to(torch.int8), scale[:, 0]
+
+
+def _num_bytes(network: PreTrainedModel) -> int:
+    tensors = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,0 +1,141 @@
+"""Test at load, with the real weights, that our cache computes what the model computes without one.
+
+Without this test a class that keeps state elsewhere, takes positions in its own way or ignores the mask would give
+wrong text without any error. `paths.choice` runs it on every path it tries.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.engine.kv_pool import BlockTable
+from outrider.engine.model_runner import ModelRunner, UncachedModel
+from outrider.engine.step_plan import Row
+
+NUM_BLOCKS = 16
+"""Blocks of 16 tokens: enough for the three sequences of the test."""
+TOLERANCE = {"float32": 2e-3, "float16": 3e-2, "bfloat16": 1.5e-1}
+"""Largest logit difference allowed, as a share of the largest logit. A wrong position or mask gives about 1."""
+
+
+class Remembered:
+    """A model's logits without a cache, each sequence computed once.
+
+    The self-test always uses the same sequences, so a second test, of a model whose weights were packed meanwhile,
+    compares with the plain ones.
+    """
+
+    def __init__(self, model: UncachedModel) -> None:
+        self._model = model
+        self._known: dict[tuple[int, ...], Tensor] = {}
+
+    def forward(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the logits [T, V] float32."""
+        key = tuple(token_ids)
+        if key not in self._known:
+            self._known[key] = self._model.forward(token_ids)
+        return self._known[key]
+
+
+@dataclass
+class _Sequence:
+    """Tokens fed so far, in one table, and how far from the truth their logits were."""
+
+    runner: ModelRunner
+    model: UncachedModel | Remembered
+    ids: list[int]
+    table: BlockTable
+    num_cached: int = 0
+    errors: list[float] = field(default_factory=list)
+
+    def row(self, end: int, num_logits: int) -> Row:
+        return Row.of(self.table, self.ids[:end], self.num_cached, num_logits)
+
+    def take(self, row: Row, logits: Tensor) -> None:
+        self.num_cached = row.num_tokens
+        if row.num_logits:
+            truth = self.model.forward(row.last_ids(row.num_tokens))[-row.num_logits :]
+            self.errors.append(_error(logits, truth))
+
+    def rewrite(self, keep: int, generator: random.Random) -> None:
+        """Forget all but `keep` tokens and go on with others, as after a rejection."""
+        self.table.truncate(keep)
+        self.num_cached = min(self.num_cached, keep)
+        self.ids[keep:] = [generator.randrange(self.runner.facts.vocab_size) for _ in self.ids[keep:]]
+
+
+def largest_error(runner: ModelRunner, model: UncachedModel | Remembered) -> float:
+    """Prefill, decode, verify and roll back ragged rows; return the largest difference over the largest logit.
+
+    Lets through whatever the model raises. The runner's pool must have NUM_BLOCKS free.
+    """
+    generator = random.Random(0)
+    longest = min(48, runner.facts.context_limit)
+    lengths = [longest, max(longest // 3, 8), max(longest // 2, 8)]
+    vocab_size = runner.facts.vocab_size
+    a, b, c = (
+        _Sequence(runner, model, [generator.randrange(vocab_size) for _ in range(n)], runner.pool.new_table())
+        for n in lengths
+    )
+    with torch.inference_mode():
+        _step(runner, [(a, len(a.ids) - 7, 0), (b, len(b.ids) - 6, 1)])  # two prompts of different length
+        _step(runner, [(a, len(a.ids) - 1, 6), (b, len(b.ids) - 5, 1), (c, len(c.ids) - 6, 0)])  # verify, decode, join
+        a.rewrite(len(a.ids) - 5, generator)  # one of five drafts kept
+        _step(runner, [(a, len(a.ids) - 4, 1), (b, len(b.ids), 5), (c, len(c.ids) - 4, 2)])
+        b.rewrite(len(b.ids) - 4, generator)
+        _step(runner, [(b, len(b.ids), 4)])  # alone
+    for sequence in (a, b, c):
+        sequence.table.free()
+    return max(error for sequence in (a, b, c) for error in sequence.errors)
+
+
+PARENTS = (-1, 0, 0, 2, 1, 3, 2)
+"""Parents of the tree that is tried: siblings, so that places in the cache are no positions; fed by 4 and 3 nodes."""
+NUM_FIRST = 4
+"""Nodes of the first feed."""
+PATHS = ((0, 2, 3, 5), (0, 1, 4))
+"""Paths whose logits are compared; when the first is kept, two of its nodes move."""
+
+
+def largest_tree_error(runner: ModelRunner, model: UncachedModel | Remembered) -> float:
+    """Feed a token tree in two parts beside a chain, keep a path and go on; return the error as `largest_error`.
+
+    Lets through whatever the model raises. The runner's pool must have NUM_BLOCKS free.
+    """
+    generator = random.Random(1)
+    ids = [generator.randrange(runner.facts.vocab_size) for _ in range(9 + len(PARENTS) + 1)]
+    prompt, nodes, last = ids[:9], ids[9:-1], ids[-1]
+    table, beside = runner.pool.new_table(), runner.pool.new_table()
+    try:
+        runner.forward([Row.of(table, prompt, 0, 0), Row.of(beside, ids[:6], 0, 0)])
+        first = Row(table, nodes[:NUM_FIRST], 9, NUM_FIRST, prompt, PARENTS[:NUM_FIRST])
+        second = Row(table, nodes[NUM_FIRST:], 9 + NUM_FIRST, 3, [*prompt, *nodes[:NUM_FIRST]], PARENTS)
+        logits = runner.forward([first, Row.of(beside, ids[:8], 6, 0)])  # [4, V]
+        logits = torch.cat([logits, runner.forward([second])])  # [7, V]
+        runner.compact(second, PATHS[0])
+        chain = [*prompt, *(nodes[node] for node in PATHS[0]), last]
+        after = runner.forward([Row.of(table, chain, len(chain) - 1, 1)])  # [1, V]
+    finally:
+        table.free()
+        beside.free()
+    truth = model.forward(chain)[9:]
+    errors = [_error(torch.cat([logits[list(PATHS[0])], after]), truth)]
+    truth = model.forward([*prompt, *(nodes[node] for node in PATHS[1])])[9:]
+    errors.append(_error(logits[list(PATHS[1])], truth))
+    return max(errors)
+
+
+def _error(logits: Tensor, truth: Tensor) -> float:
+    return float((logits - truth).abs().max() / truth.abs().max())
+
+
+def _step(runner: ModelRunner, feeds: list[tuple[_Sequence, int, int]]) -> None:
+    rows = [sequence.row(end, num_logits) for sequence, end, num_logits in feeds]
+    parts = runner.forward(rows).split([row.num_logits for row in rows])
+    for (sequence, _, _), row, logits in zip(feeds, rows, parts, strict=True):
+        sequence.take(row, logits)

@@ -1,0 +1,41 @@
+"""Read what a draft without a model must know of the model that it drafts for, without its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+from transformers import GenerationConfig
+
+from outrider.engine.loading.loader import context_limit_of, read_config
+from outrider.wire.model_id import local_folder
+
+UNLIMITED_CONTEXT = 1 << 20
+"""Tokens, used where no model says a limit: tables have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    size: int
+    """Entries of the model's logits, which may be more than the tokenizer's."""
+    context_limit: int
+    eos_token_ids: tuple[int, ...]
+
+
+def read_vocabulary(model: str, tokenizer_json: bytes, context_limit: int | None) -> Vocabulary:
+    """Read the configuration of a folder or hub id; a folder without one is described by its tokenizer.
+
+    context_limit: the setting. Raises ConfigError.
+    """
+    folder = local_folder(model)
+    if folder is not None and not (folder / "config.json").is_file():
+        ids = Tokenizer.from_buffer(tokenizer_json).get_vocab(with_added_tokens=True).values()
+        return Vocabulary(max(ids) + 1, context_limit or UNLIMITED_CONTEXT, ())
+    config = read_config(model)
+    text = config.get_text_config(decoder=True)
+    try:
+        ends = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:  # there is none
+        ends = text.eos_token_id
+    eos_token_ids = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+    return Vocabulary(text.vocab_size, context_limit_of(config, context_limit), eos_token_ids)

@@ -1,0 +1,1 @@
+"""The laws: sampling, penalties, noise, and what is accepted of a proposal."""

@@ -1,0 +1,178 @@
+"""Coupled acceptance: the noise that target and draft share, and the token that it picks.
+
+Every position of a request has a Gumbel number for each vocabulary id, a function of (seed, choice, position, id)
+alone. argmax(log-prob + Gumbel) is an exact draw from the law (Gumbel-max: Maddison, Tarlow and Minka, "A* sampling",
+NeurIPS 2014, section 2), so the target's tokens depend on nothing else; a draft that uses the same numbers guesses them
+with probability at least (1 - TV) / (1 + TV) (Daliri, Musco and Musco, "Coupling without communication and
+drafter-invariant speculative decoding", 2024, section 3). Used by the proposer and the verifier.
+
+Which id wins must not depend on the device: the integer bits are Philox's, and `fixed_log` is a fixed sequence of IEEE
+operations, in place of a library's logarithm, whose last bits differ. `coupled_ids` is the law in torch, for a batch of
+rows on any device, and waits for nothing; `coupled_id` gives the same ids row by row on the host, with logarithms for
+the few that may win, and stays for what it saves of a step (`make bench-sampling`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.native.library import loaded
+from outrider.engine.sampling.noise import Purpose
+from outrider.engine.sampling.row_law import Array, Ids, NothingToDraw, RowLaw, Scores, Weights
+from outrider.wire.params import SamplingParams
+
+_ROUNDING = 1.0 + 1e-5
+"""More than that of a float32 exponential."""
+LN2 = math.log(2.0)
+ROOT_HALF = math.sqrt(0.5)
+LOG_TERMS = tuple(1.0 / (2 * k + 1) for k in range(11, 0, -1))
+"""Of artanh's series, the last first: their rest is below 2^-54 where |t| <= 0.1716."""
+
+
+def coupled_id(law: RowLaw, params: SamplingParams, position: int) -> int:
+    """The id that comes at `position` of the sequence; the lowest among equals. Raises NothingToDraw."""
+    u = uniforms(params, position, law.scores.size if law.ids is None else law.ids)
+    places = _may_win(law.scores, u)
+    if places.size > 1:
+        places = places[(law.scores[places] + gumbels_of(u[places])).argmax(keepdims=True)]
+    return law.id_of(int(places[0]))
+
+
+def coupled_ranked(law: RowLaw, params: SamplingParams, position: int, num: int) -> tuple[list[int], list[float]]:
+    """The `num` ids that are most likely to come at `position`, best first; all where the law has no more.
+
+    With each the probability that the target says it, given the noise, if its law is about the draft's: exp(score +
+    Gumbel) over the sum of all. The first is `coupled_id`. Raises NothingToDraw.
+    """
+    u = uniforms(params, position, law.scores.size if law.ids is None else law.ids)
+    weights = np.exp(law.scores, dtype=np.float64) / -np.log(u)  # [N], exp(score + Gumbel) up to rounding
+    total = float(weights.sum())
+    if not 0.0 < total < math.inf:
+        raise NothingToDraw(f"nothing to draw from: the row sums to {total}")
+    places = np.flatnonzero(weights)
+    if places.size > num:  # the logarithm's rounding must not leave one out that `coupled_id` would choose
+        edge = np.partition(weights[places], places.size - num)[places.size - num]
+        places = places[weights[places] * _ROUNDING >= edge]
+    places = places[np.argsort(-(law.scores[places] + gumbels_of(u[places])), kind="stable")][:num]
+    return [law.id_of(int(place)) for place in places], (weights[places] / total).tolist()
+
+
+def _may_win(scores: Scores, u: Weights) -> Ids:
+    """Places [M], ascending, of which one has the largest score + Gumbel: logarithms for these alone.
+
+    The winner has the least E / weight, E = -log(u), weight = exp(score). As 1 - u <= E <= (1 - u) / u, nobody wins
+    whose (1 - u) / weight is above another's E / weight. Raises NothingToDraw.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        least = (1.0 - u) / np.exp(scores)  # [N]; inf without weight
+    first = int(least.argmin())
+    if not least[first] < math.inf:
+        raise NothingToDraw("nothing to draw from: the row has no positive finite mass")
+    return np.flatnonzero(least <= least[first] / u[first] * _ROUNDING)
+
+
+def uniforms(params: SamplingParams, position: int, ids: Ids | int) -> Weights:
+    """Of vocabulary ids [N] int64, or of 0 .. ids - 1: [N] float64 in (0, 1), 53 bits each.
+
+    Two ids share a counter, (id // 2, position, purpose + 256 choice, 0): even ones have its first two words.
+    """
+    native = loaded()
+    if native is None:
+        every = np.arange(ids) if isinstance(ids, int) else ids
+        pairs = _pairs(torch.tensor([_key(params, position)]), torch.from_numpy(every >> 1))[0].numpy()
+        return pairs[np.arange(every.size), every & 1]  # type: ignore[no-any-return]
+    out = np.empty(ids if isinstance(ids, int) else ids.size)
+    address = None if isinstance(ids, int) else ids.ctypes.data
+    native.outrider_id_uniforms(params.seed, position, _purpose(params), address, out.size, out.ctypes.data)
+    return out
+
+
+def _purpose(params: SamplingParams) -> int:
+    return params.choice << 8 | Purpose.COUPLED
+
+
+def _key(params: SamplingParams, position: int) -> tuple[int, int, int, int]:
+    """The seed's low and high word, the purpose word and the position."""
+    return params.seed & _WORD, params.seed >> 32, _purpose(params), position
+
+
+def gumbels_of(u: Array) -> Array:
+    """Return -log(-log(u)), the same bits on every device. u: float64 in (0, 1), of NumPy or torch."""
+    return -fixed_log(-fixed_log(u))
+
+
+def fixed_log(x: Array) -> Array:
+    """Return the natural logarithm of positive normal doubles, of NumPy or torch, to a few units in the last place, by
+    additions, multiplications and divisions alone: log(m 2^e) = 2 artanh((m - 1) / (m + 1)) + e log 2 with m in
+    [sqrt(1/2), sqrt(2)). Nothing here may be fused into a multiply-add.
+    """
+    lib: Any = torch if isinstance(x, Tensor) else np
+    m, e = lib.frexp(x)
+    low = m < ROOT_HALF
+    m, e = lib.where(low, m + m, m), lib.where(low, e - 1, e)
+    t = (m - 1.0) / (m + 1.0)
+    s = t * t
+    series = lib.full_like(s, LOG_TERMS[0])
+    for term in LOG_TERMS[1:]:
+        series = series * s
+        series = series + term
+    t = t + t
+    tail = t * (s * series)
+    whole = e * lib.full_like(s, LN2)
+    result: Array = (t + tail) + whole
+    return result
+
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_NUM_ROUNDS = 10
+_MAX_AT_ONCE = 1 << 23
+"""Numbers: a dozen arrays of 8 bytes each live at a time."""
+
+
+def coupled_ids(log_probs: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
+    """The id that comes at each position; the lowest among equals. [R, V] float32, [R], [R] -> [R] int64.
+
+    A row without a finite score gives any id: whoever cannot rule that out looks at it.
+    """
+    keys = [_key(p, position) for p, position in zip(params, positions, strict=True)]
+    columns = to_device(np.array(keys, dtype=np.int64), log_probs.device)
+    step = max(1, _MAX_AT_ONCE // log_probs.shape[1])
+    parts = [
+        (log_probs[i : i + step].double() + gumbels(columns[i : i + step], log_probs.shape[1])).argmax(dim=1)
+        for i in range(0, len(log_probs), step)
+    ]
+    return torch.cat(parts)
+
+
+def gumbels(keys: Tensor, vocab_size: int) -> Tensor:
+    """keys [R, 4] int64: seed's low and high word, purpose word, position -> [R, V] float64, of ids 0 .. V - 1."""
+    counters = torch.arange((vocab_size + 1) // 2, device=keys.device)
+    return gumbels_of(_pairs(keys, counters).flatten(1)[:, :vocab_size])
+
+
+def _pairs(keys: Tensor, counters: Tensor) -> Tensor:
+    """counters [N] int64: ids // 2 -> [R, N, 2] float64 in (0, 1), of the even id and of the odd one."""
+    low, high, purpose, position = (column[:, None] for column in keys.unbind(1))  # [R, 1] each
+    words = _philox4x32((counters[None], position, purpose, torch.zeros_like(position)), low, high)  # [R, N] each
+    bits = torch.stack([words[i] << 21 | words[i + 1] >> 11 for i in (0, 2)], dim=2)
+    return bits.double().clamp_min(0.5) * 2.0**-53
+
+
+def _philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], low: Tensor, high: Tensor) -> list[Tensor]:
+    """Ten rounds over int64 tensors below 2^32 that broadcast. A product wraps into the sign: its bits are the same."""
+    c0, c1, c2, c3 = counter
+    for _ in range(_NUM_ROUNDS):
+        even, odd = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1 = (odd >> 32 & _WORD) ^ c1 ^ low, odd & _WORD
+        c2, c3 = (even >> 32 & _WORD) ^ c3 ^ high, even & _WORD
+        low, high = (low + _KEY_STEPS[0]) & _WORD, (high + _KEY_STEPS[1]) & _WORD
+    return list(torch.broadcast_tensors(c0, c1, c2, c3))

@@ -1,0 +1,236 @@
+"""The one thread of a worker that owns torch, the weights and the KV cache, and the times of its steps.
+
+The step times tell how busy a worker is, and when one that is silent must be hanging.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from outrider.engine.worker.jobs import Fault, JobError
+from outrider.wire.errors import OutriderError
+from outrider.wire.log import get_logger
+
+MEMORY_S = 300.0
+"""Seconds; `StepTimes` remembers the longest step for one to two times as long. Doubling it doubles that memory."""
+
+
+class StepTimes:
+    """Record how long the steps of one engine thread take. Only that thread writes; any thread may read."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.num_steps = 0
+        """Number of steps that did some work: a sign of life."""
+        self.busy_s = 0.0
+        """Seconds spent in those steps, in total."""
+        self._longest_s = 0.0
+        self._longest_before_s = 0.0
+        self._since_s = clock()
+        self._began_s: float | None = None
+
+    def begin(self) -> None:
+        """Note that the engine starts its next step, or a job."""
+        self._began_s = self._clock()
+
+    def rest(self) -> None:
+        """Note that the engine waits for work."""
+        self._began_s = None
+
+    def add(self, seconds: float) -> None:
+        """Record a step that did some work and took `seconds`."""
+        now = self._clock()
+        if now - self._since_s >= MEMORY_S:
+            self._longest_before_s = 0.0 if now - self._since_s >= 2 * MEMORY_S else self._longest_s
+            self._longest_s, self._since_s = 0.0, now
+        self.num_steps += 1
+        self.busy_s += seconds
+        self._longest_s = max(self._longest_s, seconds)
+
+    @property
+    def longest_s(self) -> float:
+        """Return the seconds that the longest recent step took; 0 before the first."""
+        return max(self._longest_s, self._longest_before_s)
+
+    @property
+    def current_s(self) -> float:
+        """Return the seconds since the current step or job began; 0 while the engine waits for work."""
+        began_s = self._began_s
+        return 0.0 if began_s is None else self._clock() - began_s
+
+
+log = get_logger(__name__)
+
+MAX_CONSECUTIVE_FAULTS = 3
+"""Number of failed steps and jobs, with no working step between them, at which the worker ends and Ray restarts it.
+Doubling it lets twice as many requests be answered with INTERNAL before that.
+"""
+LOADING_GRACE_S = 5.0
+"""Seconds that a load failed from outside has to raise an error of its own, which says more. Doubling it makes `start`
+wait twice as long for a load that hangs.
+"""
+
+
+class EngineWorker(Protocol):
+    """A proposer or a verifier. All methods run on the engine thread."""
+
+    def handle(self, job: Any) -> None:
+        """Accept one job; answer it now or in a later step."""
+
+    def step(self, now: float) -> bool:
+        """Run one batch of what is ready; return False when nothing was. `now` is time.monotonic() in seconds."""
+
+    def next_wake(self) -> float | None:
+        """Return the monotonic time (s) at which waiting work becomes ready; None if only a job can make it so."""
+
+    def fail_step(self, error: Exception) -> None:
+        """Answer every job of the failed step with INTERNAL."""
+
+
+class EngineThread:
+    """Run an EngineWorker: `submit` brings jobs in, `post` takes the answers out, one batch of them a step."""
+
+    def __init__(self, make: Callable[[EngineThread], EngineWorker], post: Callable[[list[Callable[[], None]]], None]):
+        """`make` runs on the thread (it loads the model); `post` takes a step's answers, from the thread."""
+        self._make = make
+        self._post = post
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._answers: list[Callable[[], None]] = []
+        self._ready = threading.Event()
+        self._ended = threading.Event()
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._failure: OutriderError | None = None
+        self._num_faults = 0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.worker: Any = None
+        self.times = StepTimes()
+
+    def start(self) -> None:
+        """Start the thread and block until the worker is made. Raise the error of `make`, or the one given to `fail`
+        meanwhile: the thread may then still be loading, and ends with the process.
+        """
+        self._thread.start()
+        self._ready.wait()
+        if self._error is not None:
+            self._thread.join(None if self._failure is None else LOADING_GRACE_S)
+            raise self._error
+
+    def submit(self, job: Any) -> None:
+        """Queue a job, from any thread. None only wakes the engine."""
+        self._inbox.put(job)
+
+    def answer(self, send: Callable[[], None]) -> None:
+        """Queue an answer for the end of the step. Call it on the engine thread only."""
+        self._answers.append(send)
+
+    def stop(self, timeout_s: float) -> None:
+        self._stopping = True
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+
+    def fail(self, error: OutriderError) -> None:
+        """End the engine with this error, once the step or load that is running ends. Any thread may call it."""
+        self._failure = self._error = error
+        self._inbox.put(None)
+        self._ready.set()
+        self._ended.set()
+
+    def wait_ended(self, timeout_s: float | None = None) -> BaseException | None:
+        """Block until the thread ends; return the error that ended it, or None after `stop` or the timeout."""
+        self._ended.wait(timeout_s)
+        return self._error
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self.worker = self._make(self)
+            self._ready.set()
+            with torch.inference_mode():
+                self._loop()
+        except BaseException as error:
+            self._error = error
+            if self.worker is None:
+                return  # `start` raises it
+            if isinstance(error, OutriderError):
+                log.error("the engine ended: %s", error.message)
+            else:
+                log.exception("the engine ended")
+        finally:
+            self._ready.set()
+            self._ended.set()
+
+    def _loop(self) -> None:
+        worked = False
+        while not self._stopping:
+            self.times.begin()
+            self._drain(block=not worked)
+            self._flush()  # what needed no step does not wait for one
+            if self._failure is not None:
+                raise self._failure
+            worked = self._step()
+            self._flush()
+
+    def _step(self) -> bool:
+        started_s = time.monotonic()
+        try:
+            worked = bool(self.worker.step(started_s))
+        except Exception as error:
+            self.worker.fail_step(error)
+            self._note_fault(error, "a step failed")
+            return True
+        if worked:
+            self.times.add(time.monotonic() - started_s)
+            self._num_faults = 0
+        return worked
+
+    def _drain(self, block: bool) -> None:
+        """Handle every job that is there; with `block`, wait for the first one or for `next_wake`."""
+        if block:
+            wake = self.worker.next_wake()
+            self.times.rest()
+            try:
+                timeout = None if wake is None else max(0.0, wake - time.monotonic())
+                job = self._inbox.get(timeout=timeout)
+            except queue.Empty:
+                return
+            finally:
+                self.times.begin()
+            self._handle(job)
+        while not self._inbox.empty():
+            self._handle(self._inbox.get())
+
+    def _handle(self, job: Any) -> None:
+        if job is None:
+            return
+        try:
+            self.worker.handle(job)
+        except Exception as error:
+            message = f"the worker failed to take the message in: {error}"
+            respond = getattr(job, "respond", None)  # one-way jobs have none
+            if respond is not None:
+                self.answer(lambda: respond(JobError(Fault.INTERNAL, message)))
+            self._note_fault(error, "a job failed")
+
+    def _note_fault(self, error: Exception, what: str) -> None:
+        """Count a fault; raise its error when it is the MAX_CONSECUTIVE_FAULTS-th."""
+        if not isinstance(error, OutriderError):
+            log.error(what, exc_info=error)
+        self._num_faults += 1
+        if self._num_faults >= MAX_CONSECUTIVE_FAULTS:
+            self._flush()
+            raise error
+
+    def _flush(self) -> None:
+        if self._answers:
+            answers, self._answers = self._answers, []
+            self._post(answers)

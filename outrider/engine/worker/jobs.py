@@ -1,0 +1,88 @@
+"""The jobs that a servicer gives to an engine thread, and their results. Plain values: no protobuf, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from outrider.wire.kinds import Drafter
+from outrider.wire.params import SamplingParams
+
+MAX_NARROW = 16
+"""Most uncached tokens that are fed within a decode or verify row; more are fed as a prompt, in chunks."""
+
+
+SlotKey = tuple[int, int]
+"""(owner, slot id). An owner is one Control stream of a gateway."""
+
+
+class Fault(Enum):
+    """The reason a job failed. The servicers translate it to WorkerErrorCode."""
+
+    UNKNOWN_SLOT = auto()
+    BEHIND = auto()
+    STALE_EPOCH = auto()
+    EXHAUSTED = auto()
+    INVALID = auto()
+    INTERNAL = auto()
+    CANCELLED = auto()
+    DRAINING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class JobError:
+    fault: Fault
+    message: str
+    known_len: int = 0
+    """Number of the slot's tokens that this worker knows; set with BEHIND only."""
+
+
+def invalid(name: str, value: int, low: int, high: int) -> JobError | None:
+    """Return an INVALID error when the field `name` is outside `low` to `high` inclusive, else None."""
+    if low <= value <= high:
+        return None
+    return JobError(Fault.INVALID, f"{name} is {value}, must be from {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    committed_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    owner: int
+    slot_id: int
+    committed_ids: tuple[int, ...]
+    num_prompt: int
+    params: SamplingParams
+    respond: Callable[[Opened | JobError], None]
+    cache_salt: bytes = b""
+    deliver_to: str = ""
+    """Address of the target's server; draft only."""
+    target_epoch: int = 0
+    """Epoch of that target; draft only."""
+    drafter: Drafter | None = None
+    """The target's own drafter that follows the slot; target only."""
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateJob:
+    owner: int
+    slot_id: int
+    committed_len: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseJob:
+    owner: int
+    slot_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerGone:
+    """Free all that an owner held, because its stream ended."""
+
+    owner: int

@@ -1,0 +1,522 @@
+"""Which slots are in the next forward, and with how much: continuous batching, chunked prefill, memory. No torch.
+
+Plain values in, typed decisions out; `StepScheduler` applies them for both workers. The rules:
+
+1. Slots whose next step is ready run, always: a prompt never keeps them waiting.
+2. Prompts get what the step's budget leaves, first come first served, several short ones together. It is small beside
+   steps of others, and also while others are between two steps: those would find the forward under way. Now and then
+   it is nothing, to see what the others' steps cost. When many short ones wait beside few that run, it is whole for
+   them: all run sooner, and in fuller batches, if those few pause.
+3. A slot that holds nothing begins only when the free blocks cover all it needs for its next step, besides one for
+   each slot that is running; while one waits for that, no younger one begins.
+4. Memory that runs out is taken from the youngest slot, which begins anew from its committed tokens when its turn
+   comes. Nobody takes from an older slot, unless that has been dormant: so the oldest that wants something gets it.
+
+What a step costs on this machine, learnt from the steps themselves, and so how much of a prompt rides beside others.
+
+Owned by the scheduler, fed by the worker after each forward.
+
+Whose turn it is: puts the scheduler's decisions into effect, for both workers. On the engine thread.
+
+It takes what each slot asks for, gives memory and takes it away, and hands back who runs and which pieces of prompts
+go with them. The worker runs the forward and says when it is done.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.step_plan import Row
+from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
+from outrider.engine.worker.slots import OpenSlots, Slot, needs_prefill
+from outrider.wire.metrics import WorkerMetrics
+
+SLOWDOWN = 1.5
+"""A step that also feeds prompts takes at most about this many times as long as without them."""
+MIN_PREFILL_TOKENS = 4
+"""Fed in any step whatever it costs, so that prompts never starve. At the end of a long prompt a token may cost many
+times what one at its beginning does, so this is small."""
+MIN_TOLD_TOKENS = 32
+"""Of prompts alone, in a step that tells what a token costs: a smaller one is the reading of the weights."""
+PROBE_STEPS = 16
+"""After so many steps with prompts, one of that size goes without: what decodes cost grows with their contexts, and
+beside prompts it cannot be told from what those cost."""
+_WEIGHT = 0.25
+"""Of a new measurement in a running mean."""
+_PROBE_WEIGHT = 0.5
+"""Of one that was long in coming."""
+_OUTLIER = 4.0
+"""A measurement counts as at most so many times the mean: the machine may have had other things to do."""
+_NEAR = 1.25
+"""Of two numbers of tokens, at most so many times the other: steps of them take about as long."""
+_LEAST_SHARE = 0.1
+"""Of a step's mean cost of a token: a prompt token is never thought cheaper, though noise may make two steps equal."""
+
+
+class StepCost:
+    """Running means of decode steps by their size, and of what a prompt token adds to one."""
+
+    def __init__(self) -> None:
+        # Sizes are numbers of binary digits of the decode tokens.
+        self._decode_s: dict[int, float] = {}
+        self._decode_tokens: dict[int, float] = {}  # of the same steps
+        self._num_mixed: dict[int, int] = {}  # steps with prompts since one without
+        self._token_s: float | None = None  # beside decodes
+        self._alone_token_s: float | None = None
+
+    def note(self, num_decode_tokens: int, num_prefill_tokens: int, seconds: float) -> None:
+        """A forward of that many tokens took so long."""
+        size = num_decode_tokens.bit_length()
+        if not num_prefill_tokens:
+            weight = _PROBE_WEIGHT if self._num_mixed.get(size, 0) >= PROBE_STEPS else _WEIGHT
+            self._decode_s[size] = _mean(self._decode_s.get(size), seconds, weight)
+            self._decode_tokens[size] = _mean(self._decode_tokens.get(size), num_decode_tokens, weight)
+            self._num_mixed[size] = 0
+        elif not num_decode_tokens:
+            if num_prefill_tokens >= MIN_TOLD_TOKENS:
+                self._alone_token_s = _mean(self._alone_token_s, seconds / num_prefill_tokens)
+        elif size in self._decode_s:
+            self._num_mixed[size] += 1
+            least_s = _LEAST_SHARE * seconds / (num_decode_tokens + num_prefill_tokens)
+            added_s = (seconds - self._decode_s[size]) / num_prefill_tokens
+            self._token_s = _mean(self._token_s, max(added_s, least_s))
+
+    def wants_probe(self, num_decode_tokens: int) -> bool:
+        """What a step of that size costs without prompts is not known, or was measured long ago."""
+        if self._alone_token_s is None and self._token_s is None:
+            return False  # it would not say how many prompt tokens to feed
+        size = num_decode_tokens.bit_length()
+        return size not in self._decode_s or self._num_mixed[size] >= PROBE_STEPS
+
+    def joined_saves_s(self, num_decode_tokens: int) -> float:
+        """What one step of so many tokens saves over two of half as many: most of a step while weights are what takes
+        time, nothing once every token does.
+        """
+        whole_s, half_s = self._decode_between(num_decode_tokens), self._decode_between(num_decode_tokens / 2)
+        if whole_s is None or half_s is None:
+            return 0.0
+        return min(whole_s, max(0.0, 2 * half_s - whole_s))
+
+    def prefill_tokens(self, num_decode_tokens: int, most: int) -> int:
+        """Prompt tokens for a step with that many decode tokens; `most` when there are none."""
+        if not num_decode_tokens:
+            return most
+        alone_s = self._decode(num_decode_tokens.bit_length())
+        token_s = self._alone_token_s if self._token_s is None else self._token_s
+        if alone_s is None or token_s is None:
+            return most  # nothing has run yet: what is to be spared is not known
+        return min(most, max(MIN_PREFILL_TOKENS, int((SLOWDOWN - 1) * alone_s / token_s)))
+
+    def _decode(self, size: int) -> float | None:
+        """Seconds of a decode step of about that size; the nearest smaller one known, else the nearest larger."""
+        if size in self._decode_s or not self._decode_s:
+            return self._decode_s.get(size)
+        smaller = [known for known in self._decode_s if known < size]
+        return self._decode_s[max(smaller) if smaller else min(self._decode_s)]
+
+    def _decode_between(self, num_tokens: float) -> float | None:
+        """Seconds of a decode step of so many tokens, on straight lines between the sizes known; None where there is
+        none of about so many or more, or of about so many or fewer.
+        """
+        known = sorted((self._decode_tokens[size], seconds) for size, seconds in self._decode_s.items())
+        at = bisect_left(known, (num_tokens, 0.0))
+        if 0 < at < len(known):
+            (low, low_s), (high, high_s) = known[at - 1 : at + 1]
+            return low_s + (high_s - low_s) * (num_tokens - low) / (high - low)
+        if not known:
+            return None
+        nearest, nearest_s = known[min(at, len(known) - 1)]
+        is_near = nearest <= _NEAR * num_tokens and num_tokens <= _NEAR * nearest
+        return nearest_s if is_near else None
+
+
+def _mean(before: float | None, new: float, weight: float = _WEIGHT) -> float:
+    return new if before is None else before + weight * (min(new, _OUTLIER * before) - before)
+
+
+WAITING_SERVED_RATIO = 0.3
+"""Short prompts that wait, over slots that run: from here on those that run pause for them. The name and the idea are
+those of text-generation-inference."""
+SHORT_STEPS = 2
+"""A prompt that takes no more than so many whole steps is short: for a long one nobody pauses."""
+
+
+class Want(Enum):
+    """What a slot would do with a place in the next forward."""
+
+    STEP = auto()
+    """A verify or one more draft token, ready to go."""
+    PREFILL = auto()
+    """Its prompt only: nothing was asked yet, or what was asked waits for a proposal."""
+    NOTHING = auto()
+    """It is between two rounds and will be back."""
+    DORMANT = auto()
+    """Nothing was asked of it for long: its memory is the first to be taken."""
+
+
+class SlotDemand(NamedTuple):
+    """A slot as the scheduler sees it."""
+
+    key: SlotKey
+    want: Want
+    num_committed: int
+    num_cached: int
+    num_after: int
+    """Tokens in its cache after its next step; never more than fit the pool alone."""
+    num_blocks: int
+    """Held."""
+    num_copied: int = 0
+    """1 when its next token goes into a block that others read, which costs one block more."""
+
+    @property
+    def num_to_feed(self) -> int:
+        """Prompt tokens to be fed in pieces before its step; 0 when few enough ride along."""
+        num_uncached = self.num_committed - self.num_cached
+        return num_uncached - 1 if num_uncached > MAX_NARROW else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """Take the slot's blocks away, and ask again: what that frees is known only then."""
+
+    key: SlotKey
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The slot may begin: adopt what is cached of its tokens. Its Run or Feed follows."""
+
+    key: SlotKey
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Its step is in the next forward."""
+
+    key: SlotKey
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """At most so many tokens of its prompt are in the next forward."""
+
+    key: SlotKey
+    num_tokens: int
+
+
+class Why(Enum):
+    MEMORY = auto()
+    """No blocks, or an older slot waits for some."""
+    BUDGET = auto()
+    """Older prompts fill the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """It has work and is not in the next forward."""
+
+    key: SlotKey
+    why: Why
+
+
+Decision = Preempt | Admit | Run | Feed | Wait
+
+
+class Scheduler:
+    """Remembers nothing but the cost of steps."""
+
+    def __init__(self, block_size: int, max_prefill_tokens: int) -> None:
+        self.cost = StepCost()
+        self._block_size = block_size
+        self._max_prefill_tokens = max_prefill_tokens
+
+    def plan(self, demands: Sequence[SlotDemand], num_free: int) -> list[Decision]:
+        """demands: every open slot, the longest open first. num_free: blocks that can be had.
+
+        Either all decisions are Preempt, and the caller asks again after them, or none is. Run comes before the rest.
+        """
+        plan = _Plan(demands, num_free, self._block_size)
+        num_running, most = plan.run(), self._max_prefill_tokens
+        beside = self.cost.prefill_tokens(num_running or plan.num_expected(), most)
+        plan.feed(0 if num_running and self.cost.wants_probe(num_running) else beside, most)
+        return list(plan.preempted) or plan.decisions
+
+
+class _Plan:
+    """One call of `Scheduler.plan`. It ends with the first Preempt."""
+
+    def __init__(self, demands: Sequence[SlotDemand], num_free: int, block_size: int) -> None:
+        self.decisions: list[Decision] = []
+        self.preempted: list[Preempt] = []
+        self._demands = demands
+        self._num_free = num_free
+        self._block_size = block_size
+
+    def run(self) -> int:
+        """Steps of slots that hold memory already. Returns how many tokens they feed."""
+        num_tokens = 0
+        for index, demand in enumerate(self._demands):
+            if demand.want is not Want.STEP or not demand.num_blocks or demand.num_to_feed or self.preempted:
+                continue
+            missing = self._missing(demand, demand.num_after)
+            if missing > self._num_free:
+                self._make_room(missing - self._num_free, index)
+                self.decisions.append(Wait(demand.key, Why.MEMORY))
+                continue
+            self._num_free -= missing
+            self.decisions.append(Run(demand.key))
+            num_tokens += demand.num_after - demand.num_cached
+        return num_tokens
+
+    def num_expected(self) -> int:
+        """Tokens that slots between two steps will feed: they have answers out, or proposals under way."""
+        waiting = [d for d in self._demands if d.want in (Want.NOTHING, Want.PREFILL)]
+        # Guesses of the last step may still be in its cache.
+        return sum(max(1, d.num_after - d.num_cached) for d in waiting if d.num_blocks and not d.num_to_feed)
+
+    def feed(self, beside: int, most: int) -> None:
+        """Prompts, in the order of arrival, as far as the budget in tokens and memory go.
+
+        beside: tokens that hardly delay those who run. most: tokens of a whole step.
+        """
+        spare = self._num_spare()
+        short = self._pause_for(most)
+        num_fed = 0
+        no_memory = False  # for one that holds nothing, so that no younger one may begin
+        for index, demand in enumerate(self._demands):
+            if self.preempted:
+                return
+            if demand.want is not Want.STEP and (demand.want is not Want.PREFILL or not demand.num_to_feed):
+                continue
+            budget = (most if demand.num_committed <= short else beside) - num_fed
+            if demand.num_blocks:
+                if demand.num_to_feed:
+                    num_fed += self._feed(demand, index, budget)
+                continue
+            missing = self._missing(demand, demand.num_after)
+            if not no_memory and missing > spare:
+                no_memory = True
+                self._take(missing - spare, self._dormant())
+            if no_memory or (demand.num_to_feed and budget <= 0):
+                self.decisions.append(Wait(demand.key, Why.MEMORY if no_memory else Why.BUDGET))
+                continue
+            self.decisions.append(Admit(demand.key))
+            spare -= missing + 1
+            num_fed += self._feed(demand, index, budget) if demand.num_to_feed else self._run_admitted(demand)
+
+    def _pause_for(self, most: int) -> int:
+        """Tokens of the longest text for whose prompt those who run pause; 0: for none."""
+        short = SHORT_STEPS * most
+        num_running = sum(1 for d in self._demands if d.num_blocks and not d.num_to_feed and d.want is not Want.DORMANT)
+        wanting = [d for d in self._demands if d.want in (Want.STEP, Want.PREFILL) and d.num_to_feed]
+        num_waiting = sum(1 for d in wanting if d.num_committed <= short)
+        return short if num_waiting >= WAITING_SERVED_RATIO * num_running else 0
+
+    def _feed(self, demand: SlotDemand, index: int, budget: int) -> int:
+        """Part of a prompt, of a slot that holds memory or was just admitted. Returns its tokens."""
+        if budget <= 0:
+            self.decisions.append(Wait(demand.key, Why.BUDGET))
+            return 0
+        within = (demand.num_blocks + self._num_free - demand.num_copied) * self._block_size - demand.num_cached
+        num_tokens = min(demand.num_to_feed, budget, within)
+        if num_tokens <= 0:
+            self._make_room(1 - self._num_free, index)
+            self.decisions.append(Wait(demand.key, Why.MEMORY))
+            return 0
+        self._num_free -= self._missing(demand, demand.num_cached + num_tokens)
+        self.decisions.append(Feed(demand.key, num_tokens))
+        return num_tokens
+
+    def _run_admitted(self, demand: SlotDemand) -> int:
+        """The step of a slot whose whole text is short. Returns its tokens."""
+        self._num_free -= self._missing(demand, demand.num_after)
+        self.decisions.append(Run(demand.key))
+        return demand.num_after
+
+    def _num_spare(self) -> int:
+        """Free blocks that nobody who holds memory counts on: one each, and what half-fed prompts still need.
+
+        Dormant slots count on nothing: what they hold is taken when it is needed.
+        """
+        holding = [d for d in self._demands if d.num_blocks and d.want is not Want.DORMANT]
+        half_fed = sum(self._missing(demand, demand.num_after) for demand in holding if demand.num_to_feed)
+        return self._num_free - len(holding) - half_fed
+
+    def _missing(self, demand: SlotDemand, num_tokens: int) -> int:
+        """Blocks to be had before the slot's cache can hold num_tokens."""
+        missing = -(-num_tokens // self._block_size) - demand.num_blocks
+        return max(missing, 0) + (demand.num_copied if num_tokens > demand.num_cached else 0)
+
+    def _make_room(self, num_blocks: int, index: int) -> None:
+        """For the slot at `index`: from dormant slots, then from younger ones, the youngest first."""
+        younger = [d for d in reversed(self._demands[index + 1 :]) if d.num_blocks and d.want is not Want.DORMANT]
+        self._take(num_blocks, [*self._dormant(), *younger])
+
+    def _dormant(self) -> list[SlotDemand]:
+        return [demand for demand in self._demands if demand.want is Want.DORMANT and demand.num_blocks]
+
+    def _take(self, num_blocks: int, victims: Sequence[SlotDemand]) -> None:
+        """Preempt as many of them as it takes; none when all together do not hold so many."""
+        if num_blocks > sum(victim.num_blocks for victim in victims):
+            return
+        for victim in victims:
+            if num_blocks <= 0:
+                return
+            self.preempted.append(Preempt(victim.key))
+            num_blocks -= victim.num_blocks
+
+
+DORMANT_S = 1.0
+"""A slot of which nothing was asked for so long gives its memory up first."""
+RETRY_S = 0.1
+"""While somebody waits for memory and nothing else happens: a slot may turn dormant meanwhile."""
+
+
+class StepRequest(NamedTuple):
+    """What a worker would do with a slot's turn."""
+
+    want: Want
+    num_after: int
+    """Tokens in the slot's cache after its next step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a prompt in the next forward."""
+
+    slot: Slot
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What goes into the next forward."""
+
+    running: Sequence[SlotKey]
+    pieces: Sequence[Piece]
+    num_admitted: int
+    starved: frozenset[SlotKey]
+    """Who lost their memory, or has work and no memory for it: their time does not run."""
+
+    @property
+    def worked(self) -> bool:
+        """A further call would not decide the same."""
+        return bool(self.running or self.pieces or self.num_admitted)
+
+
+class StepScheduler:
+    def __init__(self, table: OpenSlots[Slot], pool: KVPool, metrics: WorkerMetrics, max_prefill_tokens: int) -> None:
+        self._table = table
+        self._pool = pool
+        self._metrics = metrics
+        self._scheduler = Scheduler(pool.block_size, max_prefill_tokens)
+        self._num_evictions = 0
+        self._num_starved = 0
+        self._decode_tokens = metrics.step_tokens.labels(purpose="decode")
+        self._prefill_tokens = metrics.step_tokens.labels(purpose="prefill")
+
+    @property
+    def num_starved(self) -> int:
+        """Slots that lost their memory, or waited for some, in the last turn."""
+        return self._num_starved
+
+    def take(self, step_requests: Mapping[SlotKey, StepRequest], now: float, *, feed_all: bool) -> Turn:
+        """Slots without a step_request want nothing, or with feed_all that their prompts be fed."""
+        preempted: set[SlotKey] = set()
+        while True:
+            demands = [_demand(slot, step_requests.get(slot.key), now, feed_all) for slot in self._table]
+            decisions = self._scheduler.plan(demands, self._pool.num_free)
+            victims = [decision.key for decision in decisions if isinstance(decision, Preempt)]
+            if not victims:
+                return self._apply(decisions, preempted)
+            for key in victims:
+                self._preempt(key)
+            preempted.update(victims)
+
+    def next_wake(self, now: float) -> float | None:
+        """When to ask again though nothing has happened; None when nobody waits for memory."""
+        return now + RETRY_S if self._num_starved else None
+
+    def done(self, turn: Turn, num_run_tokens: int, seconds: float) -> None:
+        """The forward of `turn` has run, and took so long with all that belongs to it."""
+        for piece in turn.pieces:
+            piece.slot.fed_committed(piece.row.new_ids)
+        num_fed = sum(piece.row.num_new for piece in turn.pieces)
+        self._scheduler.cost.note(num_run_tokens, num_fed, seconds)
+        if num_run_tokens:
+            self._decode_tokens.observe(num_run_tokens)
+        if num_fed:
+            self._prefill_tokens.observe(num_fed)
+
+    def joined_saves_s(self, num_run_tokens: int) -> float:
+        """What one step saves over two of half its tokens."""
+        return self._scheduler.cost.joined_saves_s(num_run_tokens)
+
+    def _apply(self, decisions: Sequence[Decision], preempted: set[SlotKey]) -> Turn:
+        running: list[SlotKey] = []
+        pieces: list[Piece] = []
+        num_admitted = 0
+        starved = set(preempted)
+        for decision in decisions:
+            match decision:
+                case Run(key):
+                    running.append(key)
+                case Feed(key, num_tokens):
+                    slot = self._slot(key)
+                    if needs_prefill(slot):  # the prefix cache may have had all of it
+                        pieces.append(_piece(slot, num_tokens))
+                case Admit(key):
+                    num_admitted += 1
+                    self._admit(self._slot(key))
+                case Wait(key, why):
+                    if why is Why.MEMORY:
+                        starved.add(key)
+        self._note_memory(len(starved))
+        return Turn(running, pieces, num_admitted, frozenset(starved))
+
+    def _admit(self, slot: Slot) -> None:
+        is_first = slot.num_adopted is None
+        num_adopted = slot.adopt()
+        if is_first:
+            self._metrics.prompt_tokens.inc(len(slot.committed))
+            self._metrics.prefix_hit_tokens.inc(num_adopted)
+
+    def _preempt(self, key: SlotKey) -> None:
+        self._slot(key).give_up()
+        self._metrics.preemptions.inc()
+
+    def _note_memory(self, num_starved: int) -> None:
+        if num_starved or self._num_starved:
+            self._metrics.slots_waiting.set(num_starved)
+        self._num_starved = num_starved
+        evictions = self._pool.num_evictions
+        if evictions != self._num_evictions:
+            self._metrics.prefix_evictions.inc(evictions - self._num_evictions)
+            self._num_evictions = evictions
+
+    def _slot(self, key: SlotKey) -> Slot:
+        slot = self._table.get(*key)
+        assert slot is not None, f"slot {key} was scheduled and is not open"
+        return slot
+
+
+def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: bool) -> SlotDemand:
+    num_committed, num_cached, table = len(slot.committed), len(slot.cached), slot.table
+    if step_request is not None:
+        want, num_after = step_request.want, min(step_request.num_after, slot.most_cached)
+    elif now - slot.asked_s >= DORMANT_S:  # not even its prompt: it would take back what was taken from it
+        want, num_after = Want.DORMANT, num_committed
+    else:
+        want, num_after = Want.PREFILL if feed_all and needs_prefill(slot) else Want.NOTHING, num_committed
+    return SlotDemand(slot.key, want, num_committed, num_cached, num_after, len(table.blocks), slot.num_copied)
+
+
+def _piece(slot: Slot, most: int) -> Piece:
+    num_cached = len(slot.cached)
+    end = min(num_cached + most, len(slot.committed) - 1)
+    return Piece(slot, Row(slot.table, slot.committed[num_cached:end], num_cached, 0, slot.cached))

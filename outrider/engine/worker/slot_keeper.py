@@ -1,0 +1,108 @@
+"""What both workers do with slots at a message: open, commit, truncate, close. On the engine thread.
+
+It answers jobs through the engine and knows no model; whose turn it is in a forward is decided in `scheduler.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic
+
+from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.worker.engine_thread import EngineThread
+from outrider.engine.worker.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, TruncateJob
+from outrider.engine.worker.slots import BareSlot, Behind, OpenSlots, S
+from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
+from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.params import check_token_ids
+
+
+class SlotKeeper(Generic[S]):
+    def __init__(
+        self,
+        table: OpenSlots[S],
+        engine: EngineThread,
+        metrics: WorkerMetrics,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        self.table = table
+        self._engine = engine
+        self._metrics = metrics
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._states: dict[tuple[int, int], SamplingState] = {}
+
+    def open(self, job: OpenJob) -> S | None:
+        """Answers the job. None when it was refused."""
+        try:
+            check_token_ids("committed_ids", job.committed_ids, self._vocab_size)
+            job.params.check(self._vocab_size)
+            slot = self.table.open(
+                job.owner, job.slot_id, job.committed_ids, job.num_prompt, job.params, job.cache_salt
+            )
+        except OutriderError as error:
+            fault = Fault.EXHAUSTED if isinstance(error, Overloaded) else Fault.INVALID
+            self._respond(job.respond, JobError(fault, error.message))
+            return None
+        slot.asked_s = time.monotonic()
+        prompt = job.committed_ids[: job.num_prompt]
+        self._states[job.owner, job.slot_id] = SamplingState(job.params, prompt, self._eos_token_ids)
+        self._respond(job.respond, Opened(len(slot.committed)))
+        self.refresh_gauges()
+        return slot
+
+    def _respond(self, respond: Callable[[Opened | JobError], None], result: Opened | JobError) -> None:
+        self._engine.answer(lambda: respond(result))
+
+    def commit(self, owner: int, slot_id: int, base_len: int, ids: Sequence[int]) -> S | JobError:
+        """Bring the slot to committed[:base_len] + ids and crop its cache to match."""
+        slot = self.table.get(owner, slot_id)
+        if slot is None:
+            return JobError(Fault.UNKNOWN_SLOT, f"slot {slot_id} is not open here; open it again")
+        try:
+            if base_len + len(ids) >= slot.max_len:  # the slot may be full, but then there is nothing to ask of it
+                raise InvalidRequest(
+                    f"base_len {base_len} and {len(ids)} committed ids make {base_len + len(ids)} tokens, "
+                    f"prompt and max_tokens are {slot.max_len}: no token is left to make"
+                )
+            check_token_ids("committed_ids", list(ids), self._vocab_size)
+            slot.commit_from(base_len, ids)
+        except Behind as behind:
+            return JobError(Fault.BEHIND, f"slot {slot_id} knows {behind.known_len} tokens", behind.known_len)
+        except InvalidRequest as error:
+            return JobError(Fault.INVALID, error.message)
+        slot.settle()
+        slot.asked_s = time.monotonic()
+        return slot
+
+    def truncate(self, job: TruncateJob) -> None:
+        """The RPC. Idempotent; unknown slots are ignored, since a close may have overtaken it."""
+        self._metrics.truncates.labels(reason=job.reason).inc()
+        slot = self.table.get(job.owner, job.slot_id)
+        if slot is not None:
+            self._metrics.truncate_freed_blocks.inc(slot.truncate(job.committed_len))
+            self.refresh_gauges()
+
+    def close(self, job: CloseJob) -> None:
+        self._states.pop((job.owner, job.slot_id), None)
+        self.table.close(job.owner, job.slot_id)
+        self.refresh_gauges()
+
+    def close_owner(self, job: OwnerGone) -> None:
+        for key in [key for key in self._states if key[0] == job.owner]:
+            del self._states[key]
+        self.table.close_owner(job.owner)
+        self.refresh_gauges()
+
+    def sampling_state(self, slot: BareSlot) -> SamplingState:
+        """The slot's penalties state, brought to its committed output."""
+        state = self._states[slot.key]
+        state.set_output(slot.committed[slot.num_prompt :])
+        return state
+
+    def refresh_gauges(self) -> None:
+        self._metrics.slots_in_use.set(self.table.num_in_use)
+        self._metrics.kv_blocks_in_use.set(self.table.num_blocks_in_use)
+        self._metrics.kv_blocks_cached.set(self.table.num_blocks_cached)

@@ -1,0 +1,343 @@
+"""A worker's slots: what is committed, what is cached, what of it others may share. No torch.
+
+Owned by the engine thread. `SlotKeeper` translates jobs into these calls, `StepScheduler` gives memory and takes it,
+the runner fills the tables.
+
+A worker's slots, whatever it works with: which are open, and what is committed in each. No torch.
+
+Owned by the engine thread. `slots.py` adds the cache of a model, a draft without a model its tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Generic, TypeVar
+
+import grpc
+
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
+from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
+from outrider.wire.params import MAX_SALT_BYTES, SamplingParams
+
+
+class Behind(OutriderError):
+    """The slot is shorter than the message's base_len: send again from `known_len`."""
+
+    grpc_code = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, base_len: int, known_len: int) -> None:
+        super().__init__(f"base_len is {base_len}, this slot knows {known_len} tokens; send again from {known_len}")
+        self.known_len = known_len
+
+
+class BareSlot:
+    """One request in one worker: what is committed. Change `committed` through the methods only."""
+
+    __slots__ = ("asked_s", "committed", "key", "num_prompt", "params")
+
+    def __init__(self, key: SlotKey, committed_ids: Sequence[int], num_prompt: int, params: SamplingParams) -> None:
+        self.key = key
+        self.params = params
+        self.num_prompt = num_prompt
+        self.committed = list(committed_ids)
+        self.asked_s = 0.0
+        """Monotonic time of the last message that asked for work, or of the answer to it."""
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens, prompt and output, that the slot may ever hold."""
+        return self.num_prompt + self.params.max_tokens
+
+    @property
+    def most_cached(self) -> int:
+        """Most tokens that may lie in its cache at once: of a tree of guesses some are side by side."""
+        return self.max_len
+
+    def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
+        """committed = committed[:base_len] + ids. The message decides: it may repeat, extend or shorten what is here.
+
+        Raises Behind when base_len is past what is known, InvalidRequest when the result loses part of the prompt or
+        is longer than max_len; nothing changes then.
+        """
+        if base_len > len(self.committed):
+            raise Behind(base_len, len(self.committed))
+        new_len = base_len + len(ids)
+        if base_len < 0 or not self.num_prompt <= new_len <= self.max_len:
+            raise InvalidRequest(
+                f"base_len {base_len} and {len(ids)} committed ids make {new_len} tokens, "
+                f"this slot holds {self.num_prompt} to {self.max_len}",
+                param="base_len",
+            )
+        self.committed[base_len:] = ids
+
+    def settle(self) -> None:
+        """A message has been committed: what is kept beside the ids follows them."""
+
+    def truncate(self, committed_len: int) -> int:
+        """Keep nothing of what was made past that length; returns the cache blocks freed. `committed` stays."""
+        return 0
+
+    def give_up(self) -> int:
+        """Keep nothing but `committed`; returns the cache blocks freed."""
+        return 0
+
+    def make_way(self) -> int:
+        """As `give_up`, for another slot of the same answer: nothing has ended."""
+        return self.give_up()
+
+
+S = TypeVar("S", bound=BareSlot)
+MakeSlot = Callable[[SlotKey, Sequence[int], int, SamplingParams, bytes], S]
+"""(key, committed_ids, num_prompt, params, cache_salt) -> the slot."""
+
+
+class OpenSlots(Generic[S]):
+    """All slots of a worker. Iterates over them, the longest open first."""
+
+    def __init__(self, make: MakeSlot[S], max_slots: int, context_limit: int) -> None:
+        self.max_slots = max_slots
+        self.context_limit = context_limit
+        self._make = make
+        self._slots: dict[SlotKey, S] = {}
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(list(self._slots.values()))
+
+    @property
+    def num_in_use(self) -> int:
+        return len(self._slots)
+
+    @property
+    def num_blocks_in_use(self) -> int:
+        """Cache blocks that slots hold."""
+        return 0
+
+    @property
+    def num_blocks_cached(self) -> int:
+        """Cache blocks that no slot holds, kept for later prompts."""
+        return 0
+
+    def get(self, owner: int, slot_id: int) -> S | None:
+        return self._slots.get((owner, slot_id))
+
+    def open(
+        self,
+        owner: int,
+        slot_id: int,
+        committed_ids: Sequence[int],
+        num_prompt: int,
+        params: SamplingParams,
+        cache_salt: bytes = b"",
+    ) -> S:
+        """A new slot; one of the same key is freed first. Nothing is cached yet, and no memory is promised.
+
+        Raises InvalidRequest when it could never fit, Overloaded when every slot is in use; both with the numbers, and
+        both leave an older slot of the same key as it was.
+        """
+        key = (owner, slot_id)
+        self._check_lengths(len(committed_ids), num_prompt, params.max_tokens)
+        self._check_memory(num_prompt + params.max_tokens)
+        num_others = len(self._slots) - (key in self._slots)
+        if num_others >= self.max_slots:
+            raise Overloaded(f"all {self.max_slots} slots are in use; retry later or raise max_slots")
+        if len(cache_salt) > MAX_SALT_BYTES:
+            raise InvalidRequest(
+                f"cache_salt has {len(cache_salt)} bytes, at most {MAX_SALT_BYTES} are allowed", param="cache_salt"
+            )
+        if key in self._slots:
+            self._slots.pop(key).make_way()
+        slot = self._slots[key] = self._make(key, committed_ids, num_prompt, params, cache_salt)
+        return slot
+
+    def close(self, owner: int, slot_id: int) -> int:
+        """Free the slot; returns its cache blocks. 0 when there is none: closing twice is no fault."""
+        slot = self._slots.pop((owner, slot_id), None)
+        return 0 if slot is None else slot.give_up()
+
+    def close_owner(self, owner: int) -> int:
+        """Free every slot of a stream that ended; returns how many there were."""
+        keys = [key for key in self._slots if key[0] == owner]
+        for key in keys:
+            self.close(*key)
+        return len(keys)
+
+    def _check_lengths(self, num_committed: int, num_prompt: int, max_tokens: int) -> None:
+        max_len = num_prompt + max_tokens
+        if not 1 <= num_prompt <= num_committed:
+            raise InvalidRequest(
+                f"num_prompt_tokens is {num_prompt}, must be from 1 to {num_committed}, the committed tokens",
+                param="num_prompt_tokens",
+            )
+        if max_len > self.context_limit:
+            raise InvalidRequest(
+                f"prompt of {num_prompt} tokens plus max_tokens {max_tokens} is {max_len}, "
+                f"the context limit is {self.context_limit}; shorten the prompt or lower max_tokens",
+                param="max_tokens",
+            )
+        if num_committed > max_len:
+            raise InvalidRequest(
+                f"{num_committed} committed tokens are more than prompt plus max_tokens, {max_len}",
+                param="committed_ids",
+            )
+
+    def _check_memory(self, max_len: int) -> None:
+        """Raises InvalidRequest when a slot of so many tokens could never fit."""
+
+
+def needs_prefill(slot: Slot) -> bool:
+    """More tokens are not cached than ride along in a step: they are fed in pieces before it."""
+    return len(slot.committed) - len(slot.cached) > MAX_NARROW
+
+
+class Slot(BareSlot):
+    """With what the model's cache holds of it. Change `committed` and `cached` through the methods only."""
+
+    __slots__ = ("_num_agreed", "_pool", "_salt", "cached", "num_adopted", "table")
+
+    def __init__(
+        self,
+        key: SlotKey,
+        committed_ids: Sequence[int],
+        num_prompt: int,
+        params: SamplingParams,
+        pool: KVPool,
+        cache_salt: bytes = b"",
+    ) -> None:
+        super().__init__(key, committed_ids, num_prompt, params)
+        self.cached: list[int] = []
+        """Token ids whose KV is in the cache, in order; past the committed ones they are guesses."""
+        self.table = pool.new_table()
+        self.num_adopted: int | None = None
+        """Tokens found in the prefix cache when the slot first began; None before that."""
+        self._pool = pool
+        self._salt = cache_salt
+        self._num_agreed = 0  # cached[:_num_agreed] == committed[:_num_agreed] is known
+
+    @property
+    def most_cached(self) -> int:
+        return max(self.max_len, (self._pool.num_blocks - 1) * self._pool.block_size)  # one may have to be copied
+
+    @property
+    def num_copied(self) -> int:
+        """Blocks that the next token costs because it goes into one that others read: 0 or 1."""
+        index, within = divmod(len(self.cached), self._pool.block_size)
+        return int(within > 0 and self._pool.num_references(self.table.blocks[index]) > 1)
+
+    def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
+        super().commit_from(base_len, ids)
+        self._num_agreed = min(self._num_agreed, base_len)
+
+    def settle(self) -> None:
+        self.reconcile()
+        self.publish()
+
+    def reconcile(self) -> int:
+        """Crop the cache to its longest prefix that is committed, at most committed_len - 1 tokens; returns that.
+
+        The last committed token is always fed again, since its logits are what the next step needs.
+        """
+        limit = min(len(self.cached), len(self.committed) - 1)
+        agreed = min(self._num_agreed, limit)
+        pairs = zip(islice(self.cached, agreed, limit), islice(self.committed, agreed, limit), strict=True)
+        for cached_id, committed_id in pairs:
+            if cached_id != committed_id:
+                break
+            agreed += 1
+        self._crop(agreed)
+        self._num_agreed = agreed
+        return agreed
+
+    def fed(self, ids: Sequence[int]) -> None:
+        """A forward has written the KV of these ids after the cached ones."""
+        self.cached.extend(ids)
+
+    def compacted(self, num_cached: int, ids: Sequence[int]) -> None:
+        """After `num_cached` entries, of what was fed only these ids are left, in this order."""
+        assert num_cached >= self._num_agreed, f"{self._num_agreed} entries are known to be committed"
+        self.cached[num_cached:] = ids
+
+    def forget_guesses(self) -> int:
+        """Drop what is cached past the committed tokens; returns the blocks freed."""
+        return self._crop(min(len(self.cached), len(self.committed)))
+
+    def fed_committed(self, ids: Sequence[int]) -> None:
+        """The same for ids that are committed, such as a prompt's: others may adopt them at once."""
+        if self._num_agreed == len(self.cached):
+            self._num_agreed += len(ids)
+        self.cached.extend(ids)
+        self.publish()
+
+    def adopt(self) -> int:
+        """Begin with what the prefix cache has of the committed tokens, all but the last; returns how many it had."""
+        assert not self.cached, f"{len(self.cached)} tokens are cached already"
+        num_tokens = self._pool.prefix.adopt(self.table, self.committed[:-1], self._salt)
+        self.cached = self.committed[:num_tokens]
+        self._num_agreed = num_tokens
+        if self.num_adopted is None:
+            self.num_adopted = num_tokens
+        return num_tokens
+
+    def publish(self) -> None:
+        """Let others adopt the full blocks of what is known to be committed; guesses never."""
+        prefix, num_agreed = self._pool.prefix, self._num_agreed
+        if prefix.enabled and num_agreed // self._pool.block_size >= max(len(self.table.digests), 1):
+            ids = self.cached if num_agreed == len(self.cached) else self.cached[:num_agreed]
+            prefix.publish(self.table, ids, self._salt)
+
+    def give_up(self) -> int:
+        """Let all blocks go; what is committed stays known to the prefix cache. Returns the blocks that became free."""
+        num_in_use = self._pool.num_in_use
+        self.reconcile()
+        self.publish()
+        self._crop(0)
+        return num_in_use - self._pool.num_in_use
+
+    def distrust(self) -> None:
+        """What is cached may be wrong: nobody may adopt it, and this slot begins anew."""
+        for block in self.table.blocks:
+            self._pool.prefix.withdraw(block)
+        self._crop(0)
+
+    def truncate(self, committed_len: int) -> int:
+        """Keep at most committed_len - 1 cache entries; returns the blocks freed. Idempotent, `committed` stays.
+
+        A length below 1 empties the cache: nobody waits for an answer, and an empty cache is always right.
+        """
+        return self._crop(max(committed_len - 1, 0))
+
+    def _crop(self, num_cached: int) -> int:
+        del self.cached[num_cached:]
+        self._num_agreed = min(self._num_agreed, len(self.cached))
+        return self.table.truncate(len(self.cached))  # also drops what a failed forward had reserved
+
+
+class SlotTable(OpenSlots[Slot]):
+    """Slots that share a pool of cache blocks."""
+
+    def __init__(self, pool: KVPool, max_slots: int, context_limit: int) -> None:
+        super().__init__(self._slot, max_slots, context_limit)
+        self.pool = pool
+
+    @property
+    def num_blocks_in_use(self) -> int:
+        return self.pool.num_in_use
+
+    @property
+    def num_blocks_cached(self) -> int:
+        return self.pool.num_cached
+
+    def _slot(
+        self, key: SlotKey, committed_ids: Sequence[int], num_prompt: int, params: SamplingParams, cache_salt: bytes
+    ) -> Slot:
+        return Slot(key, committed_ids, num_prompt, params, self.pool, cache_salt)
+
+    def _check_memory(self, max_len: int) -> None:
+        needed = self.pool.num_blocks_for(max_len)
+        if needed > self.pool.num_blocks:
+            raise InvalidRequest(
+                f"{max_len} tokens need {needed} cache blocks, this worker has {self.pool.num_blocks} of "
+                f"{self.pool.block_size} tokens; lower max_tokens or raise kv_cache_tokens",
+                param="max_tokens",
+            )

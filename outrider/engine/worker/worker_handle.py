@@ -1,0 +1,300 @@
+"""A running worker: engine thread, gRPC server thread, metrics endpoint. The same under Ray and as a plain process.
+
+What a worker's engine thread has made, with a model or without, and what GetInfo says of it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import prometheus_client
+import torch
+
+from outrider import __version__
+from outrider.engine.worker.engine_thread import EngineThread, EngineWorker, StepTimes
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import OpenSlots
+from outrider.engine.worker.worker_service import WorkerService
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.fingerprint import tokenizer_fingerprint
+from outrider.wire.kinds import Drafter
+from outrider.wire.log import adopt_loggers
+from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.settings.config import WorkerConfig
+from outrider.wire.trace import Spans, open_spans
+from outrider.wire.transport.address import join_host_port
+from outrider.wire.transport.host import new_epoch
+from outrider.wire.transport.roles import Role
+from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, max_control_bytes
+from outrider.wire.transport.serving import AddServices, ServerThread
+from outrider.wire.transport.tls import CertificateFolder, part_certificates
+
+
+@dataclass
+class WorkerState:
+    config: WorkerConfig
+    epoch: int
+    slots: OpenSlots[Any]
+    tokenizer: pb.TokenizerFiles
+    fingerprint: str = field(init=False)
+    """Of the tokenizer; worked out once, since parsing a large vocabulary would hold up the event loop."""
+    cpu_cores: tuple[int, ...] = field(init=False)
+    """Of the engine thread, on which this is made."""
+    metrics_address: str = ""
+    num_tickets: Callable[[], int] = field(default=lambda: 0)
+    times: StepTimes = field(default_factory=StepTimes)
+    """Of the engine thread."""
+    drafters: tuple[Drafter, ...] = ()
+    """That need no model: of a target for its own drafts, of a draft without a model the one that it is."""
+    draining: Callable[[], bool] = field(default=lambda: False)
+    close: Callable[[], None] = field(default=lambda: None)
+    """Ends the processes that hold shares of the weights. After the engine."""
+
+    def __post_init__(self) -> None:
+        self.fingerprint = tokenizer_fingerprint(self.tokenizer.tokenizer_json)
+        self.cpu_cores = tuple(sorted(os.sched_getaffinity(0)))
+
+    def info(self) -> pb.WorkerInfo:
+        """All but what depends on whether there is a model."""
+        return pb.WorkerInfo(
+            tokenizer_fingerprint=self.fingerprint,
+            context_limit=self.slots.context_limit,
+            epoch=self.epoch,
+            pid=os.getpid(),
+            cpu_cores=self.cpu_cores,
+            visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            num_slots=self.config.max_slots,
+            num_slots_in_use=self.slots.num_in_use,
+            metrics_address=self.metrics_address,
+            num_tickets=self.num_tickets(),
+            num_steps=self.times.num_steps,
+            busy_us=int(self.times.busy_s * 1e6),
+            longest_step_us=int(self.times.longest_s * 1e6),
+            current_step_us=int(self.times.current_s * 1e6),
+            draining=self.draining(),
+            version=__version__,
+            drafters=[each.value for each in self.drafters],
+        )
+
+
+DRAIN_POLL_S = 0.02
+NOTICE_S = 1.5
+"""Three times as long as gateways take to ask again: who has gone after that was told to go."""
+
+
+State = TypeVar("State", bound=WorkerState)
+Load = Callable[[Any, int, Callable[[OutriderError], None]], State]
+"""(config, epoch, on_lost) -> what the worker works with; on the engine thread. on_lost: from another thread, when a
+process that it needs ends by itself.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Base(Generic[State]):
+    """What any worker stands on."""
+
+    loaded: State
+    keeper: SlotKeeper[Any]
+    engine: EngineThread
+    service: WorkerService
+    metrics: WorkerMetrics
+    certificates: CertificateFolder | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a draft or a target puts on it."""
+
+    worker: EngineWorker
+    add_services: AddServices
+    close: Callable[[], Awaitable[None]] | None = None
+    """On the loop, after the streams have been ended."""
+
+
+class WorkerHandle:
+    """Owns the parts of one worker and stops them in order."""
+
+    def __init__(
+        self,
+        engine: EngineThread,
+        server: ServerThread,
+        loaded: WorkerState,
+        service: WorkerService,
+        closing: Callable[[], Awaitable[None]],
+        metrics_server: Any | None,
+        spans: Spans | None,
+    ) -> None:
+        self._engine = engine
+        self._server = server
+        self._loaded = loaded
+        self._service = service
+        self._closing = closing
+        self._metrics_server = metrics_server
+        self._spans = spans
+        self._stopped = threading.Event()
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def info(self) -> pb.WorkerInfo:
+        return self._loaded.info()
+
+    def wait_failed(self, timeout_s: float | None = None) -> None:
+        """Blocks until the engine ends (or `timeout_s`); raises what ended it, unless it was `stop`."""
+        error = self._engine.wait_ended(timeout_s)
+        if error is not None:
+            raise error
+
+    @property
+    def running(self) -> bool:
+        return self._engine.alive
+
+    def drain(self, timeout_s: float, cut_short: Callable[[], bool] = lambda: False) -> None:
+        """Takes no new slots and waits until none is open, and until the gateways that are connected have had time to
+        see it: at most `timeout_s`, or until `cut_short`. `stop` follows.
+        """
+
+        def begin() -> None:
+            self._service.draining = True
+
+        self._server.stop_serving(begin)
+        began_s = time.monotonic()
+        while self.running and not cut_short() and time.monotonic() < began_s + timeout_s:
+            is_told = not self._service.streams.num_open or time.monotonic() >= began_s + NOTICE_S
+            if is_told and not self._service.num_opening and not self._loaded.slots.num_in_use:
+                return
+            time.sleep(DRAIN_POLL_S)
+
+    def stop(self, grace_s: float = 2.0) -> None:
+        """Ends streams, server, engine and metrics. Idempotent."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        self._server.stop(grace_s, self._closing)
+        self._engine.stop(grace_s + 10)
+        self._loaded.close()
+        _stop_metrics(self._metrics_server)
+        if self._spans is not None:
+            self._spans.close()
+
+
+def _serve_metrics(config: WorkerConfig, metrics: WorkerMetrics, loaded: WorkerState) -> Any | None:
+    """Starts the Prometheus endpoint when the configuration asks for one; returns its server."""
+    info = loaded.info()
+    metrics.kv_blocks.set(info.num_kv_blocks)
+    metrics.slots.set(config.max_slots)
+    labels = {"model": info.model_id, "device": info.device, "dtype": info.dtype, "path": info.attention_path}
+    metrics.info.labels(**labels).set(1)
+    if config.metrics_port is None:
+        return None
+    try:
+        server, _ = prometheus_client.start_http_server(config.metrics_port, config.host, metrics.registry)
+    except OSError as error:
+        address = join_host_port(config.host, config.metrics_port)
+        raise ConfigError(
+            f"cannot serve metrics on {address}: {error.strerror}; choose another port",
+            param="metrics_port",
+        ) from None
+    loaded.metrics_address = join_host_port(config.host, server.server_port)
+    return server
+
+
+def _stop_metrics(server: Any | None) -> None:
+    if server is not None:
+        server.shutdown()
+        server.server_close()
+
+
+def start(
+    name: str,
+    config: WorkerConfig,
+    num_threads: int,
+    load: Load[State],
+    make: Callable[[Base[State]], Parts],
+) -> WorkerHandle:
+    """Load, then listen. Whatever fails, nothing is left running and the error is raised.
+
+    `load` and `make` run on the engine thread.
+    """
+    certificates = part_certificates(config.tls_dir, Role(name), config.host)
+    metrics = WorkerMetrics(name)
+    spans = open_spans(config.trace_endpoint, name, metrics.registry)
+    try:
+        return _start(config, num_threads, load, make, metrics, spans, certificates)
+    except BaseException:
+        if spans is not None:
+            spans.close()
+        raise
+
+
+def _start(
+    config: WorkerConfig,
+    num_threads: int,
+    load: Load[State],
+    make: Callable[[Base[State]], Parts],
+    metrics: WorkerMetrics,
+    spans: Spans | None,
+    certificates: CertificateFolder | None,
+) -> WorkerHandle:
+    torch.set_num_threads(num_threads)
+    server = ServerThread()
+    made: list[tuple[Base[State], Parts]] = []
+
+    def make_worker(engine: EngineThread) -> EngineWorker:
+        torch.set_num_threads(num_threads)
+        base = _base(engine, config, load, metrics, spans, certificates)
+        made.append((base, make(base)))
+        return made[0][1].worker
+
+    engine = EngineThread(make_worker, server.post)
+    try:
+        engine.start()
+    except BaseException:
+        for base, _ in made:
+            base.loaded.close()
+        raise
+    base, parts = made[0]
+    adopt_loggers()
+
+    async def closing() -> None:
+        await base.service.streams.end_all()
+        if parts.close is not None:
+            await parts.close()
+
+    metrics_server = None
+    try:
+        metrics_server = _serve_metrics(config, metrics, base.loaded)
+        control_bytes = max_control_bytes(base.loaded.slots.context_limit)
+        rest = (MAX_MESSAGE_BYTES, certificates, control_bytes)
+        server.start(parts.add_services, config.host, config.port, *rest)
+    except BaseException:
+        engine.stop(10)
+        base.loaded.close()
+        _stop_metrics(metrics_server)
+        raise
+    return WorkerHandle(engine, server, base.loaded, base.service, closing, metrics_server, spans)
+
+
+def _base(
+    engine: EngineThread,
+    config: WorkerConfig,
+    load: Load[State],
+    metrics: WorkerMetrics,
+    spans: Spans | None,
+    certificates: CertificateFolder | None,
+) -> Base[State]:
+    """On the engine thread."""
+    loaded = load(config, new_epoch(), engine.fail)
+    loaded.times = engine.times
+    info = loaded.info()
+    keeper = SlotKeeper(loaded.slots, engine, metrics, info.vocab_size, info.eos_token_ids)
+    service = WorkerService(engine, loaded.info, loaded.tokenizer, loaded.epoch, spans)
+    loaded.draining = lambda: service.draining
+    return Base(loaded, keeper, engine, service, metrics, certificates)

@@ -1,0 +1,246 @@
+"""Start child processes that cannot outlive us, read their events, end them and all they left behind.
+
+Also turns signals into a flag that waiting code checks, so that the order of stopping is ours, whatever was going on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+
+class StopRequested(Exception):
+    """Raised where something was being waited for when the user, or the system, asked for the end."""
+
+
+class StopFlag:
+    """Set by SIGINT, SIGTERM and SIGHUP once `install` was called, or by `set`."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.hurry = False
+        """Whether a second signal came: stop without grace."""
+
+    def install(self) -> None:
+        """Install the signal handlers, from the main thread. Call again after a library has put its own in."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def set(self) -> None:
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the flag is set, at most timeout_s; return whether it is."""
+        return self._event.wait(timeout_s)
+
+    def check(self) -> None:
+        """Raise StopRequested when the flag is set."""
+        if self._event.is_set():
+            raise StopRequested
+
+    def _on_signal(self, number: int, frame: types.FrameType | None) -> None:
+        self.hurry = self._event.is_set()
+        self._event.set()
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# Loaded here, since little may safely be done in the forked child.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+Event = dict[str, Any]
+OnLog = Callable[[str, str], None]
+"""Called with (name of the part, line) from a reader thread."""
+
+TAIL_LINES = 200
+"""Lines of a child's log that are kept."""
+
+
+class Child:
+    """A process that reports with one JSON object a line on stdout and logs on stderr.
+
+    It gets a session of its own, so that a terminal's Ctrl-C reaches only us and the order of stopping is ours. The
+    kernel sends it SIGTERM when we die, however we die. Start it from the main thread: the kernel takes the end of the
+    starting *thread* for ours.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        args: Sequence[str],
+        *,
+        stdin: str | None = None,
+        on_log: OnLog | None = None,
+        env: Mapping[str, str] | None = None,
+    ):
+        """Start the process and write `stdin` at once; the open pipe's end then tells it that we are gone."""
+        self.name = name
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._on_log = on_log
+        self._asked_to_stop = False
+        self.process = subprocess.Popen(
+            list(args),
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=env,
+            start_new_session=True,
+            preexec_fn=_die_with_parent(os.getpid()),
+        )
+        self._readers = [self._read(self.process.stdout, self._event), self._read(self.process.stderr, self._log)]
+        if stdin is not None and self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it died at once: `returncode` and `tail` say why
+                self.process.stdin.write(stdin)
+                self.process.stdin.flush()
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; -N when signal N ended it."""
+        return self.process.poll()
+
+    def last_lines(self, count: int) -> list[str]:
+        """Return the last `count` lines of its log. Waits shortly for the readers when the process has ended."""
+        if self.returncode is not None:
+            for reader in self._readers:
+                reader.join(1.0)
+        return list(self.tail)[-count:]
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM and close its stdin, once, without waiting."""
+        if self._asked_to_stop:
+            return
+        self._asked_to_stop = True
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+        self.process.terminate()
+
+    def stop(self, grace_s: float) -> None:
+        """Ask it to stop, and send SIGKILL after `grace_s`. Does nothing to a process that has ended."""
+        self.ask_to_stop()
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def close(self) -> None:
+        """Release the pipes. Call when everything that could hold their other ends has been ended."""
+        for reader in self._readers:
+            reader.join(1.0)
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None and not any(reader.is_alive() for reader in self._readers):
+                pipe.close()
+
+    def _read(self, pipe: IO[str] | None, handle: Callable[[str], None]) -> threading.Thread:
+        def run() -> None:
+            for line in pipe or ():
+                handle(line.rstrip("\n"))
+
+        thread = threading.Thread(target=run, name=f"read-{self.name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _event(self, line: str) -> None:
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            event = None
+        if isinstance(event, dict) and "event" in event:
+            self.events.put(event)
+        else:
+            self._log(line)
+
+    def _log(self, line: str) -> None:
+        self.tail.append(line)
+        if self._on_log is not None:
+            self._on_log(self.name, line)
+
+
+def _die_with_parent(parent: int) -> Callable[[], None]:
+    def prepare() -> None:
+        if _LIBC is None:
+            return
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # we died before the kernel was asked
+            os._exit(1)
+
+    return prepare
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of every orphan among its descendants, so that `end_descendants` finds them all.
+
+    For processes that own all their children. Does nothing where the kernel is not Linux.
+    """
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the pids of processes below `pid` that still run, nearest first; an empty list where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            # "pid (name) state ppid ...": the name may hold spaces and parentheses
+            state, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                children.setdefault(int(parent), []).append(int(entry.parent.name))
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        below = children.get(pending.pop(0), [])
+        found += below
+        pending += below
+    return found
+
+
+def end_descendants(grace_s: float, give_up_s: float = 10.0) -> list[int]:
+    """End every process below this one by pid: SIGTERM, and SIGKILL after `grace_s`. Return those it had to end.
+
+    With `become_subreaper` called first, none can have escaped by losing its parent.
+    """
+    ended: list[int] = []
+    start = time.monotonic()
+    while left := descendants(os.getpid()):
+        elapsed_s = time.monotonic() - start
+        if elapsed_s > grace_s + give_up_s:
+            break
+        new = [pid for pid in left if pid not in ended]
+        ended += new
+        _signal(left if elapsed_s >= grace_s else new, signal.SIGKILL if elapsed_s >= grace_s else signal.SIGTERM)
+        time.sleep(0.02)
+    _reap()
+    return ended
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _reap() -> None:
+    """Collect the orphans that we adopted; nobody else does before we end."""
+    with contextlib.suppress(ChildProcessError):  # no child is left
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

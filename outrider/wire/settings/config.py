@@ -1,0 +1,343 @@
+"""One frozen configuration per process, read once, in `load()`: command line over environment over defaults.
+
+Field `port` of the draft is `--port` on its command line and OUTRIDER_DRAFT_PORT in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from outrider.wire.errors import ConfigError, InvalidRequest
+from outrider.wire.kinds import DRAFTERS
+from outrider.wire.params import AUTO, MAX_DRAFT_TOKENS, DraftTokens, read_draft_logprobs, read_draft_tokens
+from outrider.wire.settings.removed import refuse_removed
+from outrider.wire.tree_shape import TreeShape
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+MIB = 1 << 20
+MAX_CORES = 4096
+_CORES = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
+
+
+class _Settings(BaseSettings):
+    """Frozen values, read from the command line over those given over the environment, where empty means absent."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True, cli_implicit_flags=True
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True)
+
+
+class _ProcessConfig(_Settings):
+    """What every process has."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    tls_dir: str | None = None
+    """Folder with ca.pem, cert.pem and key.pem: every connection between parts is then TLS, and both ends show a
+    certificate of that CA. Read again when they change. Absent = no encryption, and whoever reaches the port is
+    believed."""
+    drain_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 5.0
+    """How long running requests may go on here after SIGTERM, while new ones are sent elsewhere or refused."""
+    trace_endpoint: str | None = None
+    """OTLP endpoint (gRPC), such as http://collector:4317, that spans are sent to; absent = none are made."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    """json: one object a line, with the ids of request and slot where there are any."""
+
+
+class WorkerConfig(_ProcessConfig):
+    """What draft and target share."""
+
+    model: str
+    """Model folder or hub id; of a draft with another drafter than model, of anything that has the target's tokenizer
+    and vocabulary, such as the target's own: no weights are read."""
+    drafter_text: str | None = None
+    """Text file (UTF-8) whose tokens and pairs of tokens are counted, for drafting by unigram and bigram, which need
+    it."""
+    port: Port = 0
+    """gRPC port; 0 takes a free one and prints it."""
+    metrics_port: Port | None = None
+    """Port of the Prometheus endpoint; 0 takes a free one; absent = none."""
+    device: str = "auto"
+    """cpu, cuda, cuda:N or auto (a GPU when there is one)."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights and activations; auto = float32 on CPU, the checkpoint's own on a GPU."""
+    cpu_cores: str | None = None
+    """Cores to stay on, such as 0 or 0,2-3; absent = all that the process was given."""
+    max_slots: Positive = 64
+    """Requests held at once."""
+    kv_cache_tokens: Positive | None = None
+    """Tokens that the KV cache holds; absent = what fits into kv_cache_fraction of the free memory, at most max_slots
+    contexts, of which a CPU counts 4096 tokens each. On a CPU memory is taken as it is used."""
+    kv_cache_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the memory that is free once the weights are loaded which the KV cache may take; absent = 0.1 on a CPU,
+    0.9 on a GPU, with captured graphs."""
+    prefix_caching: bool = True
+    """Keep the KV of prompts and answers that have ended, so that a later prompt that begins alike is not fed again."""
+    context_limit: Positive | None = None
+    """Most tokens of prompt and output; absent = the model's own limit."""
+    attention_path: Literal["auto", "fused", "flash", "paged", "dense"] = "auto"
+    """How forwards are run; auto = the fastest that passes the self-test at load."""
+    batch_invariant: bool = False
+    """Serve only if the same tokens give the same logits bit for bit in every batch and at every verify width."""
+    quantization: Literal["none", "int8"] = "none"
+    """int8: weights rounded to 8 bits at load, one scale per output channel. A checkpoint that is quantised already
+    says so itself."""
+    max_prefill_tokens: Positive | None = None
+    """Prompt tokens fed in one step, so that running requests never wait long; absent = 256 on CPU, 2048 on a GPU."""
+
+    @field_validator("cpu_cores")
+    @classmethod
+    def _cores(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_cores(value)
+        return value
+
+
+class DraftConfig(WorkerConfig):
+    """Settings of `python -m draft_service`."""
+
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_DRAFT_")
+
+    drafter: Literal["model", "ngram", "lookup", "unigram", "bigram"] = "model"
+    """Who guesses. All but model need none: ngram counts what followed in the answer itself, lookup copies what
+    followed there or in recent answers, unigram and bigram count in drafter_text. What a model alone has (dtype, KV
+    cache, attention_path, quantization, ...) means nothing to them."""
+
+    @model_validator(mode="after")
+    def _drafter_has_what_it_needs(self) -> Self:
+        of_a_text = self.drafter in ("unigram", "bigram")
+        if of_a_text and self.drafter_text is None:
+            raise ValueError(
+                f"drafter is {self.drafter!r} and drafter_text is missing: name a text file to count in, for "
+                f"`outrider up` as in --draft {self.drafter}:FILE"
+            )
+        if self.drafter_text is not None and not of_a_text:
+            raise ValueError(
+                f"drafter_text is {self.drafter_text!r} and drafter {self.drafter!r}, which reads none; leave it out, "
+                "or say unigram or bigram"
+            )
+        if self.drafter != "model" and self.device.startswith("cuda"):
+            raise ValueError(
+                f"device is {self.device!r} and drafter {self.drafter!r}, which runs on the CPU; say cpu or auto"
+            )
+        return self
+
+    @property
+    def has_model(self) -> bool:
+        return self.drafter == "model"
+
+
+class TargetConfig(WorkerConfig):
+    """Settings of `python -m target_service`."""
+
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_TARGET_")
+
+    tensor_parallel: Positive = 1
+    """Ranks that the target's weights are split over, each a process with a device of its own."""
+    max_parked_bytes: Positive = 256 * MIB
+    """Bytes of proposals that may wait for their verify."""
+
+
+class GatewayConfig(_ProcessConfig):
+    """Settings of `python -m gateway`."""
+
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_GATEWAY_")
+
+    target: str | None = None
+    """host:port of the target worker; several of one model with commas between."""
+    draft: str | None = None
+    """host:port of the draft worker, or several with commas between; absent = plain decoding."""
+    target_for_draft: str | None = None
+    """host:port at which the drafts reach the target, one for each of target; absent = the same as target."""
+    registry: str | None = None
+    """host:port of the launcher's registry, which says who the workers are; instead of target and draft."""
+    model_name: str | None = None
+    """Id under which the target is served; absent = the target's model id. Not with registry: the pools say it."""
+    port: Port = 8000
+    """HTTP port; 0 takes a free one and prints it."""
+    grpc_port: Port = 8001
+    """gRPC port; 0 takes a free one and prints it."""
+    num_draft_tokens: DraftTokens = AUTO
+    """K: tokens drafted a round unless the request says otherwise; auto = what makes the most tokens per second, round
+    by round, down to none."""
+    max_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 32
+    """Most tokens that a request may have drafted a round, as K or as the nodes of a tree; above it 400."""
+    drafter: Literal["model", "ngram", "lookup", "unigram", "bigram", "ngram+model", "lookup+model"] = "model"
+    """Who drafts unless the request says otherwise: a draft worker, or the target itself from what it has seen, which
+    needs none. With +model the draft worker is asked where the target has nothing to say."""
+    acceptance: Literal["rejection", "coupled"] = "rejection"
+    """Which drafts are kept at temperature > 0 unless the request says otherwise. Both give exactly the target's law;
+    with coupled the text is a function of prompt, parameters and seed, whatever the draft does, and no distribution
+    travels; with rejection somewhat more drafts are kept."""
+    min_confidence: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """A draft with a model ends its proposal, before K, with the token at which the probability that it gives to all of
+    them together falls below this; 0 = never. At temperature 0 and under coupled; not for requests that name their K,
+    nor for trees."""
+    tree: str | None = None
+    """Draft trees instead of chains unless the request says otherwise: children by depth such as 4x2x1, or best:12x4,
+    the 12 most likely nodes up to a depth of 4. Absent = chains."""
+    draft_logprobs: str = "auto"
+    """How distributions travel from draft to target at temperature > 0: full, topk or topk:N with the N likeliest
+    tokens of each (128), or auto: full while a step's payload is small, else topk."""
+    max_running: Positive = 64
+    """Answers decoded at once on each target; keep at or under the workers' max_slots."""
+    max_queue: Annotated[int, Field(ge=0)] = 256
+    """Answers of a model that may wait for a place; beyond it requests are refused with 429."""
+    max_queue_wait_s: Seconds = 0.5
+    """Once the queue is expected to take longer than this, requests that find no free place are refused with 429 until
+    none has come for a second, so that those let in keep their pace. A burst at an idle model waits as max_queue lets
+    it. For batch work, which would rather wait: as long as request_timeout_s."""
+    request_timeout_s: Seconds = 600.0
+    """Longest life of a request, its time in the queue included."""
+    prefix_cache_scope: Literal["shared", "user"] = "shared"
+    """Who shares the workers' cached prefixes: all requests of the same cache_salt, or those of the same user alone, so
+    that tenants cannot tell each other's prompts by their timing."""
+    max_body_bytes: Positive = 4 * MIB
+    """Largest HTTP body, and largest gRPC message of a user. Sixteen of these are held at once, of each API
+    key four, and as many gRPC messages more are on their way in."""
+    chat_template: str | None = None
+    """File with a Jinja chat template; absent = the tokenizer's own."""
+    api_keys: str | None = None
+    """File of hashed API keys and their limits, see `outrider keys`; read again when it changes. Absent = no key is
+    asked for."""
+    public_tls_dir: str | None = None
+    """Folder with cert.pem and key.pem for users' HTTP and gRPC; with a ca.pem too, users must show a certificate."""
+
+    @field_validator("num_draft_tokens", mode="before")
+    @classmethod
+    def _auto_or_number(cls, value: object) -> object:
+        try:
+            read = read_draft_tokens(value) if isinstance(value, str) else value
+        except ValueError:
+            read = None
+        if read != AUTO and not (type(read) is int and 0 <= read <= MAX_DRAFT_TOKENS):
+            raise ValueError(f"must be auto, or a number from 0 to {MAX_DRAFT_TOKENS}")
+        return read
+
+    @model_validator(mode="after")
+    def _workers_named_once(self) -> Self:
+        if self.target is None and self.registry is None:
+            raise ValueError("target and registry are missing: give --target HOST:PORT or --registry HOST:PORT")
+        extra = [
+            name for name in ("target", "draft", "target_for_draft", "model_name") if getattr(self, name) is not None
+        ]
+        if self.registry is not None and extra:
+            raise ValueError(f"registry and {extra[0]} contradict each other: the registry says it; leave one out")
+        return self
+
+    @field_validator("tree")
+    @classmethod
+    def _tree(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                TreeShape.parse(value)
+            except InvalidRequest as error:
+                raise ValueError(error.message) from None
+        return value
+
+    @field_validator("draft_logprobs")
+    @classmethod
+    def _encoding(cls, value: str) -> str:
+        read_draft_logprobs(value)
+        return value
+
+    @model_validator(mode="after")
+    def _drafts_agree(self) -> Self:
+        """As in a request, where the same pairs are refused."""
+        drafted = 0 if self.num_draft_tokens == AUTO else int(self.num_draft_tokens)
+        drafted = max(drafted, 0 if self.tree is None else TreeShape.parse(self.tree).most_nodes)
+        if drafted > self.max_draft_tokens:
+            name = "num_draft_tokens" if self.tree is None else "tree"
+            raise ValueError(
+                f"{name} is {getattr(self, name)}, {drafted} drafted tokens, and max_draft_tokens "
+                f"{self.max_draft_tokens}; lower the first or raise the second"
+            )
+        if self.tree is None:
+            return self
+        if self.num_draft_tokens != AUTO:
+            raise ValueError(
+                f"tree is {self.tree} and num_draft_tokens {self.num_draft_tokens}, which is of chains; leave one out"
+            )
+        if not DRAFTERS[self.drafter].asks_model:
+            raise ValueError(f"tree is {self.tree} and drafter {self.drafter}, which drafts chains; leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.port and self.port == self.grpc_port:
+            raise ValueError(f"port and grpc_port are both {self.port}; HTTP and gRPC need a port each")
+        return self
+
+
+Config = TypeVar("Config", bound=_ProcessConfig)
+
+
+def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> Config:
+    """Read `cls` from `argv` (None: no command line), the values given, and the environment, the first of them first.
+
+    Raises ConfigError naming the setting, its value and what is allowed. `--help` prints and exits.
+    """
+    prefix = str(cls.model_config["env_prefix"])
+    ours = {key.upper().removeprefix(prefix).lower(): key for key in os.environ if key.upper().startswith(prefix)}
+    flags = [arg.partition("=")[0] for arg in argv or () if arg.startswith("--")]
+    refuse_removed(part_of(cls), [*ours.items(), *((flag[2:].replace("-", "_"), flag) for flag in flags)])
+    for name, key in ours.items():
+        if name not in cls.model_fields:
+            known = ", ".join(sorted(f"{prefix}{name}".upper() for name in cls.model_fields))
+            raise ConfigError(f"{key} is no setting of {cls.__name__}; known: {known}")
+    if argv is not None:
+        given["_cli_parse_args"] = list(argv)
+    try:
+        return cls(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "missing":
+            flag, variable = f"--{name.replace('_', '-')}", f"{prefix}{name}".upper()
+            raise ConfigError(f"{name} is missing; give {flag} or set {variable}", param=name) from None
+        if not name:  # settings that contradict each other
+            raise ConfigError(reason(first)) from None
+        raise ConfigError(f"{name} is {first.get('input')!r}: {reason(first)}", param=name) from None
+
+
+def part_of(cls: type[BaseSettings]) -> str:
+    """Return which process the settings are of: target, draft or gateway."""
+    return str(cls.model_config["env_prefix"]).removeprefix("OUTRIDER_").removesuffix("_").lower()
+
+
+def reason(detail: Mapping[str, Any]) -> str:
+    """Why pydantic refused a value, without its own heading."""
+    return str(detail["msg"]).removeprefix("Value error, ")
+
+
+def parse_cores(text: str) -> frozenset[int]:
+    """'0,2-3' -> {0, 2, 3}. Raises ValueError naming the text."""
+    cores: set[int] = set()
+    for part in text.split(","):
+        found = _CORES.fullmatch(part.strip())
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if not first <= last < MAX_CORES:
+            raise ValueError(f"cpu cores are {text!r}, must look like 0 or 0,2-3")
+        cores.update(range(first, last + 1))
+    return frozenset(cores)

@@ -1,0 +1,240 @@
+"""Pools of a system: workers of one role and one model, how many there are, and where they may run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, WorkerConfig, load, part_of, reason
+from outrider.wire.settings.removed import refuse_removed
+
+Values = dict[str, Any]
+_Part = TypeVar("_Part", bound=WorkerConfig | GatewayConfig)
+Role = Literal["target", "draft"]
+MAX_COUNT = 1000
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_LABEL = re.compile(r"[A-Za-z0-9]([\w./-]*[A-Za-z0-9])?")
+_SELECTOR = re.compile(r"!?(in\([\w.,/ -]+\)|[\w./-]*)")
+
+
+class _Size(BaseModel):
+    """What a pool says besides its workers' own settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    count: int = Field(default=1, le=MAX_COUNT)
+    """Workers at the start."""
+    min: int | None = Field(default=None, le=MAX_COUNT)
+    """Fewest workers that the load may leave; absent = count."""
+    max: int | None = Field(default=None, le=MAX_COUNT)
+    """Most workers that the load may ask for; absent = count."""
+    labels: dict[str, str] = {}
+    """Labels of the machines that its workers may run on, as Ray's label selectors take them."""
+    num_cpus: float | None = Field(default=None, gt=0)
+    """CPUs that Ray reserves for a worker, and cores that it pins itself to."""
+    num_gpus: float | None = Field(default=None, gt=0)
+    """GPUs that Ray reserves for a worker, a fraction to share one; with tensor_parallel N it is N."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> _Size:
+        for name in ("num_cpus", "num_gpus"):
+            value = getattr(self, name)
+            if value is not None and value > 1 and value != int(value):
+                raise ValueError(f"{name} is {value:g}: above 1 Ray takes whole numbers only")
+        least, most = self.count if self.min is None else self.min, self.count if self.max is None else self.max
+        if not least <= self.count <= most:
+            raise ValueError(f"count {self.count} is not within min {least} and max {most}")
+        for key, value in self.labels.items():
+            if not _LABEL.fullmatch(key) or not _SELECTOR.fullmatch(value):
+                raise ValueError(
+                    f"labels has {key!r}: {value!r}, must look like zone: eu-1, !eu-1, in(a,b) or !in(a,b)"
+                )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Workers of one role and one model."""
+
+    name: str
+    role: Role
+    worker: WorkerConfig
+    """The settings of each of them."""
+    count: int = 1
+    min: int = 1
+    max: int = 1
+    """Where min < max, the load says how many there are."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    model_name: str | None = None
+    """Of a target: the id under which it is served; None = the model's own."""
+    serves: tuple[str, ...] = ()
+    """Of a draft: the target pools it drafts for."""
+
+    @property
+    def setting(self) -> str:
+        """How errors call it: as the user wrote it."""
+        return setting_of(self.role, self.name)
+
+    @property
+    def has_model(self) -> bool:
+        """False of drafts that guess from tables, and take next to nothing of their machine."""
+        return not isinstance(self.worker, DraftConfig) or self.worker.has_model
+
+    @property
+    def works_with(self) -> str:
+        """The model, or who drafts without one."""
+        if isinstance(self.worker, DraftConfig) and not self.worker.has_model:
+            return f"{self.worker.drafter}, without a model"
+        return self.worker.model
+
+    @property
+    def sized_by_load(self) -> bool:
+        return self.min < self.max
+
+    def member(self, index: int) -> str:
+        """Name of one of its workers: unique in the system, and kept through restarts."""
+        return f"{self.name}-{index}" if self.name == self.role else f"{self.role}-{self.name}-{index}"
+
+    def values(self) -> Values:
+        """What `read_pools` takes, less role and name."""
+        own = {name: getattr(self, name) for name in ("count", "min", "max", "num_cpus", "num_gpus", "model_name")}
+        given = {name: value for name, value in own.items() if value is not None}
+        more = {"serves": list(self.serves)} if self.role == "draft" else {}
+        return {**self.worker.model_dump(exclude_unset=True), **given, **more, "labels": dict(self.labels)}
+
+
+def setting_of(role: Role, name: str) -> str:
+    """`target` and `draft` alone are short for a pool of that name."""
+    return role if name == role else f"{role}s.{name}"
+
+
+def read_pools(targets: Mapping[str, Any], drafts: Mapping[str, Any]) -> tuple[Pool, ...]:
+    """Settings by name of the pool. Raises ConfigError naming pool and setting."""
+    pools = [_pool("target", name, values, {}) for name, values in targets.items()]
+    if not pools:
+        raise ConfigError("targets is empty: a system needs a target; add one, such as targets: {chat: {model: ...}}")
+    served = {pool.name: pool for pool in pools}
+    pools += [_pool("draft", name, values, served) for name, values in drafts.items()]
+    twice = set(targets) & set(drafts)
+    if twice:
+        raise ConfigError(f"targets and drafts both have a pool {min(twice)!r}; give them different names")
+    return tuple(pools)
+
+
+def read_part(name: str, cls: type[_Part], values: object, beside: Sequence[str] = ()) -> _Part:
+    """Read a process's settings from those given, over those of its environment variables. Raises ConfigError.
+
+    beside: settings that may stand there, too, and were read before.
+    """
+    given = mapping(name, values)
+    unknown = sorted(set(given) - set(cls.model_fields))
+    refuse_removed(part_of(cls), [(setting, f"{name}.{setting}") for setting in unknown])
+    if unknown:
+        raise ConfigError(
+            f"{name}.{unknown[0]} is no setting; known: {', '.join(sorted([*cls.model_fields, *beside]))}"
+        )
+    try:
+        return load(cls, **{key: None if value is None else str(value) for key, value in given.items()})
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error.message}", param=error.param) from None
+
+
+def mapping(name: str, values: object) -> Values:
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(f"{name} is {values!r}, must be settings by name")
+    return values
+
+
+def read_model(name: str, cls: type[Any], values: object) -> Any:
+    """A plain model of ours from its settings. Raises ConfigError naming it and the setting."""
+    refuse_removed(name, [(setting, f"{name}.{setting}") for setting in mapping(name, values)])
+    try:
+        return cls(**mapping(name, values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        setting = ".".join(str(part) for part in first["loc"])
+        if not setting:  # settings that contradict each other
+            raise ConfigError(f"{name}: {reason(first)}") from None
+        raise ConfigError(f"{name}.{setting} is {first.get('input')!r}: {reason(first)}", param=setting) from None
+
+
+def _pool(role: Role, name: str, values: object, targets: Mapping[str, Pool]) -> Pool:
+    """`targets`: the target pools by name, for a draft."""
+    called = setting_of(role, name)
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{role}s has a pool {name!r}: a name is up to 40 of a-z, 0-9 and - between them")
+    given = dict(mapping(called, values))
+    size: _Size = read_model(called, _Size, {key: given.pop(key) for key in [*given] if key in _Size.model_fields})
+    served = _serves(called, given, tuple(targets)) if role == "draft" else ()
+    if served and _needs_no_model(given):
+        given["model"] = targets[served[0]].worker.model  # for its tokenizer
+    model_name = given.pop("model_name", None) if role == "target" else None
+    of_pools = [*_Size.model_fields, "serves" if role == "draft" else "model_name"]
+    cls: type[WorkerConfig] = TargetConfig if role == "target" else DraftConfig
+    worker = read_part(called, cls, given, of_pools)
+    least = 1 if role == "target" else 0
+    if min(size.count, size.count if size.min is None else size.min) < least:
+        raise ConfigError(f"{called}: min and count must be at least {least}; leave the pool out for none")
+    pool = Pool(
+        name=name,
+        role=role,
+        worker=worker,
+        count=size.count,
+        min=size.count if size.min is None else size.min,
+        max=size.count if size.max is None else size.max,
+        labels=size.labels,
+        num_cpus=size.num_cpus,
+        num_gpus=size.num_gpus,
+        model_name=model_name,
+        serves=served,
+    )
+    _check_several(pool)
+    return pool
+
+
+def _needs_no_model(given: Values) -> bool:
+    """A draft that names none, and guesses without one."""
+    prefix = str(DraftConfig.model_config["env_prefix"])
+    named = given.get("model") or os.environ.get(f"{prefix}MODEL")
+    drafter = given.get("drafter") or os.environ.get(f"{prefix}DRAFTER")
+    return not named and drafter not in (None, "", "model")
+
+
+def _serves(called: str, given: Values, targets: tuple[str, ...]) -> tuple[str, ...]:
+    """A list of names, or one; absent where there is one target pool only."""
+    named = given.pop("serves", None)
+    if named is None and len(targets) == 1:
+        return targets
+    names = (named,) if isinstance(named, str) else named
+    known = ", ".join(targets)
+    if not isinstance(names, list | tuple) or not names:
+        raise ConfigError(f"{called}.serves is {named!r}, must be a list of target pools; there are {known}")
+    for name in names:
+        if name not in targets:
+            raise ConfigError(f"{called}.serves has {name!r}, which is no target pool; there are {known}")
+    return tuple(dict.fromkeys(names))
+
+
+def _check_several(pool: Pool) -> None:
+    """What cannot be the same for several workers."""
+    if pool.max == 1:
+        return
+    if isinstance(pool.worker, TargetConfig) and pool.worker.tensor_parallel > 1:
+        raise ConfigError(
+            f"{pool.setting}.tensor_parallel is {pool.worker.tensor_parallel} and its count or max {pool.max}: a pool "
+            "has one split target; make a pool for each"
+        )
+    for name in ("port", "metrics_port"):
+        if getattr(pool.worker, name) and not pool.labels:  # machines that are chosen may have room for one each
+            raise ConfigError(
+                f"{pool.setting}.{name} is {getattr(pool.worker, name)} for up to {pool.max} workers, which may share "
+                "a machine; leave it out, and each takes a free one, or name machines with room for one each by labels"
+            )

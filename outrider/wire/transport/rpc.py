@@ -1,0 +1,267 @@
+"""Channel and server options, and the one place where errors become gRPC statuses on the serving side.
+
+The numbers were measured: the default receive limit (4 MiB) breaks a stream at K = 9 and a 128k vocabulary; without
+`ping_timeout_ms` a hung peer is noticed after 60 s. With these it is noticed within 12 s, at either end.
+
+Streams of requests whose messages may be no messages: the call then ends in INVALID_ARGUMENT, whoever serves it.
+
+gRPC alone would answer UNKNOWN and blame the server. Called by `rpc.ErrorInterceptor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import inspect
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from outrider.wire.errors import InvalidRequest, OutriderError
+from outrider.wire.log import get_logger
+
+Parse = Callable[[Any, bytes], Any]
+Abort = Callable[[Any, OutriderError], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _NoMessage:
+    error: InvalidRequest
+
+
+class _Requests:
+    """The messages of one call. Raises InvalidRequest at the first that is none, and remembers it."""
+
+    def __init__(self, messages: AsyncIterator[Any]) -> None:
+        self._messages = messages
+        self.error: InvalidRequest | None = None
+
+    def __aiter__(self) -> _Requests:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await anext(self._messages)
+        if isinstance(message, _NoMessage):
+            self.error = message.error
+            raise message.error
+        return message
+
+
+def guarded_stream(handler: Any, parse: Parse, abort: Abort) -> Any:
+    """The same handler, of a method with a stream of requests; errors of the tree become its status."""
+    if handler.request_deserializer is None:
+        return handler
+
+    def read(data: bytes) -> Any:
+        try:
+            return parse(handler.request_deserializer, data)
+        except InvalidRequest as error:
+            return _NoMessage(error)
+
+    if handler.response_streaming:
+        inner, make = handler.stream_stream, grpc.stream_stream_rpc_method_handler
+    else:
+        inner, make = handler.stream_unary, grpc.stream_unary_rpc_method_handler
+    guarded = _generating(inner, abort) if inspect.isasyncgenfunction(inner) else _answering(inner, abort)
+    return make(guarded, request_deserializer=read, response_serializer=handler.response_serializer)
+
+
+def _answering(inner: Any, abort: Abort) -> Any:
+    async def guarded(messages: AsyncIterator[Any], context: Any) -> Any:
+        requests = _Requests(aiter(messages))
+        try:
+            answer = await inner(requests, context)
+        except OutriderError as error:
+            return await abort(context, error)
+        return answer if requests.error is None else await abort(context, requests.error)
+
+    return guarded
+
+
+def _generating(inner: Any, abort: Abort) -> Any:
+    async def guarded(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        requests = _Requests(aiter(messages))
+        error: OutriderError | None = None
+        try:
+            async with contextlib.aclosing(inner(requests, context)) as answers:
+                async for answer in answers:
+                    yield answer
+            error = requests.error
+        except OutriderError as raised:
+            error = raised
+        if error is not None:
+            await abort(context, error)
+
+    return guarded
+
+
+log = get_logger(__name__)
+
+Options = list[tuple[str, int]]
+
+PING_TIMEOUT_MS = 10_000
+"""A peer that acknowledges nothing for so long is gone. Longer than `hang_watch.MIN_SILENCE_S`, for a process that gets
+no CPU answers no ping, and lives: whether one that has work hangs is for the hang watch to say. Twice as long, and what
+a peer that hangs or is cut off holds is freed so much later.
+"""
+_TOKEN_ID_BYTES = 5
+"""Of a uint32 on the wire, at most."""
+_CONTROL_BYTES = 1 << 20
+"""Of a Control message beside token ids: sampling parameters, and small items that travel with it. Twice as much lets a
+peer hold up a worker's event loop by some 30 ms more a message.
+"""
+MAX_CONNECTIONS = 4096
+"""To one server; a further one is closed at once."""
+MAX_CALLS_OF_CONNECTION = 1024
+"""Open at once on one connection. Clients wait with a further one."""
+HANDSHAKE_TIMEOUT_MS = 10_000
+"""Who connects and says nothing is left after this."""
+MAX_METADATA_BYTES = 16 * 1024
+"""Of a call; one with more is refused with RESOURCE_EXHAUSTED."""
+MAX_ERROR_BYTES = 1300
+"""Of an error's message: it travels as metadata, each byte as up to three, and clients take 8 KiB of that."""
+
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Of a message between parts. Proposals go row by row: a vocabulary of 16 million would fit. Twice as much: so much
+more may be held of each message."""
+
+
+def _common(max_message_bytes: int) -> Options:
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", 2000),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def max_control_bytes(context_limit: int) -> int:
+    """Return the size of the largest message of a Control stream: one whole context, and what else may be in it."""
+    return _CONTROL_BYTES + _TOKEN_ID_BYTES * context_limit
+
+
+def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Options:
+    """A second server on the same port must fail, not share the traffic: hence so_reuseport 0.
+
+    window_bytes: what comes in of a message before anybody reads it. One that is longer costs a round trip more.
+    """
+    return [
+        *_common(max_message_bytes),
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        ("grpc.http2.bdp_probe", 0),  # it would let in more of messages that nobody reads yet
+        ("grpc.http2.lookahead_bytes", window_bytes),
+        ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+    ]
+
+
+def client_options(max_message_bytes: int) -> Options:
+    """Reconnects within a second: the default back-off grows to 120 s.
+
+    What gRPC calls the least back-off is the time that it gives to connect, handshakes included: with less, a far or
+    busy server is never reached.
+    """
+    return [
+        *_common(max_message_bytes),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 2000),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    ]
+
+
+def tune_malloc() -> None:
+    """Keep big buffers in the process: glibc otherwise returns and re-faults 2.5 MB for every message (3x slower)."""
+    if sys.platform != "linux":
+        return
+    try:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 256 << 20)  # M_TRIM_THRESHOLD
+    except (OSError, AttributeError):  # not glibc
+        return
+
+
+def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:
+    """What a client needs besides code and message: the parameter, when to come back, which of its kind it is."""
+    trailers: list[tuple[str, str]] = []
+    if error.param is not None:
+        trailers.append(("outrider-param", error.param))
+    if error.retry_after_s is not None:
+        trailers.append(("retry-after", f"{error.retry_after_s:g}"))
+    if error.openai_code is not None:
+        trailers.append(("outrider-code", error.openai_code))
+    return tuple(trailers)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> NoReturn:
+    message = error.message.encode(errors="replace")
+    if len(message) > MAX_ERROR_BYTES:
+        message = message[:MAX_ERROR_BYTES] + b"..."
+    await context.abort(error.grpc_code, message.decode(errors="ignore"), error_trailers(error))
+    raise AssertionError("abort returned")
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
+    """Maps the error tree, and requests that are no message, to statuses."""
+
+    def __init__(self, max_control_bytes: int | None = None) -> None:
+        """`max_control_bytes`: a longer message of a Control stream is refused before it is parsed."""
+        self._parse_control = functools.partial(parse_message, max_bytes=max_control_bytes)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler: Any = await continuation(handler_call_details)
+        if handler is not None and handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                _guarded(handler, handler.unary_unary), response_serializer=handler.response_serializer
+            )
+        if handler is not None and inspect.iscoroutinefunction(handler.unary_stream):
+            return grpc.unary_stream_rpc_method_handler(
+                _guarded(handler, handler.unary_stream), response_serializer=handler.response_serializer
+            )
+        if handler is not None and handler.request_streaming:
+            is_control = str(handler_call_details.method).endswith("/Control")
+            return guarded_stream(handler, self._parse_control if is_control else parse_message, abort)
+        return handler
+
+
+def _guarded(handler: Any, inner: Any) -> Callable[[bytes, Any], Awaitable[Any]]:
+    """Parses the request itself: gRPC would answer UNKNOWN to bytes that are no message, and blame the server."""
+
+    async def guarded(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await inner(parse_message(handler.request_deserializer, data), context)
+        except OutriderError as error:
+            await abort(context, error)
+
+    return guarded
+
+
+def parse_message(deserialize: Any, data: bytes, max_bytes: int | None = None) -> Any:
+    """Parse a message; `deserialize` is its class's FromString. Raises InvalidRequest."""
+    name = deserialize.__self__.DESCRIPTOR.full_name
+    if max_bytes is not None and len(data) > max_bytes:
+        raise InvalidRequest(f"a {name} of {len(data)} bytes, at most {max_bytes} are allowed")
+    try:
+        return deserialize(data)
+    except DecodeError:
+        raise InvalidRequest(
+            f"the message of {len(data)} bytes is no valid {name}; text must be UTF-8 and the client of this version"
+        ) from None

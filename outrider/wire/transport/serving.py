@@ -1,0 +1,173 @@
+"""A gRPC server on a thread of its own, with health and reflection. One grpc loop per process: a second costs 4x."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+from outrider.wire.transport.address import join_host_port
+from outrider.wire.transport.call_room import RoomInterceptor
+from outrider.wire.transport.roles import RoleInterceptor
+from outrider.wire.transport.rpc import ErrorInterceptor, server_options
+from outrider.wire.transport.tls import CertificateFolder, server_credentials
+
+log = get_logger(__name__)
+
+MAX_CONCURRENT_CALLS = 4096
+"""On a server, streams included; a further one is refused with RESOURCE_EXHAUSTED. `call_room` and who serves users
+refuse earlier."""
+
+WORKER_WINDOW_BYTES = 1 << 20
+"""Of a worker's server: a row of whole log-probs is half a megabyte, and must not wait for a round trip."""
+
+AddServices = Callable[[grpc.aio.Server], Sequence[str]]
+"""Adds servicers to the server and returns their full names."""
+
+
+async def _is_known(host: str) -> bool:
+    try:
+        await asyncio.get_running_loop().getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True
+
+
+async def start_server(
+    add_services: AddServices,
+    host: str,
+    port: int,
+    max_message_bytes: int,
+    certificates: CertificateFolder | None = None,
+    window_bytes: int = 64 << 10,
+    max_control_bytes: int | None = None,
+) -> tuple[grpc.aio.Server, str, HealthServicer]:
+    """Start a server and return (server, "host:port", health). Raises ConfigError when the port is taken.
+
+    With certificates of a part, callers must show one, and may do what its role may. `max_control_bytes` bounds the
+    messages of Control streams, `max_message_bytes` all others.
+    """
+    guards = [RoleInterceptor()] if certificates is not None and certificates.role is not None else []
+    server = grpc.aio.server(
+        options=server_options(max_message_bytes, window_bytes),
+        interceptors=[*guards, RoomInterceptor(), ErrorInterceptor(max_control_bytes)],
+        maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
+    )
+    names = [*add_services(server), health.SERVICE_NAME, reflection.SERVICE_NAME]
+    health_servicer = HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    reflection.enable_server_reflection(names, server)
+    address = join_host_port(host, port)
+    try:
+        if certificates is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, server_credentials(certificates))
+    except RuntimeError:
+        if not await _is_known(host):
+            raise ConfigError(f"cannot listen on {address}: no address is known for {host!r}", param="host") from None
+        raise ConfigError(
+            f"cannot listen on {address}: the port is taken or the address is not this machine's; choose another",
+            param="port",
+        ) from None
+    await server.start()
+    for name in ("", *names):
+        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    return server, join_host_port(host, bound), health_servicer
+
+
+class ServerThread:
+    """Runs an asyncio loop with a gRPC server until `stop`. Used by the workers; the gateway has its own loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.address = ""
+        self._thread = threading.Thread(target=self._run, name="grpc-loop", daemon=True)
+        self._server: grpc.aio.Server | None = None
+        self._health: HealthServicer | None = None
+
+    def start(
+        self,
+        add_services: AddServices,
+        host: str,
+        port: int,
+        max_message_bytes: int,
+        certificates: CertificateFolder | None = None,
+        max_control_bytes: int | None = None,
+    ) -> str:
+        """Blocks until the server listens; returns its address. `add_services` runs on the loop's thread."""
+        self._thread.start()
+        start = start_server(
+            add_services, host, port, max_message_bytes, certificates, WORKER_WINDOW_BYTES, max_control_bytes
+        )
+        try:
+            self._server, self.address, self._health = asyncio.run_coroutine_threadsafe(start, self.loop).result(30)
+        except BaseException:
+            self._end_loop()
+            raise
+        return self.address
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self.loop.close()
+
+    def post(self, calls: list[Callable[[], None]]) -> None:
+        """From any thread: run the calls on the loop, in order, with one wake-up. Dropped once the loop has ended.
+
+        One that raises does not keep the others from running: they answer other requests.
+        """
+
+        def run() -> None:
+            for call in calls:
+                try:
+                    call()
+                except Exception:
+                    log.exception("an answer could not be sent")
+
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(run)
+
+    def stop_serving(self, begin: Callable[[], None]) -> None:
+        """From any thread: health turns NOT_SERVING, and `begin` runs on the loop. What is open goes on."""
+
+        async def run() -> None:
+            begin()
+            if self._health is not None:
+                await self._health.enter_graceful_shutdown()
+
+        asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
+    def stop(self, grace_s: float, closing: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Health turns NOT_SERVING at once; `closing` ends the open streams, without which the grace is waited out."""
+
+        async def shut() -> None:
+            if self._health is not None:
+                await self._health.enter_graceful_shutdown()
+            if closing is not None:
+                await closing()
+            if self._server is not None:
+                await self._server.stop(grace_s)
+
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(shut(), self.loop).result(grace_s + 10)
+            self._end_loop()
+
+    def _end_loop(self) -> None:
+        async def cancel_rest() -> None:
+            rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(cancel_rest(), self.loop).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)

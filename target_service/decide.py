@@ -1,0 +1,167 @@
+"""From the logits of a step to what is accepted in each slot. Pure: no state but the slots' own parameters is read.
+
+On a device `decide_on_device` applies every rule once to all slots that use it. On a CPU a slot is decided at a time,
+position by position, so that nothing is computed past its first rejection; what that saves of a step is said in
+`host_sampling.py`. Trees are decided on the host, wherever their logits come from: those after the last committed token
+and then after each of the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+
+from torch import Tensor
+
+from outrider.engine.sampling.acceptance import Noise, accept_block_one, accept_token_one
+from outrider.engine.sampling.coupled import coupled_id
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.penalties import LogitRow, SamplingState
+from outrider.engine.sampling.reported import Reported, reported
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.side_by_side import side_by_side
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, TreeNoise, TreeWalk, accept_tree, walk_matching
+from target_service.decide_on_device import Decided, decide_on_device
+from target_service.waiting import ReadyVerify
+
+
+def decide_tree(
+    ready: ReadyVerify, tree: DraftTree, state: SamplingState, host: HostLogits, raw: Tensor, start: int
+) -> Decided:
+    """host, raw: the step's logits [R, V]; start: the slot's first row. Raises NonFiniteLogits of a row on the path."""
+
+    def row(node: int) -> LogitRow:
+        return LogitRow(state, tree.prefix(node))
+
+    def law(node: int) -> RowLaw:
+        return host.law(_place(start, node), row(node))
+
+    def says(node: int) -> int:
+        if state.params.greedy:
+            return host.best_id(_place(start, node), row(node))
+        return coupled_id(law(node), state.params, len(ready.slot.committed) + tree.depth(node))
+
+    if ready.draft_laws is None:
+        walk = walk_matching(tree, says)
+    else:
+        laws = dict(zip(tree.inner, ready.draft_laws, strict=True))
+        walk = accept_tree(tree, law, laws, tree_noise(ready, tree))
+    return Decided(len(walk.path), walk.next_id, _tree_reported(ready, tree, raw, start, walk), walk.path)
+
+
+def tree_noise(ready: ReadyVerify, tree: DraftTree) -> TreeNoise:
+    """A node's number is that of its position and its place among its siblings, as is a chain's, which has one."""
+    params, committed_len = ready.slot.params, len(ready.slot.committed)
+    depths = [len(path) for path in tree.paths]
+    places = [*(depth - 1 for depth in depths), *range(max(depths) + 1)]
+    ranks = [*map(tree.rank, range(len(depths))), *[0] * (max(depths) + 1)]
+    accept, recover, target = host_slot_uniforms(
+        [params] * len(places),
+        [committed_len] * len(places),
+        [committed_len + place for place in places],
+        (Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET),
+        ranks,
+    ).tolist()
+    return TreeNoise(accept[: len(depths)], recover[len(depths) :], target[len(depths) :])
+
+
+def _tree_reported(
+    ready: ReadyVerify, tree: DraftTree, raw: Tensor, start: int, walk: TreeWalk
+) -> tuple[Reported, ...]:
+    num_logprobs = ready.slot.params.num_logprobs
+    if num_logprobs is None:
+        return ()
+    rows = [_place(start, node) for node in (ROOT, *walk.path)]
+    return tuple(reported(raw[rows], [*(tree.ids[node] for node in walk.path), walk.next_id], num_logprobs))
+
+
+def _place(start: int, node: int) -> int:
+    """Row of the step's logits after a node."""
+    return start + 1 + node
+
+
+def decide(
+    ready: Sequence[ReadyVerify], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
+) -> list[Decided]:
+    """One per slot. logits: [sum(K_b + 1), V] float32, slots in order. by_block: how `rejection` looks at drafts.
+
+    Raises NonFiniteLogits, naming a row of every slot that cannot be decided for it. Rows that nothing is decided by
+    may hold anything on the host.
+    """
+    if not HostLogits.reads(logits):
+        if all(r.tree is None for r in ready):
+            return decide_on_device(ready, states, logits, by_block=by_block)
+        logits = logits.cpu()  # where it goes on in a tree is seen row by row
+    host, noise = HostLogits(logits), slots_noise(ready)
+    starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
+
+    def decide_one(b: int) -> Decided:
+        r, state, start, own = ready[b], states[b], starts[b], noise[b]
+        if r.tree is not None:
+            return decide_tree(r, r.tree, state, host, logits, start)
+        if own is None:
+            outcome = _matching(r, lambda j, guess: _says(r, state, host, start, j, guess))
+        elif r.copied:
+            laws = _laws(r, state, host, start)
+            outcome = _matching(r, lambda j, _: laws(j).draw(float(own.target[j])))
+        else:
+            lenience = state.params.lenience
+            rule = accept_block_one if by_block and lenience == 1.0 else partial(accept_token_one, lenience=lenience)
+            outcome = rule(_laws(r, state, host, start), r.draft_laws or (), r.draft_ids, own)
+        return Decided(*outcome, _reported(r, logits[start:], *outcome))
+
+    return side_by_side(decide_one, range(len(ready)), logits.numel())
+
+
+def _matching(ready: ReadyVerify, says: Callable[[int, int | None], int]) -> tuple[int, int]:
+    """Keep drafts while they are what the target says. says(j, the draft there): its token after j drafts."""
+    for j, token_id in enumerate(ready.draft_ids):
+        own = says(j, token_id)
+        if own != token_id:
+            return j, own
+    num_drafted = len(ready.draft_ids)
+    return num_drafted, says(num_drafted, None)
+
+
+def _says(ready: ReadyVerify, state: SamplingState, host: HostLogits, start: int, j: int, guess: int | None) -> int:
+    """The target's token after j drafts: its best one (or a guess that is nearly as good, where that will do), or the
+    one that the noise of its position picks.
+    """
+    row = _row(ready, state, j)
+    if state.params.greedy:
+        return host.best_id(start + j, row, guess)
+    return coupled_id(host.law(start + j, row), state.params, len(ready.slot.committed) + j)
+
+
+def _laws(ready: ReadyVerify, state: SamplingState, host: HostLogits, start: int) -> Callable[[int], RowLaw]:
+    return lambda j: host.law(start + j, _row(ready, state, j))
+
+
+def _reported(ready: ReadyVerify, raw: Tensor, num_accepted: int, next_id: int) -> tuple[Reported, ...]:
+    """raw: logits that begin with the slot's own."""
+    num_logprobs = ready.slot.params.num_logprobs
+    if num_logprobs is None:
+        return ()
+    return tuple(reported(raw[: num_accepted + 1], [*ready.draft_ids[:num_accepted], next_id], num_logprobs))
+
+
+def _row(ready: ReadyVerify, state: SamplingState, j: int) -> LogitRow:
+    return LogitRow(state, tuple(ready.draft_ids[:j]))
+
+
+def slots_noise(ready: Sequence[ReadyVerify]) -> list[Noise | None]:
+    """Of every slot whose drafts are a chain and kept by chance; all numbers are made at once."""
+    sampled = [r for r in ready if not r.slot.params.determined and r.tree is None]
+    if not sampled:
+        return [None] * len(ready)
+    purposes = (Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET)
+    widths = [len(r.draft_ids) + 1 for r in sampled]
+    params = [r.slot.params for r, width in zip(sampled, widths, strict=True) for _ in range(width)]
+    positions = [len(r.slot.committed) + j for r, width in zip(sampled, widths, strict=True) for j in range(width)]
+    rounds = [each for r, width in zip(sampled, widths, strict=True) for each in r.noise_rounds(width)]
+    numbers = host_slot_uniforms(params, rounds, positions, purposes)  # [P, sum(K_b + 1)]
+    ends = list(accumulate(widths))
+    own = iter(Noise(*numbers[:, end - width : end]) for width, end in zip(widths, ends, strict=True))
+    return [None if r.slot.params.determined or r.tree is not None else next(own) for r in ready]

@@ -1,0 +1,228 @@
+"""`decide` in torch, for chains on any device: every rule once over all slots that use it, and one copy to the host.
+
+Until that copy the host only queues work: nothing asks a tensor for its values, and what goes up leaves from pinned
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.sampling.acceptance import Outcome, accept_block, accept_matching, accept_token
+from outrider.engine.sampling.coupled import coupled_ids
+from outrider.engine.sampling.noise import Purpose, slot_uniforms
+from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked, sound_rows
+from outrider.engine.sampling.reported import Reported, packed, unpacked
+from outrider.engine.sampling.row_law import NothingToDraw
+from outrider.engine.sampling.sampling import argmax, distributions, inverse_cdf, probabilities
+from outrider.engine.sampling.wire_tensors import scattered
+from outrider.wire.params import SamplingParams
+from target_service.waiting import ReadyVerify
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Of one slot."""
+
+    num_accepted: int
+    next_id: int
+    reported: Sequence[Reported] = ()
+    """Of the accepted tokens and the next one, when the request asks for it."""
+    path: tuple[int, ...] = ()
+    """Of a tree: the nodes that were accepted."""
+
+
+Rule = Callable[["Batch", Tensor, list[LogitRow]], Outcome]
+"""(slots of one rule, processed logits of the step [R, V], its rows) -> what they decide."""
+
+
+def decide_on_device(
+    ready: Sequence[ReadyVerify], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
+) -> list[Decided]:
+    """One per slot. logits: [sum(K_b + 1), V] float32, slots in order. Raises NonFiniteLogits."""
+    rows = [
+        LogitRow(state, tuple(r.draft_ids[:j]))
+        for r, state in zip(ready, states, strict=True)
+        for j in range(len(r.draft_ids) + 1)
+    ]
+    processed = process_unchecked(logits, rows)
+    starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
+    outcomes: list[Tensor] = []
+    order: list[int] = []
+    rules = [_rule_of(r, by_block) for r in ready]
+    for rule in (_greedy, _coupled, _copied, _by_block, _by_token):
+        group = [b for b, own in enumerate(rules) if own is rule]
+        if group:
+            batch = Batch([ready[b] for b in group], [starts[b] for b in group], processed.device)
+            outcome = rule(batch, processed, rows)
+            outcomes.append(torch.stack((outcome.num_accepted, outcome.next_ids, outcome.sound.long()), dim=1))
+            order.extend(group)
+    decided = torch.cat(outcomes)[to_device(np.argsort(order), logits.device)]  # [B, 3] int64, in the order of slots
+    asked = _asked_log_probs(ready, starts, decided, logits)  # [N, 1 + 2 n] float64
+    parts = ((~sound_rows(logits)).double(), decided.view(-1).double(), asked.view(-1))  # ids fit a double
+    values = torch.cat(parts).cpu().numpy()  # [R + 3 B + N (1 + 2 n)] float64: the one wait of a step
+    bad, outcome_values, asked_values = np.split(values, np.cumsum([len(rows), 3 * len(ready)]))
+    if bad.any():
+        raise NonFiniteLogits(np.flatnonzero(bad).tolist())
+    return _unpacked(ready, outcome_values.reshape(-1, 3), asked_values.reshape(asked.shape))
+
+
+def _asked_log_probs(ready: Sequence[ReadyVerify], starts: Sequence[int], decided: Tensor, logits: Tensor) -> Tensor:
+    """What `reported.packed` says of all rows of the slots that ask; rows past a slot's next token say nothing."""
+    asking = [b for b, r in enumerate(ready) if r.slot.params.num_logprobs is not None]
+    if not asking:
+        return logits.new_empty((0, 1), dtype=torch.float64)
+    places = [(starts[b] + j, b, j, token_id) for b in asking for j, token_id in enumerate([*ready[b].draft_ids, 0])]
+    rows, slots, at, draft_ids = to_device(np.array(places).T.copy(), logits.device)  # [N] int64 each
+    chosen = torch.where(at == decided[slots, 0], decided[slots, 1], draft_ids)
+    return packed(logits[rows], chosen, max(ready[b].slot.params.num_logprobs or 0 for b in asking))
+
+
+def _unpacked(ready: Sequence[ReadyVerify], outcomes: NDArray[np.float64], asked: NDArray[np.float64]) -> list[Decided]:
+    """outcomes [B, 3]; asked: `packed` rows of the slots that ask."""
+    if not outcomes[:, 2].all():
+        raise NothingToDraw("nothing to draw from: a slot's law has no positive finite mass")
+    decided, start = [], 0
+    for r, (num_accepted, next_id) in zip(ready, outcomes[:, :2].astype(int).tolist(), strict=True):
+        num_logprobs, reported = r.slot.params.num_logprobs, list[Reported]()
+        if num_logprobs is not None:
+            reported = unpacked(asked[start : start + num_accepted + 1], num_logprobs)
+            start += len(r.draft_ids) + 1
+        decided.append(Decided(num_accepted, next_id, tuple(reported)))
+    return decided
+
+
+def _rule_of(ready: ReadyVerify, by_block: bool) -> Rule:
+    params = ready.slot.params
+    if params.greedy:
+        return _greedy
+    if params.determined:
+        return _coupled
+    if ready.copied:
+        return _copied
+    return _by_block if by_block and params.lenience == 1.0 else _by_token
+
+
+def _greedy(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+    index = batch.row_index()
+    target_ids = argmax(processed)[index]  # [B, K+1] int64
+    if batch.is_lenient:  # a draft with `lenience` times the best one's probability will do
+        best = processed.amax(dim=1)[index[:, :-1]].double() + batch.lenience().log()[:, None]  # [B, K]
+        near = (processed[index[:, :-1], batch.draft_ids] >= best) & batch.is_draft()
+        target_ids = torch.cat((torch.where(near, batch.draft_ids, target_ids[:, :-1]), target_ids[:, -1:]), dim=1)
+    return accept_matching(target_ids, batch.draft_ids, batch.num_drafted)
+
+
+def _coupled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+    used = batch.used_rows()
+    keys = batch.keys_of_used_rows()
+    target_ids = coupled_ids(_laws(processed, rows, used), *keys)[batch.row_index(used)]  # [B, K+1] int64
+    return accept_matching(target_ids, batch.draft_ids, batch.num_drafted)
+
+
+def _copied(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+    used = batch.used_rows()
+    index = batch.row_index(used)  # [B, K+1]
+    (u,) = batch.uniforms((Purpose.TARGET,))  # [B, K+1]
+    weights = probabilities(_laws(processed, rows, used))[index]  # [B, K+1, V] float64
+    ids, sound = inverse_cdf(weights.flatten(0, 1), u.flatten())
+    matched = accept_matching(ids.view(index.shape), batch.draft_ids, batch.num_drafted)
+    decided = sound.view(index.shape).gather(1, matched.num_accepted[:, None])[:, 0]
+    return Outcome(matched.num_accepted, matched.next_ids, decided)
+
+
+def _laws(processed: Tensor, rows: list[LogitRow], used: list[int]) -> Tensor:
+    """[U, V] float32 log-probs of some of the step's rows."""
+    if len(used) < len(rows):
+        processed = processed.index_select(0, to_device(np.array(used), processed.device))
+    return distributions(processed, [rows[i] for i in used])
+
+
+def _by_block(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+    return accept_block(*_sampled(batch, processed, rows))
+
+
+def _by_token(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+    return accept_token(*_sampled(batch, processed, rows), batch.lenience())
+
+
+def _sampled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> tuple[Tensor, ...]:
+    """What both of them take."""
+    used = batch.used_rows()  # rows of sampled slots only
+    target = _laws(processed, rows, used)
+    accept_u, recover_u, target_u = batch.uniforms((Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET))
+    return (
+        target[batch.row_index(used)],  # [B, K+1, V]
+        batch.draft_log_probs(processed.shape[1]),  # [B, K, V]
+        batch.draft_ids,
+        batch.num_drafted,
+        accept_u[:, :-1],
+        recover_u[:, :-1],
+        target_u,
+    )
+
+
+class Batch:
+    """Slots of one acceptance rule, padded to the widest."""
+
+    def __init__(self, ready: list[ReadyVerify], starts: list[int], device: torch.device) -> None:
+        """starts: the row of the step's logits at which each slot begins."""
+        self._ready = ready
+        self._device = device
+        counts = [len(r.draft_ids) for r in ready]
+        self._width = width = max(counts)
+        self.num_drafted = to_device(np.array(counts), device)  # [B]
+        padded = [[*r.draft_ids, *[0] * (width - len(r.draft_ids))] for r in ready]
+        self.draft_ids = to_device(np.array(padded, dtype=np.int64).reshape(len(ready), width), device)  # [B, K]
+        # Rows past a slot's own K repeat its last one; the rules never look at them.
+        self._rows = np.array([[s + min(j, n) for j in range(width + 1)] for s, n in zip(starts, counts, strict=True)])
+
+    @property
+    def is_lenient(self) -> bool:
+        return any(r.slot.params.lenience < 1.0 for r in self._ready)
+
+    def is_draft(self) -> Tensor:
+        """[B, K] bool: not padding."""
+        return torch.arange(self._width, device=self._device) < self.num_drafted[:, None]
+
+    def lenience(self) -> Tensor:
+        """[B] float64."""
+        return to_device(np.array([r.slot.params.lenience for r in self._ready]), self._device)
+
+    def used_rows(self) -> list[int]:
+        """Ascending; of one slot they lie side by side."""
+        return np.unique(self._rows).tolist()
+
+    def keys_of_used_rows(self) -> tuple[list[SamplingParams], list[int]]:
+        """Of each: whose it is, and the position in the sequence that it decides."""
+        own = [(r, j) for r in self._ready for j in range(len(r.draft_ids) + 1)]
+        return [r.slot.params for r, _ in own], [len(r.slot.committed) + j for r, j in own]
+
+    def row_index(self, among: Sequence[int] | None = None) -> Tensor:
+        """[B, K+1] int64: rows of the step's logits, or their places `among` some of them, ascending."""
+        rows = self._rows if among is None else np.searchsorted(among, self._rows)
+        return to_device(rows, self._device)
+
+    def draft_log_probs(self, vocab_size: int) -> Tensor:
+        """[B, K, V] float32; padding rows are -inf."""
+        laws = [
+            (b * self._width + j, law) for b, r in enumerate(self._ready) for j, law in enumerate(r.draft_laws or ())
+        ]
+        shape = (len(self._ready), self._width, vocab_size)
+        return scattered(laws, shape[0] * shape[1], vocab_size, self._device).view(shape)
+
+    def uniforms(self, purposes: Sequence[Purpose]) -> Tensor:
+        """[P, B, K+1] float64, one per purpose and position that may be decided."""
+        width = self._width + 1
+        params = [r.slot.params for r in self._ready for _ in range(width)]
+        rounds = [each for r in self._ready for each in r.noise_rounds(width)]
+        positions = [len(r.slot.committed) + j for r in self._ready for j in range(width)]
+        return slot_uniforms(params, rounds, positions, purposes, self._device).view(len(purposes), -1, width)

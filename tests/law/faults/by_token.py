@@ -1,0 +1,21 @@
+"""A target that looks at proposals token by token, as it does under lenience. No fault: this, too, has the
+target's law.
+"""
+
+import functools
+import sys
+
+from outrider.wire.settings.config import TargetConfig
+from outrider.wire.worker_main import run_worker
+from target_service import verifier
+from target_service.worker import start_worker
+from tests.law.faults import replace
+
+
+def decide_by_token() -> None:
+    replace(verifier, "decide", functools.partial(verifier.decide, by_block=False))
+
+
+if __name__ == "__main__":
+    decide_by_token()
+    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

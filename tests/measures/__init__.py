@@ -1,0 +1,1 @@
+"""What the repository weighs: lines by folder, before and after."""
