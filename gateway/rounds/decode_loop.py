@@ -14,6 +14,7 @@ from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
 from gateway.telemetry.request_record import RoundRecord, note_round_end
 from gateway.telemetry.round_metrics import note_round, note_truncate
+from gateway.workers.links import WorkerSlot
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -42,6 +43,8 @@ class Decoder:
         self._record: RoundRecord | None = None
         self._reply_is_due = False
         """The draft's reply to a verified proposal may still be on its way."""
+        self._truncation: tuple[tuple[WorkerSlot, ...], pb.TruncateReason] | None = None
+        """Slots that still hold what the last round dropped, and why it was dropped."""
 
     async def run(self) -> AsyncGenerator[RoundOutput]:
         """Run rounds until the answer is finished, and yield what each adds.
@@ -64,6 +67,7 @@ class Decoder:
                     raise Unavailable("the targets keep losing the request; try again later", retry_after_s=1.0)
                 await self.target.pay_for_retry()
         finally:
+            self._truncate()
             self.draft.close()
             self.own.close()
             self.target.close()
@@ -84,11 +88,12 @@ class Decoder:
 
     async def run_round(self) -> RoundOutput | None:
         """Run one round. Return None when nothing was committed and the slot has to be opened again."""
+        if self._reply_is_due:  # of the round before: its tokens have left for the user already
+            await self.draft.let_reply_arrive()
+        self._truncate()
         target = await self.target.place()
         await self.target.open(target)
         ticket, started_s = self.model.new_ticket(), time.monotonic()
-        if self._reply_is_due:  # of the round before: its tokens have left for the user already
-            await self.draft.let_reply_arrive()
 
         # 1 PROPOSE: leaves now; the proposal goes from the draft to the target directly, or the target makes its own
         own = self.own.plan(target, self.target.member)
@@ -117,7 +122,7 @@ class Decoder:
             self.draft.skip(target)
             self.own.note_verdict(verdict, timings.total_s, self.target.is_new_step)
             note_round(own.metrics, verdict, output, timings, own.why_plain, is_tree=False)
-        self._truncate(verdict, num_draft_tokens, output)
+        self._truncation = self._dropped(verdict, num_draft_tokens, output)
         if output.finish_reason is not None:
             self.model.lengths.ended(self.session.num_output, output.finish_reason is FinishReason.STOP)
         return output
@@ -129,19 +134,26 @@ class Decoder:
         propose_s = min(wait_s, self.draft.last_propose_s) if verdict.num_drafted else 0.0
         return OutputTimings(total_s, propose_s, wait_s - propose_s, verify_s, max(0.0, total_s - verify_s - wait_s))
 
-    def _truncate(self, verdict: tpb.Verdict, num_draft_tokens: int, output: RoundOutput) -> None:
-        """Tell both workers what was dropped. One way: nobody waits, and correctness does not depend on it."""
-        committed_len = self.session.committed_len
-        workers: tuple[str, ...] = ("target", "draft")
+    def _dropped(
+        self, verdict: tpb.Verdict, num_draft_tokens: int, output: RoundOutput
+    ) -> tuple[tuple[WorkerSlot, ...], pb.TruncateReason] | None:
+        """Return the slots that hold more than was committed, and why; None when neither does."""
         if len(output.tokens) < len(verdict.token_ids):
-            reason = pb.TRUNCATE_REASON_STOP
-        elif verdict.num_accepted < verdict.num_drafted:
-            reason = pb.TRUNCATE_REASON_REJECTED
-        elif num_draft_tokens and verdict.fallback != tpb.FALLBACK_REASON_UNSPECIFIED:
-            workers, reason = ("draft",), pb.TRUNCATE_REASON_WASTED
-        else:
+            return (self.target.slot, self.draft.slot), pb.TRUNCATE_REASON_STOP
+        if verdict.num_accepted < verdict.num_drafted:
+            return (self.target.slot, self.draft.slot), pb.TRUNCATE_REASON_REJECTED
+        if num_draft_tokens and verdict.fallback != tpb.FALLBACK_REASON_UNSPECIFIED:
+            return (self.draft.slot,), pb.TRUNCATE_REASON_WASTED
+        return None
+
+    def _truncate(self) -> None:
+        """Tell both workers what was dropped, in the message that leaves next. Nobody waits for it, and correctness
+        does not depend on it.
+        """
+        truncation, self._truncation = self._truncation, None
+        if truncation is None:
             return
-        for worker in workers:
-            slot = self.target.slot if worker == "target" else self.draft.slot
-            if slot.truncate(committed_len, reason):
-                note_truncate(self.model.metrics, worker, reason)
+        slots, reason = truncation
+        for slot in slots:
+            if slot.truncate(self.session.committed_len, reason):
+                note_truncate(self.model.metrics, "target" if slot is self.target.slot else "draft", reason)
