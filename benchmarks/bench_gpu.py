@@ -28,7 +28,6 @@ from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, WORK, Report, dev_prompts
 from benchmarks.running import running
 from benchmarks.widen import Sizes, widen_folder
 from outrider.client import AsyncClient, Speculation
-from outrider.engine.cuda.draft_graph import Draw
 from outrider.engine.cuda.graphed_path import GraphedPath
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
@@ -162,8 +161,6 @@ def _steps(report: Report, role: str, folder: Path, plan: Plan, bandwidth: float
         "floor_ms": floor_ms,
         "rows": [dict(zip(columns, row, strict=True)) for row in rows],
     }
-    if role == "draft":
-        _loops(report, runner, plan)
 
 
 def _runner(folder: Path, plan: Plan) -> ModelRunner:
@@ -181,7 +178,7 @@ def _runner(folder: Path, plan: Plan) -> ModelRunner:
         )
     )
     if isinstance(runner.path, GraphedPath):
-        runner.path.prepare(most, runner.facts.context_limit, drafts=True)
+        runner.path.prepare(most, runner.facts.context_limit)
     return runner
 
 
@@ -235,41 +232,6 @@ def _in_turns(arms: dict[str, Callable[[], object]], plan: Plan) -> dict[str, fl
                 times[name].append(seconds)
     end()
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def _loops(report: Report, runner: ModelRunner, plan: Plan) -> None:
-    """Compare whole greedy proposals: one graph of all steps, against a graph a step with the host choosing."""
-    if not isinstance(runner.path, GraphedPath) or runner.path.draft_loop is None:
-        return
-    loop, k, rows = runner.path.draft_loop, plan.num_draft_tokens, []
-    ids = _context(CONTEXT_TOKENS + 1, runner.facts.vocab_size)
-    for batch in plan.batches:
-        tables = [runner.pool.new_table() for _ in range(batch)]
-        for table in tables:
-            runner.forward([Row.of(table, ids[:-1], 0, 0)])
-        feeds = [Row.of(table, ids, CONTEXT_TOKENS, 1) for table in tables]
-
-        @torch.inference_mode()
-        def at_once(feeds: list[Row] = feeds, batch: int = batch) -> None:
-            loop.run(feeds, [Draw(k, 0.0, ())] * batch, None)
-            for row in feeds:
-                row.table.truncate(row.num_cached)
-
-        def stepwise(feeds: list[Row] = feeds) -> None:
-            following = feeds
-            for _ in range(k):
-                chosen = runner.forward(following).argmax(dim=1).tolist()
-                following = [Row(r.table, [i], r.num_tokens, 1, ()) for r, i in zip(following, chosen, strict=True)]
-            for row in feeds:
-                row.table.truncate(row.num_cached)
-
-        ms = {name: 1e3 * value for name, value in _in_turns({"loop": at_once, "steps": stepwise}, plan).items()}
-        rows.append([str(batch), f"{ms['steps']:.2f}", f"{ms['loop']:.2f}", f"{ms['steps'] / ms['loop']:.2f}"])
-        for table in tables:
-            table.free()
-    columns = ["proposals", "a graph a step, ms", "one graph, ms", "ratio"]
-    report.table(f"Proposals of {k} greedy tokens", columns, rows)
-    report.data["draft_loops"] = [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 # tokens per second

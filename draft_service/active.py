@@ -133,9 +133,9 @@ class Active(Asked):
         shape = None if tree is None else tree.fitted(tree.depth, self.job.num_draft_tokens)
         self.growth = None if shape is None else Growth(shape)
 
-    def step_request(self, at_once: bool) -> StepRequest:
-        """Its next token; to begin at all, or to be made at once, it wants room for the whole proposal."""
-        wants_all = at_once or not self.slot.table.blocks
+    def step_request(self) -> StepRequest:
+        """Its next token; to begin at all it wants room for the whole proposal."""
+        wants_all = not self.slot.table.blocks
         num_next = len(self.draft_ids if self.growth is None else self.growth.fed)
         num_guesses = self.job.num_draft_tokens if wants_all else num_next
         return StepRequest(Want.STEP, len(self.slot.committed) + num_guesses)

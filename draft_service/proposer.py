@@ -16,7 +16,6 @@ from draft_service.active import Active, ProposalQueue
 from draft_service.deliveries import Sender
 from draft_service.drawing import draw_tokens, grow_level
 from draft_service.jobs import PartOut
-from draft_service.looping import loop_of, may_loop, run_loops
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits
@@ -45,7 +44,6 @@ class Proposer:
         rest = runner.facts.vocab_size, Active, runner.tree_refusal
         self._queue = ProposalQueue(keeper, engine, metrics, *rest)
         self._metrics = metrics
-        self._loop = loop_of(runner)
         self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
 
     def handle(self, job: object) -> None:
@@ -58,30 +56,26 @@ class Proposer:
         """One token for every active proposal whose prompt is in, and pieces of the others' prompts beside them."""
         if not self._queue.active and not self._turns.num_starved:
             return False
-        step_requests = {
-            key: a.step_request(self._loop is not None and may_loop(a)) for key, a in self._queue.active.items()
-        }
+        step_requests = {key: a.step_request() for key, a in self._queue.active.items()}
         turn = self._turns.take(step_requests, now, feed_all=False)
         if not turn.running and not turn.pieces:
             return turn.worked
         for key, a in self._queue.active.items():
             if a.started_s is None and key not in turn.starved:
                 a.started_s = now
-        num_looped = self._run_loops([self._queue.active[key] for key in turn.running])
-        ready = [self._queue.active[key] for key in turn.running if key in self._queue.active]
+        ready = [self._queue.active[key] for key in turn.running]
         rows = [a.row() for a in ready]
-        if rows or turn.pieces:
-            logits = self._runner.forward([*rows, *(p.row for p in turn.pieces)])  # [R, V] float32
-            for piece in turn.pieces:
-                self._queue.active[piece.slot.key].num_fed += piece.row.num_new
-            for a, row in zip(ready, rows, strict=True):
-                a.fed(row)
-            if ready:
-                self._extend(ready, rows, logits)
-            else:
-                self._runner.forward_s()  # nothing else waits for pieces of prompts
+        logits = self._runner.forward([*rows, *(p.row for p in turn.pieces)])  # [R, V] float32
+        for piece in turn.pieces:
+            self._queue.active[piece.slot.key].num_fed += piece.row.num_new
+        for a, row in zip(ready, rows, strict=True):
+            a.fed(row)
+        if ready:
+            self._extend(ready, rows, logits)
+        else:
+            self._runner.forward_s()  # nothing else waits for pieces of prompts
         seconds = time.monotonic() - now
-        self._turns.done(turn, sum(row.num_new for row in rows) + num_looped, seconds)
+        self._turns.done(turn, sum(row.num_new for row in rows), seconds)
         self._metrics.batch_size.observe(len(turn.running) + len(turn.pieces))
         self._metrics.busy_seconds.inc(seconds)
         self._keeper.refresh_gauges()
@@ -135,24 +129,6 @@ class Proposer:
             self._sender.send_due(a)
             if a.done:
                 self._queue.finish(a, a.slot.num_adopted or 0)
-
-    def _run_loops(self, running: list[Active]) -> int:
-        """Makes and sends whole proposals where the path can; returns the tokens that were fed for them."""
-        whole = [a for a in running if may_loop(a)] if self._loop is not None else []
-        if self._loop is None or not whole:
-            return 0
-        num_fed = 0
-        for a, drawn in run_loops(self._loop, whole):
-            num_fed += a.num_fed + a.job.num_draft_tokens - 1
-            if drawn is None:
-                a.slot.distrust()
-                self._queue.cancel(a.job.owner, a.job.slot_id, NonFiniteLogits([0]).message, Fault.INTERNAL)
-                continue
-            for one in drawn:
-                a.take(one)
-            self._sender.send_due(a)
-            self._queue.finish(a, a.slot.num_adopted or 0)
-        return num_fed
 
     def _extend_without(self, error: NonFiniteLogits, ready: list[Active], logits: Tensor) -> None:
         """NaN in one slot's logits ends that proposal alone."""

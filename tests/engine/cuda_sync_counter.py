@@ -21,11 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from draft_service import drawing
-from outrider.engine.cuda import draft_graph
-from outrider.engine.cuda.draft_graph import Drafted, DraftGraphs
 from outrider.engine.cuda.host_copy import to_host
 from outrider.engine.model_runner import ModelRunner
-from tests.engine.cuda_tape import Tape
 from tests.engine.cuda_waits import name_of, waits
 
 _TO_HOST = {"tolist", "cpu", "numpy", "__array__"}
@@ -129,9 +126,8 @@ class _Functions(TorchFunctionMode):
 
 
 def install(monkeypatch: pytest.MonkeyPatch, counter: SyncCounter) -> None:
-    """Forwards, draft loops and copies to the host report to the counter. A replay waits for nothing."""
+    """Forwards and copies to the host report to the counter."""
     forward: Callable[..., Tensor] = ModelRunner.forward
-    run, replay = DraftGraphs.run, Tape.replay
 
     def counted_forward(self: ModelRunner, *args: Any, **kwargs: Any) -> Tensor:
         with counter.forward():
@@ -139,16 +135,5 @@ def install(monkeypatch: pytest.MonkeyPatch, counter: SyncCounter) -> None:
         counter.move(logits)
         return logits
 
-    def counted_run(self: DraftGraphs, *args: Any, **kwargs: Any) -> Drafted | None:
-        counter.move((self._out.ids, self._out.best, self._out.laws, self._out.cut_laws))
-        return run(self, *args, **kwargs)
-
-    def uncounted_replay(self: Tape) -> None:
-        with counter.uncounted():
-            replay(self)
-
     monkeypatch.setattr(ModelRunner, "forward", counted_forward)
-    monkeypatch.setattr(DraftGraphs, "run", counted_run)
-    monkeypatch.setattr(Tape, "replay", uncounted_replay)
-    for module in (drawing, draft_graph):
-        monkeypatch.setattr(module, "to_host", counter.copies)
+    monkeypatch.setattr(drawing, "to_host", counter.copies)

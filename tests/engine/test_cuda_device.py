@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.cuda.draft_graph import Draw
 from outrider.engine.cuda.graphed_path import GraphedPath
 from outrider.engine.cuda.host_copy import Moment, to_host
 from outrider.engine.loading.loader import load_runner
@@ -19,7 +18,6 @@ from outrider.wire.settings.config import TargetConfig
 from tests.coupled_bits import check_ids, check_logarithm, check_noise
 from tests.tiny_models import tiny_llama
 
-K = 5
 MAX_ROWS = 4
 
 
@@ -47,8 +45,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, Uncac
 
 def graphed(runner: ModelRunner) -> GraphedPath:
     assert isinstance(runner.path, GraphedPath)
-    if runner.path.draft_loop is None:
-        runner.path.prepare(MAX_ROWS, runner.facts.context_limit, drafts=True)
+    if runner.path._graphs is None:
+        runner.path.prepare(MAX_ROWS, runner.facts.context_limit)
     return runner.path
 
 
@@ -57,7 +55,7 @@ def test_everything_is_captured_and_agrees_with_eager_steps(loaded: tuple[ModelR
     runner, truth = loaded
     path = graphed(runner)
     before = path._graphs.shapes
-    assert len(before) == 15 and path.draft_loop.num_captured == 27
+    assert len(before) == 15
     for _ in range(3):
         assert largest_error(runner, truth) <= TOLERANCE["bfloat16"]
     assert path._graphs.shapes == before  # none differed
@@ -77,27 +75,6 @@ def test_rows_of_several_pages_read_their_own_tokens(loaded: tuple[ModelRunner, 
     assert float(difference) <= TOLERANCE["bfloat16"]
     for table in tables:
         table.free()
-
-
-@gpu
-def test_a_loop_drafts_what_single_steps_draft(loaded: tuple[ModelRunner, UncachedModel]) -> None:
-    runner, _ = loaded
-    loop = graphed(runner).draft_loop
-    generator, agreed = random.Random(2), 0
-    for _ in range(8):
-        ids = [generator.randrange(320) for _ in range(50)]
-        table = runner.pool.new_table()
-        runner.forward([Row.of(table, ids[:-1], 0, 0)])
-        with torch.inference_mode():
-            drafted = loop.run([Row.of(table, ids, 49, 1)], [Draw(K, 0.0, ())], None)
-        table.truncate(49)
-        expected = list(ids)
-        for _ in range(K):
-            num_cached = table.num_tokens
-            expected.append(int(runner.forward([Row.of(table, expected, num_cached, 1)])[0].argmax()))
-        agreed += drafted.token_ids[0] == expected[50:]
-        table.free()
-    assert agreed >= 6  # bfloat16 has ties
 
 
 @gpu

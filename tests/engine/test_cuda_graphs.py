@@ -36,7 +36,7 @@ def make(name: str, maker: TapeMaker) -> tuple[ModelRunner, GraphedPath, Uncache
     facts = ModelFacts("tiny", vocab_size, CONTEXT, "float32", "cpu", (0,), 0)
     runner = ModelRunner(path, facts, KVPool(8, BLOCK_SIZE), torch.device("cpu"))
     runner.allocate()
-    path.prepare(MAX_ROWS, CONTEXT, drafts=False)
+    path.prepare(MAX_ROWS, CONTEXT)
     maker.num_replays = 0  # of those that proved the graphs
     return runner, path, UncachedModel(model)
 
@@ -83,7 +83,7 @@ def test_no_memory_for_graphs_is_no_reason_to_fail(
     _, path, _ = make("llama", TapeMaker())
     monkeypatch.setattr(torch, "empty", empty)
     with caplog.at_level(logging.WARNING):
-        path.prepare(MAX_ROWS, CONTEXT, drafts=False)
+        path.prepare(MAX_ROWS, CONTEXT)
     assert "out of memory" in caplog.text and not path._graphs.shapes
 
 

@@ -6,21 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
-from outrider.engine.cuda import draft_graph
-from outrider.engine.cuda.graphed_path import GraphedPath
-from outrider.engine.model_runner import ModelFacts
-from outrider.engine.paths import choice
-from outrider.engine.paths.paged import PagedPath
-from outrider.engine.paths.varlen_attention import VarlenAttention
+from draft_service import drawing
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.params import SamplingParams
 from tests.engine.cuda_pair import Pair, tiny_pair
 from tests.engine.cuda_sync_counter import SyncCounter, install
-from tests.engine.cuda_tape import TapeMaker, varlen_attn
 
 PROMPTS = [[12, 7, 99, 4, 31], [5, 6, 7], [200, 3, 9, 9, 21, 44]]
 PLAIN: dict[str, Any] = {"temperature": 1.0}
@@ -65,7 +57,7 @@ def test_the_counter_sees_what_a_gpu_would_wait_for(counter: SyncCounter) -> Non
             lambda: float(shifted[0, 0]),
             lambda: shifted.cpu(),
             lambda: shifted.cpu().numpy(),
-            lambda: draft_graph.to_host(shifted, shifted),
+            lambda: drawing.to_host(shifted, shifted),
         ):
             before = len(counter.waits)
             wait()
@@ -90,29 +82,6 @@ def test_one_wait_a_step(
     committed = opened(pair, CASES[name])
     advance(pair, committed, encoding)  # lazily made tables and such
     waits_once_a_step(pair, committed, encoding, counter, monkeypatch)
-
-
-@pytest.mark.parametrize("name", ["greedy", "plain"])
-def test_one_wait_a_loop(
-    models: tuple[str, str], counter: SyncCounter, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """A whole proposal is one step of the draft then."""
-
-    def kernel(*args: Any, **options: Any) -> Tensor:
-        with counter.uncounted():
-            return varlen_attn(*args, **options)
-
-    def flash(model: PreTrainedModel, facts: ModelFacts) -> GraphedPath:
-        paged = PagedPath(model, facts.vocab_size, VarlenAttention(kernel))
-        return GraphedPath(paged, model, facts.vocab_size, TapeMaker(), widths=(4, 1), lengths=(3,))
-
-    monkeypatch.setitem(choice.FACTORIES, "flash", flash)
-    pair = Pair(monkeypatch, *models, device="cpu", attention_path="flash", max_slots=4, kv_cache_tokens=4096)
-    monkeypatch.setattr(HostLogits, "reads", staticmethod(lambda logits: False))
-    committed = opened(pair, CASES[name])
-    advance(pair, committed, DraftLogprobs.FULL)  # prompts
-    steps = waits_once_a_step(pair, committed, DraftLogprobs.FULL, counter, monkeypatch)
-    assert len(steps) == 2  # one of each worker
 
 
 def waits_once_a_step(

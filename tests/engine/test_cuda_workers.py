@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from outrider.engine.cuda import draft_graph, step_graphs
 from outrider.engine.cuda.graphed_path import GraphedPath
-from outrider.engine.kv_pool import OutOfBlocks
+from outrider.engine.cuda.step_graphs import StepShape
 from outrider.engine.model_runner import ModelFacts
 from outrider.engine.paths import choice
 from outrider.engine.paths.paged import PagedPath
@@ -37,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def flash(model: PreTrainedModel, facts: ModelFacts) -> GraphedPath:
         paged = PagedPath(model, facts.vocab_size, VarlenAttention(varlen_attn))
-        return GraphedPath(paged, model, facts.vocab_size, TapeMaker(), widths=(6, 1), lengths=(K,))
+        return GraphedPath(paged, model, facts.vocab_size, TapeMaker(), widths=(6, 1))
 
     monkeypatch.setitem(choice.FACTORIES, "flash", flash)
 
@@ -66,36 +65,13 @@ def texts(monkeypatch: pytest.MonkeyPatch, models: tuple[str, str], path: str, *
         *((name, DraftLogprobs.TOPK) for name, values in CASES.items() if values["temperature"]),
     ],
 )
-def test_graphs_and_loops_say_what_the_dense_path_says(
+def test_graphs_say_what_the_dense_path_says(
     monkeypatch: pytest.MonkeyPatch, models: tuple[str, str], name: str, encoding: DraftLogprobs
 ) -> None:
     expected, _ = texts(monkeypatch, models, "dense", encoding=encoding, **CASES[name])
-    run, made = draft_graph.DraftGraphs.run, list[Any]()
-    monkeypatch.setattr(draft_graph.DraftGraphs, "run", lambda *args: made.append(run(*args)) or made[-1])
     said, pair = texts(monkeypatch, models, "flash", encoding=encoding, **CASES[name])
     assert said == expected
     assert any(num_accepted for _, _, num_accepted in said)
     path = pair.draft.base.loaded.runner.path
     assert (path.name, path.block_size) == ("flash", BLOCK_SIZE)
-    looped = name == "greedy" or (name == "sampled" and encoding is DraftLogprobs.FULL)  # 8 of a law are not 128
-    assert any(drafted is not None for drafted in made) is looped
-
-
-def test_a_loop_without_memory_leaves_the_proposal_to_single_steps(
-    monkeypatch: pytest.MonkeyPatch, models: tuple[str, str]
-) -> None:
-    def full(self: object, *args: object) -> None:
-        raise OutOfBlocks("full")
-
-    expected, _ = texts(monkeypatch, models, "dense", temperature=0.0)
-    monkeypatch.setattr(draft_graph.DraftGraphs, "_reserve", full)
-    said, _ = texts(monkeypatch, models, "flash", temperature=0.0)
-    assert said == expected
-
-
-def test_nothing_is_held_by_a_target_that_drafts_nothing(
-    monkeypatch: pytest.MonkeyPatch, models: tuple[str, str]
-) -> None:
-    _, pair = texts(monkeypatch, models, "flash", temperature=0.0)
-    assert pair.target.base.loaded.runner.path.draft_loop is None
-    assert step_graphs.StepShape(2, 6) in pair.target.base.loaded.runner.path._graphs.shapes
+    assert StepShape(2, 6) in pair.target.base.loaded.runner.path._graphs.shapes

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.engine.cuda.draft_graph import LENGTHS, DraftGraphs
 from outrider.engine.cuda.step_graphs import WIDTHS, CudaGraphMaker, GraphMaker, StepGraphs
 from outrider.engine.paths.forward_path import PathUnavailable
 from outrider.engine.paths.paged import PagedPath
@@ -22,11 +21,11 @@ from outrider.wire.log import get_logger
 log = get_logger(__name__)
 
 CAPTURE_BUDGET_S = 30.0
-"""Longest that a start may take for capturing steps, and again for draft loops."""
+"""Seconds that a start may take for capturing steps; wider ones then run eagerly. Doubling it doubles that wait."""
 
 
 class GraphedPath:
-    """Implements `ForwardPath` and `Prepares`; `draft_loop` implements `DraftLoop`."""
+    """Implements `ForwardPath` and `Prepares`."""
 
     name = "flash"
     batch_invariant = False
@@ -39,16 +38,14 @@ class GraphedPath:
         vocab_size: int,
         maker: GraphMaker,
         widths: Sequence[int] = WIDTHS,
-        lengths: Sequence[int] = LENGTHS,
     ) -> None:
-        """paged: over an attention that reads nothing but a plan's tensors. widths, lengths: what is captured."""
+        """Take a paged path over an attention that reads nothing but a plan's tensors. widths: as `WIDTHS`."""
         self._paged, self._maker = paged, maker
-        self._widths, self._lengths = widths, lengths
+        self._widths = widths
         self._device, self._dtype, self._vocab_size = model.device, model.dtype, vocab_size
         self.uses_graphs = True
         """False: every forward runs eagerly, to be compared with."""
         self._graphs: StepGraphs | None = None
-        self.draft_loop: DraftGraphs | None = None
         """None until `prepare`."""
 
     @property
@@ -56,7 +53,7 @@ class GraphedPath:
         return self._paged.kv_bytes_per_token
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        self._graphs = self.draft_loop = None  # they name the old storage's addresses
+        self._graphs = None  # they name the old storage's addresses
         self._paged.set_storage(num_blocks, block_size)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -68,18 +65,13 @@ class GraphedPath:
         return self._paged.forward(rows) if logits is None else logits
 
     @torch.inference_mode()
-    def prepare(self, max_rows: int, context_limit: int, *, drafts: bool) -> None:
-        """Capture graphs for steps of up to max_rows rows, and draft loops if this is a draft.
-
-        The storage must have been allocated by a forward.
-        """
+    def prepare(self, max_rows: int, context_limit: int) -> None:
+        """Capture graphs for steps of up to max_rows rows. The storage must have been allocated by a forward."""
         table_width = -(-context_limit // self.block_size)
-        common = (self._paged.run, self._maker, self._device, self._dtype, self._vocab_size, self.block_size)
-        self._graphs = StepGraphs(*common)
+        self._graphs = StepGraphs(
+            self._paged.run, self._maker, self._device, self._dtype, self._vocab_size, self.block_size
+        )
         self._graphs.capture(max_rows, table_width, CAPTURE_BUDGET_S, self._widths)
-        if drafts:
-            self.draft_loop = DraftGraphs(*common, self._paged.copy_blocks, context_limit)
-            self.draft_loop.capture(max_rows, table_width, CAPTURE_BUDGET_S, self._lengths)
 
 
 def graphed_path(model: PreTrainedModel, vocab_size: int) -> GraphedPath:

@@ -1,17 +1,8 @@
 """Decode and verify steps as CUDA graphs: which shapes are captured, which one serves a step, and when none does.
 
-Used by `GraphedPath`. A step is padded to the smallest captured shape that holds it; anything else runs eagerly. A
-graph is compared with an eager forward of made-up rows when it is captured, and dropped if it differs.
-
-CUDA graphs: a recorded sequence of launches, replayed over buffers that stay where they are.
-
-`GraphMaker` is the seam to the GPU. Tests put a double there that runs the function again on the same buffers, which
-proves everything but the recording itself.
-
-A plan whose tensors never move: a captured graph reads them, and each replay fills them with other rows.
-
-Every row is `width` tokens wide. A row with fewer new tokens feeds some of its cached ones again, and rows that are
-missing are made up; what both would write goes to the trash block, so no table knows of it.
+A CUDA graph is a recorded sequence of launches, replayed over buffers that stay where they are; `StaticPlan` is a plan
+in such buffers. A step is padded to the smallest captured shape that holds it; anything else runs eagerly. A graph is
+compared with an eager forward of made-up rows when it is captured, and dropped if it differs. Used by `GraphedPath`.
 """
 
 from __future__ import annotations
@@ -34,7 +25,18 @@ from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row, check_ids
 from outrider.wire.log import get_logger
 
+log = get_logger(__name__)
+
 Array = NDArray[Any]
+
+WIDTHS = (6, 1, 2, 4, 9)
+"""Tokens a row that steps are captured for, the most wanted first: a verify of 5 drafts, a decode, a draft that feeds
+one more token after all of its drafts were kept, and verifies of 3 and 8."""
+FREE_TOKENS = 64
+"""Tokens of a padded step that costs what its weights cost to read, however few are real. Doubling it pads more steps,
+and runs fewer of them eagerly."""
+LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+"""Most difference between the logits of a graph and of an eager forward, as a share of the largest logit."""
 
 
 class Inputs:
@@ -57,7 +59,7 @@ class Inputs:
         return self._flat[begin:end].view(torch.from_numpy(np.empty(0, dtype)).dtype).view(shape)
 
     def new_values(self) -> tuple[Array, dict[str, Array]]:
-        """Zeros on the host, whole and by name: to be filled and handed to `load`."""
+        """Return zeros on the host, whole and by name, to be filled and handed to `load`."""
         flat = np.zeros(self._flat.numel(), dtype=np.uint8)
         parts = {
             name: flat[begin:end].view(dtype).reshape(shape)
@@ -70,11 +72,16 @@ class Inputs:
 
 
 class StaticPlan:
-    """`plan` for `num_rows` rows of `width` tokens, whose tables have at most `table_width` blocks."""
+    """Hold a `plan` whose tensors never move: a captured graph reads them, each replay fills them with other rows.
+
+    Every row is `width` tokens wide. A row with fewer new tokens feeds some of its cached ones again, and missing rows
+    are made up; what both would write goes to the trash block, so no table knows of it.
+    """
 
     def __init__(
         self, num_rows: int, width: int, table_width: int, block_size: int, vocab_size: int, device: torch.device
     ) -> None:
+        """Allocate for num_rows rows whose tables have at most table_width blocks."""
         assert width <= block_size, "made-up rows must fit the trash block"
         self.num_rows, self.width = num_rows, width
         self._block_size, self._vocab_size = block_size, vocab_size
@@ -110,9 +117,8 @@ class StaticPlan:
         self.load([])  # whatever runs before the first rows come stays in the trash block
 
     def load(self, rows: Sequence[Row], made_up_id: int = 0) -> int:
-        """At most num_rows rows, reserved, each of at most `width` new tokens and of at least `width` in all.
-
-        The other rows are made up, of one id. Returns how many of `wanted` count.
+        """Fill the plan with at most num_rows rows, reserved, each of at most `width` new tokens and at least as many
+        in all; the others are made up of one id. Return how many of `wanted` count.
 
         Raises InvalidRequest for a token id outside the vocabulary.
         """
@@ -142,37 +148,37 @@ class StaticPlan:
         return len(wanted)
 
     def _places(self, table: Array, positions: Array) -> Array:
-        """Storage indices of the tokens at positions [b, width] of rows with these tables [b, blocks]."""
+        """Return the storage indices of the tokens at positions [b, width] of rows with these tables [b, blocks]."""
         blocks = np.take_along_axis(table, positions // self._block_size, axis=1).astype(np.int64)
         return blocks * self._block_size + positions % self._block_size
 
 
 def _fill_table(table: Array, blocks: Sequence[Sequence[int]]) -> None:
-    """The first rows of a table of zeros, each as far as its blocks go."""
+    """Fill the first rows of a table of zeros, each as far as its blocks go."""
     counts = np.array([len(own) for own in blocks])
     used = np.arange(table.shape[1]) < counts[:, None]  # [b, blocks]
     table[: len(blocks)][used] = np.fromiter(chain.from_iterable(blocks), dtype=np.int32, count=int(counts.sum()))
 
 
-NUM_WARM_UPS = 2
-"""Runs before a capture: libraries choose and allocate at their first calls, which a capture forbids."""
-
-
 class Graph(Protocol):
+    """What a `GraphMaker` has captured."""
+
     def replay(self) -> None:
         """Run what was captured once more, on the current stream."""
 
 
 class GraphMaker(Protocol):
-    def capture(self, compute: Callable[[], None]) -> Graph:
-        """compute: reads and writes buffers that outlive it, and must not wait for the device.
+    """The seam to the GPU. Tests put a double there that runs the function again on the same buffers."""
 
-        It is run, too: what it writes must be harmless. Raises what torch raises when it cannot be captured.
+    def capture(self, compute: Callable[[], None]) -> Graph:
+        """Run and record `compute`, which uses buffers that outlive it and must not wait for the device.
+
+        Raises what torch raises when it cannot be captured.
         """
 
 
 class CudaGraphMaker:
-    """All graphs share one memory pool, so what each needs between its kernels is taken once, by the largest."""
+    """Captures graphs that share one memory pool: what each needs between its kernels is taken once, by the largest."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -183,7 +189,7 @@ class CudaGraphMaker:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            for _ in range(NUM_WARM_UPS):
+            for _ in range(2):  # libraries choose and allocate at their first calls, which a capture forbids
                 compute()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
@@ -193,19 +199,10 @@ class CudaGraphMaker:
         return graph
 
 
-log = get_logger(__name__)
-
-WIDTHS = (6, 1, 2, 4, 9)
-"""Tokens a row that steps are captured for, the most wanted first: a verify of 5 drafts, a decode, a draft that feeds
-one more token after all of its drafts were kept, and verifies of 3 and 8."""
-FREE_TOKENS = 64
-"""A padded step of at most this many tokens costs what its weights cost to read, however few are real."""
-LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""Between the logits of a graph and of an eager forward, as a share of the largest logit."""
-
-
 @dataclass(frozen=True, slots=True)
 class StepShape:
+    """Rows and tokens a row of a captured step."""
+
     num_rows: int
     width: int
 
@@ -218,13 +215,13 @@ class StepShape:
 
 
 def batch_sizes(max_rows: int) -> list[int]:
-    """1, 2, 4, ... and max_rows, the largest first: later captures reuse the memory of the first."""
+    """Return 1, 2, 4, ... and max_rows, the largest first: later captures reuse the memory of the first."""
     sizes = {max_rows, *(1 << n for n in range(max_rows.bit_length()))}
     return sorted((size for size in sizes if size <= max_rows), reverse=True)
 
 
 def best_shape(shapes: Iterable[StepShape], rows: Sequence[Row]) -> StepShape | None:
-    """The captured shape with the fewest tokens that holds the rows, unless padding would cost more than it saves."""
+    """Return the captured shape with the fewest tokens that holds the rows, or None where padding would cost more."""
     if not rows:
         return None
     width, shortest = max(row.num_new for row in rows), min(row.num_tokens for row in rows)
@@ -242,7 +239,7 @@ class _Captured:
 
 
 class StepGraphs:
-    """Graphs of `run`: plan -> logits [N, V] float32, N the length of its `logits_at`."""
+    """Captures and replays graphs of `run`: plan -> logits [N, V] float32, N the length of its `logits_at`."""
 
     def __init__(
         self,
@@ -295,7 +292,7 @@ class StepGraphs:
         return _Captured(static, self._maker.capture(compute))
 
     def forward(self, rows: Sequence[Row]) -> Tensor | None:
-        """As ForwardPath.forward; None when the step has to run eagerly."""
+        """Run a step as ForwardPath.forward does; return None when the step has to run eagerly."""
         shape = best_shape(self._captured, rows)
         if shape is None:
             return None
@@ -305,7 +302,7 @@ class StepGraphs:
         return self._logits.index_select(0, captured.static.wanted[:num_wanted])  # [N, V]
 
     def _proven(self, shape: StepShape, captured: _Captured) -> bool:
-        """Whether a replay over other rows than were captured has the logits of an eager forward."""
+        """Return whether a replay over other rows than were captured has the logits of an eager forward."""
         captured.static.load([], made_up_id=self._vocab_size // 2)
         eager = self._run(captured.static.plan)
         captured.graph.replay()

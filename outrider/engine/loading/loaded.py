@@ -16,7 +16,7 @@ from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.log import get_logger
-from outrider.wire.settings.config import DraftConfig, TargetConfig, WorkerConfig
+from outrider.wire.settings.config import TargetConfig, WorkerConfig
 
 log = get_logger(__name__)
 
@@ -116,8 +116,7 @@ def load_split(
 def _loaded(runner: ModelRunner, config: WorkerConfig, epoch: int) -> Loaded:
     runner.pool.prefix.enabled = config.prefix_caching
     if isinstance(runner.path, Prepares):
-        limit = runner.facts.context_limit
-        runner.path.prepare(config.max_slots, limit, drafts=isinstance(config, DraftConfig))
+        runner.path.prepare(config.max_slots, runner.facts.context_limit)
     elif runner.facts.num_ranks > 1 and runner.device.type == "cuda":
         log.warning("tensor_parallel is %d: a split model runs without CUDA graphs, eagerly", runner.facts.num_ranks)
     slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit)

@@ -31,7 +31,7 @@ from outrider.engine.paths.forward_path import Prepares, Repacks
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.model_id import local_folder
-from outrider.wire.settings.config import DraftConfig, TargetConfig, WorkerConfig
+from outrider.wire.settings.config import TargetConfig, WorkerConfig
 
 log = get_logger(__name__)
 
@@ -257,8 +257,6 @@ def _budget(runner: ModelRunner, made_of: PreTrainedConfig, num_weight_bytes: in
     if isinstance(runner.path, Prepares):
         widest = config.max_slots * GRAPH_TOKENS
         graphs = memory.activations_bytes(made_of.get_text_config(decoder=True), itemsize, widest, widest)
-        if isinstance(config, DraftConfig):
-            graphs += 4 * widest * facts.vocab_size
     return Budget(num_weight_bytes, activations, free, graphs)
 
 

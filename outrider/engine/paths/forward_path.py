@@ -75,5 +75,5 @@ class Repacks(Protocol):
 class Prepares(Protocol):
     """A path with work to do between load and the first request, once its storage is set."""
 
-    def prepare(self, max_rows: int, context_limit: int, *, drafts: bool) -> None:
-        """Do that work. max_rows: sequences that a forward may hold. drafts: whether the model proposes tokens."""
+    def prepare(self, max_rows: int, context_limit: int) -> None:
+        """Do that work. max_rows: sequences that a forward may hold."""
