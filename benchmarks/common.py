@@ -142,6 +142,15 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
     return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
+def earlier_checkout(commit: str) -> Path:
+    """Return a worktree of an earlier commit with an environment of its own; both are made when they are missing."""
+    tree = WORK / f"before-{commit}"
+    if not tree.exists():
+        subprocess.run(["git", "worktree", "add", "--detach", str(tree), commit], cwd=REPO, check=True)
+    subprocess.run(["make", "setup"], cwd=tree, check=True)
+    return tree
+
+
 def with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean and the ends of its 95 % interval by Student's t; one value alone has no width."""
     mean, num = statistics.fmean(values), len(values)

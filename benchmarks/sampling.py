@@ -10,7 +10,10 @@ The second tables say why the host has a law of its own beside the one in torch:
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +27,16 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.generation import logits_process as hf
 
-from benchmarks.common import DEMO_TARGET, WORK, Report, dev_prompts, random_94m, with_interval
+from benchmarks.common import (
+    DEMO_TARGET,
+    REPO,
+    WORK,
+    Report,
+    dev_prompts,
+    earlier_checkout,
+    random_94m,
+    with_interval,
+)
 from benchmarks.steps import load_ours
 from outrider.engine.sampling.acceptance import Noise, accept_block_one
 from outrider.engine.sampling.host_sampling import HostLogits
@@ -240,6 +252,45 @@ def saved_shares(folder: Path, logits: Tensor, all_slots: Sequence[int], num_rou
     return rows
 
 
+MEASURE = """
+import json, sys, torch
+from benchmarks.sampling import NUM_ROWS, VOCABULARIES, demo_logits, measure, tune_malloc
+torch.set_num_threads(1)
+tune_malloc()
+with torch.inference_mode():
+    real = demo_logits(NUM_ROWS)
+    print(json.dumps({vocab_size: measure(vocab_size, real, int(sys.argv[1])) for vocab_size in VOCABULARIES}))
+"""
+"""What both checkouts run, each with its own code."""
+
+
+def compare(report: Report, commit: str, num_pairs: int, num_rounds: int) -> None:
+    """Report each row's time at an earlier commit over its time here, of processes that took turns."""
+    trees = (earlier_checkout(commit), REPO)
+    ratios: dict[str, list[float]] = {}
+    for _ in range(num_pairs):
+        then, now = (_measured(tree, num_rounds) for tree in trees)
+        for row, took_ms in now.items():
+            ratios.setdefault(row, []).append(math.log(then[row] / took_ms))
+    found = {row: [math.exp(each) for each in with_interval(logs)] for row, logs in ratios.items()}
+    rows = [[row, f"{mean:.3f}", f"{low:.3f} to {high:.3f}"] for row, (mean, low, high) in found.items()]
+    report.table(f"Speed over that at {commit}, {num_pairs} pairs", ["", "ratio", "95 %"], rows)
+    report.text(f"Geometric mean: {statistics.geometric_mean(mean for mean, *_ in found.values()):.3f}.")
+    report.data["before"] = found
+
+
+def _measured(tree: Path, num_rounds: int) -> dict[str, float]:
+    """Return ms by row: vocabulary, setting, and whether it is a draft's row or a whole verify."""
+    command = [str(tree / ".venv/bin/python"), "-c", MEASURE, str(num_rounds)]
+    made = subprocess.run(command, cwd=tree, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return {
+        f"{int(vocab_size):,} ids; {name}; {kind}": took_ms
+        for vocab_size, found in json.loads(made.splitlines()[-1]).items()
+        for name, (_, *ours) in found.items()
+        for kind, took_ms in zip(("row", "verify"), ours, strict=False)
+    }
+
+
 def _seconds(call: Callable[[], object]) -> float:
     started = time.process_time()
     call()
@@ -250,11 +301,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30, help="calls of each side; the shortest counts")
     parser.add_argument("--step-rounds", type=int, default=10, help="calls of each side beside a step; 0 for none")
+    parser.add_argument("--before", metavar="COMMIT", help="compare with that commit of ours, and do nothing else")
+    parser.add_argument("--pairs", type=int, default=12, help="of processes, for --before")
     parser.add_argument("--write", action="store_true", help="into benchmarks/results/")
     options = parser.parse_args()
     torch.set_num_threads(1)
     tune_malloc()  # as every worker does
     report = Report("sampling", "From logits to a token")
+    if options.before:
+        compare(report, options.before, options.pairs, options.rounds)
+    else:
+        compute(report, options)
+    if options.write:
+        report.write()
+
+
+def compute(report: Report, options: argparse.Namespace) -> None:
+    """Report what every setting takes, and what the host's law saves of a step."""
     with torch.inference_mode():
         real = demo_logits(NUM_ROWS)
         for vocab_size in VOCABULARIES:
@@ -277,8 +340,6 @@ def main() -> None:
                 columns,
                 saved_shares(folder, logits, SLOTS if vocab_size < VOCABULARIES[-1] else (1,), options.step_rounds),
             )
-    if options.write:
-        report.write()
 
 
 if __name__ == "__main__":

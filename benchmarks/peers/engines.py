@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.common import REPO, WORK
+from benchmarks.common import REPO, WORK, earlier_checkout
 from benchmarks.peers.protocol import Answer, Job, Setup
 
 PEERS = WORK / "peers"
@@ -62,10 +62,7 @@ def kinds(ours: dict[str, str], before: str | None = None) -> list[Kind]:
 
 def _earlier(commit: str, ours: dict[str, str]) -> Kind:
     """Return an earlier commit of ours, in a worktree and an environment of its own, made when they are missing."""
-    tree = WORK / f"before-{commit}"
-    if not tree.exists():
-        subprocess.run(["git", "worktree", "add", "--detach", str(tree), commit], cwd=REPO, check=True)
-    subprocess.run(["make", "setup"], cwd=tree, check=True)
+    tree = earlier_checkout(commit)
     return Kind(
         f"Outrider at {commit}", "outrider_", tree / ".venv/bin/python", False, {"layout": "shared", **ours}, tree
     )
