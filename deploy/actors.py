@@ -1,14 +1,14 @@
 """The Ray actor that is a worker: the same `start_worker` as `python -m target_service`, in a process Ray restarts.
 
-Cores of the machine that a worker runs on, taken by the worker itself: so it finds others' after a restart too.
-
-A core is taken by locking a file, so it is free as soon as its holder's process has ended, however that was.
+A worker takes its cores itself, after a restart too, by locking a file for each: so a core is free as soon as its
+holder's process has ended, however that was.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import sys
 import tempfile
@@ -27,12 +27,14 @@ from outrider.wire.settings.cores import format_cores
 from outrider.wire.transport.address import join_host_port
 from outrider.wire.worker_main import memory_taken
 
-_LEVELS = 256
+log = get_logger(__name__)
+
 _QUOTA_FILES = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
+_ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
 def is_limited() -> bool:
-    """Whether a quota of CPU time is set, as for containers: their cores are shared with others that cannot be seen."""
+    """Return whether a quota of CPU time is set, as for containers, which share their cores with others unseen."""
     for path in _QUOTA_FILES:
         with contextlib.suppress(OSError):
             return path.read_text().split()[0] not in ("max", "-1")
@@ -40,7 +42,7 @@ def is_limited() -> bool:
 
 
 def take_cores(count: int, folder: Path | None = None, offered: frozenset[int] | None = None) -> frozenset[int]:
-    """The `count` least occupied of the offered cores, kept until this process ends; all of them where they are fewer.
+    """Take the `count` least occupied of the offered cores until this process ends; all of them where they are fewer.
 
     `folder`: where the workers of a machine meet; None = the user's own in the system's folder for such. `offered`:
     None = those that this process may run on.
@@ -49,16 +51,16 @@ def take_cores(count: int, folder: Path | None = None, offered: frozenset[int] |
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     cores = sorted(os.sched_getaffinity(0) if offered is None else offered)
     taken: set[int] = set()
-    for level in range(_LEVELS):
+    for level in itertools.count():
         for core in cores:
             if len(taken) >= min(count, len(cores)):
                 return frozenset(taken)
-            if core not in taken and _sit(folder / f"{core}.{level}"):
+            if core not in taken and _lock(folder / f"{core}.{level}"):
                 taken.add(core)
-    return frozenset(cores)  # nobody has that many workers
+    raise AssertionError("some level is free")
 
 
-def _sit(path: Path) -> bool:
+def _lock(path: Path) -> bool:
     """Whether the lock was free. Its file stays open, and with it the lock, for the life of the process."""
     lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     try:
@@ -67,12 +69,6 @@ def _sit(path: Path) -> bool:
         os.close(lock)
         return False
     return True
-
-
-log = get_logger(__name__)
-
-_RETRY_S = 1.0
-_ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +112,7 @@ class WorkerActor:
     """Holds one worker. All is done in `__init__`: after a restart Ray runs nothing else."""
 
     def __init__(self, spec: ActorSpec) -> None:
-        """Nothing here may import torch before the worker pins."""
+        """Start the worker. Nothing here may import torch before the worker pins."""
         if spec.placement.visible_devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = spec.placement.visible_devices
         self._spec = spec
@@ -139,11 +135,11 @@ class WorkerActor:
         return self._spec.member
 
     def outcome(self) -> Started | Refused:
-        """Answers once `__init__` is through."""
+        """Return what came of the start. Ray calls it once `__init__` is through."""
         return self._outcome
 
     def spec(self) -> ActorSpec:
-        """For a launcher that finds it: is it what the launcher would start?"""
+        """Return what it was started as, for a launcher that finds it and may want another."""
         return self._spec
 
     def stop(self, grace_s: float) -> None:
@@ -152,7 +148,7 @@ class WorkerActor:
             self._handle.stop(grace_s)
 
     def _drain_with_node(self, limit_s: float) -> None:
-        """When its container is about to end, where it is in one."""
+        """Drain when the container that it is in, if any, is about to end."""
         folder = os.environ.get(node_drain.FOLDER)
         if folder is None:
             return
@@ -184,7 +180,7 @@ class FollowerActor:
     def __init__(
         self, folder: str, rank: int, cpu_cores: str | None, num_cores: int | None, visible_devices: str | None
     ) -> None:
-        """`folder`: where the target meets it."""
+        """Follow the target that it meets in `folder`, on a thread of its own."""
         if visible_devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
         arguments = (Path(folder), rank, cpu_cores or _cores_here(num_cores))
@@ -202,7 +198,7 @@ class FollowerActor:
 
 
 def _settings_here(spec: ActorSpec, node: str) -> dict[str, Any]:
-    """What depends on the machine it runs on, which another life may not."""
+    """Add what depends on the machine it runs on, which may be another in its next life."""
     settings = {"host": node, **spec.settings}
     if settings.get("cpu_cores") is None:
         settings["cpu_cores"] = _cores_here(spec.placement.num_cores)
@@ -238,7 +234,7 @@ def _facts(handle: Any, node: str) -> Started:
 
 
 def _reachable(address: str, node: str) -> str:
-    """As others reach it: nobody can connect to "all addresses"."""
+    """Return the address at which others reach it: nobody can connect to "all addresses"."""
     host, _, port = address.rpartition(":")
     return join_host_port(node, int(port)) if host.strip("[]") in _ALL_ADDRESSES else address
 
@@ -258,6 +254,6 @@ def _was_restarted() -> bool:
 
 def _exit_for_restart() -> None:
     """Ray restarts an actor whose process ended, but not one whose `__init__` raised."""
-    time.sleep(_RETRY_S)
+    time.sleep(1.0)  # one that cannot start would else be restarted without a pause
     sys.stderr.flush()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Ray itself: started on this machine and ended with us, or a cluster that we join and leave as it was."""
+"""Starts Ray on this machine and ends it with us, or joins a cluster and leaves it as it was."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from types import TracebackType
 from typing import Any
 
 from deploy.placement import ClusterNode
-from deploy.ray_workers import NAMESPACE
+from deploy.ray_workers import NAMESPACE, STOP_GRACE_S
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.processes import StopRequested, become_subreaper, end_descendants
 
 log = get_logger(__name__)
 
-_OBJECT_STORE_BYTES = 100 << 20  # near Ray's least: nothing but start-up facts goes through it
-_GRACE_S = 2.0
-_CONNECT_TIMEOUT_S = 5.0
 _LOCAL_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what makes Ray listen on 127.0.0.1 alone, here too
     "RAY_prestart_worker_first_driver": "0",  # else an idle process per core
@@ -35,7 +32,7 @@ class Cluster:
     """Use as `with`. Everything that Ray started for us, agents too, has ended when the block is left."""
 
     def __init__(self, address: str | None) -> None:
-        """`address` of a running cluster, or None to start Ray here."""
+        """Join the running cluster at `address`, or start Ray here (None), once the block is entered."""
         self._wanted = address
         self._folder: str | None = None
 
@@ -60,27 +57,27 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """host:port at which others may join while it is up."""
+        """Return host:port at which others may join while it is up."""
         return str(_ray().get_runtime_context().gcs_address)
 
     @property
     def folder(self) -> str | None:
-        """Of the session that we started: logs and sockets. Whoever outlives us may remove it."""
+        """Return the folder of the session that we started: logs and sockets. Whoever outlives us may remove it."""
         return self._folder
 
     def nodes(self) -> list[ClusterNode]:
-        """What each living machine has in all."""
+        """Return what each living machine has in all."""
         return [_node(node["Resources"], node["Labels"]) for node in _living()]
 
     def free(self) -> list[ClusterNode]:
-        """What is free now, by machine."""
+        """Return what is free now, by machine."""
         from ray._private.state import available_resources_per_node
 
         free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
         return [_node(free.get(node["NodeID"], {}), node["Labels"]) for node in _living()]
 
     def local_cores(self) -> frozenset[int] | None:
-        """Cores to share out; None when the workers may run on other machines, whose cores we do not know."""
+        """Return the cores to share out; None when workers may run on other machines, whose cores we do not know."""
         nodes = _living()
         here = len(nodes) == 1 and nodes[0]["NodeID"] == _ray().get_runtime_context().get_node_id()
         return frozenset(os.sched_getaffinity(0)) if here else None
@@ -96,7 +93,7 @@ class Cluster:
             local = {
                 "num_cpus": len(os.sched_getaffinity(0)),
                 "include_dashboard": False,
-                "object_store_memory": _OBJECT_STORE_BYTES,
+                "object_store_memory": 100 << 20,  # near Ray's least: nothing but start-up facts goes through it
                 "_node_ip_address": "127.0.0.1",
                 "_temp_dir": str(Path(self._folder, "ray")),  # Ray opens its folders to everybody; ours is closed
             }
@@ -110,14 +107,14 @@ class Cluster:
 
     def _end(self) -> None:
         _ray().shutdown()
-        if self.is_ours and (left := end_descendants(_GRACE_S)):
+        if self.is_ours and (left := end_descendants(STOP_GRACE_S)):
             log.debug("ended what Ray left behind: %s", left)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def own_authentication(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables for Ray that we start: a token that only its own processes know, or what the environment says of it."""
+    """Return variables for a Ray of our own: a token that only its processes know, or what the environment says."""
     if environment.get("RAY_AUTH_MODE"):
         return {}
     if environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_TOKEN_PATH"):
@@ -133,7 +130,7 @@ def check_reachable(address: str) -> None:
             f"ray.address is {address!r}, must be auto or host:port of a cluster's head, such as head:6379"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(f"no Ray at {address!r}: {error}; start a cluster, or leave ray.address out") from None
 

@@ -83,7 +83,7 @@ _PARTS: dict[str, tuple[str, type[GatewayConfig] | type[DraftConfig] | type[Targ
 
 
 def env_example() -> str:
-    """The whole file."""
+    """Return the whole file."""
     parts = [_HEAD]
     for role, (remark, cls, decided) in _PARTS.items():
         parts.append(f"# --- the {role} ---" + (f"\n# {remark}" if remark else "") + "\n")

@@ -1,7 +1,7 @@
 """The workers of a system and what becomes of them: started, followed through restarts, added, drained and ended.
 
 One owner: the launcher's main thread, which calls `tick` a few times a second. Workers are reached through
-`ray_workers`, seen through `sightings`; gateways hear of them through what `membership` returns.
+`ray_workers`, seen through `sightings`; gateways hear of them through the memberships that `tick` returns.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Protocol
 from deploy.actors import Refused, Started
 from deploy.member import DRAINING, ROLES, SERVING, STARTING, PoolMember, Replica, trouble_of
 from deploy.ray_workers import Lost
-from deploy.sightings import Seen
+from deploy.sightings import PERIOD_S, Seen
 from deploy.sizes import Census, Loads, Sizes
-from deploy.sparing import Sparing
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import get_logger
@@ -27,24 +26,19 @@ from outrider.wire.settings.system import ScalingConfig
 log = get_logger(__name__)
 
 _LOST_AFTER_S = 5.0
-"""A worker that answers nothing for this long is not to be used; one that refuses the connection twice, at once. Also
-how long ago one that can be seen may have answered."""
+"""Seconds of silence after which a worker is not to be used; one that refuses the connection twice is lost at once.
+Twice as long, and gateways send requests so much longer to a machine that is gone."""
 HUNG_AFTER_S = 30.0
-"""How long a worker may hang before its process is ended, so that another is started."""
+"""Seconds for which a worker may hang before its process is ended, so that Ray starts another, and before another is
+tried in a pool whose last one could not start. Twice as long, and a pool of one serves nobody for so much longer."""
 DRAIN_LIMIT_S = 300.0
-"""How long running answers may hold on to a worker that its pool gives up."""
-"""A worker that answers nothing, or whose engine hangs, for this long is ended, so that Ray starts another."""
-_ASK_AGAIN_S = 1.0
+"""Seconds for which running answers may hold on to a worker that its pool gives up. Twice as long, and shrinking waits
+so much longer for a client that reads slowly."""
 _MOST_ENDS = 3
-"""Times that a process may end while it starts for the first time."""
-_COUNT_ENDS_S = 1.0
-_RETRY_S = 30.0
-"""Before another worker is tried in a pool whose last one could not start."""
-_FIRST_TOLD_S = 10.0
-"""Some of the workers are better than none."""
+"""Times that a process may end while it starts for the first time. Twice as many, and a model that does not fit into
+memory is reported after twice as many loads."""
 NOTICE_S = 1.5
-"""Gateways may open slots on a draining worker until they have heard of it."""
-_STOP_TIMEOUT_S = 5.0
+"""Seconds for which gateways may open slots on a draining worker until they have heard of it."""
 
 
 class Workers(Protocol):
@@ -75,13 +69,16 @@ class Fleet:
         room: Callable[[Pool], str | None] = lambda pool: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """report(part, state, detail): what users are told. room(pool): why another worker cannot be placed."""
+        """Own the workers of `pools`.
+
+        report(part, state, detail): shows users what happens. room(pool): returns why another worker cannot be placed.
+        """
         self._pools = {pool.name: pool for pool in pools}
         self._workers = workers
         self._eyes = eyes
         self._report = report
         self._clock = clock
-        self._sparing = Sparing(_LOST_AFTER_S, min(_LOST_AFTER_S, HUNG_AFTER_S))
+        self._spared: set[str] = set()
         self._notice_s = NOTICE_S
         self._is_ending = False
         self._loads = Loads()
@@ -93,7 +90,7 @@ class Fleet:
         self._published = registry_pb2.Membership(epoch=secrets.randbits(64) | 1)
         self._has_started = False
         self._began_s = clock()
-        self._is_told = False
+        self._is_published = False
 
     @property
     def members(self) -> list[PoolMember]:
@@ -109,15 +106,15 @@ class Fleet:
         self._reconcile()
 
     def is_ready(self) -> bool:
-        """Whether at some tick every worker that was wanted could be used."""
+        """Return whether at some tick every worker that was wanted could be used."""
         return self._has_started
 
     def late(self) -> list[str]:
-        """Names of those that are not ready."""
+        """Return the names of workers that are not ready."""
         return [member.name for member in self._members.values() if member.state == STARTING]
 
     def tick(self, reports: Iterable[registry_pb2.GatewayReport]) -> registry_pb2.Membership | None:
-        """The membership, when it has changed and may be told. Raises OutriderError when the system cannot start."""
+        """Return the membership once gateways are to hear of a change. Raises OutriderError if the start fails."""
         now_s, found = self._clock(), list(reports)
         self._look(now_s, found)
         self._count_ends(now_s)
@@ -133,14 +130,14 @@ class Fleet:
         if self._has_started:
             self._sizes.set_by_load(found, now_s)
         self._reconcile()
-        return self._changed() if self._may_tell(now_s) else None
+        return self._changed() if self._may_publish(now_s) else None
 
     def scale(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """From any thread: `count` workers, or only ask. An empty pool's name asks about all."""
+        """Ask for `count` workers, or for the sizes alone; an empty name means all pools. For any thread."""
         return self._sizes.ask(pool, count)
 
     def drain_all(self, notice_s: float = NOTICE_S) -> registry_pb2.Membership | None:
-        """Everything is to end: no gateway sends more here. `notice_s`: until all gateways have heard of it."""
+        """Drain every worker and return the last membership. notice_s: until all gateways have heard of it."""
         self._is_ending, self._notice_s = True, notice_s
         for pool in self._all_pools():
             self._sizes.wanted[pool.name] = 0
@@ -149,13 +146,13 @@ class Fleet:
         return self._changed()
 
     def is_idle(self, reports: Iterable[registry_pb2.GatewayReport] = ()) -> bool:
-        """After `drain_all`: no answer runs anywhere, as far as can be seen."""
+        """Return whether no answer runs anywhere any more, as far as can be seen. For after `drain_all`."""
         now_s = self._clock()
         self._look(now_s, reports)
         return all(self._is_unused(member, now_s) for member in self.members)
 
     def end_all(self, but_what_was_there: bool = False) -> None:
-        """Orderly, side by side and within seconds; then for good.
+        """Stop all workers side by side, and kill what does not stop within seconds.
 
         but_what_was_there: workers that run since before this launcher go on; its own start has failed.
         """
@@ -171,7 +168,30 @@ class Fleet:
             self._hear(member, now_s)
         for seen in self._eyes.take():
             self._see(seen)
-        self._sparing.spare(self.members, {name for report in reports for name in report.heard}, now_s)
+        self._spare({name for report in reports for name in report.heard}, now_s)
+
+    def _spare(self, heard: set[str], now_s: float) -> None:
+        """Begin the time anew of workers whose silence may be the launcher's own: it may be the one that is cut off.
+
+        heard: workers that answer gateways.
+        """
+        num_placed = sum(member.started is not None for member in self.members)
+        can_see = num_placed < 2 or any(  # of one alone nobody can say
+            member.seen_at_s is not None and now_s - member.seen_at_s <= _LOST_AFTER_S for member in self.members
+        )
+        spared = set()
+        for member in self.members:
+            since_s = None if member.hanging_since_s is None else member.failing_since_s
+            is_heard = member.is_silent and member.name in heard
+            if since_s is None or now_s - since_s < _LOST_AFTER_S or (can_see and not is_heard):
+                continue
+            if member.name not in self._spared:
+                blind = "none of the workers does, so it is the launcher that is cut off"
+                why = "it answers a gateway" if can_see else blind
+                log.warning("%s does not answer here, and is not ended for it: %s", member.name, why)
+            spared.add(member.name)
+            member.hanging_since_s = now_s
+        self._spared = spared
 
     def _hear(self, member: PoolMember, now_s: float) -> None:
         """What its actor says of its present life."""
@@ -187,11 +207,11 @@ class Fleet:
             error = Unavailable(f"the process of {member.name} ended for good: {answer.message}")
             self._not_started(member, error, now_s)
         elif isinstance(answer, Lost):
-            member.ask_at_s = now_s + _ASK_AGAIN_S
+            member.ask_at_s = now_s + PERIOD_S
 
     def _count_ends(self, now_s: float) -> None:
         """Of processes that load for the first time. Raises Unavailable for one that ends again and again."""
-        if self._has_started or now_s - self._counted_at_s < _COUNT_ENDS_S:
+        if self._has_started or now_s - self._counted_at_s < PERIOD_S:
             return
         self._counted_at_s = now_s
         for member in self.members:
@@ -214,7 +234,7 @@ class Fleet:
             raise error
         log.warning("%s is given up: %s", member.name, error.message)
         if not member.has_served:
-            self._not_before_s[member.pool.name] = now_s + _RETRY_S
+            self._not_before_s[member.pool.name] = now_s + HUNG_AFTER_S
         self._begin_end(member)
 
     def _see(self, seen: Seen) -> None:
@@ -300,7 +320,7 @@ class Fleet:
     def _end_stopped(self, now_s: float) -> None:
         for member in list(self._ending):
             since_s = now_s - (member.stopping_since_s or now_s)
-            if member.worker.has_stopped() or since_s >= _STOP_TIMEOUT_S:
+            if member.worker.has_stopped() or since_s >= _LOST_AFTER_S:
                 member.worker.kill()
                 self._ending.remove(member)
 
@@ -319,7 +339,7 @@ class Fleet:
                 self._drain(member)
 
     def _take_back(self, member: PoolMember) -> None:
-        """It takes requests again, once it is seen: its actor was told nothing."""
+        """It takes requests again, once it is seen: its actor knows nothing of the drain."""
         member.state = SERVING if member.is_well else STARTING
         if member.is_well and member.started is not None:
             self._report(member.name, "ready", member.started.address)
@@ -333,15 +353,17 @@ class Fleet:
         except Unavailable as error:
             if not self._has_started:
                 raise
-            log.warning("%s; tried again in %g s", error.message, _RETRY_S)
-            self._not_before_s[pool.name] = self._clock() + _RETRY_S
+            log.warning("%s; tried again in %g s", error.message, HUNG_AFTER_S)
+            self._not_before_s[pool.name] = self._clock() + HUNG_AFTER_S
 
-    def _may_tell(self, now_s: float) -> bool:
-        """Not before the workers were found: gateways that a launcher before this one told of them go on with that."""
-        if not self._is_told:
+    def _may_publish(self, now_s: float) -> bool:
+        """Not before the workers were found, or some after a while: until then gateways that a launcher before this one
+        knew go on with what it published.
+        """
+        if not self._is_published:
             some = any(member.state == SERVING for member in self._members.values())
-            self._is_told = self._has_started or (some and now_s - self._began_s >= _FIRST_TOLD_S)
-        return self._is_told
+            self._is_published = self._has_started or (some and now_s - self._began_s >= 2 * _LOST_AFTER_S)
+        return self._is_published
 
     def _changed(self) -> registry_pb2.Membership | None:
         now = registry_pb2.Membership(

@@ -26,7 +26,7 @@ from deploy.member import SERVING
 from deploy.placement import Placement, check_fits, place
 from deploy.ray_workers import RayWorkers
 from deploy.registry import Registry, reachable
-from deploy.sightings import Sightings
+from deploy.sightings import PERIOD_S, Sightings
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger, tell_end
@@ -42,7 +42,6 @@ from outrider.wire.transport.tls import CertificateFolder
 log = get_logger(__name__)
 
 _POLL_S = 0.1
-_NODES_POLL_S = 1.0
 _HERE = "127.0.0.1:0"
 _ALONE = "0.0.0.0:7000"
 _TLS_DIR = "OUTRIDER_LAUNCHER_TLS_DIR"
@@ -50,7 +49,7 @@ _TLS_DIR = "OUTRIDER_LAUNCHER_TLS_DIR"
 
 
 class Launcher:
-    """One system's workers. `run` blocks until the flag is set."""
+    """Runs one system's workers. `run` blocks until the flag is set."""
 
     def __init__(self, config: SystemConfig, ray_config: RayConfig, stop: StopFlag, events: TextIO) -> None:
         self._config = config
@@ -65,7 +64,7 @@ class Launcher:
         self._registry = Registry(self._scale)
 
     def run(self) -> None:
-        """Raises OutriderError when the workers cannot start."""
+        """Start, follow and end the workers. Raises OutriderError when they cannot start."""
         if self._ray_config.address is None:
             self._check_models()
         self.progress("ray", "starting", self._ray_config.address or "on this machine")
@@ -79,7 +78,7 @@ class Launcher:
                 self._registry.stop()
 
     def _check_models(self) -> None:
-        """Those of workers that will be on this machine, before Ray is started for them."""
+        """Look for the models of workers that will be on this machine, before Ray is started for them."""
         for pool in self._config.pools:
             try:
                 local_folder(pool.worker.model)
@@ -87,6 +86,7 @@ class Launcher:
                 raise ConfigError(f"{pool.setting}: {error.message}") from None
 
     def progress(self, part: str, state: str, detail: str, **more: object) -> None:
+        """Print how a part goes on, for who started the launcher."""
         self._print(event="progress", part=part, state=state, detail=detail, **more)
 
     def _serve(self, cluster: Cluster, address: str) -> None:
@@ -120,9 +120,9 @@ class Launcher:
         self._end(fleet)
 
     def _place(self, cluster: Cluster) -> dict[str, Placement]:
-        """Waits for machines of a cluster that others make: they may be about to join."""
+        """Wait for machines of a cluster that others make: they may be about to join."""
         give_up = time.monotonic() + (0.0 if cluster.is_ours else system.NODE_TIMEOUT_S)
-        told = ""
+        shown = ""
         while True:
             self._stop_flag.check()
             try:
@@ -130,10 +130,10 @@ class Launcher:
             except ConfigError as error:
                 if time.monotonic() >= give_up:
                     raise
-                if error.message != told:
-                    told = error.message
-                    self.progress("ray", "waiting", told)
-            self._stop_flag.wait(_NODES_POLL_S)
+                if error.message != shown:
+                    shown = error.message
+                    self.progress("ray", "waiting", shown)
+            self._stop_flag.wait(PERIOD_S)
 
     def _placements(self, cluster: Cluster) -> dict[str, Placement]:
         nodes = cluster.nodes()
@@ -217,6 +217,7 @@ class Launcher:
 
 
 def read_config(argv: Sequence[str], stop: StopFlag) -> SystemConfig:
+    """Read the command line's file, or a line of stdin. Raises ConfigError."""
     parser = argparse.ArgumentParser(prog="python -m deploy.launcher", description=__doc__)
     parser.add_argument("--config", required=True, help="YAML file; - reads one line of JSON from stdin")
     parser.add_argument("--registry", help=f"host:port that gateways join at; {_ALONE} unless the file says another")
@@ -248,14 +249,14 @@ def _stop_at_end_of_stdin(stop: StopFlag) -> None:
 
 
 def _claim_stdout() -> TextIO:
-    """The real stdout for our lines alone: Ray repeats what its workers print."""
+    """Return the real stdout for our lines alone: Ray repeats what its workers print."""
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return events
 
 
 def run(config: SystemConfig, stop: StopFlag, events: TextIO) -> None:
-    """Returns when `stop` is set. Raises OutriderError when the workers cannot start."""
+    """Run a system until `stop` is set. Raises OutriderError when the workers cannot start."""
     if config.ray is None:
         raise ConfigError("ray is off in the settings; start the workers as plain processes instead")
     configure_logging("info", "launcher", config.gateway.get("log_format", "text"))

@@ -1,4 +1,4 @@
-"""A worker under its lasting name, through all its lives. No I/O: its owner, the fleet, says what becomes of it."""
+"""Holds what is known of a worker under its lasting name, through all its lives. No I/O; the fleet owns it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SERVING = registry_pb2.MEMBER_STATE_SERVING
 DRAINING = registry_pb2.MEMBER_STATE_DRAINING
 
 _MOST_STEP_S = 300.0
-"""An engine that is at one step for longer hangs, whatever its other steps took; one that has made none yet, too."""
+"""Seconds at one step after which an engine hangs, whatever its other steps took; one that has made none yet, too.
+Twice as long, and an engine that hangs in its first step is ended so much later."""
 
 
 class Replica(Protocol):
@@ -70,25 +71,25 @@ class PoolMember:
     stopping_since_s: float | None = None
 
     def forget_life(self) -> None:
-        """It is over: nobody uses it, and how it failed does not count."""
+        """Note that its life is over: nobody uses it, and how it failed does not count."""
         self.started = self.info = self.failing_since_s = self.hanging_since_s = None
         self.may_be_used = False
 
     def hangs(self, now_s: float, after_s: float) -> bool:
         return self.hanging_since_s is not None and now_s - self.hanging_since_s >= after_s
 
-    def is_idle_since(self, told_s: float) -> bool:
-        """As it was seen when no gateway opened slots there any more."""
-        return self.info is not None and self.info_at_s >= told_s and not self.info.num_slots_in_use
+    def is_idle_since(self, noticed_s: float) -> bool:
+        """Return whether it had no answers when it was seen after `noticed_s`, when the last gateway had heard."""
+        return self.info is not None and self.info_at_s >= noticed_s and not self.info.num_slots_in_use
 
     @property
     def is_well(self) -> bool:
-        """As far as it is seen."""
+        """Whether it can be used, as far as it is seen."""
         return self.is_watched and self.info is not None and self.failing_since_s is None
 
     @property
     def usefulness(self) -> tuple[bool, int, int]:
-        """First to go: one that nobody uses yet, then the one with the fewest answers, then the last."""
+        """Order by which workers go: one that nobody uses yet, then the one with the fewest answers, then the last."""
         slots = self.info.num_slots_in_use if self.info is not None else 0
         return (self.state == SERVING, slots, -int(self.name.rpartition("-")[2]))
 
@@ -106,7 +107,7 @@ class PoolMember:
 
 
 def trouble_of(seen: Seen) -> str | None:
-    """Why it is of no use as it was seen."""
+    """Return why a worker is of no use as it was seen; None when it is."""
     if seen.refusal is not None:
         return f"it refuses to say what it is: {seen.refusal}"
     if seen.info is None:

@@ -1,4 +1,4 @@
-"""The end of a container, told to the workers in it: they drain before Ray's node, and they with it, ends.
+"""Drains the workers of a container that is about to end, before Ray's node ends, and they with it.
 
 Each worker listens on a socket in the folder that the image names, OUTRIDER_NODE_FOLDER: nobody else reaches it.
 `python -m deploy.node_drain` asks them all and returns when they have drained: before a pod ends. In compose
@@ -18,13 +18,12 @@ from pathlib import Path
 
 FOLDER = "OUTRIDER_NODE_FOLDER"
 _HELLO_S = 3.0
-"""For a worker to say how long it may take. One that says nothing hangs."""
-_MORE_S = 2.0
-"""Beyond that."""
+"""Seconds for a worker to say how long it may take, and beyond that time to end. One that says nothing hangs. Twice as
+long, and a container with a worker that hangs ends so much later."""
 
 
 def listen(folder: Path, drain: Callable[[], None], limit_s: float) -> None:
-    """`drain` runs on a thread of its own when the container is about to end; it takes at most `limit_s`.
+    """Run `drain`, which takes at most `limit_s`, on a thread of its own when the container is about to end.
 
     Raises OSError when the folder cannot be used.
     """
@@ -52,7 +51,7 @@ def _answer(asking: socket.socket, drain: Callable[[], None], limit_s: float) ->
 
 
 def drain_workers(folder: Path) -> int:
-    """Returns how many there were, once each has drained, ended, or taken longer than it said."""
+    """Return how many workers there were, once each has drained, ended, or taken longer than it said."""
     asked = [found for path in sorted(folder.glob("*.sock")) if (found := _ask(path)) is not None]
     for connection, give_up_s in asked:
         with connection:
@@ -73,7 +72,7 @@ def _ask(path: Path) -> tuple[socket.socket, float] | None:
     except (OSError, ValueError):
         connection.close()
         return None
-    return connection, time.monotonic() + limit_s + _MORE_S
+    return connection, time.monotonic() + limit_s + _HELLO_S
 
 
 def main() -> int:

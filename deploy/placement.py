@@ -15,6 +15,8 @@ from outrider.wire.settings.system import SystemConfig
 NO_GPU = ""
 """CUDA_VISIBLE_DEVICES that hides every GPU: Ray leaves the variable alone for an actor that asked for none."""
 _MOST_STEPS = 20_000
+"""Tries to spread workers over nodes, a few ms; beyond it they are taken to fit, and Ray would wait for ever. Twice as
+many reach one more worker or so."""
 _IN = re.compile(r"in\((.*)\)")
 
 
@@ -29,7 +31,7 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What one worker of a pool asks of Ray, and what it is told; of a split target, what each of its ranks is."""
+    """What one worker of a pool asks of Ray, and what it is given; of a split target, what each of its ranks is."""
 
     device: str
     """"cpu" or "cuda"; Ray shows a worker its own GPU only, as the first."""
@@ -54,7 +56,7 @@ class Placement:
 def place(
     config: SystemConfig, nodes: Iterable[ClusterNode], local_cores: frozenset[int] | None
 ) -> dict[str, Placement]:
-    """Of each worker, by the name of its pool.
+    """Return the placement of each worker, by the name of its pool.
 
     `local_cores`: to share out, of the only machine; None = workers are pinned where their settings say so.
 
@@ -100,7 +102,7 @@ def check_fits(wanted: Mapping[str, tuple[Placement, int]], nodes: Iterable[Clus
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Whether a machine with these labels is one that a selector of Ray's means: value, !value, in(...), !in(...)."""
+    """Return whether a selector of Ray's means a machine with these labels: value, !value, in(...) or !in(...)."""
     return all(_has(labels.get(key), wanted) for key, wanted in selector.items())
 
 

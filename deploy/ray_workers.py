@@ -2,9 +2,8 @@
 
 Nothing here waits but `adopt`: an actor that restarts answers when it is back, and that may be never.
 
-The ranks of a split target as Ray actors: one placement group, rank 0 the worker itself, a follower for each more.
-
-All on one machine: ranks meet in a folder, and share every layer's sums. They end with the launcher.
+A split target is one placement group on one machine, where its ranks meet in a folder and share every layer's sums:
+rank 0 is the worker itself, and there is a follower for each more. They end with the launcher.
 """
 
 from __future__ import annotations
@@ -27,13 +26,21 @@ from outrider.wire.settings.cores import format_cores
 from outrider.wire.settings.pools import Pool
 from outrider.wire.transport.host import split_evenly
 
+log = get_logger(__name__)
+
+NAMESPACE = "outrider"
+STOP_GRACE_S = 2.0
+"""Seconds that streams have to end by themselves. Twice as long: a stop takes so much longer where a client hangs."""
+
 
 class Ranks:
-    """`start_followers` and `stop` once each."""
+    """Holds the ranks of one split target. `start_followers` and `stop` are called once each."""
 
     def __init__(self, name: str, placement: Placement, cpu_cores: str | None, parent: str | None) -> None:
-        """`name`: the worker's, unique on the cluster. `placement`: of each rank. `cpu_cores`: to share out, as in the
-        settings. `parent`: a folder that goes with Ray's session, None = the system's own for such.
+        """Reserve the ranks' places.
+
+        name: the worker's, unique on the cluster. placement: of each rank. cpu_cores: to share out, as in the settings.
+        parent: a folder that goes with Ray's session; None = the system's own for such.
         """
         self._placement = placement
         num_ranks = placement.num_ranks
@@ -46,12 +53,12 @@ class Ranks:
         self._group: Any = _ray().util.placement_group([bundle] * num_ranks, "STRICT_PACK", **labels)
 
     def cores_of(self, rank: int) -> str | None:
-        """As `cpu_cores` takes it; None where the settings say none."""
+        """Return a rank's cores as `cpu_cores` takes them; None where the settings say none."""
         cores = self._cores[rank]
         return None if cores is None else format_cores(cores)
 
     def options(self, options: dict[str, Any], rank: int) -> dict[str, Any]:
-        """Those of an actor on its own, for the one that is this rank, after restarts too."""
+        """Turn the options of an actor on its own into those of a rank, which hold after restarts too."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
@@ -59,7 +66,7 @@ class Ranks:
         return {**alone, "scheduling_strategy": strategy}
 
     def start_followers(self, options: dict[str, Any]) -> None:
-        """`options`: as of the worker itself."""
+        """Start ranks 1 and up. options: as of the worker itself."""
         ray, placement = _ray(), self._placement
         for rank in range(1, placement.num_ranks):
             mine = {**self.options(options, rank), "name": f"{options['name']}-rank-{rank}"}
@@ -67,7 +74,7 @@ class Ranks:
             self._followers.append(ray.remote(FollowerActor).options(**mine).remote(*arguments))
 
     def stop(self) -> None:
-        """After the target, which has told the followers to end."""
+        """Kill the followers and give their places back. For after the target has ended."""
         ray = _ray()
         for follower in self._followers:
             with contextlib.suppress(Exception):
@@ -75,13 +82,6 @@ class Ranks:
         with contextlib.suppress(Exception):
             ray.util.remove_placement_group(self._group)
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-log = get_logger(__name__)
-
-NAMESPACE = "outrider"
-_STOP_GRACE_S = 2.0
-_SPEC_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ Answer = Started | Refused | Lost
 
 
 class RayWorker:
-    """One actor."""
+    """Asks, restarts and ends one actor."""
 
     def __init__(self, actor: Any, ranks: Ranks | None) -> None:
         self._actor = actor
@@ -107,14 +107,14 @@ class RayWorker:
         self.ask()
 
     def ask(self) -> None:
-        """For its outcome, of this life or the next. `answer` has it later."""
+        """Ask for its outcome, of this life or the next. `answer` has it later."""
         try:
             self._pending = self._actor.outcome.remote()
         except Exception as error:
             self._pending, self._failed = None, _lost(error)
 
     def answer(self) -> Answer | None:
-        """To the last `ask`, once; None while there is none."""
+        """Return the answer to the last `ask`, once; None while there is none."""
         ray = _ray()
         if self._failed is not None:
             failed, self._failed = self._failed, None
@@ -129,9 +129,10 @@ class RayWorker:
             return _lost(error)
 
     def num_restarts(self) -> int:
-        """Lives that Ray has started after the first. What `ask` asks waits for the one that loads, however many end.
+        """Return the lives that Ray has started after the first; 0 where Ray cannot say.
 
-        0 where Ray cannot say: its public API does through the dashboard alone.
+        `ask` cannot count them: it waits for the life that loads, however many end. Ray's public API says the number
+        through the dashboard alone.
         """
         try:
             from ray._private.state import actors
@@ -147,16 +148,16 @@ class RayWorker:
             _ray().kill(self._actor, no_restart=False)
 
     def begin_stop(self) -> None:
-        """Its streams and its engine end; `has_stopped` says when. One that restarts or is dead has nothing to stop."""
+        """Have its streams and its engine end; `has_stopped` says when. A dead actor has nothing to stop."""
         with contextlib.suppress(Exception):
-            self._pending = self._actor.stop.remote(_STOP_GRACE_S)
+            self._pending = self._actor.stop.remote(STOP_GRACE_S)
 
     def has_stopped(self) -> bool:
-        """Also one that cannot be asked."""
+        """Return whether it has stopped, or cannot be asked."""
         return self._pending is None or bool(_ray().wait([self._pending], timeout=0)[0])
 
     def kill(self) -> None:
-        """For good. Its slots are gone: drain it first."""
+        """End it for good, with its slots: drain it first."""
         with contextlib.suppress(Exception):
             _ray().kill(self._actor, no_restart=True)
         if self._ranks is not None:
@@ -174,7 +175,7 @@ class RayWorkers:
     def __init__(
         self, run: str, placements: Mapping[str, Placement], *, lasting: bool, local: bool, folder: str | None
     ) -> None:
-        """`run`: the system's name on the cluster. `placements`: by pool.
+        """Make actors of the system that is named `run` on the cluster. placements: by pool.
 
         lasting: they outlive this process, for the next launcher of that name. local: all is on this machine, and
         listens on 127.0.0.1. folder: of Ray's session, when it is ours.
@@ -186,7 +187,7 @@ class RayWorkers:
         self._folder = folder
 
     def create(self, pool: Pool, member: str) -> RayWorker:
-        """It may wait for a machine; `answer` comes when it has loaded. Raises Unavailable when Ray takes no actor."""
+        """Make an actor, which may wait for a machine and then loads. Raises Unavailable when Ray takes no actor."""
         try:
             return self._create(pool, member)
         except Exception as error:
@@ -206,7 +207,7 @@ class RayWorkers:
         return RayWorker(_ray().remote(WorkerActor).options(**options).remote(spec), ranks)
 
     def adopt(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, RayWorker]]:
-        """By member: those that a launcher of this name left behind. What does not fit the settings is ended."""
+        """Return the workers that a launcher of this name left behind, by name; end what does not fit the settings."""
         by_name = {pool.name: pool for pool in pools}
         found: dict[str, tuple[Pool, RayWorker]] = {}
         for name in self._left_behind():
@@ -257,7 +258,7 @@ class RayWorkers:
 def _spec_of(actor: Any) -> ActorSpec | None:
     """None for one that does not answer: it hangs, restarts, or is of another version."""
     try:
-        spec: ActorSpec = _ray().get(actor.spec.remote(), timeout=_SPEC_TIMEOUT_S)
+        spec: ActorSpec = _ray().get(actor.spec.remote(), timeout=10.0)
     except Exception:
         return None
     return spec

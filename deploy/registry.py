@@ -16,22 +16,22 @@ from outrider.v1 import registry_pb2_grpc
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.log import get_logger
 from outrider.wire.transport.address import join_host_port
+from outrider.wire.transport.rpc import CONTROL_BYTES
 from outrider.wire.transport.serving import ServerThread
 from outrider.wire.transport.tls import CertificateFolder, warn_of_open_port
 
 log = get_logger(__name__)
 
-MAX_MESSAGE_BYTES = 1 << 20
 _REPORT_LIFE_S = 10.0
-_NAME_LENGTH = 200
-_STOP_GRACE_S = 0.5
+"""Seconds for which a gateway's report counts. Twice as long, and load of a gateway that hangs is acted upon so much
+longer."""
 
 Scale = Callable[[str, int | None], "concurrent.futures.Future[pb.ScaleReply]"]
 """(pool, workers or None) -> its sizes. May be called on any thread; the future may raise OutriderError."""
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
-    """On the loop's thread, but for `reports`."""
+    """Serves gateways on the loop's thread; `reports` may be called on any."""
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
@@ -43,7 +43,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._is_stopping = False
 
     def reports(self) -> list[pb.GatewayReport]:
-        """The last one of every gateway that is joined and has reported lately."""
+        """Return the last report of every gateway that is joined and has reported lately."""
         oldest_s = time.monotonic() - _REPORT_LIFE_S
         return [report for at_s, report in list(self._reports.values()) if at_s >= oldest_s]
 
@@ -91,7 +91,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         try:
             async for report in reports:
                 if not name:
-                    name = report.gateway[:_NAME_LENGTH]
+                    name = report.gateway[:200]  # it goes into the log
                     log.info("gateway %s joined", name)
                 self._reports[join] = (time.monotonic(), report)
         except grpc.aio.AioRpcError as error:
@@ -104,7 +104,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
 
 
 class Registry:
-    """The server on a thread of its own: the process's only gRPC loop."""
+    """Runs the server on a thread of its own: the process's only gRPC loop."""
 
     def __init__(self, scale: Scale) -> None:
         self._server = ServerThread()
@@ -117,7 +117,7 @@ class Registry:
         return self._server.loop
 
     def start(self, address: str, certificates: CertificateFolder | None) -> str:
-        """`address` as in the settings. Returns "host:port". Raises ConfigError when it cannot listen there."""
+        """Listen at `address`, as in the settings. Return "host:port". Raises ConfigError when that cannot be."""
 
         def add_services(server: grpc.aio.Server) -> list[str]:
             self._servicer = RegistryServicer(self._scale)
@@ -128,13 +128,13 @@ class Registry:
         if certificates is None:
             warn_of_open_port(host)
         try:
-            self.address = self._server.start(add_services, host, port, MAX_MESSAGE_BYTES, certificates)
+            self.address = self._server.start(add_services, host, port, CONTROL_BYTES, certificates)
         except ConfigError as error:
             raise ConfigError(f"ray.registry is {address!r}: {error.message}", param="registry") from None
         return self.address
 
     def publish(self, membership: pb.Membership) -> None:
-        """From any thread. The message must not be changed afterwards."""
+        """Send the membership to all gateways, from any thread. The message must not be changed afterwards."""
         assert self._servicer is not None
         self._server.post([lambda: self._servicer.publish(membership)])  # type: ignore[union-attr]
 
@@ -143,11 +143,11 @@ class Registry:
 
     def stop(self) -> None:
         if self._servicer is not None:
-            self._server.stop(_STOP_GRACE_S, self._servicer.end_all)
+            self._server.stop(0.5, self._servicer.end_all)
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """ "[::1]:7000" -> ("::1", 7000). Raises ConfigError."""
+    """Split "[::1]:7000" into ("::1", 7000). Raises ConfigError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"ray.registry is {address!r}, must be host:port, such as 0.0.0.0:7000", param="registry")
@@ -155,6 +155,6 @@ def split_host_port(address: str) -> tuple[str, int]:
 
 
 def reachable(address: str) -> str:
-    """The same for a process on this machine: nobody can connect to "all addresses"."""
+    """Return the address for a process on this machine: nobody can connect to "all addresses"."""
     host, port = split_host_port(address)
     return join_host_port({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)

@@ -1,4 +1,4 @@
-"""What the launcher itself sees of the workers: it asks each for its facts every second, whatever Ray says of it.
+"""Asks each worker for its facts every second, whatever Ray says of it: what the launcher itself sees.
 
 Ray calls a machine alive for ten seconds and more after it has gone.
 """
@@ -20,13 +20,16 @@ from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.wire.log import get_logger
 from outrider.wire.settings.pools import Role
 from outrider.wire.transport.roles import Role as Part
+from outrider.wire.transport.rpc import CONTROL_BYTES
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 log = get_logger(__name__)
 
 PERIOD_S = 1.0
+"""Seconds between two questions to a worker, and between two looks at anything else that only Ray knows. Twice as long,
+and a lost worker is noticed, and load acted upon, so much later."""
 TIMEOUT_S = 3.0
-_MAX_MESSAGE_BYTES = 4 << 20
+"""Seconds that a worker has to answer. Twice as long, and silence is noticed so much later."""
 _LIVING = ("Tls handshake failed", "Socket closed")
 """In what gRPC says of a connection that somebody there closed, a server that does not take our certificate above all.
 Its words may change: without them it counts as a broken one."""
@@ -50,7 +53,7 @@ class Seen:
 
 
 class Sightings:
-    """`watch` and `forget` from any thread; what was seen is in `take`, for the one who owns the members."""
+    """Watches workers. `watch` and `forget` may be called on any thread, `take` by the owner of the members."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, certificates: CertificateFolder | None) -> None:
         """`loop`: the process's gRPC loop."""
@@ -60,14 +63,14 @@ class Sightings:
         self._seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
 
     def watch(self, member: str, role: Role, address: str) -> None:
-        """From now on at this address, and at no other."""
+        """Ask the worker at this address from now on, and at no other."""
         self._call(self._start, member, role, address)
 
     def forget(self, member: str) -> None:
         self._call(self._end, member)
 
     def take(self) -> list[Seen]:
-        """What was seen since the last call, oldest first. Something of before `forget` may still be among it."""
+        """Return what was seen since the last call, oldest first; something of before `forget` may be among it."""
         found: list[Seen] = []
         while not self._seen.empty():
             found.append(self._seen.get())
@@ -86,15 +89,15 @@ class Sightings:
             task.cancel()
 
     async def _watch(self, member: str, role: Role, address: str) -> None:
-        dialer = Dialer(address, Part(role), _MAX_MESSAGE_BYTES, self._certificates)
-        told: str | None = None
+        dialer = Dialer(address, Part(role), CONTROL_BYTES, self._certificates)
+        logged: str | None = None
         try:
             while True:
                 began_s = time.monotonic()
                 seen = await self._ask(dialer, member, role, address, began_s)
-                if seen.refusal not in (None, told):
+                if seen.refusal not in (None, logged):
                     log.warning("%s at %s refuses to say what it is: %s", member, address, seen.refusal)
-                told = seen.refusal
+                logged = seen.refusal
                 self._seen.put(seen)
                 await asyncio.sleep(max(0.1, PERIOD_S - (time.monotonic() - began_s)))
         finally:

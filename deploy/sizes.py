@@ -1,13 +1,12 @@
-"""How many workers each pool is to have: at the start, by hand and by load. The fleet owns it and makes it so.
+"""How many workers each pool is to have: at the start, by hand and by load. The fleet owns `Sizes` and makes it so.
 
-What workers and gateways report, as the few numbers that pools are sized by. No I/O, no clock of its own.
+`Loads` reduces what workers and gateways report to what is seen of a pool, a `Sight`; a `Scaler` decides by it. No I/O,
+and no clock of their own.
 
-How many workers a pool should have, by what is seen of it. Arithmetic only: no Ray, no clock of its own.
-
-Grows by one after a few seconds of too much, shrinks by one after a minute of too little, and never while a worker is
-starting: what that one changes is not seen yet. A worker that drains bars shrinking alone: load that rises meanwhile
-takes it back. The last draft goes when nothing at all runs that it could draft for, and one comes back when something
-has run for as long as growing asks.
+A pool grows by one after a few seconds of too much, shrinks by one after a minute of too little, and never while a
+worker is starting: what that one changes is not seen yet. A worker that drains bars shrinking alone: load that rises
+meanwhile takes it back. The last draft goes when nothing at all runs that it could draft for, and one comes back when
+something has run for as long as growing asks.
 """
 
 from __future__ import annotations
@@ -21,11 +20,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 from deploy.member import ROLES
+from deploy.sightings import PERIOD_S
 from outrider.v1 import common_pb2, registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.log import get_logger
 from outrider.wire.settings.pools import MAX_COUNT, Pool, Role
 from outrider.wire.settings.system import ScalingConfig
+
+log = get_logger(__name__)
+
+WINDOW_S = 5.0
+"""Seconds over which shares and refusals count. Twice as long, and a pool follows its load so much later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +80,11 @@ class Scaler:
         self._under_since_s = math.nan
 
     def reset(self) -> None:
-        """What was seen before does not count: somebody has set the size by hand."""
+        """Forget what was seen before: somebody has set the size by hand."""
         self._over_since_s = self._under_since_s = math.nan
 
     def decide(self, sight: Sight, now_s: float) -> Decision:
-        """`now_s`: of any clock that never goes back."""
+        """Return what to do now. now_s: of any clock that never goes back."""
         if sight.num_starting:
             self.reset()
             return Decision(Change.STAY, "a worker is starting")
@@ -135,14 +140,12 @@ def _since(before_s: float, holds: bool, now_s: float) -> float:
     return now_s if math.isnan(before_s) else before_s
 
 
-WINDOW_S = 5.0
-
 _Samples = deque[tuple[float, int, int]]
 """(when, a sum that only grows, another one)."""
 
 
 class Loads:
-    """Feed it every answer and every report; ask it for a pool's `sight`."""
+    """Collects every answer of a worker and every report of a gateway, and returns a pool's `sight`."""
 
     def __init__(self) -> None:
         self._busy: dict[str, _Samples] = {}
@@ -162,7 +165,7 @@ class Loads:
         self._busy.pop(member, None)
 
     def set_reports(self, reports: Iterable[registry_pb2.GatewayReport], at_s: float) -> None:
-        """Those of all gateways that live."""
+        """Take the reports of all gateways that live, in place of those before."""
         found = list(reports)
         self._queued.clear()
         self._running.clear()
@@ -179,7 +182,7 @@ class Loads:
             del self._rounds[key], self._refused[key]
 
     def sight(self, pool: Pool, serving: Iterable[str], *, num_starting: int, num_draining: int) -> Sight:
-        """`serving`: names of the pool's workers that can be used."""
+        """Return what is seen of a pool. serving: names of its workers that can be used."""
         members = list(serving)
         shares = [share for name in members if (share := _share(self._busy.get(name))) is not None]
         return Sight(
@@ -218,10 +221,6 @@ def _share(samples: _Samples | None) -> float | None:
     return min(1.0, 1e-6 * (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0]))
 
 
-log = get_logger(__name__)
-
-_BY_LOAD_EVERY_S = 1.0
-
 _Asked = tuple[str, int | None, concurrent.futures.Future[registry_pb2.ScaleReply]]
 
 
@@ -240,7 +239,7 @@ class Census:
 
 
 class Sizes:
-    """On the fleet's thread, but for `ask`."""
+    """Holds what each pool is to have. All on the fleet's thread, but for `ask`."""
 
     def __init__(
         self,
@@ -251,7 +250,7 @@ class Sizes:
         room: Callable[[Pool], str | None],
         report: Callable[[str, str, str], None],
     ) -> None:
-        """`room` and `report` as the fleet's."""
+        """Begin with the pools' counts. census: counts a pool's workers. room, report: as in the fleet."""
         self._pools = pools
         self._loads = loads
         self._census = census
@@ -265,13 +264,13 @@ class Sizes:
         self._by_load_at_s = 0.0
 
     def ask(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """From any thread: `count` workers, or only ask. An empty pool's name asks about all."""
+        """Ask for `count` workers, or for the sizes alone; an empty name means all pools. For any thread."""
         done: concurrent.futures.Future[registry_pb2.ScaleReply] = concurrent.futures.Future()
         self._asked.put((pool, count, done))
         return done
 
     def set_by_hand(self) -> list[str]:
-        """As was asked since the last call. Returns the pools that were set."""
+        """Do what was asked since the last call. Return the pools that were set."""
         names = []
         while not self._asked.empty():
             name, count, done = self._asked.get()
@@ -288,7 +287,8 @@ class Sizes:
         return names
 
     def set_by_load(self, reports: Iterable[registry_pb2.GatewayReport], now_s: float) -> None:
-        if now_s - self._by_load_at_s < _BY_LOAD_EVERY_S:
+        """Grow and shrink pools by what is seen of them, once a second."""
+        if now_s - self._by_load_at_s < PERIOD_S:
             return
         self._by_load_at_s = now_s
         self._loads.set_reports(reports, now_s)

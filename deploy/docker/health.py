@@ -23,7 +23,7 @@ COMMAND_LINE = Path("/proc/1/cmdline")
 
 
 def check_http(host: str, port: int) -> str | None:
-    """Why /readyz is not 200, or None."""
+    """Return why /readyz is not 200, or None."""
     folder = _public_tls_dir()
     connection = (
         http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=_to_ourselves(Path(folder)))
@@ -55,7 +55,7 @@ def _to_ourselves(folder: Path) -> ssl.SSLContext:
 
 
 def check_grpc(host: str, port: int) -> str | None:
-    """Why the health service does not say SERVING, or None."""
+    """Return why the health service does not say SERVING, or None."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -69,8 +69,10 @@ def check_grpc(host: str, port: int) -> str | None:
 
 
 def _speaks_tls(host: str, port: int) -> bool:
-    """How the port answers a TLS greeting. That a certificate is mounted does not say that the part was told to use it:
-    launcher and workers have their settings from a file of pools, the environment, and what Ray gave them.
+    """Return whether the port answers a TLS greeting.
+
+    That a certificate is mounted does not say that the part uses it: launcher and workers have their settings from a
+    file of pools, the environment, and what Ray gave them.
     """
     if not (TLS_DIR / "cert.pem").exists():
         return False
@@ -104,6 +106,7 @@ def _own_name(certificate: bytes) -> str:
 
 
 def check_tcp(host: str, port: int) -> str | None:
+    """Connect; raises OSError where nobody listens."""
     socket.create_connection((host, port), TIMEOUT_S).close()
     return None
 
@@ -112,7 +115,7 @@ CHECKS = {"http": check_http, "grpc": check_grpc, "tcp": check_tcp}
 
 
 def main(argv: list[str]) -> int:
-    """argv: pairs of kind and host:port; all of them must serve."""
+    """Check pairs of kind and host:port, all of which must serve. Return the exit code."""
     for kind, address in zip(argv[::2], argv[1::2], strict=True):
         host, _, port = address.rpartition(":")
         host = socket.gethostname() if host == "hostname" else host

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def requirements(pyproject: Path, extras: list[str]) -> list[str]:
-    """Raises KeyError naming an extra that does not exist."""
+    """Return the requirements of the project with these extras. Raises KeyError naming an extra that does not exist."""
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     found: list[str] = list(project["dependencies"])
     for extra in extras:

@@ -17,7 +17,7 @@ from deploy.node_drain import FOLDER, drain_workers
 
 
 def raylet_pid() -> int:
-    """Raises LookupError when there is none."""
+    """Return the process id of this container's raylet. Raises LookupError when there is none."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (folder / "cmdline").read_bytes().split(b"\0")[0].endswith(b"/raylet"):
             return int(folder.name)
@@ -25,8 +25,9 @@ def raylet_pid() -> int:
 
 
 def stay(pid: int, folder: Path) -> int:
-    """The exit code once the raylet `pid` has ended: 0 after a signal. A second signal does not wait for the workers
-    that listen in `folder`.
+    """Wait until the raylet `pid` has ended. Return the exit code: 0 after a signal.
+
+    A second signal does not wait for the workers that listen in `folder`.
     """
     raylet = os.pidfd_open(pid)
     asked: list[int] = []

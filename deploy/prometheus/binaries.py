@@ -14,7 +14,7 @@ class NotFound(Exception):
 
 
 def find(program: str, *, fetch: bool = True) -> Path:
-    """`prometheus` or `promtool`. Raises NotFound.
+    """Return where `prometheus` or `promtool` is. Raises NotFound.
 
     fetch: ask Debian for it where it is not here yet.
     """
@@ -49,9 +49,9 @@ def _unpack_debian(folder: Path, program: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(Path(scratch) / "unpacked", folder)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            told = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
+            said = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
             raise NotFound(
-                f"{program} is not in PATH and Debian's package cannot be had: {told}; "
+                f"{program} is not in PATH and Debian's package cannot be had: {said}; "
                 "try `apt-get update`, or put Prometheus into PATH"
             ) from None
 

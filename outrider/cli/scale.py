@@ -15,9 +15,9 @@ from outrider.v1 import registry_pb2 as pb
 from outrider.v1 import registry_pb2_grpc
 from outrider.wire.errors import DeadlineExceeded, OutriderError, Unavailable
 from outrider.wire.transport.roles import Role
+from outrider.wire.transport.rpc import CONTROL_BYTES
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
-_MAX_MESSAGE_BYTES = 1 << 20
 _CALL_TIMEOUT_S = 10.0
 _POLL_S = 0.5
 _ROLES = {pb.ROLE_TARGET: "target", pb.ROLE_DRAFT: "draft"}
@@ -41,9 +41,7 @@ def scale(
     """
     with errors_as_lines():
         folder = None if tls_dir is None else CertificateFolder(tls_dir, "--tls-dir", Role.LAUNCHER)
-        sizes = asyncio.run(
-            _scale(Dialer(registry, Role.LAUNCHER, _MAX_MESSAGE_BYTES, folder), pool, count, wait, timeout)
-        )
+        sizes = asyncio.run(_scale(Dialer(registry, Role.LAUNCHER, CONTROL_BYTES, folder), pool, count, wait, timeout))
         for size in sizes:
             typer.echo(_line(size))
 

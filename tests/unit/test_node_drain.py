@@ -124,7 +124,7 @@ def test_who_is_gone_or_hangs_is_not_waited_for(folder: Path, monkeypatch: pytes
 def test_a_worker_that_takes_longer_than_it_said_is_not_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_drain, "_MORE_S", 0.1)
+    monkeypatch.setattr(node_drain, "_HELLO_S", 0.1)
     worker = PlayedHandle()
     listen(folder, lambda: worker.drain(30), 0.1)
     began_s = time.monotonic()

@@ -3,9 +3,8 @@
 The numbers were measured: the default receive limit (4 MiB) breaks a stream at K = 9 and a 128k vocabulary; without
 `ping_timeout_ms` a hung peer is noticed after 60 s. With these it is noticed within 12 s, at either end.
 
-Streams of requests whose messages may be no messages: the call then ends in INVALID_ARGUMENT, whoever serves it.
-
-gRPC alone would answer UNKNOWN and blame the server. Called by `rpc.ErrorInterceptor`.
+Bytes that are no message end a call in INVALID_ARGUMENT, whoever serves it, where gRPC alone would answer UNKNOWN and
+blame the server.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class _Requests:
 
 
 def guarded_stream(handler: Any, parse: Parse, abort: Abort) -> Any:
-    """The same handler, of a method with a stream of requests; errors of the tree become its status."""
+    """Return the same handler of a method with a stream of requests; errors of the tree become its status."""
     if handler.request_deserializer is None:
         return handler
 
@@ -112,15 +111,15 @@ a peer that hangs or is cut off holds is freed so much later.
 """
 _TOKEN_ID_BYTES = 5
 """Of a uint32 on the wire, at most."""
-_CONTROL_BYTES = 1 << 20
-"""Of a Control message beside token ids: sampling parameters, and small items that travel with it. Twice as much lets a
-peer hold up a worker's event loop by some 30 ms more a message.
+CONTROL_BYTES = 1 << 20
+"""Bytes of a Control message beside token ids: sampling parameters, and small items that travel with it; and of a
+message of facts, whole. Twice as much lets a peer hold up a worker's event loop by some 30 ms more a message.
 """
 MAX_CONNECTIONS = 4096
 """To one server; a further one is closed at once."""
 MAX_CALLS_OF_CONNECTION = 1024
 """Open at once on one connection. Clients wait with a further one."""
-HANDSHAKE_TIMEOUT_MS = 10_000
+HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
 """Who connects and says nothing is left after this."""
 MAX_METADATA_BYTES = 16 * 1024
 """Of a call; one with more is refused with RESOURCE_EXHAUSTED."""
@@ -147,11 +146,11 @@ def _common(max_message_bytes: int) -> Options:
 
 def max_control_bytes(context_limit: int) -> int:
     """Return the size of the largest message of a Control stream: one whole context, and what else may be in it."""
-    return _CONTROL_BYTES + _TOKEN_ID_BYTES * context_limit
+    return CONTROL_BYTES + _TOKEN_ID_BYTES * context_limit
 
 
 def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Options:
-    """A second server on the same port must fail, not share the traffic: hence so_reuseport 0.
+    """Return a server's options. A second server on the same port fails and does not share the traffic.
 
     window_bytes: what comes in of a message before anybody reads it. One that is longer costs a round trip more.
     """
@@ -170,7 +169,7 @@ def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Opti
 
 
 def client_options(max_message_bytes: int) -> Options:
-    """Reconnects within a second: the default back-off grows to 120 s.
+    """Return a client's options, which reconnect within a second: the default back-off grows to 120 s.
 
     What gRPC calls the least back-off is the time that it gives to connect, handshakes included: with less, a far or
     busy server is never reached.
@@ -196,7 +195,7 @@ def tune_malloc() -> None:
 
 
 def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:
-    """What a client needs besides code and message: the parameter, when to come back, which of its kind it is."""
+    """Return what a client needs besides code and message: parameter, seconds to wait, and OpenAI's code."""
     trailers: list[tuple[str, str]] = []
     if error.param is not None:
         trailers.append(("outrider-param", error.param))
@@ -208,6 +207,7 @@ def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> NoReturn:
+    """End the call with the error's code, message and trailers."""
     message = error.message.encode(errors="replace")
     if len(message) > MAX_ERROR_BYTES:
         message = message[:MAX_ERROR_BYTES] + b"..."
