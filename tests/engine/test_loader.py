@@ -22,7 +22,6 @@ from outrider.engine.loading.loader import load_runner, tokenizer_files
 from outrider.engine.loading.memory import Budget, readable_bytes
 from outrider.engine.loading.self_test import NUM_BLOCKS
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.paths import dense as dense_cache
 from outrider.engine.paths.dense import DenseLayer
 from outrider.engine.paths.fused import FusedPath
 from outrider.wire.errors import ConfigError
@@ -191,7 +190,7 @@ def test_memory_that_is_gone_when_it_is_taken_is_an_error_at_start(
     new_storage = DenseLayer._new_storage
 
     def out_of_memory(self: DenseLayer, states: torch.Tensor) -> torch.Tensor:
-        if self._num_blocks > NUM_BLOCKS + 1:
+        if self._shape[0] > NUM_BLOCKS + 1:
             raise kind("tried to allocate more than there is\nsecond line")
         return new_storage(self, states)
 
@@ -302,8 +301,8 @@ def test_models_that_cannot_be_rolled_back_are_refused_by_name(tmp_path: Path, c
 
 def test_the_self_test_refuses_wrong_logits(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """KV read one column off gives nonsense without any error."""
-    right = dense_cache._write_and_read
-    monkeypatch.setattr(dense_cache, "_write_and_read", lambda *arguments: right(*arguments).roll(1, dims=2))
+    right = DenseLayer.write_and_read
+    monkeypatch.setattr(DenseLayer, "write_and_read", lambda *arguments: right(*arguments).roll(1, dims=2))
     with pytest.raises(
         ConfigError, match=r"LlamaForCausalLM .*dense: computes other logits .* largest difference \d\.\d\de"
     ):

@@ -18,10 +18,11 @@ from outrider.engine.kv_pool import TRASH_BLOCK, BlockTable, KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths import paged_attention
+from outrider.engine.paths.block_cache import layer_limits
 from outrider.engine.paths.choice import choose_path
 from outrider.engine.paths.paged import PagedPath, PathUnavailable
 from outrider.engine.paths.paged_attention import TorchAttention
-from outrider.engine.paths.paged_cache import ATTENTION_NAME, layer_limits
+from outrider.engine.paths.paged_cache import ATTENTION_NAME
 from outrider.engine.paths.paged_plan import AttentionOptions, PagedPlan
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, InvalidRequest

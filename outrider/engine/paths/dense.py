@@ -10,18 +10,16 @@ token tree, this module builds the mask, and transformers takes a ready one as i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache, CacheLayerMixin, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from outrider.engine.kv_pool import TRASH_BLOCK
-from outrider.engine.loading.memory import new_storage
+from outrider.engine.paths.block_cache import BlockCache, BlockLayer, declared, layer_limits
 from outrider.engine.paths.forward_path import BLOCK_SIZE
-from outrider.engine.paths.paged_cache import declared, layer_limits
 from outrider.engine.step_plan import Row, StepPlan, group_rows
 from outrider.engine.token_tree import seen
 
@@ -64,32 +62,23 @@ def _mask(rows: Sequence[Row], plan: StepPlan, window: int | None, chunk: int | 
     return mask.to(plan.input_ids.device, dtype)
 
 
-class DenseLayer(CacheLayerMixin):
-    """Stores one layer's KV, allocated when its shape is first seen (MLA has different key and value widths)."""
+class DenseLayer(BlockLayer):
+    """Hands the model all columns of the rows."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__()
-        self.plan: StepPlan | None = None
-        self._num_blocks = num_blocks + 1  # and the trash block
-        self._block_size = block_size
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys, self.values = self._new_storage(key_states), self._new_storage(value_states)
-        self.is_initialized = True
-
-    def _new_storage(self, states: Tensor) -> Tensor:
-        """Return [num_blocks, block_size, H_kv, D] in the dtype of states [B, H_kv, q, D]."""
-        shape = (self._num_blocks, self._block_size, states.shape[1], states.shape[3])
-        storage = new_storage(shape, states.dtype, states.device)
-        storage[TRASH_BLOCK].zero_()
-        return storage
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new states [B, H_kv, q, D] and return those of all columns [B, H_kv, L, D]."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.plan is not None and self.keys is not None and self.values is not None
-        return _write_and_read(self.keys, key_states, self.plan), _write_and_read(self.values, value_states, self.plan)
+    def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
+        """Write the new columns [B, H, q, D] and return all of them [B, H, L, D]."""
+        plan, flat = self.plan, storage.flatten(0, 1)  # [tokens, H, D], a view
+        new = states.transpose(1, 2)  # [B, q, H, D]
+        if plan.start is not None:
+            end = plan.start + plan.kv_len
+            flat[end - plan.num_queries : end].copy_(new[0])
+            return flat[plan.start : end].transpose(0, 1).unsqueeze(0)
+        columns = new.reshape(-1, *new.shape[2:])  # [B * q, H, D]
+        if plan.write_from is not None:
+            columns = columns.index_select(0, plan.write_from)  # [N, H, D]
+        flat.index_copy_(0, plan.write_to, columns)
+        gathered = flat.index_select(0, plan.gather)  # [B * L, H, D]
+        return gathered.view(plan.num_rows, plan.kv_len, *gathered.shape[1:]).transpose(1, 2)
 
     def get_seq_length(self) -> int:
         """Return the number of columns before the new ones."""
@@ -97,70 +86,6 @@ class DenseLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1  # transformers' own word for "no limit"
-
-    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
-        for storage in (self.keys, self.values):
-            if storage is not None:
-                for source, destination in copies:
-                    storage[destination].copy_(storage[source])
-
-    def move_tokens(self, sources: Tensor, destinations: Tensor) -> None:
-        """Move KV within the storage. Both are [N] int64 storage indices on the storage's device."""
-        for storage in (self.keys, self.values):
-            if storage is not None:
-                flat = storage.flatten(0, 1)  # [tokens, H, D], a view
-                flat.index_copy_(0, destinations, flat.index_select(0, sources))
-
-    @property
-    def bytes_per_token(self) -> int:
-        """KV bytes of one token in this layer; 0 while the shape is unknown."""
-        return sum(s[0, 0].numel() * s.element_size() for s in (self.keys, self.values) if s is not None)
-
-
-def _write_and_read(storage: Tensor, states: Tensor, plan: StepPlan) -> Tensor:
-    """Write the new columns of states [B, H, q, D] and return all columns of the rows [B, H, L, D]."""
-    flat = storage.flatten(0, 1)  # [tokens, H, D], a view
-    new = states.transpose(1, 2)  # [B, q, H, D]
-    if plan.start is not None:
-        end = plan.start + plan.kv_len
-        flat[end - plan.num_queries : end].copy_(new[0])
-        return flat[plan.start : end].transpose(0, 1).unsqueeze(0)
-    assert plan.write_to is not None and plan.gather is not None
-    columns = new.reshape(-1, *new.shape[2:])  # [B * q, H, D]
-    if plan.write_from is not None:
-        columns = columns.index_select(0, plan.write_from)  # [N, H, D]
-    flat.index_copy_(0, plan.write_to, columns)
-    gathered = flat.index_select(0, plan.gather)  # [B * L, H, D]
-    return gathered.view(plan.num_rows, plan.kv_len, *gathered.shape[1:]).transpose(1, 2)
-
-
-class DenseCache(Cache):
-    """Holds all layers. `begin` must be called before every forward."""
-
-    def __init__(self, num_layers: int, num_blocks: int, block_size: int) -> None:
-        super().__init__(layers=[DenseLayer(num_blocks, block_size) for _ in range(num_layers)])
-
-    def begin(self, plan: StepPlan) -> None:
-        for layer in self.layers:
-            layer.plan = plan
-
-    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        if copies:
-            for layer in self.layers:
-                layer.copy_blocks(copies)
-
-    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int], device: torch.device) -> None:
-        read, written = torch.tensor([sources, destinations], device=device)  # [N] each
-        for layer in self.layers:
-            layer.move_tokens(read, written)
-
-    @property
-    def bytes_per_token(self) -> int:
-        """KV bytes of one token over all layers that have run once."""
-        return sum(layer.bytes_per_token for layer in self.layers)
 
 
 class DensePath:
@@ -178,14 +103,14 @@ class DensePath:
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
         self._masks = TreeMasks(model.config.get_text_config(decoder=True), takes_positions=self._takes_positions)
-        self._cache: DenseCache | None = None
+        self._cache: BlockCache | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
         return 0 if self._cache is None else self._cache.bytes_per_token
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        self._cache = DenseCache(self._num_layers, num_blocks, block_size)
+        self._cache = BlockCache(layers=[DenseLayer(num_blocks, block_size) for _ in range(self._num_layers)])
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         assert self._cache is not None

@@ -14,8 +14,8 @@ from outrider.engine.loading.quantize import Int8Linear
 from outrider.engine.model_runner import ModelFacts
 from outrider.engine.native.build import BuildError
 from outrider.engine.native.library import NO_LAYER, Kind, NativeModel, NativeSpec, RowPart, Vector, Which
+from outrider.engine.paths.block_cache import layer_limits
 from outrider.engine.paths.forward_path import PathUnavailable
-from outrider.engine.paths.paged_cache import layer_limits
 
 CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Classes that the path runs, compared by name: a subclass may compute something else."""

@@ -1,0 +1,116 @@
+"""What the caches of `paged` and `dense` share: each layer's storage in blocks, and the limits of its attention."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, CacheLayerMixin, PreTrainedConfig
+
+from outrider.engine.kv_pool import TRASH_BLOCK
+from outrider.engine.loading.memory import new_storage
+
+
+def layer_limits(config: PreTrainedConfig, index: int) -> tuple[int | None, int | None]:
+    """Return a layer's (window, chunk) in keys, None for all.
+
+    These are the limits of classes whose attention leaves them to the mask. Classes that pass limits to the attention
+    function override them there.
+    """
+    layer_types = declared(config, "layer_types")
+    kind = layer_types[index] if layer_types else "sliding_attention"
+    window = declared(config, "sliding_window") if kind == "sliding_attention" else None
+    chunk = declared(config, "attention_chunk_size") if kind == "chunked_attention" else None
+    return window, chunk
+
+
+def declared(config: PreTrainedConfig, name: str) -> Any:
+    """Return the config's value of `name`, or None when the class does not know it.
+
+    transformers keeps unknown names, and the model ignores them: a Mistral or Qwen that was saved as a Llama has its
+    window in config.json, and full attention.
+    """
+    known = name in inspect.signature(type(config).__init__).parameters
+    return getattr(config, name) if known else None
+
+
+class BlockLayer(CacheLayerMixin):
+    """Stores one layer's KV, allocated when its shape is first seen (MLA has different key and value widths)."""
+
+    plan: Any = None
+    """The running forward's, set by the cache."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__()
+        self._shape = (num_blocks + 1, block_size)  # and the trash block
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys, self.values = self._new_storage(key_states), self._new_storage(value_states)
+        self.is_initialized = True
+
+    def _new_storage(self, states: Tensor) -> Tensor:
+        """Return [num_blocks + 1, block_size, H, D] in the dtype of states [B, H, q, D]."""
+        shape = (*self._shape, states.shape[1], states.shape[3])
+        storage = new_storage(shape, states.dtype, states.device)
+        storage[TRASH_BLOCK].zero_()
+        return storage
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the new states [B, H, q, D] and return what the model takes for keys and values."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.plan is not None and self.keys is not None and self.values is not None
+        return self.write_and_read(self.keys, key_states), self.write_and_read(self.values, value_states)
+
+    def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
+        """Write one of the two into its storage, as the plan says, and return it as the model takes it."""
+        raise NotImplementedError
+
+    def get_max_length(self) -> int:
+        return -1  # transformers' own word for "no limit"
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        for storage in (self.keys, self.values):
+            if storage is not None:
+                for source, destination in copies:
+                    storage[destination].copy_(storage[source])
+
+    def move_tokens(self, sources: Tensor, destinations: Tensor) -> None:
+        """Move KV within the storage. Both are [N] int64 storage indices on the storage's device."""
+        for storage in (self.keys, self.values):
+            if storage is not None:
+                flat = storage.flatten(0, 1)  # [tokens, H, D], a view
+                flat.index_copy_(0, destinations, flat.index_select(0, sources))
+
+    @property
+    def bytes_per_token(self) -> int:
+        """KV bytes of one token in this layer; 0 while the shape is unknown."""
+        return sum(s[0, 0].numel() * s.element_size() for s in (self.keys, self.values) if s is not None)
+
+
+class BlockCache(Cache):
+    """Holds all layers. Each must have the plan of a forward before it."""
+
+    layers: list[Any]
+
+    def begin(self, plan: Any) -> None:
+        """Hand the plan of the next forward to all layers."""
+        for layer in self.layers:
+            layer.plan = plan
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for layer in self.layers if copies else ():
+            layer.copy_blocks(copies)
+
+    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int], device: torch.device) -> None:
+        read, written = torch.tensor([sources, destinations], device=device)  # [N] each
+        for layer in self.layers:
+            layer.move_tokens(read, written)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """KV bytes of one token over all layers that have run once."""
+        return sum(layer.bytes_per_token for layer in self.layers)
