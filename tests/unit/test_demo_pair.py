@@ -9,8 +9,8 @@ import torch
 from transformers import AutoTokenizer
 
 from gateway.tokenizer import ChatTemplate
-from models.recipe import alpha
 from models.recipe.pair import CONTEXT_LIMIT, SIZES, load_model
+from outrider.engine.alpha import MODEL, DrafterSpec, Task, measure
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "models" / "demo"
@@ -82,12 +82,11 @@ def test_prompts_are_distinct_and_fit_the_context() -> None:
 
 
 def test_greedy_acceptance_is_near_the_card() -> None:
-    target, draft = (load_model(DEMO / which, torch.float32, "cpu") for which in ("target", "draft"))
-    prompts = alpha.prompts_from_file(TEST_PROMPTS, DEMO / "target", 24, 96)
+    drafter, prompts = DrafterSpec(MODEL, str(DEMO / "draft")), [str(p["prompt"]) for p in read_prompts(TEST_PROMPTS)]
+    task = Task(str(DEMO / "target"), [drafter], prompts[:24], 40, [{"temperature": 0.0}])
     with torch.inference_mode():
-        text = alpha.continuations(target, prompts, 40, 0.0)
-        said, guessed = (alpha.next_token_logits(model, text, prompts).argmax(-1) for model in (target, draft))
-    acceptance = (said == guessed).float().mean().item()
+        *_, measured = measure(task)
+    acceptance = measured["rows"][0]["greedy"]["mean"]
     # five standard errors of 960 dependent draws, taken as a third as many independent ones
     assert acceptance == pytest.approx(0.65, abs=5 * 0.48 / math.sqrt(960 / 3))
 
