@@ -18,7 +18,7 @@ from draft_service.deliveries import Sender
 from draft_service.jobs import PartOut
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.engine.drafters import make_drafters
-from outrider.engine.loading.loaded import tokenizer_of
+from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.loading.vocabulary import Vocabulary, read_vocabulary
 from outrider.engine.sampling.chain import draw_chain
 from outrider.engine.worker.engine_thread import EngineThread
@@ -60,7 +60,7 @@ class TableState(WorkerState):
 
 def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> TableState:
     """On the engine thread. Raises ConfigError naming what is missing or does not fit. Nothing of it is ever lost."""
-    tokenizer = tokenizer_of(config.model)
+    tokenizer = tokenizer_files(config.model)
     vocabulary = read_vocabulary(config.model, tokenizer.tokenizer_json, config.context_limit)
     kind = kinds.Drafter[config.drafter.upper()]
     drafter = make_drafters((kind,), config.drafter_text, tokenizer.tokenizer_json, vocabulary.size)[kind]

@@ -23,8 +23,9 @@ from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.tables import Bigram, Unigram
 from outrider.engine.loading.loaded import load
-from outrider.engine.loading.loader import tokenizer_files
+from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
+from outrider.engine.paths.varlen_attention import BLOCK_SIZE
 from outrider.engine.sampling.chain import law_of_counts
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
@@ -42,8 +43,6 @@ TABLES = ("unigram", "bigram", "ngram", "lookup")
 SEED = 20230101
 AT_ONCE = 8
 """Answers that the target writes side by side. Doubling it doubles the cache that both models need."""
-_MOST_BLOCK = 256
-"""Tokens of the largest block that a cache has."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ class LawModel:
 
     def __init__(self, model: str, task: Task, num_tokens: int) -> None:
         """Load the model. num_tokens: of all sequences that are held at once, AT_ONCE at most. Raises ConfigError."""
-        num_tokens += AT_ONCE * _MOST_BLOCK  # each may leave its last block nearly empty
+        num_tokens += AT_ONCE * BLOCK_SIZE  # each may leave its last block nearly empty
         values = {"model": model, "device": task.device, "dtype": task.dtype, "kv_cache_tokens": num_tokens}
         self.runner: ModelRunner = load(TargetConfig(**values, max_slots=AT_ONCE), epoch=1).runner
 

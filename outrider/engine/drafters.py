@@ -6,21 +6,14 @@ from collections.abc import Iterable
 
 from tokenizers import Tokenizer
 
+from outrider.drafting import lookup
 from outrider.drafting.drafter import SequenceDrafter
-from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.tables import Bigram, Unigram
 from outrider.wire import kinds
 from outrider.wire.errors import ConfigError
 
 OF_A_TEXT = (kinds.Drafter.UNIGRAM, kinds.Drafter.BIGRAM)
-LOOKUP_MIN_N = 2
-"""Tokens that must have come before, for lookup to copy what followed. Twice as many: fewer guesses, oftener
-right."""
-LOOKUP_MAX_N = 8
-"""Tokens: of longer matches none is better than another. Twice as many: each lookup takes twice as long."""
-LOOKUP_CORPUS_TOKENS = 65536
-"""Tokens of ended answers that are remembered for later ones of the same cache_salt. Twice as many: 1 MiB more."""
 
 
 def make_drafters(
@@ -38,7 +31,7 @@ def make_drafters(
             case kinds.Drafter.NGRAM:
                 made[kind] = Ngram()
             case kinds.Drafter.LOOKUP:
-                made[kind] = Lookup(LOOKUP_MIN_N, LOOKUP_MAX_N, LOOKUP_CORPUS_TOKENS)
+                made[kind] = lookup.Lookup(lookup.MIN_N, lookup.MAX_N, lookup.CORPUS_TOKENS)
             case kinds.Drafter.UNIGRAM:
                 made[kind] = Unigram(ids)
             case kinds.Drafter.BIGRAM:

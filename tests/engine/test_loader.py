@@ -18,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, Qwen3NextConfig, T5Config
 
 from outrider.engine.loading import memory
-from outrider.engine.loading.loader import load_runner, tokenizer_files
+from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.memory import Budget, readable_bytes
+from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.loading.self_test import NUM_BLOCKS
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.paths.dense import DenseLayer

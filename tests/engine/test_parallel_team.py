@@ -114,7 +114,7 @@ def row_of(ids: list[int]) -> Row:
 def test_what_fails_on_rank_0_alone_ends_the_team(
     error: Exception, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(team, "_MOMENT_S", 0.01)  # no follower's end is to be waited for
+    monkeypatch.setattr(team, "GRACE_S", 0.01)  # no follower's end is to be waited for
     with met(tmp_path / "ranks") as found:
         do = {
             "forward": lambda: found.path.forward([row_of([1, 2, 3])]),
@@ -143,7 +143,7 @@ def test_a_wrong_token_is_its_sender_s_business_alone(tmp_path: Path) -> None:
 def test_a_follower_that_does_not_listen_ends_the_team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the message has left by then, so nothing can follow it."""
     monkeypatch.setattr(team, "MEETING_TIMEOUT_S", 1.5)
-    monkeypatch.setattr(team, "_MOMENT_S", 0.01)
+    monkeypatch.setattr(team, "GRACE_S", 0.01)
     with met(tmp_path / "ranks") as found:
         for ids in (some_ids(500_000, VOCAB_SIZE, 1), [1]):
             with pytest.raises(Unavailable, match="TimeoutError"):

@@ -37,7 +37,7 @@ class Models:
 
     def draft_of(self, drafter: str) -> tuple[str, ...]:
         """Options of a draft without a model."""
-        settings = {"bigram": ("--drafter-text", self.text), "lookup": ("@outrider.engine.drafters.LOOKUP_MIN_N=1",)}
+        settings = {"bigram": ("--drafter-text", self.text), "lookup": ("@outrider.drafting.lookup.MIN_N=1",)}
         return ("--drafter", drafter, *settings.get(drafter, ()))
 
 

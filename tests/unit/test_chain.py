@@ -22,7 +22,7 @@ from outrider.drafting.tables import Bigram, Unigram
 from outrider.engine.sampling.acceptance import Noise
 from outrider.engine.sampling.chain import Chain, draw_chain, law_of_counts
 from outrider.engine.sampling.coupled import coupled_id
-from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_few, process_row
+from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_row
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
@@ -192,5 +192,5 @@ def test_a_few_logits_are_processed_as_a_whole_row_is(how: str, ids: tuple[int, 
     state, logits = state_of(PARAMS[how]), np.linspace(-2, 1, VOCAB, dtype=np.float32)
     for prefix in itertools.chain(*(itertools.product(range(VOCAB), repeat=n) for n in range(3))):
         row = LogitRow(state, prefix)
-        few = process_few(np.array(ids), logits[list(ids)], row, VOCAB)
+        few = process_row(logits[list(ids)], row, np.array(ids), VOCAB)
         assert np.array_equal(few, process_row(logits, row)[list(ids)])

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from outrider.engine.loading.loader import default_prefill_tokens, load_runner, tokenizer_files
+from outrider.engine.loading.loader import default_prefill_tokens, load_runner
+from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.group import STEP_TIMEOUT
 from outrider.engine.parallel.team import ParallelPath, Team
@@ -120,14 +121,4 @@ def _loaded(runner: ModelRunner, config: WorkerConfig, epoch: int) -> Loaded:
     elif runner.facts.num_ranks > 1 and runner.device.type == "cuda":
         log.warning("tensor_parallel is %d: a split model runs without CUDA graphs, eagerly", runner.facts.num_ranks)
     slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit)
-    return Loaded(config, epoch, slots, tokenizer_of(config.model), runner=runner)
-
-
-def tokenizer_of(model: str) -> pb.TokenizerFiles:
-    """Return the tokenizer files of a model. Raises ConfigError when it has none."""
-    files = tokenizer_files(model)
-    return pb.TokenizerFiles(
-        tokenizer_json=files.tokenizer_json,
-        tokenizer_config_json=files.tokenizer_config_json,
-        chat_template=files.chat_template,
-    )
+    return Loaded(config, epoch, slots, tokenizer_files(config.model), runner=runner)

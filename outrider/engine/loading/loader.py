@@ -1,10 +1,4 @@
-"""Load a folder or hub id into a runner that is known to work, or raise one line saying why not. Called by the workers.
-
-The loader also settles rotary positions, so that they do not depend on what else is in a forward. LongRoPE (Phi 3 and
-its like) has two sets of frequencies, and transformers takes the long one when the longest sequence of a batch is past
-the length of pretraining. A short sequence would then change with its neighbours, and keys cached under one set would
-be read with the other. So a model that is served past that length takes the long set for all.
-"""
+"""Load a folder or hub id into a runner that is known to work, or raise one line saying why not."""
 
 from __future__ import annotations
 
@@ -18,10 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.distributed import DistributedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from outrider.engine.cuda.step_graphs import WIDTHS
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
 from outrider.engine.loading.memory import Budget, readable_bytes
-from outrider.engine.loading.model_files import TokenizerFiles, check_folder, first_line, tokenizer_files
+from outrider.engine.loading.model_files import check_folder, first_line
 from outrider.engine.loading.quantize import check_readable, method_of, num_parameters, quantize_int8
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
@@ -35,45 +30,15 @@ from outrider.wire.settings.config import TargetConfig, WorkerConfig
 
 log = get_logger(__name__)
 
-
-def settle_rope(model: PreTrainedModel, context_limit: int) -> None:
-    """Give the model one set of frequencies for every position below context_limit."""
-    settled = False
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None)
-        if kinds is None or not hasattr(module, "config"):
-            continue
-        for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
-            parameters = module.config.rope_parameters
-            parameters = parameters if layer_type is None else parameters[layer_type]
-            original = parameters.get("original_max_position_embeddings")
-            if kind == "longrope" and original is not None and context_limit > original:
-                prefix = "" if layer_type is None else f"{layer_type}_"
-                inv_freq = getattr(module, f"{prefix}inv_freq")
-                long, _ = ROPE_INIT_FUNCTIONS[kind](
-                    module.config, inv_freq.device, seq_len=original + 1, layer_type=layer_type
-                )
-                inv_freq.copy_(long)
-                setattr(module, f"{prefix}original_inv_freq", inv_freq.clone())  # short batches would go back to it
-                settled = True
-    if settled:
-        log.info("%s is served past its length of pretraining: long rotary factors for all", type(model).__name__)
-
-
-__all__ = ["TokenizerFiles", "load_runner", "tokenizer_files"]
-
 MIN_CONTEXT = 16
-"""Least tokens of a context; the self-test needs them."""
+"""Least tokens of a context: the self-test needs them. Doubling it refuses more settings."""
 DEFAULT_CONTEXT = 2048
-"""Tokens of the context of a model that states no limit (ALiBi)."""
-
+"""Tokens of the context of a model that states no limit (ALiBi). Doubling it doubles a slot's largest cache."""
 PREFILL_TOKENS_CPU = 256
 """Most prompt tokens of a step on a CPU. Doubling it feeds prompts in fewer steps, each of which holds up answers
 longer."""
 PREFILL_TOKENS_CUDA = 2048
 """Most prompt tokens of a step on a GPU, as PREFILL_TOKENS_CPU."""
-GRAPH_TOKENS = 9
-"""Positions of a slot in the widest captured step, for the estimate of its memory."""
 ANSWER_TOKENS = 4096
 """Tokens of a slot that the cache has room for on a CPU, where contexts are longer. Doubling it doubles its memory,
 once they are used."""
@@ -82,7 +47,8 @@ GPU_FRACTION = 0.9
 """Share of the free memory for the cache: a CPU's is everybody's, a GPU's is ours, captured graphs included. Doubling
 the first leaves less to other processes."""
 VERIFY_TOKENS = 6
-"""Positions of a slot in a full step, for the estimate of its memory: the default K and one."""
+"""Positions of a slot in a full step, for the estimate of its memory: the default K and one. Doubling it leaves
+less to the cache."""
 
 
 def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | None = None) -> ModelRunner:
@@ -129,6 +95,35 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
     )
     _log_memory(runner, budget)
     return runner
+
+
+def settle_rope(model: PreTrainedModel, context_limit: int) -> None:
+    """Give the model one set of rotary frequencies for every position below context_limit.
+
+    LongRoPE (Phi 3 and its like) has two, and transformers takes the long one when the longest sequence of a batch is
+    past the length of pretraining. A short sequence would then change with its neighbours, and keys cached under one
+    set would be read with the other. So a model that is served past that length takes the long set for all.
+    """
+    settled = False
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if kinds is None or not hasattr(module, "config"):
+            continue
+        for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            parameters = module.config.rope_parameters
+            parameters = parameters if layer_type is None else parameters[layer_type]
+            original = parameters.get("original_max_position_embeddings")
+            if kind == "longrope" and original is not None and context_limit > original:
+                prefix = "" if layer_type is None else f"{layer_type}_"
+                inv_freq = getattr(module, f"{prefix}inv_freq")
+                long, _ = ROPE_INIT_FUNCTIONS[kind](
+                    module.config, inv_freq.device, seq_len=original + 1, layer_type=layer_type
+                )
+                inv_freq.copy_(long)
+                setattr(module, f"{prefix}original_inv_freq", inv_freq.clone())  # short batches would go back to it
+                settled = True
+    if settled:
+        log.info("%s is served past its length of pretraining: long rotary factors for all", type(model).__name__)
 
 
 def resolve_device(device: str) -> torch.device:
@@ -255,7 +250,7 @@ def _budget(runner: ModelRunner, made_of: PreTrainedConfig, num_weight_bytes: in
     activations = memory.activations_bytes(made_of.get_text_config(decoder=True), itemsize, tokens, verified)
     graphs = 0
     if isinstance(runner.path, Prepares):
-        widest = config.max_slots * GRAPH_TOKENS
+        widest = config.max_slots * max(WIDTHS)
         graphs = memory.activations_bytes(made_of.get_text_config(decoder=True), itemsize, widest, widest)
     return Budget(num_weight_bytes, activations, free, graphs)
 

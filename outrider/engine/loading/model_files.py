@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_id import local_folder
 
 TOKENIZER_JSON = "tokenizer.json"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerFiles:
-    """The tokenizer's files beside the weights; the optional ones are empty when missing."""
-
-    tokenizer_json: bytes
-    tokenizer_config_json: bytes
-    chat_template: bytes
 
 
 def check_folder(folder: Path) -> None:
@@ -42,8 +33,10 @@ def _require(folder: Path, name: str, what: str) -> None:
         raise ConfigError(f"{folder} has no {name} ({what})", param="model")
 
 
-def tokenizer_files(model: str) -> TokenizerFiles:
-    """Read the files of a folder or hub id. Raises ConfigError when there is no tokenizer.json."""
+def tokenizer_files(model: str) -> pb.TokenizerFiles:
+    """Read the tokenizer of a folder or hub id; optional files are empty when missing. Raises ConfigError when there is
+    no tokenizer.json.
+    """
     folder = local_folder(model)
     names = (TOKENIZER_JSON, "tokenizer_config.json", "chat_template.jinja")
     if folder is not None:
@@ -52,7 +45,8 @@ def tokenizer_files(model: str) -> TokenizerFiles:
         paths = [_hub_file(model, name) for name in names]
     if paths[0] is None:
         raise ConfigError(f"{model} has no {TOKENIZER_JSON} (the tokenizer as the tokenizers library writes it)")
-    return TokenizerFiles(*(b"" if path is None else path.read_bytes() for path in paths))
+    found = [b"" if path is None else path.read_bytes() for path in paths]
+    return pb.TokenizerFiles(tokenizer_json=found[0], tokenizer_config_json=found[1], chat_template=found[2])
 
 
 def _hub_file(model: str, name: str) -> Path | None:

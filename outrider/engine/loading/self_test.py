@@ -96,8 +96,6 @@ def largest_error(runner: ModelRunner, model: UncachedModel | Remembered) -> flo
 
 PARENTS = (-1, 0, 0, 2, 1, 3, 2)
 """Parents of the tree that is tried: siblings, so that places in the cache are no positions; fed by 4 and 3 nodes."""
-NUM_FIRST = 4
-"""Nodes of the first feed."""
 PATHS = ((0, 2, 3, 5), (0, 1, 4))
 """Paths whose logits are compared; when the first is kept, two of its nodes move."""
 
@@ -110,11 +108,12 @@ def largest_tree_error(runner: ModelRunner, model: UncachedModel | Remembered) -
     generator = random.Random(1)
     ids = [generator.randrange(runner.facts.vocab_size) for _ in range(9 + len(PARENTS) + 1)]
     prompt, nodes, last = ids[:9], ids[9:-1], ids[-1]
+    num_first = 4
     table, beside = runner.pool.new_table(), runner.pool.new_table()
     try:
         runner.forward([Row.of(table, prompt, 0, 0), Row.of(beside, ids[:6], 0, 0)])
-        first = Row(table, nodes[:NUM_FIRST], 9, NUM_FIRST, prompt, PARENTS[:NUM_FIRST])
-        second = Row(table, nodes[NUM_FIRST:], 9 + NUM_FIRST, 3, [*prompt, *nodes[:NUM_FIRST]], PARENTS)
+        first = Row(table, nodes[:num_first], 9, num_first, prompt, PARENTS[:num_first])
+        second = Row(table, nodes[num_first:], 9 + num_first, 3, [*prompt, *nodes[:num_first]], PARENTS)
         logits = runner.forward([first, Row.of(beside, ids[:8], 6, 0)])  # [4, V]
         logits = torch.cat([logits, runner.forward([second])])  # [7, V]
         runner.compact(second, PATHS[0])

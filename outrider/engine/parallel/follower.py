@@ -17,14 +17,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from outrider.engine.parallel.meeting import Host, join_host
+from outrider.engine.parallel.meeting import GRACE_S, MEETING_TIMEOUT_S, Host, join_host
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import adopt_loggers, configure_logging, get_logger, tell_end
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.transport.host import prepare_process
-
-MEETING_TIMEOUT_S = 120.0
-_GRACE_S = 1.0
 
 log = get_logger(__name__)
 
@@ -100,7 +97,7 @@ def _serve(host: Host, rank: int, config: TargetConfig, store: Path, num_threads
 def _end_with(host: Host, ended: threading.Event, on_abandoned: Callable[[], None]) -> None:
     """End this process when rank 0 closes the line, by ending or after its End: it sends nothing on it."""
     host.life.receive()
-    if not ended.wait(_GRACE_S):  # a collective that waits for rank 0 would wait for minutes
+    if not ended.wait(GRACE_S):  # a collective that waits for rank 0 would wait for minutes
         on_abandoned()
         os._exit(1)
 

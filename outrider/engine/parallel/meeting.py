@@ -20,9 +20,13 @@ from outrider.wire.errors import ConfigError, Unavailable
 
 _SOCKET = "control.sock"
 _HEADER = struct.Struct("<I")  # length of the message that follows, in bytes
-_RETRY_S = 0.1
-_MAX_FAILURE_BYTES = 4096
 _MAX_PATH_BYTES = 100  # a socket's address holds no more
+
+MEETING_TIMEOUT_S = 120.0
+"""Seconds for all followers to start and connect. Doubling it doubles the wait for one that never comes."""
+GRACE_S = 1.0
+"""Seconds in which the cause of a failure shows itself: a process that has ended, or was told to. Doubling it doubles
+what an answer waits for the reason why it failed."""
 
 
 def make_private(folder: Path) -> Path:
@@ -147,7 +151,7 @@ class Host:
     def report(self, message: str) -> None:
         """Say why this follower is about to end."""
         with contextlib.suppress(OSError):
-            self.life.send(message.encode()[:_MAX_FAILURE_BYTES])
+            self.life.send(message.encode())
 
 
 def join_host(folder: Path, rank: int, timeout_s: float) -> Host:
@@ -169,7 +173,7 @@ def _connect(folder: Path, rank: int, line: str, timeout_s: float) -> Line:
             connection.close()
             if time.monotonic() > give_up:
                 raise Unavailable(f"rank 0 does not listen in {str(folder)!r}: {error.strerror}") from None
-            time.sleep(_RETRY_S)
+            time.sleep(0.1)
 
 
 def _json(value: Any) -> bytes:

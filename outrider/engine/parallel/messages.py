@@ -13,7 +13,6 @@ from outrider.engine.step_plan import Row
 
 _KIND = struct.Struct("<8s")
 _FORWARD, _COPY, _MOVE, _STORAGE, _END = b"forward", b"copy", b"move", b"storage", b"end"
-_NUM_ROW_FIELDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +118,8 @@ def _rows(numbers: list[int]) -> list[Row]:
     num_rows, block_size, at = numbers[0], numbers[1], 2
     rows = []
     for _ in range(num_rows):
-        num_new, num_cached, num_logits, num_blocks, num_past, num_nodes = numbers[at : at + _NUM_ROW_FIELDS]
-        at += _NUM_ROW_FIELDS
+        num_new, num_cached, num_logits, num_blocks, num_past, num_nodes = numbers[at : at + 6]
+        at += 6
         new_ids, at = numbers[at : at + num_new], at + num_new
         blocks, at = numbers[at : at + num_blocks], at + num_blocks
         past, at = numbers[at : at + num_past], at + num_past

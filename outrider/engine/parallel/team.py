@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.engine.parallel import messages
 from outrider.engine.parallel.checks import check_devices
 from outrider.engine.parallel.group import STEP_TIMEOUT, Group, join_group
-from outrider.engine.parallel.meeting import Guest, make_private, receive_guests
+from outrider.engine.parallel.meeting import GRACE_S, MEETING_TIMEOUT_S, Guest, make_private, receive_guests
 from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
 from outrider.engine.step_plan import Row, check_ids
 from outrider.wire.errors import OutriderError, Unavailable
@@ -30,11 +30,7 @@ from outrider.wire.log import get_logger
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.transport.host import split_evenly
 
-MEETING_TIMEOUT_S = 120.0
-"""Seconds for all followers to start and connect."""
 _STORE = "store"
-_GRACE_S = 5.0
-_MOMENT_S = 1.0
 
 log = get_logger(__name__)
 
@@ -120,7 +116,7 @@ class Team:
                 self._tell(message)
             yield
         except Exception as error:
-            self._noticed.wait(_MOMENT_S)
+            self._noticed.wait(GRACE_S)
             first = str(error).partition("\n")[0]
             apart = f"the {self.num_ranks} ranks no longer work together: {type(error).__name__}: {first}"
             raise self._lose(Unavailable(apart)) from error
@@ -129,7 +125,7 @@ class Team:
     def lost(self) -> OutriderError | None:
         """Why the team is lost, or None. Waits a moment, as an error may come before the end of its cause."""
         if self._guests:
-            self._noticed.wait(_MOMENT_S)
+            self._noticed.wait(GRACE_S)
         return self._lost
 
     def _tell(self, message: bytes) -> None:
@@ -201,7 +197,7 @@ class Team:
     def _end_processes(self) -> None:
         for process in self.processes:
             try:
-                process.wait(_GRACE_S)
+                process.wait(5 * GRACE_S)
             except subprocess.TimeoutExpired:
                 log.warning("follower %d does not end and is killed", process.pid)
                 process.kill()

@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.engine.step_plan import Row
 
 BLOCK_SIZE = 16
-"""Tokens a block, where nothing asks for another size."""
+"""Tokens a block, where nothing asks for another size. The C++ kernels are compiled for it."""
 
 
 class PathUnavailable(Exception):

@@ -16,12 +16,11 @@ from transformers import PreTrainedModel
 
 from outrider.engine.loading.memory import new_storage
 from outrider.engine.model_runner import ModelFacts
+from outrider.engine.paths.forward_path import BLOCK_SIZE
 from outrider.engine.paths.fused_weights import FusedShape, pack_weights
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 
-BLOCK_SIZE = 16
-"""Tokens a block; the kernels are compiled for it."""
 LANES = 16
 """Floats in a vector register; a value's row is padded to a multiple of it."""
 

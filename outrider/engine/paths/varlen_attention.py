@@ -19,9 +19,6 @@ BLOCK_SIZE = 256
 """Tokens a block. Flash attention 2, which torch carries, takes pages of a multiple of this."""
 MAX_HEAD_DIM = 256
 """Columns of a head."""
-NUM_SPLITS = 1
-"""Thread blocks over which a row's keys are split: with pages, torch 2.13 writes only the first row's output of a
-split one (pytorch issue 194167). One also makes a row's attention the same bits in every batch."""
 
 
 class VarlenAttention:
@@ -49,7 +46,9 @@ class VarlenAttention:
             enable_gqa=query.shape[1] != keys.shape[2],
             seqused_k=plan.kv_lens,
             block_table=plan.block_table,
-            num_splits=NUM_SPLITS,
+            # With pages, torch 2.13 writes only the first row's output of a split one (pytorch issue 194167). One also
+            # makes a row's attention the same bits in every batch.
+            num_splits=1,
         )
         return output
 

@@ -17,7 +17,7 @@ from outrider.drafting.drafter import Counts, Walk
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import law_of
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
-from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_few
+from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_row
 from outrider.engine.sampling.row_law import RowLaw, truncate_topk
 from outrider.wire.params import SamplingParams
 
@@ -71,7 +71,7 @@ def law_of_counts(counts: Counts, row: LogitRow, vocab_size: int) -> RowLaw | No
         banned = not row.state.plain and int(ids[0]) in row.state.banned(row.draft_prefix, vocab_size)
         return None if banned else RowLaw(vocab_size, np.zeros(1, dtype=np.float32), ids)
     shares = np.log(numbers / numbers.sum()).astype(np.float32)
-    processed = process_few(ids, shares, row, vocab_size)
+    processed = process_row(shares, row, ids, vocab_size)
     if processed.max() == -math.inf:
         return None
     law = law_of(processed, row.state.params)

@@ -24,10 +24,12 @@ from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.native.library import loaded
-from outrider.engine.sampling.noise import Purpose
+from outrider.engine.sampling.noise import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, WORD, Purpose
 from outrider.engine.sampling.row_law import Array, Ids, NothingToDraw, RowLaw, Scores, Weights
 from outrider.wire.params import SamplingParams
 
+_MAX_AT_ONCE = 1 << 23
+"""Numbers that are made at once: a dozen arrays of 8 bytes each live at a time. Doubling it doubles those bytes."""
 _ROUNDING = 1.0 + 1e-5
 """More than that of a float32 exponential."""
 LN2 = math.log(2.0)
@@ -100,7 +102,7 @@ def _purpose(params: SamplingParams) -> int:
 
 def _key(params: SamplingParams, position: int) -> tuple[int, int, int, int]:
     """The seed's low and high word, the purpose word and the position."""
-    return params.seed & _WORD, params.seed >> 32, _purpose(params), position
+    return params.seed & WORD, params.seed >> 32, _purpose(params), position
 
 
 def gumbels_of(u: Array) -> Array:
@@ -128,14 +130,6 @@ def fixed_log(x: Array) -> Array:
     whole = e * lib.full_like(s, LN2)
     result: Array = (t + tail) + whole
     return result
-
-
-_WORD = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_NUM_ROUNDS = 10
-_MAX_AT_ONCE = 1 << 23
-"""Numbers: a dozen arrays of 8 bytes each live at a time."""
 
 
 def coupled_ids(log_probs: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
@@ -170,9 +164,9 @@ def _pairs(keys: Tensor, counters: Tensor) -> Tensor:
 def _philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], low: Tensor, high: Tensor) -> list[Tensor]:
     """Ten rounds over int64 tensors below 2^32 that broadcast. A product wraps into the sign: its bits are the same."""
     c0, c1, c2, c3 = counter
-    for _ in range(_NUM_ROUNDS):
-        even, odd = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1 = (odd >> 32 & _WORD) ^ c1 ^ low, odd & _WORD
-        c2, c3 = (even >> 32 & _WORD) ^ c3 ^ high, even & _WORD
-        low, high = (low + _KEY_STEPS[0]) & _WORD, (high + _KEY_STEPS[1]) & _WORD
+    for _ in range(NUM_ROUNDS):
+        even, odd = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1 = (odd >> 32 & WORD) ^ c1 ^ low, odd & WORD
+        c2, c3 = (even >> 32 & WORD) ^ c3 ^ high, even & WORD
+        low, high = (low + KEY_STEPS[0]) & WORD, (high + KEY_STEPS[1]) & WORD
     return list(torch.broadcast_tensors(c0, c1, c2, c3))

@@ -21,11 +21,13 @@ from outrider.engine.cuda.host_copy import to_device
 from outrider.wire.params import SamplingParams
 
 # Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.3.
-_MULTIPLIERS = np.array((0xD2511F53, 0xCD9E8D57), dtype=np.uint64)
-_KEY_STEPS = np.array((0x9E3779B9, 0xBB67AE85), dtype=np.uint64)
-_NUM_ROUNDS = 10
-_KEY_OFFSETS = np.arange(_NUM_ROUNDS, dtype=np.uint64)[:, None] * _KEY_STEPS  # [10, 2]
-_WORD = np.uint64(0xFFFFFFFF)
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+NUM_ROUNDS = 10
+WORD = 0xFFFFFFFF
+_MULTIPLIERS = np.array(MULTIPLIERS, dtype=np.uint64)
+_KEY_OFFSETS = np.arange(NUM_ROUNDS, dtype=np.uint64)[:, None] * np.array(KEY_STEPS, dtype=np.uint64)  # [10, 2]
+_WORD = np.uint64(WORD)
 _SHIFT = np.uint64(32)
 
 
@@ -89,7 +91,7 @@ def host_philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDA
     keys &= _WORD
     keys[0::2] = np.roll(keys[0::2], num, axis=1)
     even, odd = counter[0::2].ravel(), counter[1::2]  # words 0 and 2 [2 N], words 1 and 3 [2, N]
-    for r in range(_NUM_ROUNDS):
+    for r in range(NUM_ROUNDS):
         product = even * multipliers[r & 1]
         even = product >> _SHIFT
         even ^= odd[::-1].ravel()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_device
-from outrider.engine.sampling.row_law import Array, Scores
+from outrider.engine.sampling.row_law import Array, Ids, Scores
 from outrider.wire.errors import WorkerFault
 from outrider.wire.params import SamplingParams
 
@@ -216,42 +216,31 @@ def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     return processed
 
 
-def process_row(logits: Scores, row: LogitRow) -> Scores:
-    """`process_unchecked` for one row on the host. [V] float32 -> [V] float32, the same array when nothing is asked."""
+def process_row(logits: Scores, row: LogitRow, ids: Ids | None = None, vocab_size: int | None = None) -> Scores:
+    """Process one row on the host: [N] float32 -> [N] float32, the same array when nothing is asked.
+
+    ids [N]: ascending, what the logits are of; the rest of the vocabulary is banned. None: logits of all ids. With ids
+    nothing may be left: -inf everywhere.
+    """
     if row.state.plain:
         return logits
     edits = row.state.edits(row.draft_prefix)
-    banned = row.state.banned(row.draft_prefix, logits.size)
+    banned = row.state.banned(row.draft_prefix, vocab_size or logits.size)
     if edits is None and not banned:
         return logits
     processed = logits.copy()
     if edits is not None:
-        processed[edits.ids] = _edited(logits[edits.ids].astype(np.float64), edits.factor, edits.offset)
-    if banned:
-        processed[list(banned)] = -np.inf
-    return processed
-
-
-def process_few(ids: NDArray[np.int64], logits: Scores, row: LogitRow, vocab_size: int) -> Scores:
-    """`process_row` for a row that is -inf but at a few ids [N], ascending: their logits [N] float32 -> [N] float32.
-
-    Nothing may be left of it: -inf everywhere.
-    """
-    if row.state.plain:
-        return logits
-    processed = logits.copy()
-    edits = row.state.edits(row.draft_prefix)
-    if edits is not None:
         places, named = _places(ids, edits.ids)
         processed[places] = _edited(logits[places].astype(np.float64), edits.factor[named], edits.offset[named])
-    banned = row.state.banned(row.draft_prefix, vocab_size)
     if banned:
-        processed[_places(ids, np.array(sorted(banned), dtype=np.int64))[0]] = -np.inf
+        processed[_places(ids, np.array(list(banned), dtype=np.int64))[0]] = -np.inf
     return processed
 
 
-def _places(ids: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where those of `wanted` [M] lie that are among `ids`, ascending; and which of them that are, [M]."""
+def _places(ids: Ids | None, wanted: Ids) -> tuple[Ids, Any]:
+    """Return where those of `wanted` [M] lie that are among `ids`, and an index [M] of these; ids None: all are."""
+    if ids is None:
+        return wanted, slice(None)
     places = np.minimum(np.searchsorted(ids, wanted), ids.size - 1)
     found = ids[places] == wanted
     return places[found], found

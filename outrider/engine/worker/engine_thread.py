@@ -17,6 +17,16 @@ from outrider.engine.worker.jobs import Fault, JobError
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import get_logger
 
+log = get_logger(__name__)
+
+MAX_CONSECUTIVE_FAULTS = 3
+"""Number of failed steps and jobs, with no working step between them, at which the worker ends and Ray restarts it.
+Doubling it lets twice as many requests be answered with INTERNAL before that.
+"""
+LOADING_GRACE_S = 5.0
+"""Seconds that a load failed from outside has to raise an error of its own, which says more. Doubling it makes `start`
+wait twice as long for a load that hangs.
+"""
 MEMORY_S = 300.0
 """Seconds; `StepTimes` remembers the longest step for one to two times as long. Doubling it doubles that memory."""
 
@@ -63,18 +73,6 @@ class StepTimes:
         """Return the seconds since the current step or job began; 0 while the engine waits for work."""
         began_s = self._began_s
         return 0.0 if began_s is None else self._clock() - began_s
-
-
-log = get_logger(__name__)
-
-MAX_CONSECUTIVE_FAULTS = 3
-"""Number of failed steps and jobs, with no working step between them, at which the worker ends and Ray restarts it.
-Doubling it lets twice as many requests be answered with INTERNAL before that.
-"""
-LOADING_GRACE_S = 5.0
-"""Seconds that a load failed from outside has to raise an error of its own, which says more. Doubling it makes `start`
-wait twice as long for a load that hangs.
-"""
 
 
 class EngineWorker(Protocol):

@@ -31,7 +31,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.step_plan import Row
+from outrider.engine.step_plan import FORWARD_COST_TOKENS, Row
 from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
 from outrider.engine.worker.slots import OpenSlots, Slot, needs_prefill
 from outrider.wire.metrics import WorkerMetrics
@@ -41,15 +41,11 @@ SLOWDOWN = 1.5
 MIN_PREFILL_TOKENS = 4
 """Fed in any step whatever it costs, so that prompts never starve. At the end of a long prompt a token may cost many
 times what one at its beginning does, so this is small."""
-MIN_TOLD_TOKENS = 32
-"""Of prompts alone, in a step that tells what a token costs: a smaller one is the reading of the weights."""
 PROBE_STEPS = 16
 """After so many steps with prompts, one of that size goes without: what decodes cost grows with their contexts, and
 beside prompts it cannot be told from what those cost."""
 _WEIGHT = 0.25
 """Of a new measurement in a running mean."""
-_PROBE_WEIGHT = 0.5
-"""Of one that was long in coming."""
 _OUTLIER = 4.0
 """A measurement counts as at most so many times the mean: the machine may have had other things to do."""
 _NEAR = 1.25
@@ -73,12 +69,12 @@ class StepCost:
         """A forward of that many tokens took so long."""
         size = num_decode_tokens.bit_length()
         if not num_prefill_tokens:
-            weight = _PROBE_WEIGHT if self._num_mixed.get(size, 0) >= PROBE_STEPS else _WEIGHT
+            weight = (2 if self._num_mixed.get(size, 0) >= PROBE_STEPS else 1) * _WEIGHT
             self._decode_s[size] = _mean(self._decode_s.get(size), seconds, weight)
             self._decode_tokens[size] = _mean(self._decode_tokens.get(size), num_decode_tokens, weight)
             self._num_mixed[size] = 0
         elif not num_decode_tokens:
-            if num_prefill_tokens >= MIN_TOLD_TOKENS:
+            if num_prefill_tokens >= FORWARD_COST_TOKENS:  # a smaller step is the reading of the weights
                 self._alone_token_s = _mean(self._alone_token_s, seconds / num_prefill_tokens)
         elif size in self._decode_s:
             self._num_mixed[size] += 1
@@ -373,7 +369,7 @@ class _Plan:
 
 DORMANT_S = 1.0
 """A slot of which nothing was asked for so long gives its memory up first."""
-RETRY_S = 0.1
+RETRY_S = DORMANT_S / 10
 """While somebody waits for memory and nothing else happens: a slot may turn dormant meanwhile."""
 
 

@@ -83,7 +83,6 @@ class WorkerState:
         )
 
 
-DRAIN_POLL_S = 0.02
 NOTICE_S = 1.5
 """Three times as long as gateways take to ask again: who has gone after that was told to go."""
 
@@ -170,7 +169,7 @@ class WorkerHandle:
             is_told = not self._service.streams.num_open or time.monotonic() >= began_s + NOTICE_S
             if is_told and not self._service.num_opening and not self._loaded.slots.num_in_use:
                 return
-            time.sleep(DRAIN_POLL_S)
+            time.sleep(0.02)
 
     def stop(self, grace_s: float = 2.0) -> None:
         """Ends streams, server, engine and metrics. Idempotent."""
