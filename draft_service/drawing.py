@@ -1,4 +1,4 @@
-"""One token for every proposal of a step, or one level of a tree, from the step's logits. Pure; called by the proposer.
+"""Draw a token for every proposal of a step, or a level of a tree, from the step's logits. Called by the proposer.
 
 A law that will be sent cut is cut and renormalised *before* the draw: what the target gets is what was drawn from.
 """
@@ -24,7 +24,7 @@ from outrider.engine.sampling.side_by_side import side_by_side
 
 
 def draw_tokens(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor) -> list[Drawn]:
-    """logits [R, V] float32, one row per proposal. Raises NonFiniteLogits."""
+    """Draw a token for each proposal from logits [R, V] float32, a row each. Raises NonFiniteLogits."""
     if not HostLogits.reads(logits):
         return _on_device(ready, rows, logits)
     host = HostLogits(logits)
@@ -50,12 +50,12 @@ def _sampled(a: Active, law: RowLaw) -> Drawn:
 
 
 def as_sent(a: Active, law: RowLaw) -> RowLaw:
-    """What is drawn from, and what the target is told of it."""
+    """Return the law that is drawn from, which the target gets."""
     return (law if a.topk is None else truncate_topk(law, a.topk)).normalised()
 
 
 def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor) -> list[Drawn]:
-    """The host waits once, for the tokens and the laws that they were drawn from: a cut one crosses as its entries."""
+    """Draw in torch. The host waits once, for tokens and the laws they were drawn from: a cut one as its entries."""
     processed = process_unchecked(logits, rows)
     ids = sampling.argmax(processed)  # [R] int64
     watched = any(a.watched for a in ready)
@@ -80,8 +80,8 @@ def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor
         drawn, has_mass = laws.draw(u)
         ids, sound = ids.index_copy(0, index, drawn), sound.index_copy(0, index, sound[index] & has_mass)
         sent.append((members, laws))
-    told = (ids, sound.long()) if chances is None else (ids.double(), sound.double(), chances)
-    values, *parts = to_host(torch.stack(told), *(part for _, laws in sent for part in laws))  # [2 or 3, R], ...
+    drawn_of = (ids, sound.long()) if chances is None else (ids.double(), sound.double(), chances)
+    values, *parts = to_host(torch.stack(drawn_of), *(part for _, laws in sent for part in laws))  # [2 or 3, R], ...
     if not values[1].all():
         raise NonFiniteLogits((values[1] == 0).nonzero()[:, 0].tolist())
     law_of: dict[int, RowLaw] = {}
@@ -92,8 +92,8 @@ def _on_device(ready: Sequence[Active], rows: Sequence[LogitRow], logits: Tensor
 
 
 def grow_level(a: Active, state: SamplingState, host: HostLogits, start: int) -> None:
-    """The children of the frontier's nodes. host: the step's logits, of which the rows from `start` on are those after
-    each of these nodes. Raises NonFiniteLogits.
+    """Draw or guess the children of the frontier's nodes. host: the step's logits, whose rows from `start` on are those
+    after each of these nodes. Raises NonFiniteLogits.
     """
     growth, params = a.growth, a.slot.params
     assert growth is not None, "no tree grows here"
@@ -119,7 +119,7 @@ def grow_level(a: Active, state: SamplingState, host: HostLogits, start: int) ->
 
 
 def _uniforms(a: Active, growth: Growth, position: int) -> list[float]:
-    """For the level at `position`: of each of its draws one, by its place among them."""
+    """Return a number for each draw of the level at `position`, by its place among them."""
     count, committed_len = growth.most_drawn(), len(a.slot.committed)
     each = [a.slot.params] * count, [committed_len] * count, [position] * count
     return host_slot_uniforms(*each, [Purpose.DRAFT], range(count))[0].tolist()

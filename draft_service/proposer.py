@@ -1,7 +1,6 @@
-"""The draft's engine worker: every active proposal advances by one token a step, or a tree by one level; slots join and
-leave in between.
+"""The draft's engine worker: every active proposal advances by one token a step, or a tree by one level.
 
-How a token is drawn, and a level of a tree, is in `drawing.py`. Runs on the engine thread.
+Slots join and leave in between; `drawing` draws. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ from outrider.wire.metrics import WorkerMetrics
 
 
 class Proposer:
+    """Runs the draft's jobs and steps."""
+
     def __init__(
         self,
         runner: ModelRunner,
@@ -53,7 +54,7 @@ class Proposer:
         return self._turns.next_wake(time.monotonic())
 
     def step(self, now: float) -> bool:
-        """One token for every active proposal whose prompt is in, and pieces of the others' prompts beside them."""
+        """Run one forward over all proposals whose prompt is in, and pieces of the others' prompts beside them."""
         if not self._queue.active and not self._turns.num_starved:
             return False
         step_requests = {key: a.step_request() for key, a in self._queue.active.items()}
@@ -82,7 +83,7 @@ class Proposer:
         return True
 
     def fail_step(self, error: Exception) -> None:
-        """The slots' caches cannot be trusted any more: the gateway opens them again."""
+        """Answer every job of the failed step. The slots' caches cannot be trusted: the gateway opens them again."""
         for a in list(self._queue.active.values()):
             self._queue.cancel(a.job.owner, a.job.slot_id, f"the draft's step failed: {error}", Fault.INTERNAL)
             a.slot.distrust()
@@ -103,7 +104,7 @@ class Proposer:
             self._extend_chains(ready, logits)
 
     def _grow(self, a: Active, host: HostLogits, start: int) -> None:
-        """The next level of a tree, and when it is the last, its way to the target."""
+        """Grow a tree by a level, and send it when that is the last."""
         try:
             grow_level(a, self._keeper.sampling_state(a.slot), host, start)
         except NonFiniteLogits as error:
@@ -131,7 +132,7 @@ class Proposer:
                 self._queue.finish(a, a.slot.num_adopted or 0)
 
     def _extend_without(self, error: NonFiniteLogits, ready: list[Active], logits: Tensor) -> None:
-        """NaN in one slot's logits ends that proposal alone."""
+        """Draw for the others: NaN in one slot's logits ends that proposal alone."""
         for i in error.rows:
             ready[i].slot.distrust()
             self._queue.cancel(ready[i].job.owner, ready[i].job.slot_id, error.message, Fault.INTERNAL)

@@ -1,9 +1,7 @@
-"""The engine worker of a draft without a model: every proposal that is asked for is made in the next step, as a chain
-of what its slot's follower says. Runs on the engine thread.
+"""The engine worker of a draft without a model: a drafter, and a follower of what is committed in each slot, no cache.
 
-A slot of a draft without a model: a follower of what is committed, and no cache.
-
-What a draft without a model is made of: a tokenizer, what it must know of the target's vocabulary, and a drafter.
+Every proposal that is asked for is made in the next step, as a chain of what its slot's follower says. Runs on the
+engine thread.
 """
 
 from __future__ import annotations
@@ -39,10 +37,12 @@ log = get_logger(__name__)
 
 @dataclass
 class TableState(WorkerState):
+    """The state of a draft without a model."""
+
     vocabulary: Vocabulary = field(kw_only=True)
 
     def info(self) -> pb.WorkerInfo:
-        """Its id is the drafter's name: what it says is not of any model."""
+        """Describe the draft; its id is the drafter's name."""
         assert isinstance(self.config, DraftConfig)
         info = super().info()
         info.MergeFrom(
@@ -59,7 +59,7 @@ class TableState(WorkerState):
 
 
 def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> TableState:
-    """On the engine thread. Raises ConfigError naming what is missing or does not fit. Nothing of it is ever lost."""
+    """Make the state on the engine thread; nothing of it is ever lost. Raises ConfigError naming what is missing."""
     tokenizer = tokenizer_files(config.model)
     vocabulary = read_vocabulary(config.model, tokenizer.tokenizer_json, config.context_limit)
     kind = kinds.Drafter[config.drafter.upper()]
@@ -70,6 +70,8 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
 
 
 class TableSlot(BareSlot):
+    """Follows what is committed."""
+
     __slots__ = ("_is_sound", "follower")
 
     def __init__(
@@ -91,17 +93,17 @@ class TableSlot(BareSlot):
         self.follower.append(ids)
 
     def give_up(self) -> int:
-        """The slot has been closed: its drafter may remember what was said in it."""
+        """Close the follower: its drafter may remember what was said in it."""
         if self._is_sound:
             self.follower.close()
         return 0
 
     def make_way(self) -> int:
-        """What was said in it is in the slot that comes: remembered once, at the end."""
+        """Remember nothing: what was said is in the slot that comes, and remembered once, at the end."""
         return 0
 
     def distrust(self) -> None:
-        """What the follower holds may be wrong: nothing of it is to be remembered."""
+        """Keep the drafter from remembering what the follower holds: it may be wrong."""
         self._is_sound = False
 
 

@@ -1,4 +1,4 @@
-"""Puts a draft worker together. Called by `python -m draft_service` and by the Ray actor: the same code in both.
+"""Assemble a draft worker. Called by `python -m draft_service` and by the Ray actor: the same code in both.
 
 Torch is imported inside `start_worker`, after the process has been pinned.
 """
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def start_worker(config: DraftConfig) -> WorkerHandle:
-    """Pin, load the model or make the tables, listen. Returns when the worker can be called; raises ConfigError when it
-    cannot start.
+    """Pin, load the model or make the tables, listen, and return when the worker can be called. Raises ConfigError when
+    it cannot.
     """
     cores = prepare_process(config.cpu_cores)
 
@@ -64,7 +64,7 @@ def _with_tables(base: Base[TableState]) -> Parts:
 
 
 def _parts(base: Base[Any], config: DraftConfig, vocab_size: int, make: Callable[[Deliver], EngineWorker]) -> Parts:
-    """`make`: the proposer, from what delivers its proposals."""
+    """Return the parts of a draft. make: takes what delivers proposals and returns the proposer."""
     from draft_service.deliveries import Deliverer
     from draft_service.servicer import DraftServicer
     from outrider.engine.worker.worker_handle import Parts

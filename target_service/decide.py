@@ -1,4 +1,4 @@
-"""From the logits of a step to what is accepted in each slot. Pure: no state but the slots' own parameters is read.
+"""Decide from the logits of a step what is accepted in each slot. Pure: reads no state but the slots' own parameters.
 
 On a device `decide_on_device` applies every rule once to all slots that use it. On a CPU a slot is decided at a time,
 position by position, so that nothing is computed past its first rejection; what that saves of a step is said in
@@ -30,7 +30,10 @@ from target_service.waiting import ReadyVerify
 def decide_tree(
     ready: ReadyVerify, tree: DraftTree, state: SamplingState, host: HostLogits, raw: Tensor, start: int
 ) -> Decided:
-    """host, raw: the step's logits [R, V]; start: the slot's first row. Raises NonFiniteLogits of a row on the path."""
+    """Decide a slot whose proposal is a tree. host, raw: the step's logits [R, V]; start: the slot's first row.
+
+    Raises NonFiniteLogits of a row on the path.
+    """
 
     def row(node: int) -> LogitRow:
         return LogitRow(state, tree.prefix(node))
@@ -52,7 +55,7 @@ def decide_tree(
 
 
 def tree_noise(ready: ReadyVerify, tree: DraftTree) -> TreeNoise:
-    """A node's number is that of its position and its place among its siblings, as is a chain's, which has one."""
+    """Return a tree's numbers: a node's is that of its position and its place among its siblings, as in a chain."""
     params, committed_len = ready.slot.params, len(ready.slot.committed)
     depths = [len(path) for path in tree.paths]
     places = [*(depth - 1 for depth in depths), *range(max(depths) + 1)]
@@ -78,14 +81,14 @@ def _tree_reported(
 
 
 def _place(start: int, node: int) -> int:
-    """Row of the step's logits after a node."""
+    """Return the row of the step's logits after a node."""
     return start + 1 + node
 
 
 def decide(
     ready: Sequence[ReadyVerify], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
 ) -> list[Decided]:
-    """One per slot. logits: [sum(K_b + 1), V] float32, slots in order. by_block: how `rejection` looks at drafts.
+    """Decide each slot. logits: [sum(K_b + 1), V] float32, slots in order. by_block: how `rejection` looks at drafts.
 
     Raises NonFiniteLogits, naming a row of every slot that cannot be decided for it. Rows that nothing is decided by
     may hold anything on the host.
@@ -116,7 +119,7 @@ def decide(
 
 
 def _matching(ready: ReadyVerify, says: Callable[[int, int | None], int]) -> tuple[int, int]:
-    """Keep drafts while they are what the target says. says(j, the draft there): its token after j drafts."""
+    """Keep drafts while they are what the target says. says(j, the draft there): the target's token after j drafts."""
     for j, token_id in enumerate(ready.draft_ids):
         own = says(j, token_id)
         if own != token_id:
@@ -126,8 +129,8 @@ def _matching(ready: ReadyVerify, says: Callable[[int, int | None], int]) -> tup
 
 
 def _says(ready: ReadyVerify, state: SamplingState, host: HostLogits, start: int, j: int, guess: int | None) -> int:
-    """The target's token after j drafts: its best one (or a guess that is nearly as good, where that will do), or the
-    one that the noise of its position picks.
+    """Return the target's token after j drafts: its best one (or a guess that is nearly as good, where that will do),
+    or the one that the noise of its position picks.
     """
     row = _row(ready, state, j)
     if state.params.greedy:
@@ -140,7 +143,7 @@ def _laws(ready: ReadyVerify, state: SamplingState, host: HostLogits, start: int
 
 
 def _reported(ready: ReadyVerify, raw: Tensor, num_accepted: int, next_id: int) -> tuple[Reported, ...]:
-    """raw: logits that begin with the slot's own."""
+    """Return what is reported of the slot. raw: logits that begin with its own."""
     num_logprobs = ready.slot.params.num_logprobs
     if num_logprobs is None:
         return ()
@@ -152,7 +155,9 @@ def _row(ready: ReadyVerify, state: SamplingState, j: int) -> LogitRow:
 
 
 def slots_noise(ready: Sequence[ReadyVerify]) -> list[Noise | None]:
-    """Of every slot whose drafts are a chain and kept by chance; all numbers are made at once."""
+    """Return the numbers of every slot whose drafts are a chain and kept by chance, all made at once; None of the
+    others.
+    """
     sampled = [r for r in ready if not r.slot.params.determined and r.tree is None]
     if not sampled:
         return [None] * len(ready)

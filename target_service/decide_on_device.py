@@ -30,24 +30,24 @@ from target_service.waiting import ReadyVerify
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Of one slot."""
+    """The decision on one slot."""
 
     num_accepted: int
     next_id: int
     reported: Sequence[Reported] = ()
-    """Of the accepted tokens and the next one, when the request asks for it."""
+    """What is reported of the accepted tokens and the next one, when the request asks for it."""
     path: tuple[int, ...] = ()
-    """Of a tree: the nodes that were accepted."""
+    """The nodes of a tree that were accepted."""
 
 
 Rule = Callable[["Batch", Tensor, list[LogitRow]], Outcome]
-"""(slots of one rule, processed logits of the step [R, V], its rows) -> what they decide."""
+"""Decides slots of one rule from (these, the step's processed logits [R, V], its rows)."""
 
 
 def decide_on_device(
     ready: Sequence[ReadyVerify], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
 ) -> list[Decided]:
-    """One per slot. logits: [sum(K_b + 1), V] float32, slots in order. Raises NonFiniteLogits."""
+    """Decide each slot. logits: [sum(K_b + 1), V] float32, slots in order. Raises NonFiniteLogits."""
     rows = [
         LogitRow(state, tuple(r.draft_ids[:j]))
         for r, state in zip(ready, states, strict=True)
@@ -76,7 +76,7 @@ def decide_on_device(
 
 
 def _asked_log_probs(ready: Sequence[ReadyVerify], starts: Sequence[int], decided: Tensor, logits: Tensor) -> Tensor:
-    """What `reported.packed` says of all rows of the slots that ask; rows past a slot's next token say nothing."""
+    """Return `reported.packed` of all rows of the slots that ask; rows past a slot's next token mean nothing."""
     asking = [b for b, r in enumerate(ready) if r.slot.params.num_logprobs is not None]
     if not asking:
         return logits.new_empty((0, 1), dtype=torch.float64)
@@ -87,7 +87,7 @@ def _asked_log_probs(ready: Sequence[ReadyVerify], starts: Sequence[int], decide
 
 
 def _unpacked(ready: Sequence[ReadyVerify], outcomes: NDArray[np.float64], asked: NDArray[np.float64]) -> list[Decided]:
-    """outcomes [B, 3]; asked: `packed` rows of the slots that ask."""
+    """Read the decisions on the host. outcomes [B, 3]; asked: `packed` rows of the slots that ask."""
     if not outcomes[:, 2].all():
         raise NothingToDraw("nothing to draw from: a slot's law has no positive finite mass")
     decided, start = [], 0
@@ -155,7 +155,7 @@ def _by_token(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
 
 
 def _sampled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> tuple[Tensor, ...]:
-    """What both of them take."""
+    """Return the arguments of both rules for rejection."""
     used = batch.used_rows()  # rows of sampled slots only
     target = _laws(processed, rows, used)
     accept_u, recover_u, target_u = batch.uniforms((Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET))
@@ -171,10 +171,10 @@ def _sampled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> tuple[Ten
 
 
 class Batch:
-    """Slots of one acceptance rule, padded to the widest."""
+    """Holds slots of one acceptance rule, padded to the widest."""
 
     def __init__(self, ready: list[ReadyVerify], starts: list[int], device: torch.device) -> None:
-        """starts: the row of the step's logits at which each slot begins."""
+        """Take slots and the row of the step's logits at which each begins."""
         self._ready = ready
         self._device = device
         counts = [len(r.draft_ids) for r in ready]
@@ -190,29 +190,29 @@ class Batch:
         return any(r.slot.params.lenience < 1.0 for r in self._ready)
 
     def is_draft(self) -> Tensor:
-        """[B, K] bool: not padding."""
+        """Return what is not padding, [B, K] bool."""
         return torch.arange(self._width, device=self._device) < self.num_drafted[:, None]
 
     def lenience(self) -> Tensor:
-        """[B] float64."""
+        """Return the slots' lenience [B] float64."""
         return to_device(np.array([r.slot.params.lenience for r in self._ready]), self._device)
 
     def used_rows(self) -> list[int]:
-        """Ascending; of one slot they lie side by side."""
+        """Return the rows that any slot uses, ascending; those of one slot lie side by side."""
         return np.unique(self._rows).tolist()
 
     def keys_of_used_rows(self) -> tuple[list[SamplingParams], list[int]]:
-        """Of each: whose it is, and the position in the sequence that it decides."""
+        """Return whose each used row is, and the position in the sequence that it decides."""
         own = [(r, j) for r in self._ready for j in range(len(r.draft_ids) + 1)]
         return [r.slot.params for r, _ in own], [len(r.slot.committed) + j for r, j in own]
 
     def row_index(self, among: Sequence[int] | None = None) -> Tensor:
-        """[B, K+1] int64: rows of the step's logits, or their places `among` some of them, ascending."""
+        """Return rows of the step's logits [B, K+1] int64, or their places `among` some of them, ascending."""
         rows = self._rows if among is None else np.searchsorted(among, self._rows)
         return to_device(rows, self._device)
 
     def draft_log_probs(self, vocab_size: int) -> Tensor:
-        """[B, K, V] float32; padding rows are -inf."""
+        """Return the drafts' laws [B, K, V] float32; padding rows are -inf."""
         laws = [
             (b * self._width + j, law) for b, r in enumerate(self._ready) for j, law in enumerate(r.draft_laws or ())
         ]
@@ -220,7 +220,7 @@ class Batch:
         return scattered(laws, shape[0] * shape[1], vocab_size, self._device).view(shape)
 
     def uniforms(self, purposes: Sequence[Purpose]) -> Tensor:
-        """[P, B, K+1] float64, one per purpose and position that may be decided."""
+        """Return a number per purpose and position that may be decided, [P, B, K+1] float64."""
         width = self._width + 1
         params = [r.slot.params for r in self._ready for _ in range(width)]
         rounds = [each for r in self._ready for each in r.noise_rounds(width)]

@@ -242,7 +242,7 @@ class WaitingRoom:
             return ReadyVerify(waiting, draft_ids, None, None, tree)
         if not proposal.rows:
             raise BadTensor("distributions are missing, and acceptance is by rejection at a temperature above 0")
-        drafted = [[token_id] for token_id in draft_ids] if tree is None else tree.broods()
+        drafted = [[token_id] for token_id in draft_ids] if tree is None else tree.child_ids()
         num_rows = sum(rows.num_rows for rows in proposal.rows)
         if num_rows != len(drafted):
             raise BadTensor(f"{num_rows} distributions for the children of {len(drafted)} nodes: one each, in one part")

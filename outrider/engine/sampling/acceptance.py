@@ -1,4 +1,4 @@
-"""Which draft tokens are kept, and what comes after them. Pure functions: no model, no I/O.
+"""Decide which draft tokens are kept, and what comes after them. Pure functions: no model, no I/O.
 
 Two rules for drafts that were drawn from known laws, both with exactly the target's law. By token: Leviathan, Kalman
 and Matias, "Fast inference from transformers via speculative decoding", ICML 2023, Algorithm 1; Chen et al.,
@@ -26,14 +26,14 @@ from outrider.engine.sampling.sampling import inverse_cdf, probabilities
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round decided, per row. The first num_accepted drafts and then next_ids are the target's output."""
+    """The decisions of a round, per row. The first num_accepted drafts and then next_ids are the target's output."""
 
     num_accepted: Tensor
     """[B] int64, at most num_drafted."""
     next_ids: Tensor
     """[B] int64: recovered when num_accepted < num_drafted, else bonus (plain when nothing was drafted)."""
     sound: Tensor
-    """[B] bool: there was positive finite mass to draw next_ids from."""
+    """[B] bool: whether there was positive finite mass to draw next_ids from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Noise:
 def accept_block_one(
     target_law: Callable[[int], RowLaw], draft_laws: Sequence[RowLaw], draft_ids: Sequence[int], noise: Noise
 ) -> tuple[int, int]:
-    """`accept_block` for one slot, as `accept_token_one` is asked and answers."""
+    """Decide as `accept_block` for one slot; arguments and result are those of `accept_token_one`."""
     num_drafted, targets, kept = len(draft_ids), list[RowLaw](), [1.0]
     for j, (token_id, draft) in enumerate(zip(draft_ids, draft_laws, strict=True)):
         targets.append(target_law(j))
@@ -73,7 +73,7 @@ def accept_block_one(
 
 
 def _block_share(mass: float, kept: float) -> float:
-    """Probability of stopping at a position, given that no later one was stopped at. Sun et al., equation 4."""
+    """Return the probability of stopping at a position, given that no later one was. Sun et al., equation 4."""
     whole = mass + 1.0 - kept
     return mass / whole if whole > 0 else 1.0
 
@@ -85,7 +85,7 @@ def accept_token_one(
     noise: Noise,
     lenience: float = 1.0,
 ) -> tuple[int, int]:
-    """`accept_token` for one slot -> (num_accepted, next id).
+    """Decide as `accept_token` for one slot; return (num_accepted, next id).
 
     target_law(j): the target's law at position j, asked for in order and only as far as drafts are kept.
     draft_laws [K]: what draft_ids [K] were drawn from. Raises NothingToDraw.
@@ -204,7 +204,7 @@ def _with_next(
     target_u: Tensor,
     left_of: Callable[[Tensor, Tensor], Tensor],
 ) -> Outcome:
-    """What is recovered from left_of(target, draft) after a rejection, else drawn from the target's law."""
+    """Recover from left_of(target, draft) after a rejection, else draw from the target's law."""
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
     weights = probabilities(target_log_probs[rows, num_accepted])  # [B, V] float64
     u = target_u[rows, num_accepted]  # [B]
@@ -218,7 +218,7 @@ def _with_next(
 
 
 def residual(target_probs: Array, draft_probs: Array) -> Array:
-    """max(target - draft, 0), not normalised. All [..., V] float64, of NumPy or torch.
+    """Return max(target - draft, 0), not normalised. All [..., V] float64, of NumPy or torch.
 
     Where nothing is left the two laws are equal up to rounding and a rejection has probability of about 2^-52: the
     target's own law stands in.
@@ -229,7 +229,7 @@ def residual(target_probs: Array, draft_probs: Array) -> Array:
 
 
 def _accept(target_log_probs: Tensor, draft_log_probs: Tensor, draft_ids: Tensor, u: Tensor) -> Tensor:
-    """One position. [B, V] float32 twice, [B] int64, [B] float64 -> [B] bool."""
+    """Decide one position. [B, V] float32 twice, [B] int64, [B] float64 -> [B] bool."""
     target_probs = probabilities(target_log_probs).gather(1, draft_ids[:, None])[:, 0]  # [B] float64
     draft_probs = probabilities(draft_log_probs).gather(1, draft_ids[:, None])[:, 0]
     # A token that the draft could not have drawn is never kept.
@@ -237,6 +237,6 @@ def _accept(target_log_probs: Tensor, draft_log_probs: Tensor, draft_ids: Tensor
 
 
 def _leading(kept: Tensor, num_drafted: Tensor) -> Tensor:
-    """Length of the first run of True within each row's drafts. kept [B, K] bool, num_drafted [B] -> [B] int64."""
+    """Return how many of each row's drafts are kept before the first that is not. [B, K] bool, [B] -> [B] int64."""
     drafted = torch.arange(kept.shape[1], device=kept.device) < num_drafted[:, None]  # [B, K]
     return (kept & drafted).long().cumprod(dim=1).sum(dim=1)

@@ -24,6 +24,8 @@ from outrider.wire.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Chain:
+    """A proposal without a model."""
+
     ids: list[int]
     laws: list[RowLaw] | None
     """What each of ids was drawn from; None where ids are guesses of what the target says, and no law matters."""
@@ -37,8 +39,8 @@ def draw_chain(
     vocab_size: int,
     topk: int | None = None,
 ) -> Chain:
-    """At most num_draft_tokens, fewer where there is nothing more to say. Whether it ends depends on the tokens before
-    alone, and never on one not drafted: every acceptance rule stays exact.
+    """Draw at most num_draft_tokens, fewer where there is nothing more to say. Whether it ends depends on the tokens
+    before alone, and never on one not drafted: every acceptance rule stays exact.
 
     state: of the sequence of committed_len tokens that the walk begins behind. topk: laws are cut to so many ids.
     """
@@ -65,7 +67,7 @@ def draw_chain(
 
 
 def law_of_counts(counts: Counts, row: LogitRow, vocab_size: int) -> RowLaw | None:
-    """None where all that was counted is banned."""
+    """Return the law of counts under a row's parameters, None where all that was counted is banned."""
     ids, numbers = counts
     if ids.size == 1:  # what is done to the logit of one leaves it all there is
         banned = not row.state.plain and int(ids[0]) in row.state.banned(row.draft_prefix, vocab_size)
@@ -79,6 +81,6 @@ def law_of_counts(counts: Counts, row: LogitRow, vocab_size: int) -> RowLaw | No
 
 
 def _uniforms(params: SamplingParams, committed_len: int, count: int) -> Sequence[float]:
-    """For the positions of a round that begins behind committed_len tokens."""
+    """Return numbers for the positions of a round that begins behind committed_len tokens."""
     positions = range(committed_len, committed_len + count)
     return host_slot_uniforms([params] * count, [committed_len] * count, positions, [Purpose.DRAFT])[0].tolist()

@@ -31,15 +31,15 @@ from outrider.wire.params import SamplingParams
 _MAX_AT_ONCE = 1 << 23
 """Numbers that are made at once: a dozen arrays of 8 bytes each live at a time. Doubling it doubles those bytes."""
 _ROUNDING = 1.0 + 1e-5
-"""More than that of a float32 exponential."""
+"""More than the rounding of a float32 exponential."""
 LN2 = math.log(2.0)
 ROOT_HALF = math.sqrt(0.5)
 LOG_TERMS = tuple(1.0 / (2 * k + 1) for k in range(11, 0, -1))
-"""Of artanh's series, the last first: their rest is below 2^-54 where |t| <= 0.1716."""
+"""Coefficients of artanh's series, the last first: their rest is below 2^-54 where |t| <= 0.1716."""
 
 
 def coupled_id(law: RowLaw, params: SamplingParams, position: int) -> int:
-    """The id that comes at `position` of the sequence; the lowest among equals. Raises NothingToDraw."""
+    """Return the id that comes at `position` of the sequence; the lowest among equals. Raises NothingToDraw."""
     u = uniforms(params, position, law.scores.size if law.ids is None else law.ids)
     places = _may_win(law.scores, u)
     if places.size > 1:
@@ -48,7 +48,7 @@ def coupled_id(law: RowLaw, params: SamplingParams, position: int) -> int:
 
 
 def coupled_ranked(law: RowLaw, params: SamplingParams, position: int, num: int) -> tuple[list[int], list[float]]:
-    """The `num` ids that are most likely to come at `position`, best first; all where the law has no more.
+    """Return the `num` ids that are most likely to come at `position`, best first; all where the law has no more.
 
     With each the probability that the target says it, given the noise, if its law is about the draft's: exp(score +
     Gumbel) over the sum of all. The first is `coupled_id`. Raises NothingToDraw.
@@ -67,7 +67,7 @@ def coupled_ranked(law: RowLaw, params: SamplingParams, position: int, num: int)
 
 
 def _may_win(scores: Scores, u: Weights) -> Ids:
-    """Places [M], ascending, of which one has the largest score + Gumbel: logarithms for these alone.
+    """Return places [M], ascending, of which one has the largest score + Gumbel: logarithms for these alone.
 
     The winner has the least E / weight, E = -log(u), weight = exp(score). As 1 - u <= E <= (1 - u) / u, nobody wins
     whose (1 - u) / weight is above another's E / weight. Raises NothingToDraw.
@@ -81,7 +81,7 @@ def _may_win(scores: Scores, u: Weights) -> Ids:
 
 
 def uniforms(params: SamplingParams, position: int, ids: Ids | int) -> Weights:
-    """Of vocabulary ids [N] int64, or of 0 .. ids - 1: [N] float64 in (0, 1), 53 bits each.
+    """Return the numbers of vocabulary ids [N] int64, or of 0 .. ids - 1: [N] float64 in (0, 1), 53 bits each.
 
     Two ids share a counter, (id // 2, position, purpose + 256 choice, 0): even ones have its first two words.
     """
@@ -101,7 +101,7 @@ def _purpose(params: SamplingParams) -> int:
 
 
 def _key(params: SamplingParams, position: int) -> tuple[int, int, int, int]:
-    """The seed's low and high word, the purpose word and the position."""
+    """Return the seed's low and high word, the purpose word and the position."""
     return params.seed & WORD, params.seed >> 32, _purpose(params), position
 
 
@@ -133,7 +133,7 @@ def fixed_log(x: Array) -> Array:
 
 
 def coupled_ids(log_probs: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
-    """The id that comes at each position; the lowest among equals. [R, V] float32, [R], [R] -> [R] int64.
+    """Return the id that comes at each position; the lowest among equals. [R, V] float32, [R], [R] -> [R] int64.
 
     A row without a finite score gives any id: whoever cannot rule that out looks at it.
     """
@@ -148,13 +148,13 @@ def coupled_ids(log_probs: Tensor, params: Sequence[SamplingParams], positions: 
 
 
 def gumbels(keys: Tensor, vocab_size: int) -> Tensor:
-    """keys [R, 4] int64: seed's low and high word, purpose word, position -> [R, V] float64, of ids 0 .. V - 1."""
+    """Return the Gumbel numbers [R, V] float64 of ids 0 .. V - 1; keys [R, 4] int64: as `_key`."""
     counters = torch.arange((vocab_size + 1) // 2, device=keys.device)
     return gumbels_of(_pairs(keys, counters).flatten(1)[:, :vocab_size])
 
 
 def _pairs(keys: Tensor, counters: Tensor) -> Tensor:
-    """counters [N] int64: ids // 2 -> [R, N, 2] float64 in (0, 1), of the even id and of the odd one."""
+    """Return [R, N, 2] float64 in (0, 1), of the even id and of the odd one; counters [N] int64: ids // 2."""
     low, high, purpose, position = (column[:, None] for column in keys.unbind(1))  # [R, 1] each
     words = _philox4x32((counters[None], position, purpose, torch.zeros_like(position)), low, high)  # [R, N] each
     bits = torch.stack([words[i] << 21 | words[i + 1] >> 11 for i in (0, 2)], dim=2)
@@ -162,7 +162,9 @@ def _pairs(keys: Tensor, counters: Tensor) -> Tensor:
 
 
 def _philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], low: Tensor, high: Tensor) -> list[Tensor]:
-    """Ten rounds over int64 tensors below 2^32 that broadcast. A product wraps into the sign: its bits are the same."""
+    """Run ten rounds over int64 tensors below 2^32 that broadcast. A product wraps into the sign; its bits are the
+    same.
+    """
     c0, c1, c2, c3 = counter
     for _ in range(NUM_ROUNDS):
         even, odd = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]

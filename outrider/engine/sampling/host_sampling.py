@@ -20,19 +20,19 @@ from outrider.engine.sampling.row_law import Ids, RowLaw, Scores, exactly_best, 
 from outrider.wire.params import SamplingParams
 
 COLDEST = float(np.finfo(np.float32).tiny)
-"""Lower temperatures act as this one: below it float32 would divide by zero."""
+"""Least temperature; lower ones act as this one, for float32 would divide by zero."""
 
 
 class HostLogits:
-    """The logits of a step, read row by row."""
+    """Reads the logits of a step row by row."""
 
     @staticmethod
     def reads(logits: Tensor) -> bool:
-        """Whether the host can read them as they are; elsewhere they are computed with where they are."""
+        """Return whether the host can read the logits where they are; others are computed with on their device."""
         return logits.device.type == "cpu"
 
     def __init__(self, logits: Tensor) -> None:
-        """logits [R, V] float32; copied here from a device."""
+        """Take logits [R, V] float32, copied from a device if they are there."""
         self._rows = logits.cpu().numpy()
 
     @property
@@ -40,8 +40,8 @@ class HostLogits:
         return self._rows.shape[1]  # type: ignore[no-any-return]
 
     def best_id(self, index: int, row: LogitRow, guess: int | None = None) -> int:
-        """Of row `index`, the lowest among equals; or a guess with `lenience` times its probability. Raises
-        NonFiniteLogits.
+        """Return the best id of row `index`, the lowest among equals, or a guess with `lenience` times its probability.
+        Raises NonFiniteLogits.
         """
         processed, lenience = self._processed(index, row), row.state.params.lenience
         best = int(processed.argmax())
@@ -50,8 +50,8 @@ class HostLogits:
         return best
 
     def ranked(self, index: int, row: LogitRow, num: int) -> tuple[list[int], list[float]]:
-        """The `num` best ids of row `index`, best first, fewer where the rest is banned, and their probabilities at
-        temperature 1; the lowest id first among equals. Raises NonFiniteLogits.
+        """Return the `num` best ids of row `index`, best first and the lowest first among equals, fewer where the rest
+        is banned, and their probabilities at temperature 1. Raises NonFiniteLogits.
         """
         processed = self._processed(index, row)
         ids = exactly_best(processed, min(num, processed.size))
@@ -62,12 +62,12 @@ class HostLogits:
         return ids.tolist(), (np.exp(processed[ids] - best, dtype=np.float64) / total).tolist()
 
     def best_chance(self, index: int, row: LogitRow) -> float:
-        """Probability of `best_id` at temperature 1. Raises NonFiniteLogits."""
+        """Return the probability of `best_id` at temperature 1. Raises NonFiniteLogits."""
         processed = self._processed(index, row)
         return float(1.0 / np.exp(processed - processed.max(), dtype=np.float64).sum())
 
     def law(self, index: int, row: LogitRow) -> RowLaw:
-        """The law that the token of row `index` is drawn from. Raises NonFiniteLogits."""
+        """Return the law that the token of row `index` is drawn from. Raises NonFiniteLogits."""
         return law_of(self._processed(index, row), row.state.params)
 
     def _processed(self, index: int, row: LogitRow) -> Scores:
@@ -78,7 +78,7 @@ class HostLogits:
 
 
 def law_of(processed: Scores, params: SamplingParams) -> RowLaw:
-    """[V] float32 with at least one finite value, -inf where banned -> its law. Temperature 0: all on the best id."""
+    """Return the law of logits [V] float32, -inf where banned and one finite. Temperature 0: all on the best id."""
     if params.greedy:
         return RowLaw(processed.size, np.zeros(1, dtype=np.float32), processed.argmax(keepdims=True))
     values, ids = processed, None

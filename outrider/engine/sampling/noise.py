@@ -3,8 +3,6 @@
 A draw is keyed by the request's seed and counted by (choice, position, purpose, round, candidate): a retry, another
 batch or another device gives the same number. Used by the proposer (DRAFT), the verifier (ACCEPT, RECOVER, TARGET) and
 both (COUPLED, in `coupled.py`). NumPy makes the few numbers of a step on the host, whatever device the model is on.
-
-Uniforms for slots: the generator keyed by a request's seed, its choice, the position being decided and the round.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _SHIFT = np.uint64(32)
 
 
 class Purpose(IntEnum):
-    """What a number is for. Each purpose is an independent stream: sharing one would bias the output."""
+    """The use of a number. Each is an independent stream: sharing one would bias the output."""
 
     DRAFT = 1
     """Drawing a draft token."""
@@ -54,7 +52,7 @@ def host_uniforms(
     rounds: NDArray[np.uint64] | int = 0,
     candidates: NDArray[np.uint64] | int = 0,
 ) -> NDArray[np.float64]:
-    """Uniform numbers in the open interval (0, 1), 53 bits each. All [N] uint64 -> [N] float64.
+    """Return uniform numbers in the open interval (0, 1), 53 bits each. All [N] uint64 -> [N] float64.
 
     choices in [0, 2^24). positions: index of the token in the sequence, [0, 2^32). purposes: one for all, or [N].
     rounds: committed_len of the round, [0, 2^32), one for all, or [N]: a rule may look at a position and leave it to
@@ -73,14 +71,14 @@ def host_uniforms(
 
 
 def unit_doubles(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """53 of the bits of two words below 2^32, in (0, 1). [N] each -> [N]."""
+    """Return 53 of the bits of two words below 2^32 as a number in (0, 1). [N] each -> [N]."""
     bits = high << np.uint64(21) | low >> np.uint64(11)
     # Exact: 53 bits fit a double. 0 becomes 2^-54, so that 0 < u < 1 and a probability of 0 or 1 is always honoured.
     return np.maximum(bits.astype(np.float64), 0.5) * 2.0**-53
 
 
 def host_philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Ten rounds of Philox4x32 over uint64 arrays: counter [4, N] and key [2, N], each below 2^32 -> [4, N].
+    """Run ten rounds of Philox4x32 over uint64 arrays: counter [4, N] and key [2, N], each below 2^32 -> [4, N].
 
     Both halves of a round run as one array of 2 N: what a call costs is the number of its operations. A round leaves
     the halves in the other order, so multipliers and keys take turns.
@@ -110,8 +108,8 @@ def host_slot_uniforms(
     purposes: Sequence[Purpose],
     candidates: Sequence[int] | None = None,
 ) -> NDArray[np.float64]:
-    """One uniform per purpose and (params, round, position, candidate): [P, N] in (0, 1). rounds: committed_len of each
-    one's. candidates: 0 for all when None.
+    """Return a uniform per purpose and (params, round, position, candidate): [P, N] in (0, 1). rounds: each's
+    committed_len. candidates: 0 for all when None.
 
     All at once: the generator costs some 70 small operations a call, however many numbers it makes.
     """
@@ -130,5 +128,5 @@ def slot_uniforms(
     purposes: Sequence[Purpose],
     device: torch.device,
 ) -> Tensor:
-    """`host_slot_uniforms` on `device`: [P, N] float64."""
+    """Return `host_slot_uniforms` on `device`: [P, N] float64."""
     return to_device(host_slot_uniforms(params, rounds, positions, purposes), device)

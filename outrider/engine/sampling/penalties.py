@@ -1,11 +1,9 @@
-"""What a request asks of the logits themselves: penalties, biases and bans, per row of a batch.
+"""Apply what a request asks of the logits themselves: penalties, biases and bans.
 
 Order: repetition penalty (over prompt and output), frequency and presence penalty (over the output), logit bias,
 bad words, minimum length. Draft tokens before a row's position count as output. Only the named columns are touched.
 vLLM differs in two points: it adds the logit bias before the penalties, so that its repetition penalty scales the
 biased logit, and it looks for the beginning of a bad word in the output alone.
-
-Which columns of a slot's logits its penalties and biases name, and what they do to each.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from outrider.wire.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ColumnEdits:
-    """x becomes x * factor + offset where it is negative, x / factor + offset elsewhere. All [N], ids distinct."""
+    """Columns to be changed: x becomes x * factor + offset where it is negative, else x / factor + offset. All [N]."""
 
     ids: NDArray[np.int64]
     factor: NDArray[np.float64]
@@ -38,7 +36,9 @@ class ColumnEdits:
 
 
 class Columns:
-    """Counts per token id that grow with the output; the prompt's ids are entered under a repetition penalty only."""
+    """The columns that penalties and biases name, with counts that grow with the output. The prompt's ids are among
+    them under a repetition penalty only.
+    """
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
         self._params = params
@@ -55,19 +55,19 @@ class Columns:
             self._place[token_id] = len(self._place)
 
     def forget_output(self) -> None:
-        """Columns that only the output named stay: with a count of 0 they change nothing."""
+        """Set all counts to 0. Columns that only the output named stay, and change nothing."""
         self._num_output.clear()
         self._edits = ColumnEdits(*self._columns_of(list(self._place), self._num_output))
 
     def after(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
-        """With the draft tokens counted as output; the counts themselves stay as they are. None: no column named."""
+        """Return the edits with the draft tokens counted as output, None when no column is named. Keeps the counts."""
         if not draft_prefix:
             return self._edits if self._place else None
         counts = Counter(draft_prefix)
         return self._with(list(counts), {i: n + self._num_output[i] for i, n in counts.items()})
 
     def _with(self, changed: list[int], num_output: dict[int, int]) -> ColumnEdits:
-        """A copy with other counts of the `changed` ids, those that nothing has named before at the end."""
+        """Return the edits with other counts of the `changed` ids, those that nothing has named before at the end."""
         changed.sort(key=lambda i: i not in self._place)  # stable: known ids first
         known = [self._place[i] for i in changed if i in self._place]
         ids, factor, offset = self._columns_of(changed, num_output)
@@ -93,7 +93,7 @@ _FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
 
 class NonFiniteLogits(WorkerFault):
-    """A model returned NaN or an infinity; nothing can be drawn from that."""
+    """Raised when a model returned NaN or an infinity: nothing can be drawn from that."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         super().__init__(
@@ -105,7 +105,7 @@ class NonFiniteLogits(WorkerFault):
 
 
 class SamplingState:
-    """What one slot's parameters need to know of its tokens. Holds no counts when no penalty or bias is on."""
+    """Holds what one slot's parameters need to know of its tokens. Counts nothing when no penalty or bias is on."""
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], eos_token_ids: Sequence[int]) -> None:
         self.params = params
@@ -124,7 +124,7 @@ class SamplingState:
         self._early_banned = frozenset(ends) if params.min_tokens else frozenset()
         self._columns = Columns(params, prompt_ids) if _is_penalised(params) else None
         self.plain = self._columns is None and not (params.bad_words or self._early_banned)
-        """Nothing is ever asked of the logits."""
+        """Whether nothing is ever asked of the logits."""
 
     @property
     def num_output(self) -> int:
@@ -147,11 +147,11 @@ class SamplingState:
             self._columns.add_output(new)
 
     def edits(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
-        """What penalties and biases change at the position after `draft_prefix`; None for nothing."""
+        """Return what penalties and biases change at the position after `draft_prefix`; None for nothing."""
         return self._columns.after(draft_prefix) if self._columns else None
 
     def banned(self, draft_prefix: tuple[int, ...], vocab_size: int) -> frozenset[int]:
-        """Ids that must not come next.
+        """Return the ids that must not come next.
 
         The last id of a bad word is banned when the ids before it are the last ones of prompt, output and
         `draft_prefix` together: a word is never completed in the output, even if it begins in the prompt (as in
@@ -176,7 +176,7 @@ class SamplingState:
 
 @dataclass(frozen=True, slots=True)
 class LogitRow:
-    """Which request a row of logits belongs to, and where it stands in it."""
+    """The request that a row of logits belongs to, and its place in it."""
 
     state: SamplingState
     draft_prefix: tuple[int, ...] = ()
@@ -189,13 +189,13 @@ def _is_penalised(params: SamplingParams) -> bool:
 
 
 def sound_rows(logits: Tensor) -> Tensor:
-    """[R, V] -> [R] bool: every logit is a finite number."""
+    """Return whether every logit of a row is a finite number: [R, V] -> [R] bool."""
     low, high = logits.aminmax(dim=1)
     return (low > -torch.inf) & (high < torch.inf)  # a NaN anywhere makes both NaN
 
 
 def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
-    """Penalties, biases and bans of each row's request. [R, V] float32 -> [R, V] float32, -inf where banned.
+    """Apply each row's request: [R, V] float32 -> [R, V] float32, -inf where banned.
 
     Never changes `logits` (log-probs are reported from it) and returns it as it is when no row asks for anything.
     A row of finite logits keeps a finite value; others may hold anything. The host waits for nothing here.
@@ -247,8 +247,8 @@ def _places(ids: Ids | None, wanted: Ids) -> tuple[Ids, Any]:
 
 
 def _edited(x: Array, factor: Array, offset: Array) -> Array:
-    """What penalties and biases make of logits, all [N] float64, of NumPy or torch: a tiny penalty must not divide by
-    zero, as it might in float32.
+    """Return what penalties and biases make of logits x, all [N] float64, of NumPy or torch: in float32 a tiny penalty
+    might divide by zero.
     """
     where: Any = torch.where if isinstance(x, Tensor) else np.where
     with np.errstate(over="ignore"):
@@ -257,7 +257,7 @@ def _edited(x: Array, factor: Array, offset: Array) -> Array:
 
 
 def _penalise(processed: Tensor, found: list[tuple[int, ColumnEdits]]) -> None:
-    """In place, on the named columns. Transformers' repetition penalty, OpenAI's frequency and presence penalties."""
+    """Change the named columns in place: transformers' repetition penalty, OpenAI's frequency and presence ones."""
     at = np.stack([np.repeat([r for r, _ in found], [e.ids.size for _, e in found]), _joined(found, "ids")])
     where = tuple(to_device(at, processed.device))  # [sum(N)] twice
     factor, offset = to_device(np.stack([_joined(found, "factor"), _joined(found, "offset")]), processed.device)

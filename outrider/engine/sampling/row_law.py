@@ -3,10 +3,8 @@
 Both workers draw from it, the draft ships it and the target reads what was shipped into it. Its probabilities are the
 float64 exponentials of its float32 scores over their sum, whatever the scores add up to: they alone decide a draw.
 
-Which entries of one row of scores pass top-k and top-p, without sorting the vocabulary. NumPy, on the host.
-
-Exact: a bound that is cheap to find (from maxima of chunks, from the total mass, from a sample) discards most of the
-row, and the rule itself is then applied to what is left. Called by `host_sampling.py`.
+Top-k and top-p sort no vocabulary, and are exact: a bound that is cheap to find (from maxima of chunks, from the total
+mass) discards most of the row, and the rule itself is then applied to what is left. Called by `host_sampling.py`.
 """
 
 from __future__ import annotations
@@ -24,24 +22,27 @@ Scores = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Weights = NDArray[np.float64]
 Array = TypeVar("Array", Tensor, NDArray[np.float64])
-"""Of what is written once for both."""
+"""Takes and returns either kind, where one function serves both."""
 
 _MAX_CHUNK = 64
-"""Entries that one maximum stands for."""
+"""Most entries that one maximum stands for. Doubling it halves the maxima, and lets more entries pass the bound."""
 _MIN_CHUNKS = 4
-"""Per entry wanted: with fewer, most entries would pass the bound."""
+"""Maxima for each entry wanted: with fewer, most entries would pass the bound. Doubling it sorts twice as many."""
 _NUM_SORTED = 512
-"""Up to so many candidates are sorted at once; of more, the part in which the edge lies is looked for first."""
+"""Candidates that are sorted at once; of more, the part with the edge is looked for first. Doubling it doubles a
+sort."""
 _NUM_BINS = 1024
+"""Parts that are looked through for the edge. Doubling it halves what is sorted then."""
 _LEAST, _WORST = 1e-30, 745.0
-"""Of a score below 0: far from dividing by zero, and so low that its exponential is 0 in float64."""
+"""Bounds of a score below 0: far from dividing by zero, and so low that its exponential is 0 in float64."""
 _SLACK = 1e-3
 _SURE = 1e-9
-"""Both far above the rounding of what they are compared with: a bound may keep too much, never too little."""
+"""Margins far above the rounding of what they are compared with: a bound may keep too much, never too little. Doubling
+them keeps a little more."""
 
 
 def kth_best(x: Scores, k: int) -> np.float32:
-    """The k-th largest of x [N], 1 <= k <= N."""
+    """Return the k-th largest of x [N], 1 <= k <= N."""
     length = min(_MAX_CHUNK, x.size // (_MIN_CHUNKS * k))
     if length < 4:
         return np.partition(x, x.size - k)[x.size - k]
@@ -53,14 +54,14 @@ def kth_best(x: Scores, k: int) -> np.float32:
 
 
 def exactly_best(x: Scores, n: int) -> Ids:
-    """Ids of the n largest of x [N], ascending; among equals at the edge the lowest. 1 <= n <= N."""
+    """Return the ids of the n largest of x [N], ascending; among equals at the edge the lowest."""
     edge = kth_best(x, n)
     ids = np.flatnonzero(x >= edge)
     return ids if ids.size == n else _without_last_equals(ids, x[ids] == edge, ids.size - n)
 
 
 def nucleus(scores: Scores, top_p: float) -> Ids:
-    """Ids of the smallest set of at least top_p of the mass, ascending; among equals at its edge the lowest.
+    """Return the ids of the smallest set of at least top_p of the mass, ascending; among equals at its edge the lowest.
 
     scores [N]: logarithms of unnormalised probabilities, the largest 0; top_p in (0, 1).
     """
@@ -80,14 +81,14 @@ def nucleus(scores: Scores, top_p: float) -> Ids:
 
 
 def _lowest(total: float, top_p: float, num: int) -> float:
-    """No entry below this is in the nucleus: all of them together weigh less than what may be left out."""
+    """Return a bound below which no entry is in the nucleus: all of them together weigh less than may be left out."""
     if 1.0 - top_p < _SURE:
         return -math.inf
     return math.log(total * (1.0 - top_p) / num) - _SLACK
 
 
 def _edge(scores: Scores, weights: Weights, wanted: float) -> tuple[np.float32, int]:
-    """The smallest score in the nucleus, and how many entries of that score are in it. All [N], holding the nucleus."""
+    """Return the smallest score in the nucleus, and how many entries of that score are in it. All [N]."""
     above = 0.0
     if scores.size > _NUM_SORTED:
         above, inner = _around_edge(scores, weights, wanted)
@@ -101,7 +102,7 @@ def _edge(scores: Scores, weights: Weights, wanted: float) -> tuple[np.float32, 
 
 
 def _around_edge(scores: Scores, weights: Weights, wanted: float) -> tuple[float, Ids]:
-    """By a histogram: the mass of the most likely entries, and the indices of those after them with the edge."""
+    """Return, by a histogram, the mass of the most likely entries and the indices of those after them with the edge."""
     worst = float(-scores.min())
     places = scores * np.float32(-_NUM_BINS / min(max(worst, _LEAST), _WORST))
     if worst > _WORST:
@@ -113,22 +114,23 @@ def _around_edge(scores: Scores, weights: Weights, wanted: float) -> tuple[float
 
 
 def _without_last_equals(ids: Ids, equal: NDArray[np.bool_], num_over: int) -> Ids:
-    """`ids` without the last num_over of those that are `equal` to the edge."""
+    """Return `ids` without the last num_over of those that are `equal` to the edge."""
     over = np.flatnonzero(equal)[equal.sum() - num_over :]
     return np.delete(ids, over)
 
 
 _CHUNK = 512
-"""Longer rows are drawn from in two steps: a chunk by the chunks' sums, then an entry of it."""
+"""Entries of the longest row that is drawn from at once, and of a chunk of longer ones, which is drawn first.
+Doubling it halves the chunks."""
 
 
 class NothingToDraw(ValueError):
-    """A row without positive finite mass."""
+    """Raised for a row without positive finite mass."""
 
 
 @dataclass(frozen=True)
 class RowLaw:
-    """Sparse with `ids`, over the whole vocabulary without."""
+    """A distribution over token ids: sparse with `ids`, over the whole vocabulary without."""
 
     vocab_size: int
     scores: Scores
@@ -138,7 +140,7 @@ class RowLaw:
 
     @cached_property
     def weights(self) -> Weights:
-        """[N] float64, not normalised."""
+        """The probabilities [N] float64, not normalised."""
         return np.exp(self.scores, dtype=np.float64)
 
     @cached_property
@@ -146,21 +148,21 @@ class RowLaw:
         return float(self.weights.sum())
 
     def prob(self, token_id: int) -> float:
-        """Of one id; 0 outside the support."""
+        """Return the probability of one id; 0 outside the support."""
         place = self.place_of(token_id)
         return 0.0 if place is None else float(self.weights[place]) / self.total
 
     def score(self, token_id: int) -> float:
-        """Of one id; -inf outside the support."""
+        """Return the score of one id; -inf outside the support."""
         place = self.place_of(token_id)
         return -math.inf if place is None else float(self.scores[place])
 
     def probs(self) -> Weights:
-        """[N] float64, of its own entries."""
+        """Return the probabilities [N] float64 of its entries."""
         return self.weights / self.total
 
     def probs_at(self, other: RowLaw) -> Weights:
-        """[N of other] float64: of the ids of `other`'s entries."""
+        """Return the probabilities [N of other] float64 of the ids of `other`'s entries."""
         mine = self.probs()
         if other.ids is None:
             return mine if self.ids is None else _spread(self.ids, mine, self.vocab_size)
@@ -170,21 +172,21 @@ class RowLaw:
         return np.where(self.ids[places] == other.ids, mine[places], 0.0)
 
     def draw(self, u: float) -> int:
-        """Inverse CDF in the order of ids, u in (0, 1). Raises NothingToDraw."""
+        """Draw an id by the inverse CDF in the order of ids, u in (0, 1). Raises NothingToDraw."""
         return self.id_of(draw_place(self.weights, u))
 
     def id_of(self, place: int) -> int:
         return place if self.ids is None else int(self.ids[place])
 
     def place_of(self, token_id: int) -> int | None:
-        """None where it has no entry."""
+        """Return the entry of an id, None where it has none."""
         if self.ids is None:
             return token_id
         place = int(np.searchsorted(self.ids, token_id))
         return place if place < self.ids.size and self.ids[place] == token_id else None
 
     def without(self, token_id: int) -> RowLaw:
-        """What is left to draw from after it."""
+        """Return the law that is left when this id cannot come again."""
         place = self.place_of(token_id)
         if place is None:
             return self
@@ -193,22 +195,22 @@ class RowLaw:
         return RowLaw(self.vocab_size, scores, self.ids)
 
     def normalised(self) -> RowLaw:
-        """With scores that are log-probs. Their rounding changes the law: before the draw, never after it."""
+        """Return the law with scores that are log-probs. Rounding changes it: before the draw, never after it."""
         mass = float(np.exp(self.scores).sum())  # in float32, which does: the law divides by its own sum
         return RowLaw(self.vocab_size, self.scores - np.float32(math.log(mass)), self.ids)
 
     def dense_scores(self) -> Scores:
-        """[V] float32, -inf outside the support."""
+        """Return the scores [V] float32, -inf outside the support."""
         return self.scores if self.ids is None else _spread(self.ids, self.scores, self.vocab_size, -math.inf)
 
     def support(self) -> tuple[Ids, Scores]:
-        """Ids with mass, ascending, and their scores."""
+        """Return the ids with mass, ascending, and their scores."""
         places = np.flatnonzero(self.scores > -math.inf)
         return places if self.ids is None else self.ids[places], self.scores[places]
 
 
 def truncate_topk(law: RowLaw, n: int) -> RowLaw:
-    """Its n most likely ids: the law the draft then draws from. Unchanged when it has no more."""
+    """Return the law of its n most likely ids, n at least 1; itself when it has no more. Cut before a draw."""
     if n < 1:
         raise ValueError(f"n is {n}, must be at least 1")
     if law.scores.size <= n:
@@ -222,7 +224,7 @@ def truncate_topk(law: RowLaw, n: int) -> RowLaw:
 
 
 def draw_place(weights: Weights, u: float) -> int:
-    """Inverse CDF over weights [N] float64 >= 0 that need not sum to 1, u in (0, 1): an index with mass.
+    """Draw an index with mass by the inverse CDF over weights [N] float64 >= 0 that need not sum to 1, u in (0, 1).
 
     Raises NothingToDraw.
     """
@@ -255,7 +257,7 @@ def _chunk_sums(weights: Weights) -> Weights:
 
 
 def _spread(ids: Ids, values: NDArray, size: int, fill: float = 0.0) -> NDArray:
-    """[size], `values` at `ids` and `fill` elsewhere."""
+    """Return [size] with `values` at `ids` and `fill` elsewhere."""
     out = np.full(size, fill, dtype=values.dtype)
     out[ids] = values
     return out

@@ -1,7 +1,7 @@
-"""From processed logits to a distribution, and from a distribution and a uniform number to a token: a batch of rows.
+"""From processed logits to laws, and from a law and a uniform number to a token: for a batch of rows, on any device.
 
-On any device, and the host waits for nothing here. Logits on a CPU go row by row through `host_sampling.py`, which
-means the same and says what that saves.
+The host waits for nothing here. Logits on a CPU go row by row through `host_sampling.py`, which means the same and says
+what that saves.
 
 Order: (`penalties.process_unchecked`), temperature, top-k, top-p, min-p, as in transformers' processors.
 vLLM applies min-p before top-k and top-p, so that its top-p sees the mass that min-p left.
@@ -29,10 +29,11 @@ from outrider.wire.params import SamplingParams
 _HALF = 16
 """Bits of a float32 that one histogram leaves to the next."""
 _INF_BITS = 0x7F800000
+"""Bits of a float32 infinity."""
 
 
 def distributions(processed: Tensor, rows: Sequence[LogitRow]) -> Tensor:
-    """The law each row's token is drawn from. [R, V] float32 -> [R, V] float32 log-probs, -inf outside the support.
+    """Return the law that each row's token is drawn from: [R, V] float32 -> [R, V] float32 log-probs, -inf for no mass.
 
     top_k keeps all that tie with the k-th best. top_p keeps the smallest set of at least that mass; among equals at
     its edge the lowest ids. min_p keeps what has at least min_p times the largest probability. Each acts on what the
@@ -51,19 +52,19 @@ def distributions(processed: Tensor, rows: Sequence[LogitRow]) -> Tensor:
 
 
 def argmax(processed: Tensor) -> Tensor:
-    """[R, V] float32 -> [R] int64: the best id; the lowest among equals, on every device."""
+    """Return the best id of each row, the lowest among equals on every device: [R, V] float32 -> [R] int64."""
     return processed.argmax(dim=1)
 
 
 def probabilities(log_probs: Tensor) -> Tensor:
-    """[..., V] float32 log-probs -> [..., V] float64, each row divided by its own sum: the law of a draw."""
+    """Return the law of a draw: [..., V] float32 log-probs -> [..., V] float64, each row divided by its own sum."""
     weights = log_probs.double().exp()
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """weights [R, V] float64 >= 0 that need not sum to 1, u [R] float64 in (0, 1) -> ids [R] int64, each of positive
-    weight, and whether the row's sum is positive and finite [R] bool: where it is not, the id means nothing.
+    """Draw an id of each row: weights [R, V] float64 >= 0 that need not sum to 1, u [R] float64 in (0, 1) -> ids [R]
+    int64 of positive weight, and whether the row's sum is positive and finite [R] bool: else the id means nothing.
     """
     cdf = weights.cumsum(dim=1)  # [R, V] float64
     total = cdf[:, -1]
@@ -75,7 +76,7 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Laws(NamedTuple):
-    """What a draft draws from and sends: whole rows, or the entries that a cut kept."""
+    """Laws that a draft draws from and sends: whole rows, or the entries that a cut kept."""
 
     scores: Tensor
     """[R, N] float32 log-probs, -inf for no mass."""
@@ -107,7 +108,7 @@ def cut(log_probs: Tensor, n: int | None) -> Laws:
 
 
 def _keep_top_k(scaled: Tensor, processed: Tensor, params: list[SamplingParams]) -> None:
-    """In place. The threshold comes from the logits themselves: scaling could make near values equal."""
+    """Cut in place. The threshold comes from the logits themselves: scaling could make near values equal."""
     vocab_size = scaled.shape[1]
     counts = [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params]
     widest = max(counts)
@@ -120,7 +121,7 @@ def _keep_top_k(scaled: Tensor, processed: Tensor, params: list[SamplingParams])
 
 
 def _keep_top_p(scaled: Tensor, params: list[SamplingParams]) -> None:
-    """In place. A token stays while the mass of the more likely ones is below top_p."""
+    """Cut in place. A token stays while the mass of the more likely ones is below top_p."""
     chosen = [r for r, p in enumerate(params) if p.top_p < 1.0 and not p.greedy]
     if not chosen:
         return
@@ -134,7 +135,7 @@ def _keep_top_p(scaled: Tensor, params: list[SamplingParams]) -> None:
 
 
 def _nucleus_edge(x: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the smallest set of mass top_p ends. x [r, V] float32 with a largest value of 0; top_p [r, 1] float64.
+    """Find where the smallest set of mass top_p ends. x [r, V] float32 with a largest value of 0; top_p [r, 1] float64.
 
     Returns the smallest value in the set [r, 1] and how many tokens of that value are in it [r, 1]. Nothing is sorted:
     the bits of a positive float, read as an integer, are in the order of the floats, so that a histogram over the upper
@@ -154,8 +155,8 @@ def _nucleus_edge(x: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reaching(places: Tensor, weights: Tensor, num_places: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """places [r, V] of weights [r, V]; wanted [r, 1] > 0 -> the first place [r, 1] with which the sum reaches `wanted`
-    (the last one when none does) and the sum before it [r, 1].
+    """Return the first place [r, 1] with which the sum of weights [r, V] at places [r, V] reaches wanted [r, 1] > 0, or
+    the last one when none does, and the sum before it [r, 1].
     """
     anywhere = torch.arange(weights.shape[1], device=weights.device) % num_places  # [V]
     places = torch.where(weights > 0, places, anywhere)  # of what top-k cut: a GPU adds to one place one by one
@@ -165,14 +166,14 @@ def _reaching(places: Tensor, weights: Tensor, num_places: int, wanted: Tensor) 
 
 
 def _keep_min_p(scaled: Tensor, params: list[SamplingParams]) -> None:
-    """In place. The best token is at 0 whatever was cut before, so the bound is log(min_p)."""
+    """Cut in place. The best token is at 0 whatever was cut before, so the bound is log(min_p)."""
     if any(p.min_p > 0.0 for p in params):
         bound = _column([math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params], scaled)
         scaled.masked_fill_(scaled < bound, -torch.inf)
 
 
 def _keep_best(scaled: Tensor, processed: Tensor, params: list[SamplingParams]) -> None:
-    """In place: temperature 0."""
+    """Leave only the best token of greedy rows, in place."""
     if any(p.greedy for p in params):
         greedy = _column([p.greedy for p in params], scaled, torch.bool)
         best = torch.full_like(scaled, -torch.inf).scatter_(1, argmax(processed)[:, None], 0.0)
@@ -180,6 +181,6 @@ def _keep_best(scaled: Tensor, processed: Tensor, params: list[SamplingParams]) 
 
 
 def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """[R] -> [R, 1] on the device of `like`."""
+    """Return the values [R] as [R, 1] on the device of `like`."""
     kinds = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.bool: np.bool_}
     return to_device(np.array(values, dtype=kinds[dtype or like.dtype]), like.device)[:, None]

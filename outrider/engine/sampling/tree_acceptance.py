@@ -1,4 +1,4 @@
-"""Which path of a tree of drafts is kept, and what comes after it. Pure functions on the host: no model, no I/O.
+"""A proposal that is a tree of drafts: which path of it is kept, and what comes after. On the host: no model, no I/O.
 
 Rejection: Miao et al., "SpecInfer: accelerating large language model serving with tree-based speculative inference and
 verification", ASPLOS 2024, Algorithm 2 (multi-step speculative sampling), for siblings that were drawn from one law
@@ -13,8 +13,6 @@ It splits the residual that would have been drawn from into what is kept of it a
 the target goes on as it would have. Leaving out a child for its own value is what would not be exact.
 
 Called by the target, for slots whose proposal is a tree.
-
-A proposal that is a tree: which draft token follows which. Host integers alone.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class DraftTree:
 
     @cached_property
     def _children(self) -> dict[int, list[int]]:
-        """In the order of first children."""
+        """Children by parent, in the order of first children."""
         found: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             found.setdefault(parent, []).append(node)
@@ -63,7 +61,7 @@ class DraftTree:
 
     @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """Of each node the nodes that lead to it, itself the last."""
+        """The nodes that lead to each node, itself the last."""
         found: list[tuple[int, ...]] = []
         for node, parent in enumerate(self.parents):
             found.append((node,) if parent == ROOT else (*found[parent], node))
@@ -74,30 +72,30 @@ class DraftTree:
         """Nodes that have children, ROOT among them, in the order of their first children."""
         return tuple(self._children)
 
-    def broods(self) -> list[list[int]]:
-        """Of each of `inner` the ids of its children."""
+    def child_ids(self) -> list[list[int]]:
+        """Return the ids of the children of each of `inner`."""
         return [[self.ids[child] for child in children] for children in self._children.values()]
 
     def children(self, node: int) -> Sequence[int]:
-        """Of a node or ROOT, in the order in which they were drawn."""
+        """Return the children of a node or ROOT, in the order in which they were drawn."""
         return self._children.get(node, ())
 
     def depth(self, node: int) -> int:
-        """Draft tokens up to it; 0 of ROOT."""
+        """Return the number of draft tokens up to a node; 0 of ROOT."""
         return 0 if node == ROOT else len(self.paths[node])
 
     def prefix(self, node: int) -> tuple[int, ...]:
-        """Draft ids up to a node, its own the last; none before ROOT."""
+        """Return the draft ids up to a node, its own the last; none of ROOT."""
         return () if node == ROOT else tuple(self.ids[i] for i in self.paths[node])
 
     def rank(self, node: int) -> int:
-        """Its place among its siblings."""
+        """Return a node's place among its siblings."""
         return self.children(self.parents[node]).index(node)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeWalk:
-    """What a round with a tree decided."""
+    """The decision of a round with a tree."""
 
     path: tuple[int, ...]
     """Nodes that are kept, from the first to the deepest."""
@@ -120,7 +118,7 @@ class TreeNoise:
 def accept_tree(
     tree: DraftTree, target_law: Callable[[int], RowLaw], draft_laws: Mapping[int, RowLaw], noise: TreeNoise
 ) -> TreeWalk:
-    """Recursive rejection without replacement.
+    """Decide by recursive rejection without replacement.
 
     target_law(node): the target's law after a node or ROOT, asked for along one path. draft_laws: of every node that
     has children, what they were drawn from, one after the other, without replacement. Raises NothingToDraw.
@@ -139,7 +137,7 @@ def accept_tree(
 
 
 def walk_matching(tree: DraftTree, says: Callable[[int], int]) -> TreeWalk:
-    """Greedy and coupled. says(node): what the target says after a node or ROOT, asked for along one path."""
+    """Decide for greedy and coupled. says(node): the target's token after a node or ROOT, asked for along one path."""
     node, path = ROOT, list[int]()
     while True:
         own = says(node)
@@ -153,8 +151,8 @@ def walk_matching(tree: DraftTree, says: Callable[[int], int]) -> TreeWalk:
 def _first_kept(
     target: RowLaw, draft: RowLaw, ids: Sequence[int], accept: Sequence[float]
 ) -> tuple[int | None, Weights]:
-    """The first sibling that is kept, None when none is, and what the target has left then: weights [N] of the entries
-    of its law.
+    """Return the first sibling that is kept, None when none is, and what the target has left then: weights [N] of the
+    entries of its law.
     """
     left = target.probs()
     for rank, token_id in enumerate(ids):

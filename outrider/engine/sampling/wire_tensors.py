@@ -1,4 +1,4 @@
-"""Laws to bytes and back. The draft encodes what it drew from; the target checks every value."""
+"""Turn laws to bytes and back. The draft encodes what it drew from; the target checks every value."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from outrider.engine.sampling.row_law import Ids, RowLaw
 from outrider.wire.transport.codec import BadTensor, DenseRows, Rows, SparseRows
 
 MASS_TOLERANCE = 1e-3
-"""How far a row's probabilities may sum from 1: rounding of 128k float32 values stays below 1e-4."""
+"""Most by which a row's sum of probabilities may miss 1: rounding of 128k float32 values stays below 1e-4. Doubling it
+lets laws through that are twice as far off."""
 
 
 def encode_laws(laws: Sequence[RowLaw], *, prefer_sparse: bool) -> Rows:
-    """Laws whose scores are log-probs -> the smaller form, or sparse when preferred.
+    """Encode laws whose scores are log-probs in the smaller form, or sparse when preferred.
 
     A sparse entry takes 8 bytes, a dense one 4: sparse wins below half the vocabulary.
     """
@@ -32,7 +33,7 @@ def encode_laws(laws: Sequence[RowLaw], *, prefer_sparse: bool) -> Rows:
 
 
 def decode_laws(rows: Rows, vocab_size: int, drafted: Sequence[Sequence[int]]) -> list[RowLaw]:
-    """A law per row, over the bytes of `rows`: nothing is copied. drafted: of each row the ids that were drawn from it.
+    """Return a law per row, over the bytes of `rows`: nothing is copied. drafted: the ids drawn from each row.
 
     Raises BadTensor for NaN, +inf, ids out of range or repeated, a mass that is not 1, or a drafted id without mass:
     acceptance is exact only if these are the rows that the ids were drawn from.
@@ -54,7 +55,7 @@ def decode_laws(rows: Rows, vocab_size: int, drafted: Sequence[Sequence[int]]) -
 
 
 def scattered(laws: Sequence[tuple[int, RowLaw]], num_rows: int, vocab_size: int, device: torch.device) -> Tensor:
-    """[num_rows, V] float32 scores on `device`, each law in the row given with it, -inf elsewhere.
+    """Return [num_rows, V] float32 scores on `device`, each law in the row given with it, -inf elsewhere.
 
     Sparse laws travel as they are: to a GPU a tenth of a percent of what the rows would.
     """

@@ -10,8 +10,8 @@ from outrider.wire.kinds import Drafter
 from outrider.wire.params import SamplingParams
 
 MAX_NARROW = 16
-"""Most uncached tokens that are fed within a decode or verify row; more are fed as a prompt, in chunks."""
-
+"""Most uncached tokens that are fed within a decode or verify row; more are fed as a prompt, in chunks. Doubling it
+makes the widest rows of a step twice as wide."""
 
 SlotKey = tuple[int, int]
 """(owner, slot id). An owner is one Control stream of a gateway."""

@@ -12,14 +12,8 @@ Plain values in, typed decisions out; `StepScheduler` applies them for both work
 4. Memory that runs out is taken from the youngest slot, which begins anew from its committed tokens when its turn
    comes. Nobody takes from an older slot, unless that has been dormant: so the oldest that wants something gets it.
 
-What a step costs on this machine, learnt from the steps themselves, and so how much of a prompt rides beside others.
-
-Owned by the scheduler, fed by the worker after each forward.
-
-Whose turn it is: puts the scheduler's decisions into effect, for both workers. On the engine thread.
-
-It takes what each slot asks for, gives memory and takes it away, and hands back who runs and which pieces of prompts
-go with them. The worker runs the forward and says when it is done.
+`StepCost` learns what a step costs on this machine from the steps themselves, and so how much of a prompt rides beside
+others. All of it runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -37,21 +31,26 @@ from outrider.engine.worker.slots import OpenSlots, Slot, needs_prefill
 from outrider.wire.metrics import WorkerMetrics
 
 SLOWDOWN = 1.5
-"""A step that also feeds prompts takes at most about this many times as long as without them."""
+"""Times as long as without prompts that a step which also feeds some may take. Doubling what is above 1 feeds prompts
+twice as fast, and delays answers by twice as much."""
 MIN_PREFILL_TOKENS = 4
-"""Fed in any step whatever it costs, so that prompts never starve. At the end of a long prompt a token may cost many
-times what one at its beginning does, so this is small."""
+"""Prompt tokens fed in any step whatever it costs, so that prompts never starve. At the end of a long prompt a token
+may cost many times what one at its beginning does, so this is small; doubling it doubles the longest delay."""
 PROBE_STEPS = 16
-"""After so many steps with prompts, one of that size goes without: what decodes cost grows with their contexts, and
-beside prompts it cannot be told from what those cost."""
+"""Steps with prompts after which one of that size goes without: what decodes cost grows with their contexts, and beside
+prompts it cannot be measured apart. Doubling it halves these steps, and lets the measurement age twice as long."""
 _WEIGHT = 0.25
-"""Of a new measurement in a running mean."""
+"""Share of a new measurement in a running mean; twice that of one that was long in coming. Doubling it forgets twice as
+fast."""
 _OUTLIER = 4.0
-"""A measurement counts as at most so many times the mean: the machine may have had other things to do."""
+"""Most times the mean that a measurement counts as: the machine may have had other things to do. Doubling it doubles
+what one disturbed step adds."""
 _NEAR = 1.25
-"""Of two numbers of tokens, at most so many times the other: steps of them take about as long."""
+"""Times another number of tokens that a number may be and their steps take about as long. Doubling what is above 1
+takes steps for alike that differ twice as much."""
 _LEAST_SHARE = 0.1
-"""Of a step's mean cost of a token: a prompt token is never thought cheaper, though noise may make two steps equal."""
+"""Share of a step's mean cost of a token that a prompt token costs at least, though noise may make two steps equal.
+Doubling it halves the most prompt tokens that ever ride along."""
 
 
 class StepCost:
@@ -66,7 +65,7 @@ class StepCost:
         self._alone_token_s: float | None = None
 
     def note(self, num_decode_tokens: int, num_prefill_tokens: int, seconds: float) -> None:
-        """A forward of that many tokens took so long."""
+        """Record that a forward of that many tokens took so long."""
         size = num_decode_tokens.bit_length()
         if not num_prefill_tokens:
             weight = (2 if self._num_mixed.get(size, 0) >= PROBE_STEPS else 1) * _WEIGHT
@@ -83,15 +82,15 @@ class StepCost:
             self._token_s = _mean(self._token_s, max(added_s, least_s))
 
     def wants_probe(self, num_decode_tokens: int) -> bool:
-        """What a step of that size costs without prompts is not known, or was measured long ago."""
+        """Return whether the cost of a step of that size without prompts is not known, or was measured long ago."""
         if self._alone_token_s is None and self._token_s is None:
             return False  # it would not say how many prompt tokens to feed
         size = num_decode_tokens.bit_length()
         return size not in self._decode_s or self._num_mixed[size] >= PROBE_STEPS
 
     def joined_saves_s(self, num_decode_tokens: int) -> float:
-        """What one step of so many tokens saves over two of half as many: most of a step while weights are what takes
-        time, nothing once every token does.
+        """Return the seconds that one step of so many tokens saves over two of half as many: most of a step while
+        weights are what takes time, nothing once every token does.
         """
         whole_s, half_s = self._decode_between(num_decode_tokens), self._decode_between(num_decode_tokens / 2)
         if whole_s is None or half_s is None:
@@ -99,7 +98,7 @@ class StepCost:
         return min(whole_s, max(0.0, 2 * half_s - whole_s))
 
     def prefill_tokens(self, num_decode_tokens: int, most: int) -> int:
-        """Prompt tokens for a step with that many decode tokens; `most` when there are none."""
+        """Return the prompt tokens for a step with that many decode tokens; `most` when there are none."""
         if not num_decode_tokens:
             return most
         alone_s = self._decode(num_decode_tokens.bit_length())
@@ -109,15 +108,17 @@ class StepCost:
         return min(most, max(MIN_PREFILL_TOKENS, int((SLOWDOWN - 1) * alone_s / token_s)))
 
     def _decode(self, size: int) -> float | None:
-        """Seconds of a decode step of about that size; the nearest smaller one known, else the nearest larger."""
+        """Return the seconds of a decode step of about that size: the nearest smaller one known, else the nearest
+        larger.
+        """
         if size in self._decode_s or not self._decode_s:
             return self._decode_s.get(size)
         smaller = [known for known in self._decode_s if known < size]
         return self._decode_s[max(smaller) if smaller else min(self._decode_s)]
 
     def _decode_between(self, num_tokens: float) -> float | None:
-        """Seconds of a decode step of so many tokens, on straight lines between the sizes known; None where there is
-        none of about so many or more, or of about so many or fewer.
+        """Return the seconds of a decode step of so many tokens, on straight lines between the sizes known; None where
+        there is none of about so many or more, or of about so many or fewer.
         """
         known = sorted((self._decode_tokens[size], seconds) for size, seconds in self._decode_s.items())
         at = bisect_left(known, (num_tokens, 0.0))
@@ -136,14 +137,14 @@ def _mean(before: float | None, new: float, weight: float = _WEIGHT) -> float:
 
 
 WAITING_SERVED_RATIO = 0.3
-"""Short prompts that wait, over slots that run: from here on those that run pause for them. The name and the idea are
-those of text-generation-inference."""
+"""Share of short prompts that wait over slots that run from which on these pause for them. Doubling it makes prompts
+wait for twice as many others. Name and idea are those of text-generation-inference."""
 SHORT_STEPS = 2
-"""A prompt that takes no more than so many whole steps is short: for a long one nobody pauses."""
+"""Whole steps that a short prompt takes at most: for a longer one nobody pauses. Doubling it doubles that pause."""
 
 
 class Want(Enum):
-    """What a slot would do with a place in the next forward."""
+    """The use that a slot has for a place in the next forward."""
 
     STEP = auto()
     """A verify or one more draft token, ready to go."""
@@ -165,9 +166,9 @@ class SlotDemand(NamedTuple):
     num_after: int
     """Tokens in its cache after its next step; never more than fit the pool alone."""
     num_blocks: int
-    """Held."""
+    """Blocks that it holds."""
     num_copied: int = 0
-    """1 when its next token goes into a block that others read, which costs one block more."""
+    """Is 1 when its next token goes into a block that others read, which costs one block more."""
 
     @property
     def num_to_feed(self) -> int:
@@ -185,27 +186,29 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The slot may begin: adopt what is cached of its tokens. Its Run or Feed follows."""
+    """Let the slot begin: adopt what is cached of its tokens. Its Run or Feed follows."""
 
     key: SlotKey
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Its step is in the next forward."""
+    """Put the slot's step into the next forward."""
 
     key: SlotKey
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """At most so many tokens of its prompt are in the next forward."""
+    """Put at most so many tokens of the slot's prompt into the next forward."""
 
     key: SlotKey
     num_tokens: int
 
 
 class Why(Enum):
+    """The reason of a Wait."""
+
     MEMORY = auto()
     """No blocks, or an older slot waits for some."""
     BUDGET = auto()
@@ -214,7 +217,7 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It has work and is not in the next forward."""
+    """Leave the slot, which has work, out of the next forward."""
 
     key: SlotKey
     why: Why
@@ -224,7 +227,7 @@ Decision = Preempt | Admit | Run | Feed | Wait
 
 
 class Scheduler:
-    """Remembers nothing but the cost of steps."""
+    """Decides on the next forward; remembers nothing but the cost of steps."""
 
     def __init__(self, block_size: int, max_prefill_tokens: int) -> None:
         self.cost = StepCost()
@@ -232,7 +235,7 @@ class Scheduler:
         self._max_prefill_tokens = max_prefill_tokens
 
     def plan(self, demands: Sequence[SlotDemand], num_free: int) -> list[Decision]:
-        """demands: every open slot, the longest open first. num_free: blocks that can be had.
+        """Decide on the next forward. demands: every open slot, the longest open first. num_free: blocks to be had.
 
         Either all decisions are Preempt, and the caller asks again after them, or none is. Run comes before the rest.
         """
@@ -244,7 +247,7 @@ class Scheduler:
 
 
 class _Plan:
-    """One call of `Scheduler.plan`. It ends with the first Preempt."""
+    """Makes the decisions of one call of `Scheduler.plan`, which end with the first Preempt."""
 
     def __init__(self, demands: Sequence[SlotDemand], num_free: int, block_size: int) -> None:
         self.decisions: list[Decision] = []
@@ -254,7 +257,7 @@ class _Plan:
         self._block_size = block_size
 
     def run(self) -> int:
-        """Steps of slots that hold memory already. Returns how many tokens they feed."""
+        """Decide on the steps of slots that hold memory already; return how many tokens they feed."""
         num_tokens = 0
         for index, demand in enumerate(self._demands):
             if demand.want is not Want.STEP or not demand.num_blocks or demand.num_to_feed or self.preempted:
@@ -270,13 +273,13 @@ class _Plan:
         return num_tokens
 
     def num_expected(self) -> int:
-        """Tokens that slots between two steps will feed: they have answers out, or proposals under way."""
+        """Return the tokens that slots between two steps will feed: they have answers out, or proposals under way."""
         waiting = [d for d in self._demands if d.want in (Want.NOTHING, Want.PREFILL)]
         # Guesses of the last step may still be in its cache.
         return sum(max(1, d.num_after - d.num_cached) for d in waiting if d.num_blocks and not d.num_to_feed)
 
     def feed(self, beside: int, most: int) -> None:
-        """Prompts, in the order of arrival, as far as the budget in tokens and memory go.
+        """Decide on prompts, in the order of arrival, as far as the budget in tokens and memory go.
 
         beside: tokens that hardly delay those who run. most: tokens of a whole step.
         """
@@ -306,7 +309,7 @@ class _Plan:
             num_fed += self._feed(demand, index, budget) if demand.num_to_feed else self._run_admitted(demand)
 
     def _pause_for(self, most: int) -> int:
-        """Tokens of the longest text for whose prompt those who run pause; 0: for none."""
+        """Return the tokens of the longest text for whose prompt those who run pause; 0: for none."""
         short = SHORT_STEPS * most
         num_running = sum(1 for d in self._demands if d.num_blocks and not d.num_to_feed and d.want is not Want.DORMANT)
         wanting = [d for d in self._demands if d.want in (Want.STEP, Want.PREFILL) and d.num_to_feed]
@@ -314,7 +317,7 @@ class _Plan:
         return short if num_waiting >= WAITING_SERVED_RATIO * num_running else 0
 
     def _feed(self, demand: SlotDemand, index: int, budget: int) -> int:
-        """Part of a prompt, of a slot that holds memory or was just admitted. Returns its tokens."""
+        """Decide on part of a prompt, of a slot that holds memory or was just admitted; return its tokens."""
         if budget <= 0:
             self.decisions.append(Wait(demand.key, Why.BUDGET))
             return 0
@@ -329,13 +332,14 @@ class _Plan:
         return num_tokens
 
     def _run_admitted(self, demand: SlotDemand) -> int:
-        """The step of a slot whose whole text is short. Returns its tokens."""
+        """Decide on the step of a slot whose whole text is short; return its tokens."""
         self._num_free -= self._missing(demand, demand.num_after)
         self.decisions.append(Run(demand.key))
         return demand.num_after
 
     def _num_spare(self) -> int:
-        """Free blocks that nobody who holds memory counts on: one each, and what half-fed prompts still need.
+        """Return the free blocks that nobody who holds memory counts on: one each, and what half-fed prompts still
+        need.
 
         Dormant slots count on nothing: what they hold is taken when it is needed.
         """
@@ -344,12 +348,12 @@ class _Plan:
         return self._num_free - len(holding) - half_fed
 
     def _missing(self, demand: SlotDemand, num_tokens: int) -> int:
-        """Blocks to be had before the slot's cache can hold num_tokens."""
+        """Return the blocks to be had before the slot's cache can hold num_tokens."""
         missing = -(-num_tokens // self._block_size) - demand.num_blocks
         return max(missing, 0) + (demand.num_copied if num_tokens > demand.num_cached else 0)
 
     def _make_room(self, num_blocks: int, index: int) -> None:
-        """For the slot at `index`: from dormant slots, then from younger ones, the youngest first."""
+        """Take blocks for the slot at `index`: from dormant slots, then from younger ones, the youngest first."""
         younger = [d for d in reversed(self._demands[index + 1 :]) if d.num_blocks and d.want is not Want.DORMANT]
         self._take(num_blocks, [*self._dormant(), *younger])
 
@@ -368,13 +372,14 @@ class _Plan:
 
 
 DORMANT_S = 1.0
-"""A slot of which nothing was asked for so long gives its memory up first."""
+"""Seconds without a message after which a slot gives its memory up first. Doubling it lets idle slots hold on twice as
+long."""
 RETRY_S = DORMANT_S / 10
-"""While somebody waits for memory and nothing else happens: a slot may turn dormant meanwhile."""
+"""Seconds between two looks while somebody waits for memory and nothing else happens: a slot may turn dormant."""
 
 
 class StepRequest(NamedTuple):
-    """What a worker would do with a slot's turn."""
+    """The use that a worker has for a slot's turn."""
 
     want: Want
     num_after: int
@@ -383,7 +388,7 @@ class StepRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of a prompt in the next forward."""
+    """A part of a prompt in the next forward."""
 
     slot: Slot
     row: Row
@@ -391,21 +396,23 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What goes into the next forward."""
+    """The contents of the next forward."""
 
     running: Sequence[SlotKey]
     pieces: Sequence[Piece]
     num_admitted: int
     starved: frozenset[SlotKey]
-    """Who lost their memory, or has work and no memory for it: their time does not run."""
+    """Slots that lost their memory, or have work and no memory for it: their time does not run."""
 
     @property
     def worked(self) -> bool:
-        """A further call would not decide the same."""
+        """Whether a further call would decide otherwise."""
         return bool(self.running or self.pieces or self.num_admitted)
 
 
 class StepScheduler:
+    """Applies the scheduler's decisions for both workers, which run the forward and say when it is done."""
+
     def __init__(self, table: OpenSlots[Slot], pool: KVPool, metrics: WorkerMetrics, max_prefill_tokens: int) -> None:
         self._table = table
         self._pool = pool
@@ -418,11 +425,13 @@ class StepScheduler:
 
     @property
     def num_starved(self) -> int:
-        """Slots that lost their memory, or waited for some, in the last turn."""
+        """Number of slots that lost their memory, or waited for some, in the last turn."""
         return self._num_starved
 
     def take(self, step_requests: Mapping[SlotKey, StepRequest], now: float, *, feed_all: bool) -> Turn:
-        """Slots without a step_request want nothing, or with feed_all that their prompts be fed."""
+        """Decide on the next forward, and give and take memory for it. Slots without a step_request want nothing, or
+        with feed_all that their prompts be fed.
+        """
         preempted: set[SlotKey] = set()
         while True:
             demands = [_demand(slot, step_requests.get(slot.key), now, feed_all) for slot in self._table]
@@ -435,11 +444,11 @@ class StepScheduler:
             preempted.update(victims)
 
     def next_wake(self, now: float) -> float | None:
-        """When to ask again though nothing has happened; None when nobody waits for memory."""
+        """Return when to ask again though nothing has happened; None when nobody waits for memory."""
         return now + RETRY_S if self._num_starved else None
 
     def done(self, turn: Turn, num_run_tokens: int, seconds: float) -> None:
-        """The forward of `turn` has run, and took so long with all that belongs to it."""
+        """Note that the forward of `turn` has run, and took so long with all that belongs to it."""
         for piece in turn.pieces:
             piece.slot.fed_committed(piece.row.new_ids)
         num_fed = sum(piece.row.num_new for piece in turn.pieces)
@@ -450,7 +459,7 @@ class StepScheduler:
             self._prefill_tokens.observe(num_fed)
 
     def joined_saves_s(self, num_run_tokens: int) -> float:
-        """What one step saves over two of half its tokens."""
+        """Return the seconds that one step saves over two of half its tokens."""
         return self._scheduler.cost.joined_saves_s(num_run_tokens)
 
     def _apply(self, decisions: Sequence[Decision], preempted: set[SlotKey]) -> Turn:

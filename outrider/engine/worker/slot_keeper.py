@@ -1,4 +1,4 @@
-"""What both workers do with slots at a message: open, commit, truncate, close. On the engine thread.
+"""Apply messages to slots, for both workers: open, commit, truncate, close. On the engine thread.
 
 It answers jobs through the engine and knows no model; whose turn it is in a forward is decided in `scheduler.py`.
 """
@@ -19,6 +19,8 @@ from outrider.wire.params import check_token_ids
 
 
 class SlotKeeper(Generic[S]):
+    """Owns the slots and what sampling knows of each."""
+
     def __init__(
         self,
         table: OpenSlots[S],
@@ -35,7 +37,7 @@ class SlotKeeper(Generic[S]):
         self._states: dict[tuple[int, int], SamplingState] = {}
 
     def open(self, job: OpenJob) -> S | None:
-        """Answers the job. None when it was refused."""
+        """Open a slot and answer the job; return None when it was refused."""
         try:
             check_token_ids("committed_ids", job.committed_ids, self._vocab_size)
             job.params.check(self._vocab_size)
@@ -78,7 +80,7 @@ class SlotKeeper(Generic[S]):
         return slot
 
     def truncate(self, job: TruncateJob) -> None:
-        """The RPC. Idempotent; unknown slots are ignored, since a close may have overtaken it."""
+        """Truncate a slot's cache. Idempotent; unknown slots are ignored, since a close may have overtaken it."""
         self._metrics.truncates.labels(reason=job.reason).inc()
         slot = self.table.get(job.owner, job.slot_id)
         if slot is not None:
@@ -97,7 +99,7 @@ class SlotKeeper(Generic[S]):
         self.refresh_gauges()
 
     def sampling_state(self, slot: BareSlot) -> SamplingState:
-        """The slot's penalties state, brought to its committed output."""
+        """Return the slot's penalties state, brought to its committed output."""
         state = self._states[slot.key]
         state.set_output(slot.committed[slot.num_prompt :])
         return state

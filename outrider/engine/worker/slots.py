@@ -1,11 +1,7 @@
 """A worker's slots: what is committed, what is cached, what of it others may share. No torch.
 
 Owned by the engine thread. `SlotKeeper` translates jobs into these calls, `StepScheduler` gives memory and takes it,
-the runner fills the tables.
-
-A worker's slots, whatever it works with: which are open, and what is committed in each. No torch.
-
-Owned by the engine thread. `slots.py` adds the cache of a model, a draft without a model its tables.
+the runner fills the tables. A draft without a model has slots without a cache.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from outrider.wire.params import MAX_SALT_BYTES, SamplingParams
 
 
 class Behind(OutriderError):
-    """The slot is shorter than the message's base_len: send again from `known_len`."""
+    """Raised when a slot is shorter than a message's base_len: to be sent again from `known_len`."""
 
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -33,7 +29,7 @@ class Behind(OutriderError):
 
 
 class BareSlot:
-    """One request in one worker: what is committed. Change `committed` through the methods only."""
+    """Holds the committed tokens of one request in one worker. Change `committed` through the methods only."""
 
     __slots__ = ("asked_s", "committed", "key", "num_prompt", "params")
 
@@ -73,28 +69,28 @@ class BareSlot:
         self.committed[base_len:] = ids
 
     def settle(self) -> None:
-        """A message has been committed: what is kept beside the ids follows them."""
+        """Let what is kept beside the committed ids follow them, after a message."""
 
     def truncate(self, committed_len: int) -> int:
-        """Keep nothing of what was made past that length; returns the cache blocks freed. `committed` stays."""
+        """Keep nothing of what was made past that length; return the cache blocks freed. `committed` stays."""
         return 0
 
     def give_up(self) -> int:
-        """Keep nothing but `committed`; returns the cache blocks freed."""
+        """Keep nothing but `committed`; return the cache blocks freed."""
         return 0
 
     def make_way(self) -> int:
-        """As `give_up`, for another slot of the same answer: nothing has ended."""
+        """Give up for another slot of the same answer: nothing has ended."""
         return self.give_up()
 
 
 S = TypeVar("S", bound=BareSlot)
 MakeSlot = Callable[[SlotKey, Sequence[int], int, SamplingParams, bytes], S]
-"""(key, committed_ids, num_prompt, params, cache_salt) -> the slot."""
+"""Makes a slot of (key, committed_ids, num_prompt, params, cache_salt)."""
 
 
 class OpenSlots(Generic[S]):
-    """All slots of a worker. Iterates over them, the longest open first."""
+    """Keeps all slots of a worker. Iterates over them, the longest open first."""
 
     def __init__(self, make: MakeSlot[S], max_slots: int, context_limit: int) -> None:
         self.max_slots = max_slots
@@ -111,12 +107,12 @@ class OpenSlots(Generic[S]):
 
     @property
     def num_blocks_in_use(self) -> int:
-        """Cache blocks that slots hold."""
+        """Number of cache blocks that slots hold."""
         return 0
 
     @property
     def num_blocks_cached(self) -> int:
-        """Cache blocks that no slot holds, kept for later prompts."""
+        """Number of cache blocks that no slot holds, kept for later prompts."""
         return 0
 
     def get(self, owner: int, slot_id: int) -> S | None:
@@ -131,7 +127,7 @@ class OpenSlots(Generic[S]):
         params: SamplingParams,
         cache_salt: bytes = b"",
     ) -> S:
-        """A new slot; one of the same key is freed first. Nothing is cached yet, and no memory is promised.
+        """Open a slot; one of the same key is freed first. Nothing is cached yet, and no memory is promised.
 
         Raises InvalidRequest when it could never fit, Overloaded when every slot is in use; both with the numbers, and
         both leave an older slot of the same key as it was.
@@ -152,12 +148,12 @@ class OpenSlots(Generic[S]):
         return slot
 
     def close(self, owner: int, slot_id: int) -> int:
-        """Free the slot; returns its cache blocks. 0 when there is none: closing twice is no fault."""
+        """Free the slot; return its cache blocks, 0 when there is none: closing twice is no fault."""
         slot = self._slots.pop((owner, slot_id), None)
         return 0 if slot is None else slot.give_up()
 
     def close_owner(self, owner: int) -> int:
-        """Free every slot of a stream that ended; returns how many there were."""
+        """Free every slot of a stream that ended; return how many there were."""
         keys = [key for key in self._slots if key[0] == owner]
         for key in keys:
             self.close(*key)
@@ -183,16 +179,16 @@ class OpenSlots(Generic[S]):
             )
 
     def _check_memory(self, max_len: int) -> None:
-        """Raises InvalidRequest when a slot of so many tokens could never fit."""
+        """Raise InvalidRequest when a slot of so many tokens could never fit."""
 
 
 def needs_prefill(slot: Slot) -> bool:
-    """More tokens are not cached than ride along in a step: they are fed in pieces before it."""
+    """Return whether more tokens are not cached than ride along in a step: they are fed in pieces before it."""
     return len(slot.committed) - len(slot.cached) > MAX_NARROW
 
 
 class Slot(BareSlot):
-    """With what the model's cache holds of it. Change `committed` and `cached` through the methods only."""
+    """Adds what a model's cache holds of the request. Change `committed` and `cached` through the methods only."""
 
     __slots__ = ("_num_agreed", "_pool", "_salt", "cached", "num_adopted", "table")
 
@@ -221,7 +217,7 @@ class Slot(BareSlot):
 
     @property
     def num_copied(self) -> int:
-        """Blocks that the next token costs because it goes into one that others read: 0 or 1."""
+        """Number of blocks that the next token costs because it goes into one that others read: 0 or 1."""
         index, within = divmod(len(self.cached), self._pool.block_size)
         return int(within > 0 and self._pool.num_references(self.table.blocks[index]) > 1)
 
@@ -234,7 +230,7 @@ class Slot(BareSlot):
         self.publish()
 
     def reconcile(self) -> int:
-        """Crop the cache to its longest prefix that is committed, at most committed_len - 1 tokens; returns that.
+        """Crop the cache to its longest prefix that is committed, at most committed_len - 1 tokens; return its length.
 
         The last committed token is always fed again, since its logits are what the next step needs.
         """
@@ -250,27 +246,27 @@ class Slot(BareSlot):
         return agreed
 
     def fed(self, ids: Sequence[int]) -> None:
-        """A forward has written the KV of these ids after the cached ones."""
+        """Note that a forward has written the KV of these ids after the cached ones."""
         self.cached.extend(ids)
 
     def compacted(self, num_cached: int, ids: Sequence[int]) -> None:
-        """After `num_cached` entries, of what was fed only these ids are left, in this order."""
+        """Note that after `num_cached` entries only these ids are left of what was fed, in this order."""
         assert num_cached >= self._num_agreed, f"{self._num_agreed} entries are known to be committed"
         self.cached[num_cached:] = ids
 
     def forget_guesses(self) -> int:
-        """Drop what is cached past the committed tokens; returns the blocks freed."""
+        """Drop what is cached past the committed tokens; return the blocks freed."""
         return self._crop(min(len(self.cached), len(self.committed)))
 
     def fed_committed(self, ids: Sequence[int]) -> None:
-        """The same for ids that are committed, such as a prompt's: others may adopt them at once."""
+        """Do as `fed` for ids that are committed, such as a prompt's: others may adopt them at once."""
         if self._num_agreed == len(self.cached):
             self._num_agreed += len(ids)
         self.cached.extend(ids)
         self.publish()
 
     def adopt(self) -> int:
-        """Begin with what the prefix cache has of the committed tokens, all but the last; returns how many it had."""
+        """Begin with what the prefix cache has of the committed tokens, all but the last; return how many it had."""
         assert not self.cached, f"{len(self.cached)} tokens are cached already"
         num_tokens = self._pool.prefix.adopt(self.table, self.committed[:-1], self._salt)
         self.cached = self.committed[:num_tokens]
@@ -287,7 +283,7 @@ class Slot(BareSlot):
             prefix.publish(self.table, ids, self._salt)
 
     def give_up(self) -> int:
-        """Let all blocks go; what is committed stays known to the prefix cache. Returns the blocks that became free."""
+        """Let all blocks go; what is committed stays known to the prefix cache. Return the blocks freed."""
         num_in_use = self._pool.num_in_use
         self.reconcile()
         self.publish()
@@ -295,13 +291,13 @@ class Slot(BareSlot):
         return num_in_use - self._pool.num_in_use
 
     def distrust(self) -> None:
-        """What is cached may be wrong: nobody may adopt it, and this slot begins anew."""
+        """Forget a cache that may be wrong: nobody may adopt it, and this slot begins anew."""
         for block in self.table.blocks:
             self._pool.prefix.withdraw(block)
         self._crop(0)
 
     def truncate(self, committed_len: int) -> int:
-        """Keep at most committed_len - 1 cache entries; returns the blocks freed. Idempotent, `committed` stays.
+        """Keep at most committed_len - 1 cache entries; return the blocks freed. Idempotent, `committed` stays.
 
         A length below 1 empties the cache: nobody waits for an answer, and an empty cache is always right.
         """
@@ -314,7 +310,7 @@ class Slot(BareSlot):
 
 
 class SlotTable(OpenSlots[Slot]):
-    """Slots that share a pool of cache blocks."""
+    """Keeps slots that share a pool of cache blocks."""
 
     def __init__(self, pool: KVPool, max_slots: int, context_limit: int) -> None:
         super().__init__(self._slot, max_slots, context_limit)

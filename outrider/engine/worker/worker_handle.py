@@ -1,7 +1,4 @@
-"""A running worker: engine thread, gRPC server thread, metrics endpoint. The same under Ray and as a plain process.
-
-What a worker's engine thread has made, with a model or without, and what GetInfo says of it.
-"""
+"""A running worker: engine thread, gRPC server thread, metrics endpoint. The same under Ray and as a plain process."""
 
 from __future__ import annotations
 
@@ -38,30 +35,32 @@ from outrider.wire.transport.tls import CertificateFolder, part_certificates
 
 @dataclass
 class WorkerState:
+    """Holds what the engine thread has made, with a model or without, and describes it for GetInfo."""
+
     config: WorkerConfig
     epoch: int
     slots: OpenSlots[Any]
     tokenizer: pb.TokenizerFiles
     fingerprint: str = field(init=False)
-    """Of the tokenizer; worked out once, since parsing a large vocabulary would hold up the event loop."""
+    """The tokenizer's; worked out once, since parsing a large vocabulary would hold up the event loop."""
     cpu_cores: tuple[int, ...] = field(init=False)
-    """Of the engine thread, on which this is made."""
+    """Cores of the engine thread, on which this is made."""
     metrics_address: str = ""
     num_tickets: Callable[[], int] = field(default=lambda: 0)
     times: StepTimes = field(default_factory=StepTimes)
-    """Of the engine thread."""
+    """The engine thread's."""
     drafters: tuple[Drafter, ...] = ()
-    """That need no model: of a target for its own drafts, of a draft without a model the one that it is."""
+    """Drafters without a model: those of a target for its own drafts, or the one that the draft is."""
     draining: Callable[[], bool] = field(default=lambda: False)
     close: Callable[[], None] = field(default=lambda: None)
-    """Ends the processes that hold shares of the weights. After the engine."""
+    """Ends the processes that hold shares of the weights; called after the engine has ended."""
 
     def __post_init__(self) -> None:
         self.fingerprint = tokenizer_fingerprint(self.tokenizer.tokenizer_json)
         self.cpu_cores = tuple(sorted(os.sched_getaffinity(0)))
 
     def info(self) -> pb.WorkerInfo:
-        """All but what depends on whether there is a model."""
+        """Return all but what depends on whether there is a model."""
         return pb.WorkerInfo(
             tokenizer_fingerprint=self.fingerprint,
             context_limit=self.slots.context_limit,
@@ -84,19 +83,18 @@ class WorkerState:
 
 
 NOTICE_S = 1.5
-"""Three times as long as gateways take to ask again: who has gone after that was told to go."""
-
+"""Seconds after which every gateway knows that a worker drains: three times as long as they take to ask again. Doubling
+it makes a worker without slots end that much later."""
 
 State = TypeVar("State", bound=WorkerState)
 Load = Callable[[Any, int, Callable[[OutriderError], None]], State]
-"""(config, epoch, on_lost) -> what the worker works with; on the engine thread. on_lost: from another thread, when a
-process that it needs ends by itself.
-"""
+"""Makes the state of (config, epoch, on_lost) on the engine thread. on_lost is called from another thread, when a
+process that it needs ends by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Base(Generic[State]):
-    """What any worker stands on."""
+    """The parts that any worker has."""
 
     loaded: State
     keeper: SlotKeeper[Any]
@@ -108,12 +106,12 @@ class Base(Generic[State]):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a draft or a target puts on it."""
+    """The parts that a draft or a target adds."""
 
     worker: EngineWorker
     add_services: AddServices
     close: Callable[[], Awaitable[None]] | None = None
-    """On the loop, after the streams have been ended."""
+    """Called on the event loop, after the streams have ended."""
 
 
 class WorkerHandle:
@@ -146,7 +144,7 @@ class WorkerHandle:
         return self._loaded.info()
 
     def wait_failed(self, timeout_s: float | None = None) -> None:
-        """Blocks until the engine ends (or `timeout_s`); raises what ended it, unless it was `stop`."""
+        """Block until the engine ends, or `timeout_s`; raise what ended it, unless it was `stop`."""
         error = self._engine.wait_ended(timeout_s)
         if error is not None:
             raise error
@@ -156,7 +154,7 @@ class WorkerHandle:
         return self._engine.alive
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = lambda: False) -> None:
-        """Takes no new slots and waits until none is open, and until the gateways that are connected have had time to
+        """Take no new slots and wait until none is open, and until the gateways that are connected have had time to
         see it: at most `timeout_s`, or until `cut_short`. `stop` follows.
         """
 
@@ -166,13 +164,13 @@ class WorkerHandle:
         self._server.stop_serving(begin)
         began_s = time.monotonic()
         while self.running and not cut_short() and time.monotonic() < began_s + timeout_s:
-            is_told = not self._service.streams.num_open or time.monotonic() >= began_s + NOTICE_S
-            if is_told and not self._service.num_opening and not self._loaded.slots.num_in_use:
+            is_known = not self._service.streams.num_open or time.monotonic() >= began_s + NOTICE_S
+            if is_known and not self._service.num_opening and not self._loaded.slots.num_in_use:
                 return
             time.sleep(0.02)
 
     def stop(self, grace_s: float = 2.0) -> None:
-        """Ends streams, server, engine and metrics. Idempotent."""
+        """End streams, server, engine and metrics. Idempotent."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -185,7 +183,7 @@ class WorkerHandle:
 
 
 def _serve_metrics(config: WorkerConfig, metrics: WorkerMetrics, loaded: WorkerState) -> Any | None:
-    """Starts the Prometheus endpoint when the configuration asks for one; returns its server."""
+    """Start the Prometheus endpoint when the configuration asks for one; return its server."""
     info = loaded.info()
     metrics.kv_blocks.set(info.num_kv_blocks)
     metrics.slots.set(config.max_slots)

@@ -32,8 +32,9 @@ _FACTS = {
 }
 """For each reply, the fields that become attributes of its span: counts, never token ids."""
 
-Told = Callable[[Any], None]
-"""A callback that takes the reply to an item."""
+
+Respond = Callable[[Any], None]
+"""A callback that takes a job's result, a JobError or a reply."""
 
 
 class SlotSpans:
@@ -43,7 +44,7 @@ class SlotSpans:
         self._spans = spans
         self._traced: dict[SlotKey, TraceParent] = {}
 
-    def asked(self, owner: int, item: Any) -> Told | None:
+    def asked(self, owner: int, item: Any) -> Respond | None:
         """Note an item that arrived on a Control stream; return the callback for its reply, or None when untraced."""
         kind = item.WhichOneof("item")
         if kind == "open":
@@ -67,11 +68,11 @@ class SlotSpans:
         else:
             self._traced.pop(key, None)
 
-    def _asked(self, name: str, message: Any, request: TraceParent, arrived_ns: int) -> Told:
+    def _asked(self, name: str, message: Any, request: TraceParent, arrived_ns: int) -> Respond:
         above = TraceParent(request.trace_id, message.ticket or request.span_id, True)
         facts: dict[str, Any] = {"outrider.slot": message.slot, "outrider.num_draft_tokens": message.num_draft_tokens}
 
-        def told(reply: Any) -> None:
+        def add_spans(reply: Any) -> None:
             kind = reply.WhichOneof("item")
             if kind not in _PHASES:
                 code = pb.WorkerErrorCode.Name(reply.error.code).removeprefix("WORKER_ERROR_CODE_")
@@ -86,7 +87,7 @@ class SlotSpans:
             if own is not None:
                 self._add_phases(own, arrived_ns, took_us)
 
-        return told
+        return add_spans
 
     def _add_phases(self, whole: TraceParent, start_ns: int, took_us: dict[str, int]) -> None:
         """Add a child span for each phase that took time, end to end from `start_ns`."""
@@ -149,11 +150,9 @@ def close_job(owner: int, message: pb.CloseSlot) -> CloseJob:
     return CloseJob(owner, message.slot)
 
 
-Respond = Callable[[Any], None]
-"""A callback that takes the job's result or a JobError."""
-
-
 class WorkerService:
+    """Serves Control streams for one engine."""
+
     def __init__(
         self,
         engine: EngineThread,
@@ -192,13 +191,13 @@ class WorkerService:
         """
 
         def dispatch(owner: int, item: Any, put: Callable[[Any], None]) -> None:
-            told = None if self._slot_spans is None else self._slot_spans.asked(owner, item)
+            add_spans = None if self._slot_spans is None else self._slot_spans.asked(owner, item)
 
             def respond(result: Any) -> None:
                 reply = reply_type(id=item.id, **(_shared_reply(result) or to_proto(result)))
                 put(reply)
-                if told is not None:
-                    told(reply)
+                if add_spans is not None:
+                    add_spans(reply)
 
             self._dispatch(owner, item, respond, take)
 
