@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from outrider.engine.cuda.graphed_path import GraphedPath
-from outrider.engine.cuda.step_graphs import FREE_TOKENS, Graph, StepShape, batch_sizes, best_shape
+from outrider.engine.cuda.step_graphs import FREE_TOKENS, Graph, StepShape, best_shape
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.self_test import largest_error
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention
 from outrider.engine.step_plan import Row
-from outrider.wire.errors import InvalidRequest
 from tests.engine.cuda_tape import TapeMaker, varlen_attn
 from tests.tiny_models import random_model, zoo
 
@@ -72,21 +71,6 @@ def test_a_class_that_waits_for_the_device_runs_eagerly(
     assert largest_error(runner, truth) < 1e-4
 
 
-def test_no_memory_for_graphs_is_no_reason_to_fail(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def empty(rows: int, *sizes: int, device: torch.device) -> torch.Tensor:
-        if rows:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return torch.zeros(rows, *sizes, device=device)
-
-    _, path, _ = make("llama", TapeMaker())
-    monkeypatch.setattr(torch, "empty", empty)
-    with caplog.at_level(logging.WARNING):
-        path.prepare(MAX_ROWS, CONTEXT)
-    assert "out of memory" in caplog.text and not path._graphs.shapes
-
-
 def test_ragged_rows_are_padded_without_touching_anybodys_cache() -> None:
     maker = TapeMaker()
     runner, _, truth = make("llama", maker)
@@ -127,15 +111,6 @@ def test_what_no_shape_holds_runs_eagerly() -> None:
     assert maker.num_replays == 0
 
 
-def test_a_token_outside_the_vocabulary_is_refused_before_anything_runs() -> None:
-    maker = TapeMaker()
-    runner, _, _ = make("llama", maker)
-    table = runner.pool.new_table()
-    with pytest.raises(InvalidRequest, match="97"):
-        runner.forward([Row.of(table, [1, 97], 0, 1)])
-    assert table.num_tokens == 0 and maker.num_replays == 0
-
-
 class Broken(TapeMaker):
     """What it captures computes something else on replay."""
 
@@ -152,41 +127,12 @@ def test_a_graph_that_differs_serves_nothing(caplog: pytest.LogCaptureFixture) -
     assert largest_error(runner, truth) < 1e-4
 
 
-class Refusing(TapeMaker):
-    def capture(self, compute: Callable[[], None]) -> Graph:
-        if self.num_captures == 3:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return super().capture(compute)
-
-
-def test_a_failed_capture_costs_the_graph_alone(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        runner, path, truth = make("llama", Refusing())
-    assert "not permitted" in caplog.text and len(path._graphs.shapes) == 3
-    assert largest_error(runner, truth) < 1e-4
-
-
 def test_new_storage_forgets_the_graphs_of_the_old_one() -> None:
     maker = TapeMaker()
     runner, path, truth = make("llama", maker)
     runner.set_pool(KVPool(8, BLOCK_SIZE))
     assert largest_error(runner, truth) < 1e-4
     assert maker.num_replays == 0 and path._graphs is None
-
-
-def test_captures_end_with_their_time() -> None:
-    maker = TapeMaker()
-    _, path, _ = make("llama", maker)
-    count = maker.num_captures
-    path._graphs.capture(MAX_ROWS, 1, budget_s=0.0, widths=WIDTHS)
-    assert maker.num_captures == count
-
-
-@pytest.mark.parametrize(
-    ("most", "sizes"), [(1, [1]), (4, [4, 2, 1]), (6, [6, 4, 2, 1]), (64, [64, 32, 16, 8, 4, 2, 1])]
-)
-def test_batch_sizes_begin_with_the_largest(most: int, sizes: list[int]) -> None:
-    assert batch_sizes(most) == sizes
 
 
 @given(

@@ -19,9 +19,6 @@ PLAIN: dict[str, Any] = {"temperature": 1.0}
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "plain": PLAIN,
-    "top_k": {**PLAIN, "top_k": 20},
-    "top_p": {**PLAIN, "top_p": 0.8},
-    "min_p": {**PLAIN, "min_p": 0.05},
     "all": {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2},
     "penalties": {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": {7: 2.0}},
     "logprobs": {"temperature": 0.0, "num_logprobs": 3},

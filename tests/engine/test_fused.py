@@ -53,7 +53,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with every bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama of odd sizes": ("llama", {"hidden_size": 72, "intermediate_size": 101, "head_dim": 24, "vocab_size": 131}),
     "llama with one kv head of 8": ("llama", {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 1}),
-    "llama with heads of 256": ("llama", {"head_dim": 256}),
     "llama with heads of 80": ("llama", {"head_dim": 80, "num_key_value_heads": 4}),
     "rope linear": ("llama", {"rope_parameters": LINEAR}),
     "rope llama3": ("llama", {"rope_parameters": LLAMA3}),
@@ -61,10 +60,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2 with windows in some layers": ("qwen2", WINDOWS),
     "qwen3": ("qwen3", {"head_dim": 32}),
-    "mistral": ("mistral", {"sliding_window": None}),
     "mistral with a window": ("mistral", {"sliding_window": 24}),
-    "mistral with a window of one block": ("mistral", {"sliding_window": 16}),
-    "mistral that names layer types": ("mistral", {"sliding_window": 24, "layer_types": ["full_attention"] * 2}),
     "llama that names a window": ("llama", {"sliding_window": 16}),
 }
 
@@ -93,8 +89,10 @@ def fed(runner: ModelRunner, truth: Truth, seed: int) -> Fed:
     return Fed(runner, truth, some_ids(240, runner.facts.vocab_size, seed), relative=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in FAMILIES), ("llama of odd sizes", torch.bfloat16), ("qwen3", torch.bfloat16)],
+)
 def test_ragged_rounds_equal_a_forward_without_cache(name: str, dtype: torch.dtype) -> None:
     model = model_of(name, dtype)
     runner, truth = runner_of(model), truth_of(model)
@@ -116,17 +114,6 @@ def test_ragged_rounds_equal_a_forward_without_cache(name: str, dtype: torch.dty
     assert max(errors) < TOLERANCE[dtype], errors
 
 
-def test_a_fork_goes_its_own_way() -> None:
-    model = model_of("llama")
-    runner, truth = runner_of(model), truth_of(model)
-    a = fed(runner, truth, 1)
-    step(runner, [(a, 21, 1)])
-    b = fed(runner, truth, 1)
-    b.table, b.num_cached, b.ids[21:] = a.table.fork(), 21, some_ids(219, VOCAB_SIZE, 7)
-    errors = [step(runner, [(a, 27, 6), (b, 24, 3)]), step(runner, [(b, 40, 16)]), step(runner, [(a, 33, 6)])]
-    assert max(errors) < TOLERANCE[torch.float32], errors
-
-
 # The same bits.
 
 
@@ -136,11 +123,11 @@ def target(dtype: torch.dtype) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def texts(request: pytest.FixtureRequest) -> list[list[int]]:
-    """16 pieces of real text of different lengths, token ids."""
+    """8 pieces of real text of different lengths, token ids."""
     prompts: list[str] = request.getfixturevalue("dev_prompts")
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    pieces = [tokenizer(f"{prompts[i]}\n{prompts[i + 1]}\n{prompts[i + 2]}")["input_ids"] for i in range(16)]
-    return [ids[: 90 + 3 * i] for i, ids in enumerate(pieces)]
+    pieces = [tokenizer(f"{prompts[i]}\n{prompts[i + 1]}\n{prompts[i + 2]}")["input_ids"] for i in range(8)]
+    return [ids[: 90 + 5 * i] for i, ids in enumerate(pieces)]
 
 
 class Fresh:
@@ -174,19 +161,19 @@ def logits_of(runner: ModelRunner, texts: list[list[int]], widths: list[int]) ->
 def test_the_same_bits_in_every_batch_width_and_chunking(dtype: torch.dtype, texts: list[list[int]]) -> None:
     runner = runner_of(target(dtype), num_blocks=512)
     whole = [logits_of(runner, [ids], [len(ids)])[0] for ids in texts]  # each prompt alone and at once
-    for batch in (1, 4, 16):
-        for widths in ([60, 1], [61, 3], [59, 9], [7, 32, 13, 5]):
+    for batch in (1, 8):
+        for widths in ([60, 1], [59, 9], [7, 32, 13, 5]):
             for expected, got in zip(whole, logits_of(runner, texts[:batch], widths), strict=False):
                 assert torch.equal(got, expected), f"batch {batch}, widths {widths}"
 
 
-@pytest.mark.parametrize("name", ["llama of odd sizes", "qwen3", "mistral with a window", "llama with heads of 80"])
+@pytest.mark.parametrize("name", ["llama of odd sizes", "qwen3", "mistral with a window"])
 def test_the_same_bits_in_other_families(name: str) -> None:
     model = model_of(name)
     runner = runner_of(model)
     texts = [some_ids(100 + 7 * i, model.config.vocab_size, i) for i in range(5)]
     whole = [logits_of(runner, [ids], [len(ids)])[0] for ids in texts]
-    for widths in ([40, 1], [41, 6], [3, 50, 17]):
+    for widths in ([40, 1], [3, 50, 17]):
         for expected, got in zip(whole, logits_of(runner, texts, widths), strict=True):
             assert torch.equal(got, expected), widths
 
@@ -221,11 +208,6 @@ def test_another_model_is_refused_with_the_reason(family: str, options: dict[str
     model = random_model(CONFIG_MAPPING[family](**{**shape, **options}), seed=1)
     with pytest.raises(PathUnavailable, match=reason):
         runner_of(model, context=64)
-
-
-def test_float16_is_refused() -> None:
-    with pytest.raises(PathUnavailable, match="float16"):
-        runner_of(model_of("llama", torch.float16))
 
 
 @pytest.mark.parametrize("bad", [-1, VOCAB_SIZE, 2**40])

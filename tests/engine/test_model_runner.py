@@ -69,16 +69,6 @@ def some_ids(count: int, seed: int) -> list[int]:
     return rounds.some_ids(count, VOCAB_SIZE, seed)
 
 
-def test_a_prompt_in_pieces_equals_a_prompt_at_once(llama: ModelRunner) -> None:
-    whole, pieces = Fed(llama, uncached(llama), some_ids(90, 1)), llama.pool.new_table()
-    assert step(llama, [(whole, 90, 1)]) < TOLERANCE
-    for begin, end in ((0, 7), (7, 8), (8, 80), (80, 90)):
-        logits = llama.forward([Row.of(pieces, whole.ids[:end], begin, 1)])
-    assert (logits - uncached(llama)(whole.ids[:90])[-1:]).abs().max() < TOLERANCE
-    pieces.free()
-    whole.table.free()
-
-
 def test_a_row_alone_is_read_in_place_and_scattered_blocks_are_gathered(llama: ModelRunner) -> None:
     def plan(table: BlockTable, cached: int) -> StepPlan:
         return StepPlan.build([Row.of(table, [1] * table.num_tokens, cached, 1)], llama.device, VOCAB_SIZE)
@@ -122,14 +112,6 @@ def test_nothing_stale_is_read(llama: ModelRunner) -> None:
     assert step(llama, [(long, 39, 6), (short, 19, 1)]) < TOLERANCE
     long.table.free()
     short.table.free()
-
-
-def test_no_rows_and_no_logits_wanted(llama: ModelRunner) -> None:
-    assert llama.forward([]).shape == (0, VOCAB_SIZE)
-    table = llama.pool.new_table()
-    logits = llama.forward([Row.of(table, [1, 2, 3], 0, 0)])
-    assert logits.shape == (0, VOCAB_SIZE) and logits.dtype == torch.float32
-    table.free()
 
 
 @pytest.mark.parametrize("bad_id", [-1, VOCAB_SIZE])
@@ -185,12 +167,3 @@ def test_grouping_takes_each_row_once_and_never_pads_queries(rows: list[Row]) ->
         widths = Counter(row.num_new for row in rows)
         assert cost <= sum(FORWARD_COST_TOKENS + width * count for width, count in widths.items())
         assert cost <= FORWARD_COST_TOKENS + max(widths) * len(rows)
-
-
-def test_a_long_prompt_does_not_widen_decode_rows() -> None:
-    table = KVPool(1).new_table()
-    decodes = [Row.of(table, range(300), 299, 1) for _ in range(8)]
-    verifies = [Row.of(table, range(300), 294, 6) for _ in range(2)]
-    prompt = Row.of(table, range(500), 0, 0)
-    assert group_rows([*decodes, prompt]) == [list(range(8)), [8]]
-    assert group_rows([decodes[0], *verifies]) == [[0, 1, 2]]  # five columns more are cheaper than a second forward

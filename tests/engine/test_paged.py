@@ -88,13 +88,6 @@ def test_a_plan_says_of_each_token_what_the_tables_say(made: list[Row]) -> None:
     assert (plan.max_q, plan.max_kv) == (max(row.num_new for row in made), max(row.num_tokens for row in made))
 
 
-def test_a_plan_refuses_a_token_outside_the_vocabulary() -> None:
-    table = KVPool(4).new_table()
-    table.reserve(3)
-    with pytest.raises(InvalidRequest, match="token id 10 is outside the vocabulary, 0 to 9"):
-        PagedPlan.build([Row.of(table, [1, 10, 2], 0, 1)], CPU, 10)
-
-
 # Attention ------------------------------------------------------------------------------------------------------------
 
 
@@ -213,20 +206,6 @@ def test_the_self_test_s_truth_and_other_users_keep_transformers_attention(llama
     assert llama.config._attn_implementation == before != ATTENTION_NAME
 
 
-def test_any_widths_share_one_forward(llama: PreTrainedModel) -> None:
-    calls: list[int] = []
-    runner, truth = paged(llama), truth_of(llama)
-    fed = [Fed(runner, truth, some_ids(110, VOCAB_SIZE, seed)) for seed in range(5)]
-    ends = [100, 1, 7, 33, 16]
-    rows = [sequence.row(end, 1) for sequence, end in zip(fed, ends, strict=True)]
-    hook = llama.register_forward_hook(lambda *_: calls.append(1))
-    logits = runner.forward(rows)
-    hook.remove()
-    assert len(calls) == 1
-    for sequence, row, one in zip(fed, rows, logits, strict=True):
-        assert sequence.error(row, one[None]) < TOLERANCE
-
-
 def test_random_courses_of_rows(llama: PreTrainedModel) -> None:
     """Fed, verified, rolled back, forked and dropped in any order, many at a time."""
     dice, truth = random.Random(5), truth_of(llama)
@@ -260,13 +239,6 @@ def test_random_courses_of_rows(llama: PreTrainedModel) -> None:
     assert runner.pool.num_in_use == 0
 
 
-def test_the_blocks_of_a_latent_model_hold_its_latents() -> None:
-    """The whole point of MLA: 16 + 8 numbers a token and layer here, where keys and values of 4 heads would be 112."""
-    runner = paged(random_model(ARCHITECTURES["deepseek_v3"].config, seed=3))
-    runner.allocate()
-    assert runner.kv_bytes_per_token == 2 * (LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"]) * 4
-
-
 @pytest.mark.parametrize(
     ("model_type", "changes", "limits"),
     [
@@ -283,13 +255,6 @@ def test_what_a_layer_sees_is_read_from_the_configuration(
 ) -> None:
     config = CONFIG_MAPPING[model_type](**{**SHAPE, **changes})
     assert [layer_limits(config, i) for i in range(2)] == limits
-
-
-def test_a_window_that_the_class_does_not_know_is_none() -> None:
-    """transformers keeps the name from config.json, and attends to everything."""
-    model = random_model(CONFIG_MAPPING["llama"](**SHAPE, sliding_window=16), seed=3)
-    assert model.config.sliding_window == 16
-    assert largest_error(paged(model), truth_of(model)) < TOLERANCE
 
 
 def test_a_model_that_changes_its_keys_after_they_are_cached_is_refused() -> None:
@@ -314,18 +279,6 @@ def test_a_class_whose_attention_cannot_be_replaced_goes_to_the_next_path(caplog
     line = next(message for message in caplog.messages if "takes the path" in message)
     assert line.startswith("BloomForCausalLM takes the path dense; not fused: ")
     assert "nor paged: its attention cannot be replaced" in line
-
-
-def test_a_path_that_is_set_is_taken_or_refused_and_no_other_tried(
-    llama: PreTrainedModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    facts = ModelFacts("tiny", VOCAB_SIZE, 128, "float32", "cpu", (), 0)
-    with caplog.at_level("INFO"):
-        assert choose_path(llama, facts, "dense", False).path.name == "dense"
-    assert "LlamaForCausalLM takes the path dense, as set" in caplog.messages
-    with pytest.raises(ConfigError, match=r"LlamaForCausalLM on cpu in float32 .*: paged: cannot promise") as caught:
-        choose_path(llama, facts, "paged", True)
-    assert caught.value.param == "attention_path" and "dense:" not in caught.value.message
 
 
 @pytest.mark.parametrize("path", ["paged", "dense"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import BloomConfig, LlamaConfig, Phi3Config
+from transformers import BloomConfig, LlamaConfig
 
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.parallel import messages
@@ -18,7 +18,6 @@ from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.meeting import join_host, make_private, receive_guests
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, Unavailable
-from outrider.wire.transport.host import split_evenly
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=5))
@@ -41,13 +40,6 @@ def test_a_follower_reads_of_a_row_what_a_path_may_read(sizes: list[tuple[int, i
             width = min(widest, row.num_tokens) if with_past else row.num_new
             assert found.last_ids(width) == row.last_ids(width)
             assert found.parents == row.parents
-
-
-def test_the_other_messages() -> None:
-    assert messages.decode(messages.encode_copies([(3, 9), (4, 1)])) == messages.CopyBlocks([(3, 9), (4, 1)])
-    assert messages.decode(messages.encode_move([50, 61], [48, 49])) == messages.MoveTokens([50, 61], [48, 49])
-    assert messages.decode(messages.encode_storage(70, 16)) == messages.SetStorage(70, 16)
-    assert messages.decode(messages.encode_end()) == messages.End()
 
 
 def test_ranks_meet_in_any_order_and_miss_each_other_at_once(tmp_path: Path) -> None:
@@ -94,11 +86,6 @@ def test_the_meeting_place_is_private(tmp_path: Path) -> None:
         make_private(tmp_path / ("x" * 100))
 
 
-def test_cores_are_shared_out_or_shared() -> None:
-    assert split_evenly([0, 1, 4, 5, 6], 2) == [{0, 1}, {4, 5, 6}]
-    assert split_evenly([3], 2) == [{3}, {3}]
-
-
 @pytest.mark.parametrize(
     ("changes", "num_ranks", "message"),
     [
@@ -119,7 +106,3 @@ def test_what_does_not_go_with_it_is_refused() -> None:
         check_can_split(LlamaConfig(), 2, "int8", False)
     with pytest.raises(ConfigError, match="batch_invariant"):
         check_can_split(LlamaConfig(), 2, "none", True)
-
-
-def test_heads_that_are_gathered_need_not_divide() -> None:
-    check_can_split(Phi3Config(hidden_size=320, num_attention_heads=5, num_key_value_heads=5), 2, "none", False)

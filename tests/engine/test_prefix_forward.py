@@ -72,14 +72,6 @@ def ended(runner: ModelRunner, ids: list[int], salt: bytes = b"") -> None:
     table.free()
 
 
-def test_a_prompt_goes_on_from_what_another_request_left(runner: ModelRunner, truth: UncachedModel) -> None:
-    shared = some_ids(50, 1)
-    ended(runner, shared + some_ids(30, 2))
-    table, ids = runner.pool.new_table(), shared + some_ids(20, 3)
-    assert runner.pool.prefix.adopt(table, ids[:-1]) == 48
-    assert worst(feed(runner, table, ids, 7), truth, ids) < TOLERANCE
-
-
 def test_two_readers_and_a_guesser_do_not_disturb_each_other(runner: ModelRunner, truth: UncachedModel) -> None:
     shared = some_ids(48, 4)
     ended(runner, shared)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
+from transformers import AutoTokenizer, GPT2Config, LlamaConfig
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.loading import packed_linear
@@ -79,7 +79,7 @@ def test_the_fused_path_computes_with_the_same_rounded_weights(prompt_ids: list[
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_tokens", [1, NARROW, NARROW + 1, 40])
+@pytest.mark.parametrize("num_tokens", [1, NARROW, NARROW + 1])
 def test_a_layer_is_its_rounded_weights_at_every_width(dtype: torch.dtype, num_tokens: int) -> None:
     model = random_model_of_one_size().to(dtype)
     layer = model.model.layers[0].mlp.down_proj
@@ -128,11 +128,6 @@ def test_without_torch_s_own_product_narrow_rows_unpack_the_weights_too(
         int8_product.cache_clear()
 
 
-def test_torch_s_own_product_is_taken_where_it_is_right() -> None:
-    int8_product.cache_clear()
-    assert int8_product(48, 64) is not None
-
-
 def random_model_of_one_size() -> Any:
     return random_model(
         LlamaConfig(
@@ -145,17 +140,6 @@ def random_model_of_one_size() -> Any:
         ),
         0,
     )
-
-
-def test_bytes_and_that_embeddings_stay_whole() -> None:
-    model = AutoModelForCausalLM.from_pretrained(DEMO_TARGET, dtype=torch.float32)
-    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    before = sum(layer.weight.nbytes for layer in layers)
-    quantize_int8(model)
-    rounded = [module for module in model.modules() if isinstance(module, Int8Linear)]
-    after = sum(layer.weight.nbytes + layer.scale.nbytes for layer in rounded)
-    assert len(rounded) == len(layers) and after < 0.26 * before
-    assert model.get_input_embeddings().weight.dtype is torch.float32
 
 
 def test_layers_stored_the_other_way_round_and_with_a_bias() -> None:

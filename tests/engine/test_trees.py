@@ -248,19 +248,6 @@ def test_a_published_prefix_is_neither_moved_nor_lost() -> None:
     assert error(logits, truth("llama")([*tree.ids, 7])[48:]) < TOLERANCE[torch.float32]
 
 
-@pytest.mark.parametrize("path", ["fused", "paged", "dense"])
-def test_nothing_of_a_tree_that_is_wholly_refused_is_left(path: str) -> None:
-    runner = runner_of("llama", path)
-    tree = grown(runner, some_ids(30, VOCAB_SIZE, 1), 9, 1)
-    runner.forward([Row.of(tree.table, tree.ids, 0, 0)])
-    feed(tree, [4], [])
-    runner.compact(tree.row(4, 9), [])
-    assert (tree.table.num_tokens, len(tree.table.blocks)) == (30, 2)
-    logits = runner.forward([Row.of(tree.table, [*tree.ids, 3], 30, 1)])
-    assert error(logits, truth("llama")([*tree.ids, 3])[-1:]) < TOLERANCE[torch.float32]
-    tree.table.free()
-
-
 # What is refused.
 
 
@@ -278,14 +265,6 @@ def test_a_model_that_counts_columns_runs_no_trees_and_says_why() -> None:
     runner.forward([Row.of(table, [1, 2, 3], 0, 1)])  # chains go on
 
 
-def test_a_runner_whose_trees_nobody_has_tried_refuses_them() -> None:
-    good = runner_of("llama", "paged")
-    runner = ModelRunner(good.path, good.facts, KVPool(8, 16), good.device)
-    with pytest.raises(InvalidRequest, match="nobody has tried it; draft chains"):
-        runner.forward([row_of_a_tree(runner.pool.new_table(), 0, [-1])])
-    good.set_pool(KVPool(128, 16))
-
-
 def test_a_tree_may_be_wider_than_the_context_but_not_deeper() -> None:
     runner = runner_of("llama", "fused")
     table = runner.pool.new_table()
@@ -296,23 +275,3 @@ def test_a_tree_may_be_wider_than_the_context_but_not_deeper() -> None:
     logits = runner.forward([row_of_a_tree(table, 120, [-1, *range(7), *[0] * 20])])
     assert error(logits, alone(runner, [1] * 122)[-1:]) == 0.0
     table.free()
-
-
-@pytest.mark.parametrize("parents", [[0], [-1, 1], [-1, -2], [-1, 0, 5]])
-def test_a_node_may_follow_only_what_comes_before_it(parents: list[int]) -> None:
-    runner = runner_of("llama", "paged")
-    table = runner.pool.new_table()
-    with pytest.raises(AssertionError, match="follows node"):
-        runner.forward([row_of_a_tree(table, 0, parents)])
-    assert table.num_tokens == 0
-
-
-@pytest.mark.parametrize("path", [[1], [0, 3], [0, 1, 1], [0, 9]])
-def test_only_a_path_from_the_first_node_down_may_be_kept(path: list[int]) -> None:
-    runner = runner_of("llama", "paged")
-    row = row_of_a_tree(runner.pool.new_table(), 0, [-1, 0, 0, 2])
-    runner.forward([row])
-    with pytest.raises(AssertionError, match="is no path of"):
-        runner.compact(row, path)
-    assert row.table.num_tokens == 4
-    row.table.free()

@@ -117,11 +117,6 @@ class Target(Base):
         self.verifier.handle(open_job(slot, ids, **options))
         self.idle.append(slot)
 
-    def ask_plain(self, slot: int) -> None:
-        if slot in self.idle:
-            self.idle.remove(slot)
-        self._ask(slot, 0)
-
     def ask(self, slot: int) -> None:
         """K = 3 every other round; drafts that repeat the last token are right sometimes."""
         room = len(self.ids[slot]) < NUM_PROMPT + NUM_TOKENS - 4
@@ -256,59 +251,6 @@ def test_a_long_prompt_keeps_no_verify_waiting(runner: ModelRunner) -> None:
         num_feeding += len(late.cached) > num_cached
     assert num_feeding >= 3
     assert num_steps - num_feeding <= 4  # one for each size of step, and a later one
-
-
-@pytest.mark.parametrize("how", ["is back", "is closed", "takes too long"])
-def test_a_step_is_held_back_for_a_plain_slot_that_was_just_answered(
-    runner: ModelRunner, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = Target(runner, LARGE)
-    for slot in range(2):
-        target.open(slot, prompt(slot), max_tokens=50)
-    target.ask_plain(0)
-    target.ask_plain(1)
-    while len(target.idle) < 2:
-        target.verifier.step(time.monotonic())
-    monkeypatch.setattr("target_service.returning.PATIENCE", 1000.0)  # longer than this test takes
-    for slot in range(2):
-        target.ask_plain(slot)
-    answered_s = time.monotonic()
-    while len(target.idle) < 2:  # no prompt beside it: it says what a step takes
-        assert target.verifier.step(answered_s + 1000)
-    lengths = [len(target.ids[slot]) for slot in range(2)]
-    target.ask_plain(0)
-    now = time.monotonic()
-    assert not target.verifier.step(now)
-    held_until = target.verifier.next_wake()
-    assert held_until is not None and now < held_until
-    if how == "is back":
-        target.ask_plain(1)
-    elif how == "is closed":
-        target.verifier.handle(CloseJob(1, 1))
-    else:
-        now = held_until
-    assert target.verifier.step(now)
-    grown = [len(target.ids[slot]) - length for slot, length in enumerate(lengths)]
-    assert grown == [1, 1 if how == "is back" else 0]
-
-
-def test_what_came_while_a_step_was_held_back_is_looked_at_however_late_that_ends(runner: ModelRunner) -> None:
-    target = Target(runner, LARGE)
-    for slot in range(2):
-        target.open(slot, prompt(slot), max_tokens=50)
-    for _ in range(2):
-        target.ask_plain(0)
-        target.ask_plain(1)
-        while len(target.idle) < 2:
-            before_s = time.monotonic()
-            target.verifier.step(before_s)
-    target.ask_plain(0)
-    assert not target.verifier.step(before_s)
-    time.sleep(1.0)  # far longer than a step takes: nobody is waited for any more
-    wake = target.verifier.next_wake()
-    assert wake is not None and wake <= time.monotonic()
-    assert target.verifier.step(time.monotonic())
-    assert target.idle == [1, 0]
 
 
 class Draft(Base):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.sampling.acceptance import Outcome, accept_matching, accept_token, residual
+from outrider.engine.sampling.acceptance import Outcome, accept_matching, accept_token
 from tests.unit.drawing import draw
 
 INF = math.inf
@@ -46,67 +46,6 @@ class TestGreedy:
     def test_nothing_drafted_by_anyone(self) -> None:
         outcome = accept_matching(torch.tensor([[3], [4]]), torch.empty(2, 0, dtype=torch.int64), torch.tensor([0, 0]))
         assert pairs(outcome) == [(0, 3), (0, 4)]
-
-
-class TestRejection:
-    """One row, V = 4, K = 2."""
-
-    TARGET = log([[[0.25, 0.25, 0.5, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.25, 0.75]]])
-    DRAFT = log([[[0.5, 0.25, 0.25, 0.0], [0.5, 0.0, 0.0, 0.5]]])
-
-    def accept(
-        self,
-        draft: list[int],
-        accept_u: list[float],
-        recover_u: list[float],
-        target_u: list[float],
-        num_drafted: int = 2,
-    ) -> tuple[int, int]:
-        outcome = accept_token(
-            self.TARGET,
-            self.DRAFT,
-            torch.tensor([draft]),
-            torch.tensor([num_drafted]),
-            u([accept_u]),
-            u([recover_u]),
-            u([target_u]),
-        )
-        return pairs(outcome)[0]
-
-    def test_all_kept_then_bonus_from_the_last_row(self) -> None:
-        assert self.accept([0, 0], [0.49, 0.99], [0.5, 0.5], [0.5, 0.5, 0.2]) == (2, 2)
-        assert self.accept([0, 0], [0.49, 0.99], [0.5, 0.5], [0.5, 0.5, 0.3]) == (2, 3)
-
-    def test_the_threshold_is_target_over_draft(self) -> None:
-        assert self.accept([0, 0], [0.5 - 1e-6, 0.9], [0.5, 0.5], [0.1, 0.1, 0.1])[0] == 2
-        assert self.accept([0, 0], [0.5 + 1e-6, 0.9], [0.5, 0.5], [0.1, 0.1, 0.1])[0] == 0
-
-    def test_recovered_comes_from_the_residual_at_the_rejected_position(self) -> None:
-        # max(target - draft, 0) of the first position is all on id 2, whatever the noise.
-        for noise in (1e-9, 0.5, 1 - 1e-9):
-            assert self.accept([0, 0], [0.9, 0.9], [noise, 0.5], [noise, noise, noise]) == (0, 2)
-        # Of the second: all on id 1. Its draft 3 is impossible for the target.
-        assert self.accept([1, 3], [0.99, 1e-12], [0.5, 0.5], [0.9, 0.9, 0.9]) == (1, 1)
-
-    def test_a_draft_that_the_target_likes_more_is_always_kept(self) -> None:
-        assert self.accept([2, 0], [1 - 2.0**-53, 1 - 2.0**-53], [0.5, 0.5], [0.5, 0.5, 0.5])[0] == 2
-
-    def test_plain_and_shortened_rows(self) -> None:
-        assert self.accept([0, 0], [0.9, 0.9], [0.9, 0.9], [0.3, 0.1, 0.1], num_drafted=0) == (0, 1)
-        # One drafted and kept: the extra token is the target's own of position 1.
-        assert self.accept([1, 3], [0.9, 0.9], [0.9, 0.9], [0.1, 0.6, 0.1], num_drafted=1) == (1, 1)
-
-    def test_a_draft_token_without_draft_mass_is_never_kept(self) -> None:
-        assert self.accept([0, 1], [0.1, 1e-12], [0.5, 0.5], [0.5, 0.5, 0.5])[0] == 1
-
-    def test_k_is_zero(self) -> None:
-        target = log([[[0.5, 0.5]], [[0.0, 1.0]]])
-        none = torch.empty(2, 0, dtype=torch.int64)
-        empty = torch.empty(2, 0, dtype=torch.float64)
-        outcome = accept_token(
-            target, torch.empty(2, 0, 2), none, torch.tensor([0, 0]), empty, empty, u([[0.4], [0.4]])
-        )
-        assert pairs(outcome) == [(0, 0), (0, 1)]
 
 
 def random_batch(num_rows: int, k: int, vocab_size: int, seed: int) -> dict[str, Tensor]:
@@ -157,30 +96,3 @@ def test_padding_may_hold_anything(garbage: float) -> None:
         batch["draft_ids"][b, n:] = 0
         batch["accept_u"][b, n:] = garbage
     assert pairs(accept_token(**batch)) == expected
-
-
-def test_equal_laws_keep_everything() -> None:
-    batch = random_batch(64, 3, 1000, seed=3)
-    batch["draft_log_probs"] = batch["target_log_probs"][:, :3].contiguous()
-    batch["draft_ids"] = draw(batch["draft_log_probs"].view(-1, 1000), batch["recover_u"].view(-1)).view(64, 3)
-    assert torch.equal(accept_token(**batch).num_accepted, batch["num_drafted"])
-
-
-def test_inputs_are_left_alone() -> None:
-    batch = random_batch(8, 3, 20, seed=4)
-    before = {name: value.clone() for name, value in batch.items()}
-    accept_token(**batch)
-    assert all(torch.equal(batch[name], before[name]) for name in batch)
-
-
-def test_residual_of_equal_laws_is_the_target() -> None:
-    probs = u([[0.25, 0.75], [0.5, 0.5]])
-    other = u([[0.25, 0.75], [0.75, 0.25]])
-    assert residual(probs, other).tolist() == [[0.25, 0.75], [0.0, 0.25]]
-
-
-def test_large_vocabulary() -> None:
-    batch = random_batch(2, 5, 128_256, seed=5)
-    outcome = accept_token(**batch)
-    assert bool((outcome.num_accepted <= batch["num_drafted"]).all())
-    assert bool((outcome.next_ids < 128_256).all())

@@ -312,7 +312,7 @@ def for_a_day(name: str, rounds: type[Round]) -> ParameterSet:
     """All pairs under the rule of a batch that serves, some of them under the others; `make laws` and the slow tests
     take all.
     """
-    every_day = rounds is BlockRound or name in ("random", "overlapping supports", "extreme")
+    every_day = rounds is BlockRound or name in ("random", "overlapping supports")
     return pytest.param(name, rounds, marks=[] if every_day else [pytest.mark.slow])
 
 
@@ -322,26 +322,17 @@ class TestExactLaw(Recorded):
         target, draft = PAIRS[name]
         assert error(target, draft, 4, 2, rounds=rounds) < TOLERANCE
 
-    @pytest.mark.parametrize("rounds", (HostRound, HostBlockRound))
-    @pytest.mark.parametrize("num_drafted", [0, 1])
-    def test_a_slot_at_a_time_with_fewer_drafts(self, num_drafted: int, rounds: type[Round]) -> None:
-        assert error(TARGET, best(DRAFT, 2), 4, 2, num_drafted=num_drafted, rounds=rounds) < TOLERANCE
-
     @pytest.mark.parametrize("rounds", (Round, BlockRound, HostBlockRound))
     @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
     def test_three_drafts(self, seed: int, rounds: type[Round]) -> None:
         assert error(random_law(3, 3, seed), random_law(3, 3, seed + 50), 3, 3, rounds=rounds) < TOLERANCE
 
-    @pytest.mark.parametrize("rounds", (Round, BlockRound))
-    @pytest.mark.parametrize("num_drafted", [0, 1, 2])
+    @pytest.mark.parametrize("rounds", (Round, BlockRound, HostBlockRound))
+    @pytest.mark.parametrize("num_drafted", [0, 1])
     def test_ragged(self, num_drafted: int, rounds: type[Round]) -> None:
         assert error(TARGET, DRAFT, 4, 2, num_drafted=num_drafted, rounds=rounds) < TOLERANCE
 
-    @pytest.mark.parametrize("rounds", (Round, BlockRound))
-    def test_nothing_drafted(self, rounds: type[Round]) -> None:
-        assert error(TARGET, DRAFT, 4, 0, rounds=rounds) < TOLERANCE
-
-    @pytest.mark.parametrize("seed", range(5))
+    @pytest.mark.parametrize("seed", range(2))
     def test_a_block_keeps_more(self, seed: int) -> None:
         """In expectation, of the same drafts; as many where there is one."""
         target, draft = random_law(3, 3, seed), random_law(3, 3, seed + 50)
@@ -356,14 +347,9 @@ class TestExactLaw(Recorded):
     @pytest.mark.parametrize(
         "values",
         [
-            {"temperature": 0.6},
-            {"top_k": 2},
-            {"top_p": 0.7},
-            {"min_p": 0.2},
             {"repetition_penalty": 1.8},
             {"presence_penalty": 1.5},
             {"frequency_penalty": -1.2},
-            {"logit_bias": {1: 2.0}},
             {"bad_words": ((3,), (1, 2), (0, 1, 1))},
             {"min_tokens": 2},
             {
@@ -423,8 +409,8 @@ def lenient(share: float) -> tuple[type[Round], type[Round]]:
 
 class TestLenience(Recorded):
     @pytest.mark.parametrize("where", (0, 1), ids=["device", "host"])
-    @pytest.mark.parametrize("share", (0.9, 0.5, 0.1))
-    @pytest.mark.parametrize("name", ["random", "close", "overlapping supports", "truncated draft"])
+    @pytest.mark.parametrize("share", (0.9, 0.3))
+    @pytest.mark.parametrize("name", ["random", "overlapping supports", "truncated draft"])
     def test_no_token_comes_more_often_than_is_promised(self, name: str, share: float, where: int) -> None:
         """Of the law's neighbours within 1 / share, it goes as far towards the draft's as they allow."""
         target, draft = PAIRS[name]
@@ -469,15 +455,6 @@ class TestBrokenRulesFail:
     def test_truncating_after_the_draw(self) -> None:
         assert error(TARGET, DRAFT, 4, 2, shipped=best(DRAFT, 2)) > BROKEN
         assert error(TARGET, DRAFT, 4, 2, shipped=best(DRAFT, 2), rounds=HostRound) > BROKEN
-
-    def test_rounding_after_the_draw(self) -> None:
-        def rounded(prefix: tuple[int, ...]) -> Tensor:
-            return DRAFT(prefix).bfloat16().float()
-
-        assert error(TARGET, DRAFT, 4, 2, shipped=rounded) > TOLERANCE * 1e6
-
-    def test_drawing_at_another_temperature_than_shipped(self) -> None:
-        assert error(TARGET, DRAFT, 4, 2, shipped=lambda prefix: (DRAFT(prefix) / 1.3).log_softmax(0)) > BROKEN
 
     def test_always_accepting(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(acceptance, "_accept", lambda target, draft, ids, u: torch.ones_like(ids, dtype=torch.bool))
@@ -547,26 +524,23 @@ def p_value(counts: Tensor, target: Tensor) -> float:
 
 
 class TestNoiseInRounds:
-    """Fixed seeds and sample size, so a result never changes. 6 sound cases at p > 0.0016: family-wise error 1 %."""
+    """Fixed seeds and sample size, so a result never changes. 5 sound cases at p > 0.002: family-wise error 1 %."""
 
     TARGET = (torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5))).log_softmax(1)
     DRAFT = (torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(6))).log_softmax(1)
 
     @pytest.mark.parametrize("k", [1, 2, 3])
     def test_sound(self, k: int) -> None:
-        assert p_value(simulate(self.TARGET, self.DRAFT, k, {}), self.TARGET) > 0.0016
+        assert p_value(simulate(self.TARGET, self.DRAFT, k, {}), self.TARGET) > 0.002
 
     @pytest.mark.parametrize("k", [2, 3])
     def test_a_block_is_sound(self, k: int) -> None:
-        assert p_value(simulate(self.TARGET, self.DRAFT, k, {}, accept_block), self.TARGET) > 0.0016
+        assert p_value(simulate(self.TARGET, self.DRAFT, k, {}, accept_block), self.TARGET) > 0.002
 
     def test_a_block_that_uses_numbers_of_the_round_before_is_caught(self) -> None:
         """It looked at positions that it then left to this one."""
         counts = simulate(self.TARGET, self.DRAFT, 3, {}, accept_block, round_counts=False)
         assert p_value(counts, self.TARGET) < 1e-6
-
-    def test_sound_with_a_truncated_draft(self) -> None:
-        assert p_value(simulate(self.TARGET, cut_dense(self.DRAFT, 2), 2, {}), self.TARGET) > 0.0016
 
     @pytest.mark.parametrize(
         "shared",
@@ -579,7 +553,3 @@ class TestNoiseInRounds:
     )
     def test_shared_noise_is_caught(self, shared: dict[Purpose, Purpose]) -> None:
         assert p_value(simulate(self.TARGET, self.DRAFT, 2, shared), self.TARGET) < 1e-6
-
-    def test_a_skipped_residual_is_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(acceptance, "residual", lambda target_probs, draft_probs: target_probs)
-        assert p_value(simulate(self.TARGET, self.DRAFT, 2, {}), self.TARGET) < 1e-6

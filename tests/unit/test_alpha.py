@@ -29,11 +29,6 @@ def test_tokens_of_one_prompt_are_not_independent() -> None:
     assert Estimate.of([[1.0, 0.0] * 50] * 10).error == 0.0
 
 
-def test_prompts_without_a_draft_do_not_count() -> None:
-    assert Estimate.of([[], [1.0], [], [0.0, 0.5]]).mean == 0.5
-    assert Estimate.of([[], []]) == Estimate(None, None)
-
-
 @pytest.mark.parametrize(
     ("text", "kind", "source"),
     [
@@ -52,14 +47,6 @@ def test_drafters_are_named(text: str, kind: str, source: str | None) -> None:
 def test_what_is_missing_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=f"--draft {text}"):
         drafter_of(text)
-
-
-def test_a_misspelt_drafter_is_named_before_anything_is_read() -> None:
-    with pytest.raises(
-        ConfigError, match="--draft ngrm: neither a folder nor a drafter, which are model, ngram, lookup"
-    ):
-        drafter_of("ngrm")
-    assert drafter_of("model:gpt2") == {"kind": "model", "source": "gpt2"}
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +68,11 @@ def test_the_target_itself_is_always_right_and_another_keeps_within_its_bounds(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     drafts = ("--draft", str(folder / "target"), "--draft", str(folder / "draft"), "--draft", "ngram")
-    made = measured(folder, *drafts, "--max-tokens", "24", "--temperature", "0", "--temperature", "1", "--json")
+    made = measured(folder, *drafts, "--max-tokens", "12", "--temperature", "0", "--temperature", "1", "--json")
     assert made.exit_code == 0, made.stderr
     found = json.loads(made.stdout)["rows"]
     rows = {(row["setting"]["temperature"], row["drafter"].split("/")[-1]): row for row in found}
-    assert len(rows) == 6 and all(12 <= row["num_tokens"] <= 12 * 24 for row in rows.values())
+    assert len(rows) == 6 and all(12 <= row["num_tokens"] <= 12 * 12 for row in rows.values())
     for temperature in (0.0, 1.0):
         own = rows[temperature, "target"]
         assert own["alpha"]["mean"] == pytest.approx(1.0, abs=1e-4)

@@ -31,10 +31,6 @@ def test_user_scope_shares_between_equals_only() -> None:
     assert all(0 < len(salt) <= 256 for salt in salts)
 
 
-def test_who_names_nothing_in_user_scope_shares_with_nobody() -> None:
-    assert salt_of("user", None, None, None) != salt_of("user", None, None, None) != b""
-
-
 def test_a_salt_does_not_show_the_users_name() -> None:
     for key_name in (None, "somebody"):
         assert b"somebody" not in salt_of("user", key_name, "somebody", "salty")

@@ -5,7 +5,6 @@ against it the output has the target's law, wherever a drafter stops.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Callable
 
@@ -22,7 +21,7 @@ from outrider.drafting.tables import Bigram, Unigram
 from outrider.engine.sampling.acceptance import Noise
 from outrider.engine.sampling.chain import Chain, draw_chain, law_of_counts
 from outrider.engine.sampling.coupled import coupled_id
-from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_row
+from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
@@ -127,7 +126,7 @@ def drawn_chain(follower: Follower, params: SamplingParams, count: int = K, topk
 @pytest.mark.parametrize(("name", "how"), EACH)
 def test_a_chain_is_drawn_from_the_laws_that_come_with_it(name: str, how: str) -> None:
     """Each law is what the drafter says after the ids before it; over seeds, ids come as often as the laws say."""
-    follower, num_seeds = DRAFTERS[name]().open(SEQUENCE, 6), 150
+    follower, num_seeds = DRAFTERS[name]().open(SEQUENCE, 6), 100
     found, laws_of = Counter[tuple[int, ...]](), dict[tuple[int, ...], list[RowLaw]]()
     for seed in range(num_seeds):
         chain = drawn_chain(follower, dataclasses.replace(PARAMS[how], seed=seed))
@@ -178,19 +177,3 @@ def test_a_chain_ends_where_all_that_was_counted_is_banned() -> None:
     assert drawn_chain(follower, SamplingParams(bad_words=((2,), (1,)))) == Chain([], [])
     after_one = drawn_chain(follower, SamplingParams(bad_words=((2, 2), (2, 1)), temperature=0.0))
     assert after_one == Chain([2], None)
-
-
-def test_what_is_drawn_does_not_depend_on_how_much_is_asked_for() -> None:
-    follower, params = Bigram(SEQUENCE).open(SEQUENCE, 6), SamplingParams(seed=3)
-    assert drawn_chain(follower, params, 2).ids == drawn_chain(follower, params, 8).ids[:2]
-    assert drawn_chain(follower, params, 0) == Chain([], [])
-
-
-@pytest.mark.parametrize("how", PARAMS)
-@pytest.mark.parametrize("ids", [(0, 1, 2), (1,), (0, 2)])
-def test_a_few_logits_are_processed_as_a_whole_row_is(how: str, ids: tuple[int, ...]) -> None:
-    state, logits = state_of(PARAMS[how]), np.linspace(-2, 1, VOCAB, dtype=np.float32)
-    for prefix in itertools.chain(*(itertools.product(range(VOCAB), repeat=n) for n in range(3))):
-        row = LogitRow(state, prefix)
-        few = process_row(logits[list(ids)], row, np.array(ids), VOCAB)
-        assert np.array_equal(few, process_row(logits, row)[list(ids)])

@@ -52,12 +52,6 @@ def test_env_example_names_every_variable_of_the_compose_files_and_no_other() ->
     assert in_example() - SETTINGS == in_compose_files()
 
 
-def test_variables_of_compose_are_not_taken_for_settings() -> None:
-    """.env is read by the parts as well, and they refuse what they do not know."""
-    prefixes = tuple(str(cls.model_config["env_prefix"]) for cls in (GatewayConfig, DraftConfig, TargetConfig))
-    assert not {name for name in in_compose_files() if name.startswith(prefixes)}
-
-
 @pytest.mark.parametrize("name", sorted(services()))
 def test_a_container_has_no_rights_to_spare(name: str) -> None:
     service = services()[name]
@@ -78,13 +72,6 @@ def test_only_front_ends_are_published_and_to_this_machine_alone() -> None:
     assert all(service["networks"] == ["cluster"] for name, service in services().items() if name not in PUBLISHED)
 
 
-@pytest.mark.parametrize("name", ["gateway", "worker"])
-def test_images_run_as_nobody_in_particular(name: str) -> None:
-    lines = (REPO / f"deploy/docker/{name}.Dockerfile").read_text().splitlines()
-    assert [line for line in lines if line.startswith("USER ")] == ["USER 10001:10001"]
-    assert not [line for line in lines if line.startswith("# syntax")]
-
-
 def test_the_gateways_image_has_no_torch_and_no_ray() -> None:
     text = (REPO / "deploy/docker/gateway.Dockerfile").read_text()
     extras = re.findall(r"requirements\.py ([a-z ]+)>", text)[0].split()
@@ -102,13 +89,6 @@ def test_what_is_mounted_is_there() -> None:
                 assert (REPO / source).exists(), source
 
 
-def test_secrets_are_files() -> None:
-    """What is in the environment of a container is in `docker inspect`, and in what it starts."""
-    for name, service in services().items():
-        variables = [one for one in service.get("environment", ()) if re.search("PASSWORD|SECRET|TOKEN|KEY", one)]
-        assert all(re.search("(__FILE|_PATH)$", one) for one in variables), (name, variables)
-
-
 def test_a_workers_hub_token_is_a_file_of_its_secrets_that_need_not_be_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,13 +103,6 @@ def test_a_workers_hub_token_is_a_file_of_its_secrets_that_need_not_be_there(
     assert get_token() is None
     (tmp_path / name).write_text("hf_x\n")
     assert get_token() == "hf_x"
-
-
-def test_the_documented_chown_takes_the_parts_folders_and_leaves_grafanas() -> None:
-    """Its password belongs to Grafana's user."""
-    (line,) = re.findall(r"chown -R 10001 deploy/docker/secrets/\{(\S+)\}", (REPO / "docs/deploy.md").read_text())
-    parts = {one.name for one in (REPO / "deploy/docker/secrets").iterdir() if one.is_dir()}
-    assert set(line.split(",")) == parts - {"grafana"}
 
 
 def test_every_part_has_the_time_that_it_may_drain() -> None:

@@ -85,14 +85,6 @@ class TestToken:
             every = law.scores + gumbels_of(uniforms(params_of(), position, law.scores.size))
             assert coupled_id(law, params_of(), position) == every.argmax()
 
-    def test_a_sparse_law_gives_what_the_same_law_gives_whole(self) -> None:
-        rng = np.random.default_rng(2)
-        for position in range(200):
-            ids = np.flatnonzero(rng.random(500) < 0.1)
-            sparse = RowLaw(500, rng.normal(size=ids.size).astype(np.float32), ids)
-            whole = RowLaw(500, sparse.dense_scores())
-            assert coupled_id(sparse, params_of(), position) == coupled_id(whole, params_of(), position)
-
     def test_a_device_gives_what_the_host_gives(self) -> None:
         check_ids("cpu")
 

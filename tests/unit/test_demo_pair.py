@@ -41,37 +41,6 @@ def test_both_models_read_the_same_text(name: str) -> None:
     assert (DEMO / "target" / name).read_bytes() == (DEMO / "draft" / name).read_bytes()
 
 
-def test_the_recipe_ships_the_same_template() -> None:
-    shipped = (DEMO / "target" / "chat_template.jinja").read_text()
-    assert (ROOT / "models" / "recipe" / "chat_template.jinja").read_text() == shipped
-
-
-@pytest.mark.parametrize("add_generation_prompt", [True, False])
-def test_a_chat_is_rendered_as_text_to_continue(add_generation_prompt: bool) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
-    chat = [
-        {"role": "system", "content": "# Shapes."},
-        {"role": "user", "content": "import "},
-        {"role": "assistant", "content": "math"},
-        {"role": "user", "content": [{"type": "text", "text": "def area("}, {"type": "text", "text": "r"}]},
-    ]
-    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
-    assert text == "# Shapes.\n\nimport math\n\ndef area(r"
-
-
-@pytest.mark.parametrize(
-    ("message", "complaint"),
-    [
-        ({"role": "tool", "content": "x"}, "role is 'tool'"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "of type 'image_url'"),
-    ],
-)
-def test_what_the_template_cannot_render_is_refused(message: dict[str, object], complaint: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
-    with pytest.raises(Exception, match=complaint):
-        tokenizer.apply_chat_template([message], tokenize=False)
-
-
 def test_prompts_are_distinct_and_fit_the_context() -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
     prompts = read_prompts(TEST_PROMPTS)

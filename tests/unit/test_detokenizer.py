@@ -172,18 +172,6 @@ def test_a_character_is_never_split() -> None:
     assert [delta for delta in deltas if delta] == ["日", "😀"]
 
 
-def test_a_character_that_never_ends_shows_as_decode_shows_it() -> None:
-    tokens = BYTE_LEVEL.encode("a😀")[:-1]
-    detokenizer = Detokenizer(BYTE_LEVEL, ())
-    assert detokenizer.push(tokens).text_delta + detokenizer.finish() == BYTE_LEVEL.decode(tokens) == "a\ufffd"
-
-
-def test_a_whole_character_of_byte_tokens_stays_when_its_run_breaks_later() -> None:
-    tokens = byte_ids("é".encode() + b"\xff")
-    assert text_of(SENTENCEPIECE, [tokens], ()) == ("é\ufffd", None)
-    assert SENTENCEPIECE.decode(tokens) == "\ufffd" * 3
-
-
 def test_text_that_may_start_a_stop_is_held_back_and_let_go() -> None:
     detokenizer = Detokenizer(BYTE_LEVEL, ("END",))
     assert detokenizer.push(BYTE_LEVEL.encode("one EN")).text_delta == "one "
@@ -225,13 +213,6 @@ def test_token_texts_and_offsets_line_up_with_the_text() -> None:
         if "\ufffd" not in text:
             assert pushed.text_delta[offset : offset + len(text)] == text
     assert pushed.tokens[0][1] == 0
-
-
-def test_the_first_space_of_a_sentencepiece_text_is_dropped_once() -> None:
-    the, a = 259 + WORDS.index("▁the"), 259 + WORDS.index("▁a")
-    pushed = Detokenizer(SENTENCEPIECE, ()).push([1, the, 2, a])  # special tokens between change nothing
-    assert pushed.text_delta == "the a"
-    assert pushed.tokens == (("", 0), ("the", 0), ("", 3), (" a", 3))
 
 
 def test_work_does_not_grow_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:

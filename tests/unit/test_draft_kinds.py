@@ -89,17 +89,6 @@ def test_a_request_goes_to_the_kind_that_it_asks_for_as_soon_as_it_may() -> None
     assert seat.take(target) and seat.member is small
 
 
-def test_a_draft_that_it_left_for_being_slow_does_not_get_it_back() -> None:
-    model = mixed()
-    target, seat = model.targets["a"], DraftAssignment(model, Drafter.MODEL)
-    assert seat.take(target) and seat.member is model.drafts["small"]
-    seat.is_slow()
-    assert not seat.may_stay(target, unanswered=False)
-    seat.leave()
-    assert seat.take(target) and seat.member is model.drafts["guesses"]
-    assert seat.may_stay(target, unanswered=False)
-
-
 def test_what_drafts_say_without_a_model_may_be_asked_for() -> None:
     model = mixed()
     assert model.model_facts().drafters == (Drafter.MODEL, Drafter.NGRAM, Drafter.BIGRAM)

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
-from gateway.planning import wait_budget
-from gateway.planning.draft_costs import DraftSource
 from gateway.rounds.draft_length import DraftLength
 from gateway.rounds.drafting import Drafting
 from gateway.rounds.session import Session
@@ -40,37 +38,6 @@ class ScriptedDraft:
 
     def send(self, request: dpb.DraftRequest) -> None:
         """One way."""
-
-
-async def test_only_proposals_that_fed_no_prompt_teach_how_long_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose cache was taken for others meanwhile has waited for memory, and fed its prompt again."""
-    draft = ScriptedDraft()
-    monkeypatch.setattr(wait_budget, "LEAST_WAIT_S", 1e-9)  # so that every observation shows
-    config = GatewayConfig(target="127.0.0.1:9", num_draft_tokens=5)
-    target = connection_of()
-    model = served_model({"target-0": link_of(target)}, {"draft-0": link_of(draft)}, gateway=config)
-    member = model.drafts["draft-0"]
-    session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.tokenizer, 1)
-    side = Drafting(model, session)
-
-    async def taught(num_committed: int, num_fed: int) -> list[str]:
-        """By the proposal after so many more tokens, that had to feed so many."""
-        budgets = {"first": member.first_wait_budget, "other": member.wait_budget}
-        before = {name: budget.seconds for name, budget in budgets.items()}
-        session.committed.extend(range(num_committed))
-        assert side.propose(1, target, model.targets["target-0"])
-        request, future = draft.calls[-1]
-        assert len(request.propose.committed_ids) == num_committed
-        future.set_result(dpb.DraftReply(propose=dpb.ProposeReply(draft_ids=range(5), num_fed_tokens=num_fed)))
-        await side.let_reply_arrive()
-        return [name for name, budget in budgets.items() if budget.seconds != before[name]]
-
-    assert await taught(0, len(PROMPT)) == ["first"]
-    assert await taught(3, 1) == ["other"]
-    assert await taught(6, 2) == ["other"]
-    assert await taught(65, 66) == ["other"], "what plain rounds have made is for the next proposal to feed"
-    assert await taught(3, len(PROMPT) + 77) == ["first"]
-    assert await taught(3, 4) == ["other"]
 
 
 def side_of(
@@ -121,26 +88,6 @@ async def test_a_request_that_says_how_much_is_drafted_gets_it_though_that_costs
     assert (not draft.calls) is (expected == {0})
 
 
-@pytest.mark.parametrize("speculation", [SpeculationOptions(), SpeculationOptions(adaptive=True)])
-async def test_one_that_leaves_it_open_is_drafted_for_only_to_see_that_it_does_not_pay(
-    speculation: SpeculationOptions,
-) -> None:
-    draft = ScriptedDraft()
-    side, member = side_of(draft, speculation)
-    counts = [await round_of(draft, side, member, ticket, wait_s=0.004) for ticket in range(1, 101)]
-    assert 1 <= sum(k > 0 for k in counts) <= 10
-    assert not any(counts[20:])
-    assert side.why_plain == "does_not_pay"
-    planned = total_samples(side)
-    assert planned == (100, sum(counts))
-
-
-def total_samples(side: Drafting) -> tuple[float, float]:
-    """Rounds and draft tokens in the histogram of planned K."""
-    samples = {sample.name.rsplit("_", 1)[1]: sample.value for sample in side.metrics.planned.collect()[0].samples}
-    return samples["count"], samples["sum"]
-
-
 async def test_a_fixed_k_of_the_gateway_holds_unless_a_request_asks_for_the_best() -> None:
     draft = ScriptedDraft()
     config = GatewayConfig(target="127.0.0.1:9", num_draft_tokens=3)
@@ -152,39 +99,6 @@ async def test_a_fixed_k_of_the_gateway_holds_unless_a_request_asks_for_the_best
     ]:
         request = GenerationRequest("r", "m", PROMPT, SamplingParams(), speculation=speculation)
         assert DraftLength(model, Session(request, model.tokenizer, 1)).fixed == fixed
-
-
-async def test_a_proposal_that_is_not_waited_for_is_not_late() -> None:
-    """It lets the draft catch up, or shows how long it takes: nobody is blamed when it is not there."""
-    draft = ScriptedDraft()
-    side, member = side_of(draft, SpeculationOptions())
-    model = side._model
-    for ticket in range(1, 5):
-        k = side.propose(ticket, member.connection, member)
-        if k:
-            break
-        verdict = tpb.Verdict(forward_us=5000 + ticket, batch_size=1, num_batch_tokens=1)
-        is_new_step = member.planner.note_step(next(STEPS), 1, 1, 0, verdict.forward_us / 1e6)
-        side.note_verdict(verdict, ticket, 0.006, is_new_step)
-    assert k and side.wait_budget_s == 0.0, "the first one feeds a prompt, for as long as nobody knows"
-    late = tpb.Verdict(fallback=tpb.FALLBACK_REASON_LATE, forward_us=5000, batch_size=1, num_batch_tokens=1)
-    side.note_verdict(late, ticket, 0.006, True)
-    assert side.why_plain == "not_waited"
-    assert (model.num_rounds, model.num_late) == (0, 0)
-    assert side.propose(ticket + 1, member.connection, member) == 0 and side.why_plain == "busy"
-    reply = dpb.ProposeReply(draft_ids=range(k), compute_us=100_000, num_fed_tokens=len(PROMPT))
-    draft.calls[-1][1].set_result(dpb.DraftReply(propose=reply))
-    await side.let_reply_arrive()
-    assert side._session.usage.num_wasted_tokens == k
-
-
-async def planned() -> tuple[Drafting, Any, DraftSource]:
-    """A request after some rounds, its target's member, and what that knows of its draft."""
-    draft = ScriptedDraft()
-    side, member = side_of(draft, SpeculationOptions())
-    for ticket in range(1, 20):
-        await round_of(draft, side, member, ticket, wait_s=0.004)
-    return side, member, member.planner.source("draft-0", ScriptedDraft.epoch)
 
 
 async def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said_how_it_is() -> None:
@@ -207,32 +121,6 @@ async def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said
     link.info.CopyFrom(INFO)
     model.drafts["draft-0"].heard(link.info)
     assert side.propose(20, target, model.targets["target-0"]) == 5
-
-
-async def test_a_request_that_ends_takes_no_part_in_the_planning_any_more() -> None:
-    side, _, source = await planned()
-    assert source.num_slots == 1
-    side.close()
-    assert (source.num_slots, source.num_drafting) == (0, 0)
-
-
-async def test_a_request_that_moves_takes_no_part_in_the_planning_of_the_target_that_it_left() -> None:
-    side, member, source = await planned()
-    side.skip(connection_of())
-    assert source.num_slots == 0
-    known_s = member.planner.plain_s()
-    side.note_verdict(tpb.Verdict(forward_us=500_000, batch_size=1, num_batch_tokens=1), 20, 0.5, True)
-    assert member.planner.plain_s() == known_s
-
-
-@pytest.mark.parametrize(("num_before", "num_first"), [(0, 1), (1, 0)])
-async def test_an_answers_first_round_may_be_one_that_the_target_drafted_for(num_before: int, num_first: int) -> None:
-    """Nothing is known of a first round's cost: it feeds the prompt. One behind it is like any other."""
-    side, member = side_of(ScriptedDraft(), SpeculationOptions())
-    for _ in range(num_before):
-        side.skip(member.connection)
-    side.propose(1, member.connection, member)
-    assert member.planner.source("draft-0", ScriptedDraft.epoch).num_first == num_first
 
 
 async def test_a_draft_that_has_nothing_to_say_is_no_worse_for_it_and_said_to_be_so() -> None:

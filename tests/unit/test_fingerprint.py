@@ -31,11 +31,6 @@ def test_order_in_the_file_does_not_count_but_ids_do() -> None:
     assert tokenizer_fingerprint(a) != tokenizer_fingerprint(document({"x": 1, "y": 0}))
 
 
-def test_list_and_dict_vocabularies_compare() -> None:
-    """Unigram models write a list."""
-    assert first_difference(document({"x": 0, "y": 1}), document([["x", -1.0], ["y", -2.0]])) is None
-
-
 @pytest.mark.parametrize(
     ("a", "b", "sentence"),
     [

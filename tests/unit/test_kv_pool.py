@@ -87,16 +87,6 @@ def test_a_fork_rolled_back_into_a_shared_block_copies_it_too() -> None:
     assert table.free() == 1 and fork.free() == 2
 
 
-def test_a_failed_copy_on_write_changes_nothing() -> None:
-    pool = KVPool(2, block_size=4)
-    table = pool.new_table()
-    table.reserve(6)
-    fork = table.fork()
-    with pytest.raises(OutOfBlocks):
-        fork.reserve(7)
-    assert fork.blocks == table.blocks and pool.num_references(fork.blocks[1]) == 2
-
-
 def test_stored_tokens_are_rewritten_in_blocks_of_their_own() -> None:
     pool = KVPool(8, block_size=4)
     table = pool.new_table()
@@ -113,17 +103,6 @@ def test_stored_tokens_are_rewritten_in_blocks_of_their_own() -> None:
     assert table.free() == 2
     assert fork.rewrite(13, 14) == [] and fork.rewrite(1, 2) == []  # the only holder by now
     assert [pool.prefix.is_published(block) for block in fork.blocks] == [False, True, True, False]
-
-
-def test_a_rewrite_that_finds_no_block_changes_nothing() -> None:
-    pool = KVPool(3, block_size=4)
-    table = pool.new_table()
-    table.reserve(8)
-    pool.prefix.publish(table, range(8))
-    fork = table.fork()
-    with pytest.raises(OutOfBlocks):
-        fork.rewrite(3, 5)
-    assert fork.blocks == table.blocks and fork.digests == table.digests and pool.prefix.num_published == 2
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (4, 0)])

@@ -84,13 +84,6 @@ def test_an_exception_is_told_by_its_places_and_not_by_what_it_quotes(written: C
     assert "test_log.py" in text
 
 
-@both
-@pytest.mark.parametrize("error", [OSError("disk full"), MemoryError("no room")])
-def test_what_the_machine_says_is_kept(error: Exception, written: Callable[[], list[str]]) -> None:
-    log.error("a step failed", exc_info=error)
-    assert str(error) in "\n".join(written())
-
-
 def test_a_worker_keeps_what_torch_says_of_itself() -> None:
     error = RuntimeError("CUDA out of memory")
     assert describe(error) == "RuntimeError"

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from draft_service.table_proposer import TableSlot
 from outrider.drafting.lookup import Lookup
-from outrider.drafting.suffixes import MOST_PLACES, SuffixIndex
+from outrider.drafting.suffixes import MOST_PLACES
 from outrider.engine.worker.slots import OpenSlots
 from outrider.wire.params import SamplingParams
-from tests.unit.drafting import Course, all_said, check_a_course, courses, ids, said
+from tests.unit.drafting import Course, check_a_course, courses, ids, said
 
 SIZES = ((1, 1), (2, 4), (3, 8))
 
@@ -63,18 +63,6 @@ def test_it_says_what_a_fresh_one_says(prompt: list[int], course: Course, sizes:
     check_a_course(lambda: Lookup(*sizes), prompt, course)
 
 
-def test_a_walk_copies_on_and_beyond_the_end_of_what_repeats_itself() -> None:
-    follower = Lookup().open([1, 2, 3, 1, 2, 3, 1, 2], 8)
-    assert all_said(follower) == [{3: 1}, {1: 1}, {2: 1}, {3: 1}, {1: 1}, {2: 1}]
-
-
-def test_a_walk_that_leaves_what_it_copies_has_nothing_more_to_say() -> None:
-    walk = Lookup().open([1, 2, 3, 1, 2], 5).walk()
-    walk.next()
-    walk.step(9)
-    assert walk.next() is None
-
-
 def test_only_outputs_are_remembered_and_only_of_sequences_that_ended() -> None:
     drafter = Lookup()
     drafter.open([1, 2, 3, 4, 5, 6], 3).close()
@@ -118,27 +106,3 @@ def test_a_draft_worker_remembers_an_answer_once_also_if_its_slot_was_opened_aga
     slots.close(1, 5)
     slots.close(1, 5)
     assert drafter.corpus.num_tokens == 6
-
-
-def test_nothing_is_remembered_where_the_corpus_is_off() -> None:
-    drafter = Lookup(2, 4, corpus_tokens=0)
-    drafter.open([1, 2, 3, 4], 0).close()
-    assert said(drafter.open([1, 2], 2)) is None and drafter.corpus.num_tokens == 0
-
-
-def test_an_index_that_lost_its_front_is_that_of_what_is_left() -> None:
-    dice = random.Random(1)
-    for _ in range(200):
-        texts = [[dice.randrange(3) for _ in range(dice.randrange(1, 9))] for _ in range(4)]
-        index, fresh = SuffixIndex(2, 4), SuffixIndex(2, 4)
-        for number, text in enumerate(texts):
-            for token_id in (*text, None):
-                index.append(token_id)
-                if number >= 2:
-                    fresh.append(token_id)
-        index.drop(sum(len(text) + 1 for text in texts[:2]))
-        tail = [dice.randrange(3) for _ in range(dice.randrange(5))]
-        one, other = index.longest(tail), fresh.longest(tail)
-        assert (one is None) == (other is None)
-        assert one is None or other is None or (index.at(one.end), one.length) == (fresh.at(other.end), other.length)
-        assert index.num_keys == fresh.num_keys

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, cast
@@ -20,7 +18,6 @@ from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
 from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of
-from tests.unit.test_detokenizer import byte_level
 
 CHAT, CODE = PoolSpec("chat", "target"), PoolSpec("code", "target", "coder")
 SMALL, TINY = PoolSpec("small", "draft", serves=("chat", "code")), PoolSpec("tiny", "draft", serves=("code",))
@@ -114,19 +111,6 @@ async def test_members_come_and_go_with_the_membership(pools: Pools) -> None:
     assert set(pools.members) == {"a"}
 
 
-async def test_a_member_whose_stream_is_up_stays_though_the_launcher_sees_nothing_of_it(pools: Pools) -> None:
-    pools.update(Membership((CHAT,), members("chat/a")))
-    member = pools.members["a"]
-    lost = Membership((CHAT,), members("chat/a", starting=True, address=""))
-    member.link._connection = cast(Any, connection_of())
-    pools.update(lost)
-    assert pools.members["a"] is member
-    assert pools.models["chat"].reason() is None
-    member.link._connection = None
-    pools.update(lost)
-    assert not pools.members
-
-
 async def test_one_pool_that_can_be_served_makes_a_gateway_ready(pools: Pools) -> None:
     coordinator = Coordinator(pools)
     assert coordinator.ready() == "no pool of targets"
@@ -152,41 +136,6 @@ async def test_a_start_goes_on_without_a_pool_when_its_time_is_up_and_another_ca
         await pools.wait_ready()
     finally:
         await pools.close()
-
-
-async def test_a_start_waits_for_drafts_but_goes_on_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.workers.pools.DRAFTS_WAIT_S", 0.2)
-    pools = Pools(GatewayConfig(target="127.0.0.1:9", draft="127.0.0.1:8"), GatewayMetrics())
-    try:
-        pools.update(Membership((CHAT, SMALL), members("chat/a", "small/d")))
-        pools.members["a"].link._connection = cast(Any, connection_of())
-        started_s = time.monotonic()
-        await asyncio.wait_for(pools.wait_ready(), 5.0)
-        assert time.monotonic() - started_s >= 0.2
-    finally:
-        await pools.close()
-
-
-async def test_a_pool_may_be_renamed(pools: Pools) -> None:
-    pools.update(Membership((CHAT, CODE), ()))
-    chat, code = pools.models["chat"], pools.models["code"]
-    for model in (chat, code):
-        model.refer(ReferenceTarget(INFO, pb.TokenizerFiles()), byte_level())
-    assert (chat.facts.id, code.facts.id) == ("model", "coder")
-    pools.update(Membership((replace(CHAT, model_name="talker"), CODE), ()))
-    assert chat.facts.id == "talker"
-    pools.update(Membership((replace(CHAT, model_name="coder"), CODE), ()))
-    assert chat.facts.id == "talker", "that one is taken"
-
-
-async def test_two_pools_of_one_model_id_are_refused(pools: Pools) -> None:
-    pools.update(Membership((CHAT, replace(CODE, model_name=None)), ()))
-    reference = ReferenceTarget(INFO, pb.TokenizerFiles())
-    pools.models["chat"].refer(reference, byte_level())
-    with pytest.raises(IncompatiblePair, match="of the pool code is that of the pool chat already; give one of them"):
-        pools.models["code"].refer(reference, byte_level())
-    pools.update(Membership((replace(CODE, model_name=None),), ()))
-    pools.models["code"].refer(reference, byte_level())
 
 
 def test_what_a_later_target_must_be() -> None:

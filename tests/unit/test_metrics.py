@@ -25,28 +25,6 @@ class Clock:
         return self.now
 
 
-def test_rate_is_absent_until_something_is_drafted() -> None:
-    window = AcceptanceWindow(Clock())
-    assert math.isnan(window.rate())
-    window.add(0, 0)
-    assert math.isnan(window.rate()), "plain steps draft nothing"
-
-
-def test_rate_is_over_the_window_alone() -> None:
-    clock = Clock()
-    window = AcceptanceWindow(clock)
-    window.add(10, 10)
-    clock.now += WINDOW_S / 2
-    window.add(10, 0)
-    assert window.rate() == 0.5
-    clock.now += WINDOW_S / 2
-    assert window.rate() == 0.5, "a round is in the window up to its whole length"
-    clock.now += 1
-    assert window.rate() == 0.0
-    clock.now += WINDOW_S
-    assert math.isnan(window.rate())
-
-
 @given(st.lists(st.tuples(st.floats(0, 40), st.integers(0, 8), st.integers(0, 8)), max_size=60))
 def test_rate_equals_a_count_from_the_start(rounds: list[tuple[float, int, int]]) -> None:
     clock = Clock()
@@ -174,12 +152,3 @@ def series_of(family: Metric) -> set[str]:
 def test_every_series_says_what_it_is(made: object) -> None:
     for family in families(made.registry).values():  # type: ignore[attr-defined]
         assert family.documentation and family.documentation != family.name
-
-
-def test_registries_are_separate() -> None:
-    """Two gateways or workers in one process must not clash, nor touch the global registry."""
-    first, second = GatewayMetrics(), GatewayMetrics()
-    first.pair("a", "b").rounds.inc()
-    second.pair("a", "b")
-    assert b'spec_rounds_total{draft="b",target="a"} 0.0' in generate_latest(second.registry)
-    assert b"spec_rounds" not in generate_latest()

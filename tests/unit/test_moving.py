@@ -71,12 +71,6 @@ async def two() -> tuple[ServedModel, Verification, str, str]:
 Two = tuple[ServedModel, Verification, str, str]
 
 
-async def test_a_request_keeps_its_target_though_another_becomes_better(two: Two) -> None:
-    model, side, name, _ = two
-    model.targets[name].num_requests += 60
-    assert await placed(side) == name
-
-
 async def test_a_request_finishes_where_it_runs_while_that_drains(two: Two) -> None:
     model, side, name, other = two
     link: Any = model.targets[name].link
@@ -98,17 +92,6 @@ async def test_a_lost_target_is_left_and_one_whose_breaker_opens_too(two: Two) -
     assert await placed(side) == name
     side.close()
     assert [target.num_requests for target in model.targets.values()] == [0, 0]
-
-
-async def test_a_request_is_planned_for_while_it_is_in_the_steps_of_a_target_and_not_while_it_waits(two: Two) -> None:
-    model, side, name, _ = two
-    planner = model.targets[name].planner
-    assert planner.num_slots == 0
-    for ticket in (1, 2):
-        assert await side.verify(await side.place(), ticket, 0, 0.0) is not None
-        assert planner.num_slots == 1
-    side.close()
-    assert planner.num_slots == 0
 
 
 @pytest.mark.parametrize(
@@ -182,14 +165,6 @@ async def test_a_lone_target_that_failed_is_tried_again_soon_and_no_other_is_whi
     assert await placed(side_of(model)) == "a"
 
 
-async def test_places_follow_the_number_of_targets() -> None:
-    model = served_model({"a": link_of(connection_of()), "b": link_of(connection_of())}, {})
-    assert model.places.capacity == 2 * model.config.max_running
-    model.targets["a"].link.connection = None  # type: ignore[misc]
-    model.note_change()
-    assert model.places.capacity == model.config.max_running
-
-
 def drafting(num_drafts: int) -> tuple[ServedModel, DraftAssignment]:
     """A request that has the first of so many drafts."""
     drafts = {f"draft-{index}": link_of(connection_of()) for index in range(num_drafts)}
@@ -205,13 +180,6 @@ def moved(model: ServedModel, seat: DraftAssignment, unanswered: bool = False) -
         return False
     seat.leave()
     return True
-
-
-async def test_a_draft_is_kept_while_it_does_its_part() -> None:
-    model, seat = drafting(2)
-    model.drafts["draft-0"].num_requests += 5
-    assert not moved(model, seat)
-    assert not moved(model, seat, unanswered=True), "it may only be slow"
 
 
 @pytest.mark.parametrize("what", ["lost", "draining", "silent", "refused", "slow"])
@@ -234,29 +202,6 @@ async def test_a_draft_that_does_not_is_changed_for_another(what: str) -> None:
     assert model.drafts["draft-0"].num_requests == 0
 
 
-@pytest.mark.parametrize("what", ["draining", "silent", "slow"])
-async def test_without_another_it_is_kept_as_long_as_it_is_there(what: str) -> None:
-    model, seat = drafting(1)
-    link: Any = model.drafts["draft-0"].link
-    if what == "draining":
-        link.info = pb.WorkerInfo(draining=True)
-    elif what == "silent":
-        link.silent_s = 2.0
-    else:
-        seat.is_slow()
-    assert not moved(model, seat, unanswered=what == "silent")
-
-
-async def test_a_draft_that_opens_no_slot_because_it_drains_is_asked_for_no_other() -> None:
-    """Though it has not said so in its info yet."""
-    model, seat = drafting(2)
-    seat.answered_with(pb.WORKER_ERROR_CODE_DRAINING)
-    assert model.drafts["draft-0"].draining
-    assert moved(model, seat)
-    assert seat.take(model.targets["a"])
-    assert seat.member is model.drafts["draft-1"]
-
-
 async def test_a_draft_that_lies_to_several_is_left_alone_by_all() -> None:
     model, seat = drafting(1)
     others = [DraftAssignment(model) for _ in range(2)]
@@ -267,13 +212,3 @@ async def test_a_draft_that_lies_to_several_is_left_alone_by_all() -> None:
     assert model.drafts["draft-0"].health.is_down
     assert all(moved(model, each) for each in (seat, *others))
     assert not DraftAssignment(model).take(model.targets["a"]), "steps are plain"
-
-
-async def test_what_does_not_arrive_at_one_target_may_arrive_at_another() -> None:
-    model, seat = drafting(1)
-    model.targets["b"] = served_model({"b": link_of(connection_of())}, {}).targets["b"]
-    for _ in range(5):
-        seat.undelivered()
-    assert moved(model, seat)
-    assert not DraftAssignment(model).take(model.targets["a"])
-    assert DraftAssignment(model).take(model.targets["b"])

@@ -88,27 +88,6 @@ def test_a_node_that_is_told_to_end_waits_for_its_worker(raylet: subprocess.Pope
     assert process.wait(10) == 0
 
 
-def test_a_second_signal_does_not_wait(raylet: subprocess.Popen[bytes], folder: Path) -> None:
-    worker = PlayedHandle()
-    listen(folder, lambda: worker.drain(30), 30)
-    process = staying(raylet, folder)
-    process.terminate()
-    assert worker.asked.wait(10)
-    process.terminate()
-    assert process.wait(10) == 0
-    assert raylet.wait(10) == -signal.SIGTERM
-    worker.free.set()
-
-
-def test_a_node_without_workers_ends_at_once_and_one_that_fails_says_so(
-    raylet: subprocess.Popen[bytes], folder: Path
-) -> None:
-    process = staying(raylet, folder)
-    raylet.kill()
-    assert process.wait(10) == 1
-    assert drain_workers(folder) == 0
-
-
 def test_who_is_gone_or_hangs_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_drain, "_HELLO_S", 0.2)
     folder.mkdir()
@@ -119,18 +98,6 @@ def test_who_is_gone_or_hangs_is_not_waited_for(folder: Path, monkeypatch: pytes
         began_s = time.monotonic()
         assert drain_workers(folder) == 0
     assert 0.2 <= time.monotonic() - began_s < 2
-
-
-def test_a_worker_that_takes_longer_than_it_said_is_not_waited_for(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_drain, "_HELLO_S", 0.1)
-    worker = PlayedHandle()
-    listen(folder, lambda: worker.drain(30), 0.1)
-    began_s = time.monotonic()
-    assert drain_workers(folder) == 1
-    assert 0.2 <= time.monotonic() - began_s < 2
-    worker.free.set()
 
 
 def test_a_rays_worker_drains_when_its_node_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy import stats
 
 from outrider.engine.sampling.noise import Purpose, host_philox4x32, host_uniforms
 
@@ -90,19 +89,3 @@ def test_open_interval_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("outrider.engine.sampling.noise.host_philox4x32", lambda counter, key, words=words: words)
         assert draw(0, 0, 0, Purpose.DRAFT) == expected
         assert 0.0 < expected < 1.0
-
-
-def test_uniform_and_independent_between_purposes_positions_and_seeds() -> None:
-    index = np.arange(40_000, dtype=np.uint64)
-    zeros, one = np.zeros_like(index), np.uint64(1)
-    streams = {p.name: host_uniforms(zeros + np.uint64(7), zeros, index, p) for p in Purpose}
-    streams["next position"] = host_uniforms(zeros + np.uint64(7), zeros, index + one, Purpose.DRAFT)
-    streams["next seed"] = host_uniforms(zeros + np.uint64(8), zeros, index, Purpose.DRAFT)
-    streams["seeds at one position"] = host_uniforms(index, zeros, zeros + np.uint64(3), Purpose.DRAFT)
-    for name, values in streams.items():
-        assert stats.kstest(values, "uniform").pvalue > 1e-6, name
-    names = list(streams)
-    for i, first in enumerate(names):
-        for second in names[i + 1 :]:
-            cells = (streams[first] * 8).astype(int) * 8 + (streams[second] * 8).astype(int)
-            assert stats.chisquare(np.bincount(cells, minlength=64)).pvalue > 1e-6, (first, second)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -53,11 +53,6 @@ def planned(own: TargetDrafts, target: Any) -> int | None:
     return None if plan is None else plan.num_draft_tokens
 
 
-def test_a_model_is_asked_unless_somebody_says_otherwise() -> None:
-    own, target = own_drafts(SpeculationOptions()), connection(*NGRAM)
-    assert planned(own, target) is None and not own.open_message(target).drafter
-
-
 def test_the_requests_wish_comes_before_the_servers() -> None:
     target = connection(*NGRAM)
     for wish, default, expected in (("ngram", "model", Drafter.NGRAM), (None, "lookup", Drafter.LOOKUP)):
@@ -84,13 +79,6 @@ def test_a_model_is_asked_where_the_target_has_nothing_to_say() -> None:
     assert planned(own, target) == 5
 
 
-def test_where_own_drafts_do_not_pay_a_models_may() -> None:
-    """Before anything is measured, nothing pays."""
-    target = connection(*NGRAM)
-    assert planned(own_drafts(SpeculationOptions(drafter=Drafter.NGRAM, adaptive=True)), target) == 0
-    assert planned(own_drafts(SpeculationOptions(drafter=Drafter.NGRAM_MODEL, adaptive=True)), target) is None
-
-
 @pytest.mark.parametrize(
     ("wish", "max_tokens", "expected"),
     [
@@ -109,40 +97,6 @@ def test_no_more_is_drafted_than_asked_for_and_than_there_is_room_for(
     assert bool(own.open_message(target).drafter) == (expected is not None), "who drafts nothing has no follower"
 
 
-def test_k_that_adapts_is_none_while_the_drafter_has_nothing_to_say_or_is_wrong() -> None:
-    """And is found without anybody being waited for, where it is right."""
-    for num_accepted, pays in ((99, True), (0, False)):
-        now = [1.0]
-        planner = TargetPlanner(clock=lambda now=now: now[0])
-        target, member = connection(*NGRAM), SimpleNamespace(planner=planner)
-        member.planner.num_slots = 1
-        own = own_drafts(SpeculationOptions(drafter=Drafter.NGRAM, adaptive=True), max_tokens=5000)
-        counts = []
-        for index in range(300):
-            round_ = own.plan(target, cast(Any, member))
-            assert round_ is not None
-            k = round_.num_draft_tokens
-            counts.append(k)
-            step_s = 0.02 + 0.0001 * k + 1e-6 * index
-            verdict = tpb.Verdict(
-                num_drafted=k,
-                num_accepted=min(k, num_accepted),
-                batch_size=1,
-                num_batch_tokens=1 + k,
-                forward_us=int(1e6 * step_s),
-                drafter_has_next=True,
-            )
-            now[0] += step_s
-            is_new_step = planner.note_step(index + 1, 1, 1 + k, 0, step_s)
-            own.note_verdict(verdict, step_s + 0.001, is_new_step)
-        assert (counts[-1] > 3) is pays and (k == 0) is not pays
-        assert pays or round_.why_plain == "does_not_pay"
-        own.note_verdict(HAS_NONE, 0.02, True)
-        silent = own.plan(target, cast(Any, member))
-        assert silent is not None and (silent.num_draft_tokens, silent.why_plain) == (0, "nothing")
-        own.close()
-
-
 def test_a_target_without_the_drafter_leaves_it_to_a_model_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -153,17 +107,6 @@ def test_a_target_without_the_drafter_leaves_it_to_a_model_and_that_is_said_once
         "the target model has no drafter bigram: its requests are drafted for by a model"
     ]
     assert not own.open_message(target).drafter
-
-
-def test_rounds_count_under_the_drafters_name() -> None:
-    model = served_model({}, {})
-    wish = SpeculationOptions(drafter=Drafter.LOOKUP_MODEL, num_draft_tokens=5)
-    request = GenerationRequest("r", "m", (1, 2), SamplingParams(), speculation=wish)
-    plan = TargetDrafts(model, Session(request, model.tokenizer, 1)).plan(connection(*NGRAM), MEMBER)
-    assert plan is not None and plan.drafter == "lookup" and plan.why_plain == "nothing"
-    plan.metrics.rounds.inc()
-    labels = {"draft": "lookup", "target": "model"}
-    assert model.metrics.registry.get_sample_value("spec_rounds_total", labels) == 1
 
 
 def demand(drafter: Drafter | None) -> Demand:

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.placement import NO_GPU, ClusterNode, Placement, check_fits, matches, place
 from outrider.wire.errors import ConfigError
-from outrider.wire.settings.cores import share_cores, shares
+from outrider.wire.settings.cores import shares
 from outrider.wire.settings.system import SystemConfig
 
 TWO_GPUS = [ClusterNode(num_cpus=16, num_gpus=2)]
@@ -60,23 +60,6 @@ def test_targets_have_most_cores_and_workers_share_one_where_there_are_too_few(
     assert num_targets * shared[0] + num_drafts * shared[1] <= num_cores
 
 
-def test_plain_processes_are_on_cores_of_their_own() -> None:
-    config = pools(targets={"t": {"model": "t", "count": 2}}, drafts={"d": {"model": "d", "count": 2}}, ray=None)
-    workers = {pool.member(i): (pool.role, pool.worker) for pool in config.pools for i in range(pool.count)}
-    shared = share_cores(workers, list(workers), frozenset(range(8)))
-    assert [sorted(shared[name] or ()) for name in ("draft-d-0", "draft-d-1")] == [[0], [1]]
-    assert [sorted(shared[name] or ()) for name in ("target-t-0", "target-t-1")] == [[2, 3, 4], [5, 6, 7]]
-    crowded = share_cores(workers, list(workers), frozenset({0, 1}))
-    assert sorted(sorted(cores or ()) for cores in crowded.values()) == [[0], [0], [1], [1]]
-
-
-def test_one_core_is_shared_and_reserved_once() -> None:
-    placed = place(system(), [ClusterNode(1, 0)], frozenset({5}))
-    assert [one.num_cores for one in placed.values()] == [1, 1]
-    assert sum(one.num_cpus for one in placed.values()) == 1
-    fits(system(), [ClusterNode(1, 0)], frozenset({5}))
-
-
 def test_without_a_gpu_each_has_its_own_cores_and_sees_no_gpu() -> None:
     placed = place(system(), NO_GPUS, frozenset({0, 1}))
     assert placed["target"] == placed["draft"] == Placement("cpu", 0.0, 1.0, 1, NO_GPU)
@@ -92,12 +75,6 @@ def test_two_gpus_are_one_each_and_one_is_shared() -> None:
     fits(system(), ONE_GPU)
 
 
-def test_asked_shares_are_kept() -> None:
-    placed = place(system(target={"num_gpus": 0.75}, draft={"num_gpus": 0.25}), ONE_GPU, None)
-    assert (placed["target"].num_gpus, placed["draft"].num_gpus) == (0.75, 0.25)
-    fits(system(target={"num_gpus": 0.75}, draft={"num_gpus": 0.25}), ONE_GPU)
-
-
 def test_a_draft_on_the_cpu_leaves_the_gpu_to_the_target() -> None:
     placed = place(system(draft={"device": "cpu"}), ONE_GPU, frozenset(range(4)))
     assert (placed["target"].num_gpus, placed["draft"].num_gpus) == (1.0, 0.0)
@@ -111,12 +88,6 @@ def test_given_cores_are_kept_and_the_other_gets_the_rest() -> None:
     assert (placed["draft"].num_cores, placed["draft"].num_cpus) == (3, 3.0)
 
 
-def test_cores_of_other_machines_are_not_guessed() -> None:
-    placed = place(system(), [ClusterNode(8, 0), ClusterNode(8, 0)], None)
-    assert {one.num_cores for one in placed.values()} == {None}
-    assert {one.num_cpus for one in placed.values()} == {1.0}
-
-
 def test_what_a_pool_reserves_it_is_pinned_to_wherever_it_runs() -> None:
     placed = place(
         system(target={"num_cpus": 3}, draft={"num_cpus": 0.5}), [ClusterNode(8, 0), ClusterNode(8, 0)], None
@@ -125,13 +96,6 @@ def test_what_a_pool_reserves_it_is_pinned_to_wherever_it_runs() -> None:
         "target": (3.0, 3),
         "draft": (0.5, 1),
     }
-
-
-def test_overlapping_cores_are_reserved_in_amounts_that_ray_takes() -> None:
-    placed = place(
-        system(target={"cpu_cores": "0-2"}, draft={"cpu_cores": "0"}), [ClusterNode(3, 0)], frozenset(range(3))
-    )
-    assert {role: one.num_cpus for role, one in placed.items()} == {"target": 2.0, "draft": 0.5}
 
 
 def test_room_is_kept_for_what_a_pool_may_grow_to() -> None:
@@ -166,13 +130,6 @@ def test_workers_go_where_their_labels_say() -> None:
 )
 def test_labels_are_matched_as_ray_matches_them(selector: str, found: bool) -> None:
     assert matches({"zone": "a", "more": "x"}, {"zone": selector}) is found
-
-
-def test_very_many_workers_are_judged_at_once() -> None:
-    config = pools(targets={"t": {"model": "t", "count": 40}}, drafts={"d": {"model": "d", "count": 60}})
-    fits(config, [ClusterNode(10, 0)] * 10)
-    with pytest.raises(ConfigError, match=r"40 x targets\.t"):
-        fits(config, [ClusterNode(10, 0)] * 9 + [ClusterNode(9, 0)])
 
 
 @pytest.mark.parametrize(
@@ -212,20 +169,6 @@ def test_fitting_is_by_node_and_not_by_sum() -> None:
         fits(config, [ClusterNode(4, 1), ClusterNode(4, 1), ClusterNode(4, 1)])
 
 
-def test_one_worker_each_on_two_small_nodes() -> None:
-    fits(system(), [ClusterNode(1, 1), ClusterNode(1, 1)])
-    placed = place(system(), [ClusterNode(1, 1), ClusterNode(1, 1)], None)
-    with pytest.raises(ConfigError, match=r"has free \[1 GPU, 1 CPU\]"):
-        check_fits(each(system(), placed), [ClusterNode(1, 1)], "has free")
-
-
-def test_no_draft_no_placement() -> None:
-    config = SystemConfig.read({"target": {"model": "t"}, "draft": None})
-    placed = place(config, NO_GPUS, frozenset({0, 1}))
-    assert list(placed) == ["target"]
-    assert placed["target"].num_cores == 2
-
-
 def test_ranks_of_a_split_target_have_cores_of_their_own() -> None:
     config = system(target={"tensor_parallel": 2})
     placed = place(config, [ClusterNode(8, 0)], frozenset(range(8)))
@@ -233,20 +176,6 @@ def test_ranks_of_a_split_target_have_cores_of_their_own() -> None:
     assert (placed["draft"].num_ranks, placed["draft"].num_cores) == (1, 2)
     fits(config, [ClusterNode(8, 0)], frozenset(range(8)))
     assert str(placed["target"]) == "2 ranks of 3 CPU"
-
-
-def test_ranks_share_cores_where_there_are_too_few() -> None:
-    config = system(target={"tensor_parallel": 2})
-    placed = place(config, NO_GPUS, frozenset({0, 1}))
-    assert (placed["target"].num_cores, placed["target"].num_cpus) == (1, 0.5)
-    fits(config, NO_GPUS, frozenset({0, 1}))
-
-
-def test_gpus_asked_for_a_split_target_are_those_of_all_its_ranks() -> None:
-    config = system(target={"tensor_parallel": 2, "num_gpus": 2}, draft={"device": "cpu"})
-    placed = place(config, TWO_GPUS, None)
-    assert {name: (one.num_gpus, one.num_ranks) for name, one in placed.items()} == {"target": (1, 2), "draft": (0, 1)}
-    fits(config, TWO_GPUS)
 
 
 def test_ranks_never_share_a_gpu() -> None:

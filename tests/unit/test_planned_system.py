@@ -36,9 +36,7 @@ TARGETS = {"cpu": cpu_step_s, "gpu": gpu_step_s}
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize(
-    ("target", "num_slots"), [*(("cpu", num_slots) for num_slots in (1, 2, 4, 8, 16, 64)), ("gpu", 1), ("gpu", 16)]
-)
+@pytest.mark.parametrize(("target", "num_slots"), [("cpu", 1), ("cpu", 4), ("cpu", 16), ("gpu", 1)])
 def test_never_slower_than_plain_and_near_the_best_fixed_k(target: str, num_slots: int, draft: str) -> None:
     true = pair(TARGETS[target], *DRAFTS[draft])
     seconds = 8.0 if num_slots <= 4 else 3.0 if target == "cpu" else 2.0
@@ -49,19 +47,6 @@ def test_never_slower_than_plain_and_near_the_best_fixed_k(target: str, num_slot
     rate = planned.run(seconds)
     assert rate >= 0.96 * fixed[0], fixed
     assert rate >= (0.92 if num_slots == 1 else 0.8) * max(fixed.values()), fixed
-
-
-@pytest.mark.parametrize("draft", [pytest.param("poor", marks=pytest.mark.slow), "slow"])
-def test_learning_costs_at_most_a_percent_of_the_time_and_ever_less(draft: str) -> None:
-    true = pair(cpu_step_s, *DRAFTS[draft], noise=0.0)
-    plain = System(true, 1, 0).run(60.0)
-    planned = System(true, 1, None)
-    planned.run(60.0)
-    early = len(planned.chosen), sum(k > 0 for k in planned.chosen)
-    assert planned.run(240.0) >= 0.99 * plain
-    late = len(planned.chosen) - early[0], sum(k > 0 for k in planned.chosen) - early[1]
-    assert 0 < early[1] < 0.05 * early[0]
-    assert late[1] / late[0] < early[1] / early[0]
 
 
 def test_drafts_resume_at_once_when_the_load_falls() -> None:
@@ -78,17 +63,6 @@ def test_drafts_resume_at_once_when_the_load_falls() -> None:
     assert sum(k > 0 for k in chosen) > 0.8 * len(chosen)
 
 
-def test_and_stop_when_it_rises() -> None:
-    system = System(pair(cpu_step_s, *DRAFTS["fair"]), 1, None)
-    system.run(5.0)
-    assert sum(k > 0 for k in system.chosen[-20:]) > 15
-    system.set_slots(32)
-    system.run(5.0)
-    before = len(system.chosen)
-    system.run(3.0)
-    assert sum(k > 0 for k in system.chosen[before:]) < 0.02 * (len(system.chosen) - before)
-
-
 def test_a_draft_that_becomes_poor_is_left_and_one_that_becomes_good_is_found() -> None:
     true = pair(gpu_step_s, *DRAFTS["good"])
     system = System(true, 1, None)
@@ -99,11 +73,3 @@ def test_a_draft_that_becomes_poor_is_left_and_one_that_becomes_good_is_found() 
     system.pair = true
     system.run(60.0)
     assert sum(k > 0 for k in system.chosen[-50:]) > 40
-
-
-def test_answers_that_come_in_waves_are_not_slower_for_drafts_that_do_not_pay() -> None:
-    true = pair(cpu_step_s, 0.5, noise=0.03)
-    plain = System(true, 8, 0, seed=1, answer_tokens=48).run(60.0)
-    planned = System(true, 8, None, seed=1, answer_tokens=48)
-    planned.run(20.0)
-    assert planned.run(60.0) >= 0.97 * plain

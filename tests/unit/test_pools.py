@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from deploy import launcher
 from outrider.cli.supervisor import Supervisor
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes import StopFlag
@@ -66,11 +63,6 @@ def test_a_target_and_a_draft_are_short_for_a_pool_of_each() -> None:
     assert read(json.loads(config.to_json())).pools == config.pools
 
 
-def test_the_models_name_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_GATEWAY_MODEL_NAME", "mine")
-    assert read({"target": {"model": "t"}}).targets[0].model_name == "mine"
-
-
 def test_a_draft_without_a_model_takes_its_tokenizer_from_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     config = read({**CLUSTER, "drafts": {"guesses": {"drafter": "ngram", "serves": ["code", "chat"]}}})
     (guesses,) = config.drafts
@@ -99,16 +91,6 @@ def test_a_drafter_may_stand_in_place_of_the_drafts_model(said: str, drafter: st
         assert config.targets[0].model_name == (DEMO_NAME if target is None else None)
 
 
-def test_a_model_on_the_command_line_comes_before_the_files_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
-    file: dict[str, Any] = {"target": {"model": "t"}, "draft": {"drafter": "ngram"}}
-    flags = {**NO_FLAGS, "draft": {"model": "d"}}
-    for settings in (file, {"target": {"model": "t"}}):
-        (draft,) = merged(settings, flags, no_draft=False, no_ray=False).drafts
-        assert isinstance(draft.worker, DraftConfig) and (draft.worker.model, draft.has_model) == ("d", True)
-        monkeypatch.setenv("OUTRIDER_DRAFT_DRAFTER", "ngram")
-    assert merged(file, NO_FLAGS, no_draft=False, no_ray=False).drafts[0].worker.model == "t"
-
-
 @pytest.mark.parametrize(
     ("said", "message"),
     [
@@ -120,11 +102,6 @@ def test_a_drafter_that_lacks_its_text_or_needs_none_is_refused(said: str, messa
     with pytest.raises(ConfigError) as error:
         merged({}, {**NO_FLAGS, "draft": {"model": said}}, no_draft=False, no_ray=False)
     assert error.value.message.startswith(message)
-
-
-def test_a_drafter_on_the_command_line_says_nothing_of_the_files_pools() -> None:
-    with pytest.raises(ConfigError, match="--draft is for one target and one draft, and the file names pools"):
-        merged(CLUSTER, {**NO_FLAGS, "draft": {"model": "ngram"}}, no_draft=False, no_ray=False)
 
 
 @pytest.mark.parametrize(
@@ -186,14 +163,6 @@ def test_without_ray_nobody_would_see_to_it(key: str) -> None:
         read({"target": {"model": "t", key: value}, "ray": None})
 
 
-def test_flags_for_one_pair_do_not_go_with_pools() -> None:
-    flags = {**NO_FLAGS, "draft": {"model": None, "cpu_cores": "0"}}
-    with pytest.raises(ConfigError, match=r"--draft-cores is for one target and one draft"):
-        merged(CLUSTER, flags, no_draft=False, no_ray=False)
-    with pytest.raises(ConfigError, match=r"--no-draft is for one target"):
-        merged(CLUSTER, NO_FLAGS, no_draft=True, no_ray=False)
-
-
 def test_workers_have_metrics_and_the_demo_pair_its_name() -> None:
     found = merged(CLUSTER, NO_FLAGS, no_draft=False, no_ray=False)
     assert {pool.worker.metrics_port for pool in found.pools} == {0}
@@ -209,27 +178,6 @@ def test_one_folder_of_certificates_is_that_of_every_part(file: dict[str, Any], 
     assert {pool.worker.tls_dir for pool in found.drafts} == {str(tmp_path / "draft")}
     assert found.gateway["tls_dir"] == str(tmp_path / "gateway")
     assert found.ray is not None and found.ray.tls_dir == str(tmp_path / "launcher")
-
-
-def test_a_split_target_of_a_named_system_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its ranks end with the launcher; the other pools' workers do not."""
-    monkeypatch.setattr(launcher, "Launcher", lambda *parts: SimpleNamespace(run=lambda: None))
-    monkeypatch.setattr(launcher, "configure_logging", lambda *settings: None)
-    split = {**CLUSTER["targets"], "large": {"model": "v", "tensor_parallel": 2}}
-    for ray, named in (({"name": "prod"}, ["targets.large"]), ({}, [])):
-        config = read({**CLUSTER, "targets": split, "drafts": {}, "ray": ray})
-        assert [pool.setting for pool in config.ending_with_launcher()] == named
-        caplog.clear()
-        launcher.run(config, StopFlag(), io.StringIO())
-        assert ["targets.large" in line for line in caplog.messages] == [True] * len(named)
-    assert read(CLUSTER).ending_with_launcher() == []
-
-
-def test_workers_on_machines_of_their_own_may_have_the_same_port() -> None:
-    pool = {"model": "t", "count": 2, "port": 7000, "labels": {"outrider/role": "target"}}
-    assert read({"targets": {"chat": pool}}).pools[0].worker.port == 7000
 
 
 def test_what_the_docs_and_the_examples_show_can_be_read() -> None:

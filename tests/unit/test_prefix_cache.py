@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import chain
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -49,14 +48,6 @@ def test_a_block_counts_only_after_the_same_tokens() -> None:
     assert len(match(pool, [1, 1, 1, 1, 2, 2, 2])) == 1  # whole blocks of what was asked for
 
 
-@pytest.mark.parametrize("other", [b"", b"tenant-b", b"tenant-a "])
-def test_another_salt_finds_nothing(other: bytes) -> None:
-    pool = KVPool(8, SIZE)
-    published(pool, [1, 2, 3, 4], b"tenant-a")
-    assert len(match(pool, [1, 2, 3, 4], b"tenant-a")) == 1
-    assert match(pool, [1, 2, 3, 4], other) == []
-
-
 def test_publishing_goes_on_from_where_it_was_and_ignores_guesses() -> None:
     pool = KVPool(8, SIZE)
     ids = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -88,17 +79,6 @@ def test_a_prefix_loses_its_tail_first_and_the_longest_unused_before_others() ->
     assert (len(match(pool, [1] * 12)), len(match(pool, [2] * 8))) == (0, 2)
 
 
-def test_adopting_makes_a_prefix_young_again() -> None:
-    pool = KVPool(4, SIZE)
-    for ids in ([1] * 8, [2] * 8):
-        published(pool, ids).free()
-    again = pool.new_table()
-    pool.prefix.adopt(again, [1] * 8)
-    again.free()
-    pool.new_table().reserve(8)
-    assert (len(match(pool, [1] * 8)), len(match(pool, [2] * 8))) == (2, 0)
-
-
 def test_a_published_block_is_not_written_while_others_read_it() -> None:
     pool = KVPool(8, SIZE)
     table = published(pool, [1, 2, 3, 4])
@@ -119,22 +99,6 @@ def test_a_published_block_is_withdrawn_before_its_only_holder_writes_it() -> No
     assert match(pool, [1, 2, 3, 4]) == []
     pool.prefix.publish(table, [1, 2, 9, 9])
     assert match(pool, [1, 2, 9, 9]) == table.blocks
-
-
-def test_a_disabled_cache_finds_nothing() -> None:
-    pool = KVPool(8, SIZE)
-    pool.prefix.enabled = False
-    published(pool, [1, 2, 3, 4]).free()
-    table = pool.new_table()
-    assert pool.prefix.adopt(table, [1, 2, 3, 4]) == 0
-    assert (pool.num_cached, table.blocks) == (0, [])
-
-
-def test_a_table_with_tokens_adopts_nothing() -> None:
-    pool = KVPool(8, SIZE)
-    table = published(pool, [1, 2, 3, 4])
-    with pytest.raises(AssertionError, match="holds 4 tokens already"):
-        pool.prefix.adopt(table, [1, 2, 3, 4])
 
 
 NUM_BLOCKS = 7

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models.recipe import prepare, train
-from models.recipe.pair import END_OF_TEXT_ID, SIZES, load_model, new_model, read_ids, sample_windows
+from models.recipe.pair import SIZES, load_model, new_model, read_ids, sample_windows
 
 NUM_FILES = 150
 
@@ -67,14 +67,6 @@ def test_a_file_is_read_once_and_broken_or_short_ones_never(tmp_path: Path) -> N
     assert [doc.name for doc in prepare.documents("stdlib", tmp_path, "*.py", set())] == ["stdlib/a.py"]
 
 
-def test_the_tokenizer_gives_back_every_text(work: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(work / "target")
-    text = "def f(x):\n\treturn 'é', '漢字', '\u0000', '🐍'\r\n"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.eos_token_id == END_OF_TEXT_ID
-    assert tokenizer.chat_template
-
-
 @pytest.mark.parametrize("which", ["target", "draft"])
 def test_training_beats_a_uniform_guess(work: Path, which: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(work / which)
@@ -105,28 +97,3 @@ def test_distillation_raises_acceptance(work: Path) -> None:
         own, *guesses = (model(ids).logits[:, 3:-1].softmax(dim=-1) for model in (target, draft, untrained))
     distilled, random = (float(torch.minimum(own, guess).sum(dim=-1).mean()) for guess in guesses)
     assert distilled > random + 0.05
-
-
-def test_resuming_starts_from_the_saved_weights(work: Path, tmp_path: Path) -> None:
-    before = load_model(work / "draft", torch.float32, "cpu").state_dict()
-    plan = train.Plan(seconds=None, steps=1, batch_size=1, window=16, report_every=1, seed=1)
-    resumed = train.Trainer(work, "draft", plan, "cpu", resume=True).model.state_dict()
-    assert all(torch.equal(resumed[name], weight) for name, weight in before.items())
-
-
-def test_the_learning_rate_warms_up_holds_and_fades() -> None:
-    assert train.rate_scale(0.0, 0) < 0.05
-    assert train.rate_scale(0.3, 1000) == train.rate_scale(0.5, 1000) == pytest.approx(1.01)
-    assert train.rate_scale(1.0, 1000) == pytest.approx(0.01)
-
-
-def test_clear_errors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere is not a folder"):
-        prepare.prepare(tmp_path, tmp_path / "nowhere", None, 300, None)
-    with pytest.raises(ValueError, match="0 training and 0 held-out files"):
-        prepare.prepare(tmp_path, tmp_path, None, 300, None)
-    with pytest.raises(FileNotFoundError, match=r"train\.bin.*models\.recipe\.prepare"):
-        train.main([str(tmp_path), "target", "--steps", "1"])
-    for arguments in (["--steps", "0"], ["--seconds", "1", "--window", "-3"]):
-        with pytest.raises(SystemExit):
-            train.main([str(tmp_path), "target", *arguments])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from gateway.generation import AnswerUsage, GenerationRequest
 from gateway.telemetry.request_record import (
     RequestRecords,
     RoundRecord,
-    current_record,
     note_admitted,
     note_answer,
     note_failure,
@@ -22,10 +20,9 @@ from gateway.telemetry.request_record import (
     note_ok,
     note_round_end,
     request_id_of,
-    traceparent,
 )
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import OutriderError, WorkerFault
+from outrider.wire.errors import WorkerFault
 from outrider.wire.params import SamplingParams
 from outrider.wire.trace import TraceParent
 
@@ -120,33 +117,6 @@ def test_one_line_says_what_the_request_was_and_how_it_ended(lines: pytest.LogCa
         "drafted": 16,
         "accepted": 7,
     }
-
-
-def test_a_request_whose_end_nobody_told_was_left_by_its_client(lines: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(KeyError), RequestRecords().record("req-1", "chat", None):
-        raise KeyError
-    assert "cancelled" in lines.records[0].getMessage()
-    assert current_record() is None
-    with RequestRecords().record("req-2", "chat", None):
-        note_failure(OutriderError("internal error"))
-    assert "internal" in lines.records[1].getMessage()
-    note_ok()  # outside of any request it says nothing to nobody
-
-
-async def test_tasks_find_the_record_of_the_request_they_work_for() -> None:
-    async def work() -> tuple[str | None, str]:
-        await asyncio.sleep(0.01)
-        found = current_record()
-        return found and found.request_id, traceparent()
-
-    async def serve(request_id: str, records: RequestRecords) -> tuple[str | None, str]:
-        with records.record(request_id, "chat", str(CALLER)):
-            return await asyncio.create_task(work())
-
-    traced = RequestRecords(Recorded())  # type: ignore[arg-type]
-    one, two = await asyncio.gather(serve("req-1", RequestRecords()), serve("req-2", traced))
-    assert one == ("req-1", "")
-    assert two == ("req-2", str(TraceParent(CALLER.trace_id, 2, True)))
 
 
 def test_a_traced_request_is_a_span_below_its_callers_with_its_rounds_below_it() -> None:

@@ -129,15 +129,6 @@ class TestAgainstTransformers:
             assert torch.equal(law > 0, expected > 0)
             torch.testing.assert_close(law, expected, atol=1e-6, rtol=0)
 
-    def test_all_requests_in_one_batch(self) -> None:
-        params = [params_of(values) for values in CASES.values()]
-        logits = random_logits(len(params), seed=9)
-        rows = [LogitRow(state(p), (17, 5)) for p in params]
-        law = probabilities(distributions(process_unchecked(logits, rows), rows))
-        expected = torch.stack([reference(p, logits[r], (*OUTPUT, 17, 5)) for r, p in enumerate(params)])
-        assert torch.equal(law > 0, expected > 0)
-        torch.testing.assert_close(law, expected, atol=1e-6, rtol=0)
-
     def test_large_vocabulary(self) -> None:
         logits = random_logits(2, 128_256, seed=4) / 3  # flat: its nucleus is wider than the first candidates
         for values in ({"top_p": 0.9}, {"top_k": 50, "top_p": 0.9}, {"temperature": 0.05, "top_p": 0.9}):
@@ -175,16 +166,6 @@ class TestProcess:
         logits = random_logits(2)
         assert process_unchecked(logits, [LogitRow(state(params_of(values)))] * 2) is logits
 
-    def test_other_rows_are_not_touched(self) -> None:
-        logits = random_logits(3)
-        rows = [LogitRow(state(params_of(v))) for v in ({}, TOGETHER, {})]
-        processed = process_unchecked(logits, rows)
-        assert torch.equal(processed[::2], logits[::2])
-
-    def test_wrong_number_of_rows(self) -> None:
-        with pytest.raises(ValueError, match="3 rows of logits for 1"):
-            process_unchecked(random_logits(3), [LogitRow(state(params_of({})))])
-
     @pytest.mark.parametrize("value", [math.nan, INF, -INF])
     def test_rows_of_a_broken_model_are_told(self, value: float) -> None:
         logits = random_logits(4)
@@ -207,11 +188,6 @@ class TestProcess:
         biased = params_of({**values, "logit_bias": {3: 1.0}})
         processed = process_unchecked(logits, [LogitRow(state(biased))])
         assert torch.equal(processed, process_unchecked(logits, [LogitRow(state(params_of({"logit_bias": {3: 1.0}})))]))
-
-    def test_one_id_left_is_enough(self) -> None:
-        rows = [LogitRow(state(params_of({"bad_words": tuple((i,) for i in range(64) if i != 21)})))]
-        law = distributions(process_unchecked(random_logits(1), rows), rows).exp()
-        assert law[0, 21] == 1.0 and int((law > 0).sum()) == 1
 
     def test_end_ids_outside_the_vocabulary_are_ignored(self) -> None:
         params = SamplingParams(max_tokens=9, min_tokens=5)
@@ -259,27 +235,6 @@ class TestState:
             got = process_unchecked(logits, [LogitRow(moving, (3, 3))])
             assert torch.equal(got, process_unchecked(logits, [LogitRow(state(params, tuple(output)), (3, 3))]))
 
-    def test_draft_prefix_equals_recomputing_from_scratch(self) -> None:
-        params, draft = params_of(TOGETHER), (5, 17, 60, 60, 1, 2, 9)
-        logits = random_logits(len(draft) + 1)
-        held = state(params)
-        got = process_unchecked(logits, [LogitRow(held, draft[:j]) for j in range(len(draft) + 1)])
-        fresh = [LogitRow(state(params, OUTPUT + draft[:j])) for j in range(len(draft) + 1)]
-        assert torch.equal(got, process_unchecked(logits, fresh))
-        assert torch.equal(process_unchecked(logits[:1], [LogitRow(held)]), got[:1])  # the drafts left no trace
-
-    def test_the_callers_list_is_not_kept(self) -> None:
-        output = [5, 5]
-        held = SamplingState(params_of({"frequency_penalty": 1.0}), PROMPT, EOS)
-        held.set_output(output)
-        output.append(9)
-        held.set_output(output)
-        logits = random_logits(1)
-        assert torch.equal(
-            process_unchecked(logits, [LogitRow(held)]),
-            process_unchecked(logits, [LogitRow(state(params_of({"frequency_penalty": 1.0}), (5, 5, 9)))]),
-        )
-
 
 class TestDistributions:
     def test_ties_at_the_edge(self) -> None:
@@ -301,13 +256,6 @@ class TestDistributions:
         assert distributions(logits, rows).exp().tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
         assert argmax(logits).tolist() == [1, 0]
 
-    @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-38, 1e-3, 100.0])
-    def test_extreme_temperatures(self, temperature: float) -> None:
-        rows = [LogitRow(SamplingState(SamplingParams(temperature=temperature, top_p=0.9, min_p=0.01), (), ()))]
-        law = distributions(random_logits(1), rows)
-        assert not bool(law.isnan().any())
-        assert float(law.double().exp().sum()) == pytest.approx(1.0, abs=1e-5)
-
     def test_a_row_does_not_depend_on_its_batch(self) -> None:
         logits = random_logits(len(CASES), 5000, seed=8)
         rows = [LogitRow(state(params_of(values)), (17,)) for values in CASES.values()]
@@ -317,12 +265,6 @@ class TestDistributions:
         assert torch.equal(distributions(process_unchecked(logits[order], shuffled), shuffled), together[order])
         for r, row in enumerate(rows):
             assert torch.equal(distributions(process_unchecked(logits[r : r + 1], [row]), [row])[0], together[r])
-
-    def test_leaves_processed_alone(self) -> None:
-        logits = random_logits(1)
-        before = logits.clone()
-        distributions(logits, [LogitRow(state(params_of(TOGETHER)))])
-        assert torch.equal(logits, before)
 
 
 class TestDraw:
@@ -350,30 +292,6 @@ class TestDraw:
         weights = torch.tensor([[0.0, 1.0, 0.0, 2.0, 1.0, 0.0]], dtype=torch.float64)
         monkeypatch.setattr(Tensor, "cumsum", lambda self, dim: torch.tensor([cdf], dtype=torch.float64))
         assert draw_weights(weights, torch.tensor([u], dtype=torch.float64)).tolist() == [expected]
-
-    def test_never_an_id_without_mass(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        law = random_logits(2000, 50).masked_fill(torch.rand(2000, 50, generator=generator) < 0.9, -INF)
-        law[:, 17] = 0.0
-        ends = torch.tensor([2.0**-54, 1 - 2.0**-53], dtype=torch.float64).repeat(500)
-        u = torch.cat([ends, torch.rand(1000, dtype=torch.float64, generator=generator).clamp_min(2.0**-54)])
-        ids = draw(law.log_softmax(-1), u)
-        assert bool((law.gather(1, ids[:, None]) > -INF).all())
-
-    def test_a_law_is_drawn_in_its_own_proportions(self) -> None:
-        """A grid of uniforms hits each id as often as its probability says, to one point of the grid."""
-        law = random_logits(1, 30).log_softmax(-1)
-        num = 100_000
-        grid = (torch.arange(num, dtype=torch.float64) + 0.5) / num
-        counts = torch.bincount(draw(law.expand(num, -1), grid), minlength=30)
-        assert bool(((counts - num * probabilities(law)[0]).abs() <= 1).all())
-
-    def test_a_row_does_not_depend_on_its_batch(self) -> None:
-        law = random_logits(40, 3000).log_softmax(-1)
-        u = torch.rand(40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        together = draw(law, u)
-        assert [int(draw(law[r : r + 1], u[r : r + 1])) for r in range(40)] == together.tolist()
-        assert torch.equal(draw(law.flip(0), u.flip(0)), together.flip(0))
 
     @pytest.mark.parametrize("value", [-INF, INF, math.nan])
     def test_nothing_to_draw_from(self, value: float) -> None:

@@ -30,16 +30,6 @@ def test_a_queue_grows_the_targets_after_a_few_seconds_and_again_only_after_as_m
     assert changes(scaler(), lambda now: sight, 12) == [(5, Change.GROW), (11, Change.GROW)]
 
 
-def test_a_queue_of_what_is_allowed_is_no_reason() -> None:
-    assert changes(scaler(), lambda now: Sight(num_serving=2, num_queued=4, busy_share=0.5), 100) == []
-
-
-def test_what_is_refused_counts_like_what_waits() -> None:
-    sight = Sight(num_serving=2, num_queued=1, num_refused=4, busy_share=0.1)
-    assert changes(scaler(), lambda now: sight, 5) == [(5, Change.GROW)]
-    assert changes(scaler(), lambda now: Sight(num_serving=2, num_refused=1, busy_share=0.1), 300) == []
-
-
 def test_refusals_are_those_of_the_last_seconds() -> None:
     loads = Loads()
     for second in range(6):
@@ -63,22 +53,10 @@ def test_drafts_do_not_look_at_the_queue_but_at_late_proposals() -> None:
     assert changes(scaler("draft"), lambda now: Sight(num_serving=2, busy_share=0.6, late_share=0.2), 99) == []
 
 
-def test_a_pause_begins_anew() -> None:
-    def sight(now: float) -> Sight:
-        return Sight(num_serving=2, num_queued=0 if now == 4 else 50, busy_share=0.6)
-
-    assert changes(scaler(), sight, 10) == [(10, Change.GROW)]
-
-
 def test_it_shrinks_after_a_minute_and_not_while_the_others_would_be_busy() -> None:
     assert changes(scaler(), lambda now: Sight(num_serving=3, busy_share=0.2), 60) == [(60, Change.SHRINK)]
     assert changes(scaler(), lambda now: Sight(num_serving=3, busy_share=0.3), 300) == []  # 0.45 for two
     assert changes(scaler(), lambda now: Sight(num_serving=3, num_queued=1, busy_share=0.1), 300) == []
-
-
-def test_bounds_are_kept() -> None:
-    assert changes(scaler(most=2), lambda now: Sight(num_serving=2, num_queued=99, busy_share=1.0), 99) == []
-    assert changes(scaler(least=2), lambda now: Sight(num_serving=2, busy_share=0.0), 99) == []
 
 
 def test_the_last_draft_goes_only_when_nothing_comes_at_all() -> None:
@@ -86,12 +64,6 @@ def test_the_last_draft_goes_only_when_nothing_comes_at_all() -> None:
     assert changes(scaler("draft", least=0), lambda now: Sight(num_serving=1, busy_share=0.0), 60) == [
         (60, Change.SHRINK)
     ]
-
-
-def test_nothing_changes_while_a_worker_comes() -> None:
-    for busy_share in (0.0, 1.0):
-        sight = Sight(num_serving=2, num_starting=1, busy_share=busy_share)
-        assert changes(scaler(), lambda now, sight=sight: sight, 99) == []
 
 
 def test_a_drain_bars_shrinking_and_not_growing() -> None:
@@ -108,10 +80,6 @@ def test_a_draft_comes_back_when_something_runs_for_a_while_and_stays_as_long_as
     unused = Sight(num_serving=1, num_asked=1, busy_share=0.0)  # nobody wants to be drafted for
     assert changes(none, lambda now: unused, 300) == []
     assert changes(none, lambda now: Sight(num_serving=1, busy_share=0.0), 60) == [(60, Change.SHRINK)]
-
-
-def test_what_is_not_known_is_no_reason_to_shrink() -> None:
-    assert changes(scaler(), lambda now: Sight(num_serving=3, busy_share=None), 300) == []
 
 
 def test_a_size_set_by_hand_is_left_alone_for_the_whole_time() -> None:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.worker.jobs import MAX_NARROW
 from outrider.engine.worker.scheduler import (
     MIN_PREFILL_TOKENS,
     Admit,
@@ -63,17 +62,6 @@ def test_a_prompt_alone_gets_the_whole_budget() -> None:
     assert plan(demand(1, Want.STEP, 60, cached=20)) == [Feed((1, 1), 39)]
 
 
-def test_short_prompts_share_a_step_in_the_order_of_arrival() -> None:
-    decisions = plan(blank(1, 30), blank(2, 30), blank(3, 30), blank(4, 30), budget=64)
-    assert [d for d in decisions if isinstance(d, Feed)] == [Feed((1, 1), 29), Feed((1, 2), 29), Feed((1, 3), 6)]
-    assert decisions[-1] == Wait((1, 4), Why.BUDGET)
-
-
-def test_a_short_text_begins_with_its_step() -> None:
-    assert plan(blank(1)) == [Admit((1, 1)), Run((1, 1))]
-    assert plan(blank(1, want=Want.PREFILL)) == []
-
-
 def test_nobody_younger_overtakes_one_who_waits_for_memory() -> None:
     decisions = plan(demand(1), blank(2, 80), blank(3), num_free=12)
     assert decisions == [Run((1, 1)), Wait((1, 2), Why.MEMORY), Wait((1, 3), Why.MEMORY)]
@@ -83,13 +71,6 @@ def test_a_slot_begins_only_when_all_that_it_needs_is_there_beside_one_block_for
     """9 + 4 tokens are 4 blocks; the running slot's own step takes 2, and 1 is left to it."""
     assert Admit((1, 2)) not in plan(demand(1), blank(2), num_free=6)
     assert Admit((1, 2)) in plan(demand(1), blank(2), num_free=7)
-
-
-def test_memory_promised_to_a_prompt_that_is_half_fed_is_not_given_away() -> None:
-    """It needs 10 blocks more."""
-    half_fed = demand(1, Want.PREFILL, 80, cached=44)
-    assert Admit((1, 2)) not in plan(half_fed, blank(2), num_free=14)
-    assert Admit((1, 2)) in plan(half_fed, blank(2), num_free=15)
 
 
 def test_the_youngest_gives_its_memory_up() -> None:
@@ -120,13 +101,6 @@ def test_dormant_slots_keep_nobody_waiting(held: list[tuple[int, bool]], num_fre
         num_free += sum(d.num_blocks for d in dormant if d.key[1] in taken)
         decisions = plan(*(d for d in dormant if d.key[1] not in taken), asking, num_free=num_free, budget=10_000)
     assert keys(decisions, Admit) == [99]
-
-
-def test_a_step_that_no_preemption_would_let_go_takes_nothing() -> None:
-    assert plan(demand(1, Want.NOTHING), demand(2, k=30), demand(3), num_free=1) == [
-        Wait((1, 2), Why.MEMORY),
-        Wait((1, 3), Why.MEMORY),
-    ]
 
 
 def test_a_prompt_is_fed_as_far_as_memory_goes() -> None:
@@ -165,33 +139,6 @@ def test_a_step_with_prefill_is_at_most_half_as_long_again(
         assert seconds(num_decode, chosen) <= 1.51 * seconds(num_decode, 0)
     if MIN_PREFILL_TOKENS < chosen < 4096:  # and the allowance is used
         assert seconds(num_decode, chosen + 2) >= 1.45 * seconds(num_decode, 0)
-
-
-def test_nothing_running_means_no_limit_but_the_setting() -> None:
-    cost = Scheduler(BLOCK_SIZE, 256).cost
-    assert cost.prefill_tokens(0, 256) == 256
-    assert cost.prefill_tokens(8, 256) == 256  # not known yet
-    cost.note(0, 256, 0.1)
-    cost.note(1, 0, 10.0)
-    assert cost.prefill_tokens(500, 256) == 256  # the nearest step known is a long one
-    assert cost.prefill_tokens(1, 256) == 256
-
-
-def test_a_prompt_alone_spares_those_who_will_be_back() -> None:
-    """Four slots between two steps: a piece is as small as beside their steps. Dormant ones are not waited for."""
-    scheduler = Scheduler(BLOCK_SIZE, 256)
-    scheduler.cost.note(0, 256, 0.256)
-    for _ in range(20):
-        scheduler.cost.note(4, 0, 0.020)
-    prompt = demand(9, Want.PREFILL, 300, cached=20)
-
-    def fed(want: Want, cached: int | None = None) -> int:
-        others = [demand(index, want, cached=cached, k=0) for index in range(4)]
-        return next(d.num_tokens for d in scheduler.plan([*others, prompt], 100) if isinstance(d, Feed))
-
-    assert fed(Want.NOTHING) == fed(Want.PREFILL) == fed(Want.STEP) == 10
-    assert fed(Want.NOTHING, cached=12) == 10  # the guesses of the last step have not been cropped yet
-    assert fed(Want.DORMANT) == 256
 
 
 def busy(num_running: int) -> tuple[Scheduler, list[SlotDemand]]:
@@ -235,33 +182,6 @@ def test_short_prompts_pass_a_long_one_that_has_not_begun() -> None:
     assert Wait((1, 21), Why.BUDGET) in decisions
 
 
-def test_a_text_without_a_prompt_to_feed_waits_for_no_prompt() -> None:
-    scheduler, running = busy(10)
-    half_fed = demand(20, Want.PREFILL, 6000, cached=400, blocks=100)
-    decisions = scheduler.plan([*running, half_fed, blank(21, 10)], 5000)
-    assert Admit((1, 21)) in decisions and Run((1, 21)) in decisions
-
-
-def test_small_prompts_do_not_tell_what_a_token_costs() -> None:
-    cost = Scheduler(BLOCK_SIZE, 256).cost
-    cost.note(0, 256, 0.256)
-    cost.note(8, 0, 0.020)
-    before = cost.prefill_tokens(8, 256)
-    for _ in range(20):
-        cost.note(0, 4, 0.020)
-    assert cost.prefill_tokens(8, 256) == before
-
-
-def test_one_slow_step_teaches_little() -> None:
-    cost = Scheduler(BLOCK_SIZE, 256).cost
-    for _ in range(20):
-        cost.note(8, 0, 0.010)
-        cost.note(8, 40, 0.015)
-    before = cost.prefill_tokens(8, 256)
-    cost.note(8, 40, 10.0)  # the machine had other things to do
-    assert cost.prefill_tokens(8, 256) >= before / 2
-
-
 def steps(scheduler: Scheduler, num_steps: int, decode_s: float, token_s: float) -> list[int]:
     """What a long prompt is fed beside eight slots, step by step, on a machine where they cost so much."""
     running = [demand(index, k=0) for index in range(8)]
@@ -271,24 +191,6 @@ def steps(scheduler: Scheduler, num_steps: int, decode_s: float, token_s: float)
         fed.append(fed_tokens(scheduler.plan([*running, prompt], 5000)).get(30, 0))
         scheduler.cost.note(8, fed[-1], decode_s + fed[-1] * token_s)
     return fed
-
-
-def test_decodes_of_unknown_cost_go_alone_once() -> None:
-    """A prompt token costs 1 ms and the decodes 20: ten tokens are half as much again."""
-    scheduler = Scheduler(BLOCK_SIZE, 256)
-    scheduler.cost.note(0, 256, 0.270)
-    fed = steps(scheduler, 15, 0.020, 0.001)
-    assert fed[0] == 0 and 0 not in fed[1:]
-    assert 9 <= fed[-1] <= 11
-
-
-def test_decodes_that_become_dearer_beside_a_prompt_leave_it_its_share() -> None:
-    """Their contexts grow: without a step of their own what they cost more would be charged to the prompt."""
-    scheduler, _ = busy(8)
-    assert 8 <= steps(scheduler, 40, 0.020, 0.001)[-1] <= 12
-    fed = steps(scheduler, 120, 0.040, 0.001)
-    assert 17 <= fed[-1] <= 21
-    assert 1 / 18 < fed.count(0) / len(fed) < 1 / 14
 
 
 # a whole worker's life
@@ -467,8 +369,3 @@ def test_every_request_ends_in_any_pool_that_holds_the_largest() -> None:
 
     live()
     assert sum(1 for count in num_preempted if count) > len(num_preempted) / 10, "memory was never tight"
-
-
-def test_a_prompt_is_narrow_up_to_the_width_that_rides_along() -> None:
-    assert demand(1, committed=MAX_NARROW, cached=0).num_to_feed == 0
-    assert demand(1, committed=MAX_NARROW + 1, cached=0).num_to_feed == MAX_NARROW

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.admission.requests import Chat, Demand
-from gateway.api.schemas import IGNORED, NEUTRAL, ChatBody, CompletionBody, parse_body
+from gateway.api.schemas import NEUTRAL, ChatBody, CompletionBody, parse_body
 from gateway.generation import DraftLogprobs, SpeculationOptions
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import SamplingParams
@@ -43,13 +43,6 @@ def test_k_is_a_number_or_auto(given: Any, count: int | None, adaptive: bool) ->
 def test_and_nothing_else(given: Any) -> None:
     with pytest.raises(InvalidRequest, match="num_draft_tokens"):
         completion(speculation={"num_draft_tokens": given})
-
-
-def test_null_is_the_default_everywhere() -> None:
-    for cls, make, needed in ((CompletionBody, completion, "prompt"), (ChatBody, chat, "messages")):
-        nothing = dict.fromkeys([*cls.model_fields, *IGNORED, *NEUTRAL])
-        del nothing[needed]
-        assert make(**nothing) == make()
 
 
 @pytest.mark.parametrize(("given", "seed"), [(5, 5), (-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1)])
@@ -92,13 +85,6 @@ def test_a_stop_is_one_string_or_several_and_top_k_minus_one_is_off() -> None:
     assert completion(stop="ab", top_k=-1).stop == ("ab",)
     assert completion(stop="ab", top_k=-1).params.top_k == 0
     assert completion(best_of=3, n=3).num_choices == 3
-
-
-def test_chat_limits_and_logprobs() -> None:
-    assert chat(max_tokens=3).max_tokens == chat(max_completion_tokens=3).max_tokens == 3
-    assert chat(max_tokens=3, max_completion_tokens=3).max_tokens == 3
-    assert [chat(logprobs=on, top_logprobs=top).params.num_logprobs for on, top in ((True, None), (True, 5))] == [0, 5]
-    assert chat(logprobs=False, top_logprobs=0).params.num_logprobs is None
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))

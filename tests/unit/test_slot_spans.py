@@ -7,7 +7,6 @@ from typing import Any
 
 from outrider.engine.worker.worker_service import SlotSpans
 from outrider.v1 import common_pb2 as pb
-from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.trace import TraceParent
 
@@ -66,31 +65,6 @@ def test_a_verify_is_a_child_of_its_round_with_its_phases_one_after_the_other() 
         whole["end"],
     ]
     assert "31337" not in str(recorded.added)
-
-
-def test_a_propose_too() -> None:
-    recorded = Recorded()
-    spans = opened(recorded, str(REQUEST))
-    told = spans.asked(1, dpb.DraftRequest(propose=dpb.Propose(slot=5, num_draft_tokens=4, ticket=TICKET)))
-    assert told is not None
-    told(dpb.DraftReply(propose=dpb.ProposeReply(draft_ids=[31337], queue_us=10, compute_us=20, encoding="ids")))
-    assert [(span["name"], span["end"] - span["start"]) for span in recorded.added] == [
-        ("propose", 30_000),
-        ("queue", 10_000),
-        ("compute", 20_000),
-    ]
-    assert recorded.added[0]["facts"]["outrider.encoding"] == "ids"
-    assert "31337" not in str(recorded.added)
-
-
-def test_a_refusal_is_an_error_of_its_code_alone() -> None:
-    recorded = Recorded()
-    told = opened(recorded, str(REQUEST)).asked(1, verify())
-    assert told is not None
-    told(tpb.TargetReply(error=pb.WorkerError(code=pb.WORKER_ERROR_CODE_BEHIND, message="token 31337")))
-    (span,) = recorded.added
-    assert (span["name"], span["error"]) == ("verify", "BEHIND")
-    assert "31337" not in str(span)
 
 
 def test_only_slots_that_are_sampled_are_traced_and_only_while_they_are_open() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.worker.slots import Behind, Slot, SlotTable
+from outrider.engine.worker.slots import Slot, SlotTable
 from outrider.wire.errors import InvalidRequest, Overloaded
 from outrider.wire.params import SamplingParams
 
@@ -40,13 +40,6 @@ def test_commit_from_appends_repeats_and_rewrites() -> None:
     assert slot.committed == [5, 6, 7, 8, 9, 11]
     slot.commit_from(0, [*PROMPT, 1])
     assert slot.committed == [*PROMPT, 1]
-
-
-def test_a_slot_that_is_behind_says_how_far_it_knows() -> None:
-    slot = open_slot()
-    with pytest.raises(Behind, match="base_len is 6, this slot knows 4 tokens; send again from 4") as caught:
-        slot.commit_from(6, [1])
-    assert caught.value.known_len == 4 and slot.committed == PROMPT
 
 
 @pytest.mark.parametrize(("base_len", "ids"), [(2, []), (0, [1, 2, 3]), (4, [1] * 21), (-1, [1, 2, 3, 4, 5])])
@@ -121,14 +114,6 @@ def test_truncate_is_idempotent_and_leaves_committed_alone() -> None:
     assert slot.truncate(0) == 1 and slot.cached == []
 
 
-def test_reconcile_drops_what_a_failed_forward_reserved() -> None:
-    slot = open_slot()
-    feed(slot, [5, 6])
-    slot.table.reserve(12)
-    slot.reconcile()
-    assert slot.table.num_tokens == 2
-
-
 def test_open_replaces_and_frees_the_older_slot() -> None:
     table = make_table()
     slot = open_slot(table)
@@ -144,17 +129,6 @@ def test_open_past_the_context_limit_names_the_numbers() -> None:
     assert make_table().open(1, 1, PROMPT, 4, params(60)).max_len == 64
 
 
-@pytest.mark.parametrize("num_prompt", [0, 5])
-def test_open_with_an_impossible_prompt_length(num_prompt: int) -> None:
-    with pytest.raises(InvalidRequest, match=f"num_prompt_tokens is {num_prompt}, must be from 1 to 4"):
-        make_table().open(1, 1, PROMPT, num_prompt, params())
-
-
-def test_open_with_more_committed_than_max_tokens() -> None:
-    with pytest.raises(InvalidRequest, match="4 committed tokens are more than prompt plus max_tokens, 3"):
-        make_table().open(1, 1, PROMPT, 1, params(2))
-
-
 def test_slot_limit() -> None:
     table = make_table(max_slots=2)
     table.open(1, 1, PROMPT, 4, params())
@@ -164,19 +138,6 @@ def test_slot_limit() -> None:
     table.open(1, 2, PROMPT, 4, params())  # a replacement takes no place
     table.close(1, 1)
     table.open(2, 1, PROMPT, 4, params())
-
-
-def test_a_request_that_could_never_fit_is_the_callers_fault() -> None:
-    with pytest.raises(InvalidRequest, match="need 6 cache blocks, this worker has 5 of 4 tokens"):
-        make_table(num_blocks=5).open(1, 1, PROMPT, 4, params())
-
-
-def test_opening_promises_no_memory() -> None:
-    """Who gets how much is decided step by step; only what could never fit is refused."""
-    table = make_table(num_blocks=6, max_slots=9)  # one slot of 24 tokens
-    for slot_id in range(9):
-        table.open(1, slot_id, PROMPT, 4, params())
-    assert table.pool.num_in_use == 0
 
 
 def begin(table: SlotTable, slot_id: int, ids: list[int], salt: bytes = b"") -> Slot:
@@ -199,23 +160,6 @@ def test_a_prompt_that_begins_alike_adopts_whole_blocks_and_shares_them() -> Non
     assert (first.num_adopted, second.num_adopted) == (0, 8)
     assert second.table.blocks[:2] == first.table.blocks[:2] and table.pool.num_in_use == 4
     assert second.cached == [*LONG[:9], 1, 2] and second.reconcile() == 11
-
-
-def test_the_last_token_is_never_adopted() -> None:
-    """Its logits are what the next step needs."""
-    table = make_table()
-    begin(table, 1, LONG)
-    assert begin(table, 2, LONG[:8]).num_adopted == 4
-    assert begin(table, 3, LONG[:9]).num_adopted == 8
-
-
-def test_another_salt_finds_nothing() -> None:
-    table = make_table()
-    begin(table, 1, LONG, b"a")
-    assert begin(table, 2, LONG, b"b").num_adopted == 0
-    assert begin(table, 3, LONG, b"a").num_adopted == 8
-    with pytest.raises(InvalidRequest, match="cache_salt has 257 bytes, at most 256 are allowed"):
-        table.open(1, 4, LONG, len(LONG), params(), b"x" * 257)
 
 
 def test_guesses_are_never_published() -> None:

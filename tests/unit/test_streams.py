@@ -91,17 +91,6 @@ async def test_who_queues_can_wait_for_the_reader() -> None:
     assert ended.done(), "nobody waits for a stream that has ended"
 
 
-async def test_batches_are_bounded_in_bytes() -> None:
-    """What the receiver would refuse, and with it the stream, leaves in pieces; what is too large anyway goes alone."""
-    wire = Wire()
-    outbox: Outbox[int] = Outbox(wire.write, wire.end, max_batch_bytes=10, size_of=lambda item: item)
-    for item in (4, 6, 1, 11, 3, 3, 3, 3):
-        outbox.put(item)
-    await settle()
-    assert wire.batches == [[4, 6], [1], [11], [3, 3, 3], [3]]
-    await outbox.close()
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -171,14 +160,6 @@ async def test_replies_find_their_callers_in_any_order() -> None:
     assert len(pending) == 0
 
 
-async def test_replies_that_nobody_waits_for_are_dropped() -> None:
-    pending: PendingReplies[Reply] = PendingReplies()
-    (first, future), (second, cancelled) = pending.new(), pending.new()
-    cancelled.cancel()
-    await pending.read(batches([Reply(999), Reply(second), Reply(first, "one"), Reply(first, "two"), Reply(0)]))
-    assert future.result().text == "one"
-
-
 @pytest.mark.parametrize("how", ["ends", "breaks"])
 async def test_the_end_of_the_stream_fails_who_waits(how: str) -> None:
     pending: PendingReplies[Reply] = PendingReplies()
@@ -190,19 +171,3 @@ async def test_the_end_of_the_stream_fails_who_waits(how: str) -> None:
         await future
     await settle()
     assert len(pending) == 0
-
-
-async def test_a_cancelled_reader_fails_who_waits() -> None:
-    pending: PendingReplies[Reply] = PendingReplies()
-    _, future = pending.new()
-
-    async def endless() -> AsyncIterator[list[Reply]]:
-        await asyncio.Event().wait()
-        yield []
-
-    reading = asyncio.create_task(pending.read(endless()))
-    await settle()
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
-    with pytest.raises(WorkerLost):
-        await future

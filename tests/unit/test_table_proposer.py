@@ -25,7 +25,7 @@ from outrider.drafting.tables import Unigram
 from outrider.engine.sampling.chain import draw_chain
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.sampling.wire_tensors import decode_laws
-from outrider.engine.worker.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, TruncateJob
+from outrider.engine.worker.jobs import CloseJob, Fault, Opened, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import OpenSlots
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
@@ -107,16 +107,6 @@ def rows_of(part: PartOut) -> Rows:
     return part.rows
 
 
-def test_a_greedy_proposal_is_ids_alone() -> None:
-    draft = Draft()
-    assert isinstance(draft.open(1, PROMPT), Opened)
-    result, (part,) = draft.proposed(1, len(PROMPT))
-    assert result.draft_ids == (3, 4, 1, 2) and result.encoding == "ids"
-    assert part.rows is None and (part.start, part.num_draft_tokens, part.committed_len) == (0, 4, len(PROMPT))
-    result, _ = draft.proposed(1, len(PROMPT), [3, 4, 1], k=2)
-    assert result.draft_ids == (2, 3)
-
-
 SAMPLED: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 5},
     {"temperature": 0.7, "seed": 6, "top_k": 2, "frequency_penalty": 0.5},
@@ -156,26 +146,6 @@ def test_laws_are_cut_before_the_draw_where_that_is_asked_for_or_there_is_no_roo
         assert len(laws) == 4 and all(law.support()[0].size == most for law in laws)
 
 
-def test_large_laws_leave_in_parts_that_each_fit_a_message() -> None:
-    vocab = 40_000
-    draft = Draft(Unigram(list(range(vocab))))
-    engine: Any = AtOnce()
-    draft.proposer = TableProposer(draft.keeper, engine, draft.parts.append, draft.metrics, vocab)
-    draft.open(1, PROMPT, temperature=1.0, seed=3)
-    _, parts = draft.proposed(1, len(PROMPT))
-    assert [(part.start, len(part.draft_ids), part.num_draft_tokens) for part in parts] == [(i, 1, 4) for i in range(4)]
-
-
-def test_where_there_is_nothing_to_say_the_target_is_told_so() -> None:
-    draft = Draft()
-    draft.open(1, [1, 2, 3, 5])
-    result, (part,) = draft.proposed(1, 4)
-    assert result.draft_ids == () and (part.draft_ids, part.num_draft_tokens, part.rows) == ((), 0, None)
-    draft.open(2, [1, 2, 3, 5], temperature=1.0)
-    _, (part,) = draft.proposed(2, 4)
-    assert (part.draft_ids, part.num_draft_tokens, part.rows) == ((), 0, None)
-
-
 def test_a_proposal_ends_where_there_is_nothing_more_to_say() -> None:
     """Of what was said in a slot that has ended, its prompt apart."""
     draft = Draft(Lookup(1, 4))
@@ -186,32 +156,6 @@ def test_a_proposal_ends_where_there_is_nothing_more_to_say() -> None:
     assert result.draft_ids == (6, 1) and part.num_draft_tokens == 2
     draft.open(2, [9, 8])
     assert draft.proposed(2, 2)[0].draft_ids == ()
-
-
-def test_messages_that_do_not_fit() -> None:
-    draft = Draft()
-    draft.open(1, PROMPT)
-    ((behind,), (unknown,), (outside,)) = draft.ask(1, 12, [3]), draft.ask(2, 0), draft.ask(1, 10, [VOCAB])
-    assert (behind.fault, behind.known_len) == (Fault.BEHIND, len(PROMPT))
-    assert unknown.fault is Fault.UNKNOWN_SLOT and outside.fault is Fault.INVALID
-    ((too_many,),) = (draft.ask(1, 10, k=MAX_TOKENS),)
-    assert too_many.fault is Fault.INVALID and f"from 1 to {MAX_TOKENS - 1}" in too_many.message
-    (lost_prompt,) = draft.ask(1, 4)
-    assert lost_prompt.fault is Fault.INVALID
-    result, _ = draft.proposed(1, len(PROMPT))
-    assert result.draft_ids == (3, 4, 1, 2), "the slot is as it was"
-
-
-def test_slots_are_limited_and_of_their_owner() -> None:
-    draft = Draft()
-    for slot in range(MAX_SLOTS):
-        assert isinstance(draft.open(slot, PROMPT), Opened)
-    refused = draft.open(9, PROMPT)
-    assert isinstance(refused, JobError) and refused.fault is Fault.EXHAUSTED
-    (other,) = draft.ask(0, len(PROMPT), owner=2)
-    assert other.fault is Fault.UNKNOWN_SLOT
-    too_long = draft.open(0, PROMPT, max_tokens=CONTEXT)
-    assert isinstance(too_long, JobError) and too_long.fault is Fault.INVALID
 
 
 @pytest.mark.parametrize("how", ["newer", "reopened", "closed", "gone"])
@@ -230,17 +174,6 @@ def test_what_is_not_drafted_any_more_is_cancelled(how: str) -> None:
     assert len(answers) == 1 and answers[0].fault is Fault.CANCELLED
     assert draft.proposer.step(time.monotonic()) is (how == "newer")
     assert len(answers) == 1 and (how != "newer" or newer[0].draft_ids == (4, 1, 2, 3))
-
-
-def test_a_step_that_fails_is_answered_and_its_slots_begin_anew() -> None:
-    draft = Draft()
-    draft.open(1, PROMPT)
-    answers = draft.ask(1, len(PROMPT))
-    draft.proposer.fail_step(RuntimeError("broken"))
-    assert answers[0].fault is Fault.INTERNAL and "broken" in answers[0].message
-    assert draft.table.num_in_use == 0
-    draft.open(1, PROMPT)
-    assert draft.proposed(1, len(PROMPT))[0].draft_ids == (3, 4, 1, 2)
 
 
 def test_what_was_said_in_a_step_that_failed_is_not_remembered() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from outrider.wire.transport.codec import DenseRows
-from target_service.tickets import NUM_REMEMBERED, Arrival, DeliveryPart, TicketTable
+from target_service.tickets import Arrival, DeliveryPart, TicketTable
 
 TTL_S = 10.0
 
@@ -64,39 +63,6 @@ def test_the_verify_may_come_first_or_in_between(held: Table) -> None:
     between = held.table.expect(2, 9, 3, now=0.0)
     held.deliver(part(ticket=2, start=1, ids=(6, 7)))
     assert between.draft_ids == [5, 6, 7] and between.complete
-
-
-@pytest.mark.parametrize("verify_first", [False, True])
-def test_a_later_part_may_say_that_there_are_fewer(held: Table, verify_first: bool) -> None:
-    if verify_first:
-        held.table.expect(1, 9, 5, now=0.0)
-    assert held.deliver(part(of=5), part(start=1, ids=(6, 7), of=4)) == [Arrival.TAKEN] * 2
-    assert held.deliver(part(start=3, ids=(8,), of=5)) == [Arrival.REFUSED], "and not that there are more again"
-    held.table.finish(1)
-    assert held.deliver(part(ticket=2, of=5), part(ticket=2, start=1, ids=(6,), of=2)) == [
-        Arrival.TAKEN,
-        Arrival.COMPLETE,
-    ]
-    proposal = held.table.expect(2, 9, 5, now=0.0)
-    assert proposal.complete and proposal.draft_ids == [5, 6] and proposal.num_draft_tokens == 2
-
-
-def test_fewer_than_have_come_cannot_be_all(held: Table) -> None:
-    assert held.deliver(part(ids=(5, 6), of=5), part(start=2, ids=(7,), of=2)) == [Arrival.TAKEN, Arrival.REFUSED]
-
-
-@pytest.mark.parametrize("verify_first", [False, True])
-def test_a_draft_that_has_nothing_to_say_completes_its_proposal(held: Table, verify_first: bool) -> None:
-    if verify_first:
-        held.table.expect(1, 9, 5, now=0.0)
-    assert held.deliver(part(ids=(), of=0)) == [Arrival.COMPLETE]
-    proposal = held.table.expect(1, 9, 5, now=0.0)
-    assert proposal.complete and proposal.draft_ids == [] and proposal.refused is None
-    assert held.deliver(part()) == [Arrival.REFUSED], "it has said so"
-    held.table.finish(1)
-    assert len(held.table) == 0
-    held.deliver(part(ticket=2, ids=(), of=0))
-    assert held.table.expect(2, 8, 5, now=0.0).refused is not None, "it is for another state"
 
 
 @pytest.mark.parametrize(
@@ -160,46 +126,10 @@ def test_after_completion_nothing_changes_it(held: Table) -> None:
     assert held.drops["refused"] == 4
 
 
-def test_what_could_not_be_translated_refuses_its_ticket(held: Table) -> None:
-    waiting = held.table.expect(1, 9, 3, now=0.0)
-    held.table.refuse(1, "NaN", 3, now=0.0)
-    held.table.refuse(2, "dtype", 2, now=0.0)
-    assert waiting.refused == "NaN"
-    assert held.table.expect(2, 9, 3, now=0.0).refused == "dtype"
-    assert held.drops == {"refused": 5}
-
-
-def test_late_parts(held: Table) -> None:
-    held.table.expect(1, 9, 3, now=0.0)
-    held.deliver(part())
-    held.table.finish(1, "late")
-    assert held.deliver(part(start=1, ids=(6, 7))) == [Arrival.LATE]
-    held.table.refuse(1, "NaN", 1, now=0.0)
-    assert held.drops == {"late": 3, "refused": 1}
-    assert len(held.table) == 0
-
-
 def test_a_verify_for_a_finished_ticket_knows_that_nothing_will_come(held: Table) -> None:
     held.table.finish(1)
     assert held.table.expect(1, 9, 3, now=0.0).gone
     assert held.deliver(part()) == [Arrival.LATE]
-
-
-def test_finished_tickets_are_forgotten_in_order(held: Table) -> None:
-    for ticket in range(NUM_REMEMBERED + 1):
-        held.table.finish(ticket)
-    assert held.deliver(part(ticket=0), part(ticket=1)) == [Arrival.TAKEN, Arrival.LATE]
-
-
-def test_bound_of_count(held: Table) -> None:
-    """The one that was parked longest gives way."""
-    assert held.deliver(*(part(ticket=t) for t in range(6))) == [Arrival.TAKEN] * 6
-    assert held.drops == {"overflow": 2} and len(held.table) == 4
-    assert held.table.expect(0, 9, 3, now=0.0).gone, "its verify need not wait"
-    held.table.finish(0)
-    held.table.refuse(7, "NaN", 1, now=0.0)
-    assert held.deliver(part(ticket=2, start=1, ids=(6, 7))) == [Arrival.LATE]
-    assert held.deliver(part(ticket=3, start=1, ids=(6, 7))) == [Arrival.COMPLETE], "those parked may go on"
 
 
 def test_what_a_verify_awaits_never_gives_way(held: Table) -> None:
@@ -252,30 +182,6 @@ def test_time_to_live(held: Table) -> None:
     assert held.table.next_expiry() is None
     assert held.drops == {"expired": 2}
     assert held.deliver(part(start=1), now=100.0) == [Arrival.LATE]
-
-
-def test_a_full_table_expires_before_it_overflows(held: Table) -> None:
-    held.deliver(*(part(ticket=t) for t in range(4)), now=0.0)
-    assert held.deliver(part(ticket=9), now=TTL_S) == [Arrival.TAKEN]
-
-
-def test_the_loop_and_the_engine_at_once() -> None:
-    """Every proposal is delivered by one thread and awaited by another; none is lost and nothing is left."""
-    table, count = TicketTable(10_000, 1 << 30, 60.0), 3000
-
-    def deliver() -> None:
-        for ticket in range(count):
-            for p in WHOLE:
-                table.deliver(replace(p, ticket=ticket), 0.0)
-
-    thread = threading.Thread(target=deliver)
-    thread.start()
-    proposals = [table.expect(ticket, 9, 3, 0.0) for ticket in range(count)]
-    thread.join()
-    assert all(p.complete and p.draft_ids == [5, 6, 7] for p in proposals)
-    for ticket in range(count):
-        table.finish(ticket)
-    assert len(table) == 0
 
 
 class AnyOrder(RuleBasedStateMachine):

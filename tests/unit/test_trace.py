@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -30,18 +29,6 @@ def spans(registry: CollectorRegistry) -> Iterator[Spans]:
     made = Spans(NOWHERE, "gateway", registry)
     yield made
     made.close()
-
-
-def test_a_header_is_read_and_written() -> None:
-    parent = TraceParent.parse(HEADER)
-    assert parent == TraceParent(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, True)
-    assert str(parent) == HEADER
-    assert parent is not None
-    assert parent.trace_hex == "0af7651916cd43dd8448eb211c80319c"
-    not_sampled = TraceParent.parse(HEADER[:-2] + "00")
-    assert not_sampled is not None
-    assert not not_sampled.sampled
-    assert TraceParent.parse("cc" + HEADER[2:] + "-what-comes-later") == parent  # a later version says more
 
 
 @pytest.mark.parametrize(
@@ -110,30 +97,6 @@ def test_a_span_arrives_as_it_was_told(registry: CollectorRegistry, monkeypatch:
     assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "sent"}) == 2
 
 
-def test_more_spans_than_the_queue_holds_are_dropped_and_counted(
-    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "3")
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "3")
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
-    with collecting() as (collector, endpoint, _):
-        spans = Spans(endpoint, "gateway", registry)
-        with collector.held:
-            for name in "abc":  # are taken, and wait for the collector
-                spans.add(name, TraceParent(1, 2, True), 1, 2, {})
-            until = time.monotonic() + 10
-            while not collector.num_asked:
-                assert time.monotonic() < until
-                time.sleep(0.01)
-            for name in "defgh":
-                spans.add(name, TraceParent(1, 2, True), 1, 2, {})
-            assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 2
-        spans.close()
-        assert sorted(span.name for span in collector.spans) == list("abcdef")
-    assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "sent"}) == 6
-    assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 2
-
-
 @pytest.mark.parametrize("is_there", [False, True], ids=["nobody", "one-that-is-mute"])
 def test_without_a_collector_spans_are_dropped_and_the_end_takes_a_second_at_most(
     registry: CollectorRegistry, is_there: bool, monkeypatch: pytest.MonkeyPatch
@@ -151,42 +114,11 @@ def test_without_a_collector_spans_are_dropped_and_the_end_takes_a_second_at_mos
     assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 9
 
 
-def test_what_the_exporter_complains_of_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    seldom = trace._Seldom()
-    warning, debug = (logging.makeLogRecord({"levelno": level}) for level in (logging.WARNING, logging.DEBUG))
-    assert seldom.filter(debug)
-    assert seldom.filter(warning)
-    assert not seldom.filter(warning)
-    assert seldom.filter(debug)
-    now_s += 61
-    assert seldom.filter(warning)
-
-
-@pytest.mark.parametrize(
-    "endpoint", ["collector:4317", "grpc://collector:4317", "http://", "collector", "http://collector:x"]
-)
-def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
-    with pytest.raises(ConfigError, match="must look like http://collector:4317"):
-        Spans(endpoint, "gateway")
-
-
 @pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_BSP_MAX_QUEUE_SIZE"])
 def test_an_environment_that_is_wrong_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "soon")
     with pytest.raises(ConfigError, match=r"OTEL_\*.*'soon'"):
         Spans(NOWHERE, "gateway")
-
-
-def test_switched_off_by_the_environment_it_makes_none(
-    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    spans = Spans(NOWHERE, "gateway", registry)
-    assert spans.begin("request", None, 1) is None
-    assert spans.add("verify", TraceParent(1, 2, True), 1, 2, {}) is None
-    spans.close()
 
 
 def test_without_the_libraries_the_error_says_what_to_install(

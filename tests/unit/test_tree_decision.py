@@ -20,7 +20,6 @@ from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
-from target_service import decide as batch
 from target_service.decide import decide
 from target_service.waiting import ReadyVerify
 from tests.unit.test_decide import PROMPT, PlainSlot, PlainWaiting
@@ -161,7 +160,3 @@ def test_logits_off_the_path_may_be_anything() -> None:
     with pytest.raises(NonFiniteLogits) as caught:
         decided(make(0, [-1], 1), slot)
     assert caught.value.rows == (2,)
-
-
-def test_the_numbers_of_a_chain_are_not_taken_for_a_tree() -> None:
-    assert batch.slots_noise([make(4, [-1, -1], 1).ready, make(0, [-1], 1).ready]) == [None, None]

@@ -104,14 +104,6 @@ def test_a_tree_of_one_branch_is_the_chain(shape: str) -> None:
         assert list(tree.ids) == ids
 
 
-def test_greedy_takes_the_best() -> None:
-    model = Model(1)
-    tree, _ = grown(proposal("greedy", "3x2"), model)
-    for prefix, ids in children(tree).items():
-        if ids:
-            assert ids == model.logits(prefix).argsort(descending=True)[: len(ids)].tolist()
-
-
 def test_coupled_takes_the_best_of_log_prob_and_noise() -> None:
     model, a = Model(2), proposal("coupled", "3x2")
     tree, _ = grown(a, model)
@@ -149,14 +141,6 @@ def test_the_best_nodes_are_the_likeliest_of_all_that_were_looked_at(kind: str) 
     assert min(probs[p] for p in kept) >= max(probs[p] for p in set(probs) - kept)
 
 
-def test_a_sure_draft_goes_deep_and_an_unsure_one_wide() -> None:
-    def depth(scale: float) -> int:
-        tree, _ = grown(proposal("greedy", "best:8x8"), Model(4, scale))
-        return max(map(len, tree.paths))
-
-    assert depth(30.0) == 8 and depth(0.3) <= 2
-
-
 def test_siblings_of_rejection_are_drawn_without_replacement() -> None:
     """Over many seeds the second of two comes as often as from the law without the first."""
     law = HostLogits(Model(6).logits(())[None]).law(0, LogitRow(SamplingState(SamplingParams(), PROMPT, ())))
@@ -168,14 +152,6 @@ def test_siblings_of_rejection_are_drawn_without_replacement() -> None:
     found = np.mean([second == int(law.without(best).scores.argmax()) for second in after_best])
     assert len(after_best) > 100
     assert abs(found - expected) < 4 * np.sqrt(expected * (1 - expected) / len(after_best))
-
-
-def test_a_level_is_shared_out_by_what_was_drawn_before() -> None:
-    """Equal parts by depth, to the parents of the likeliest paths."""
-    a = proposal("rejection", "best:9x3")
-    tree, _ = grown(a, Model(7))
-    by_depth = [sum(tree.depth(node) == d for node in range(9)) for d in (1, 2, 3)]
-    assert by_depth == [3, 3, 3]
 
 
 @pytest.mark.parametrize("cut_at", range(4))

@@ -16,7 +16,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import SamplingParams
-from outrider.wire.settings.config import ConfigError, GatewayConfig, load
+from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.tree_shape import TreeShape
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 
@@ -93,12 +93,6 @@ async def test_as_deep_as_the_drafts_context_and_as_large_as_the_smaller_cache()
     assert asked_for(tree=TREE, draft=worker_info(True, num_kv_blocks=3)) is None
 
 
-@pytest.mark.parametrize(("target", "draft"), [(True, False), (False, True)])
-async def test_a_chain_as_deep_where_one_of_the_pair_has_no_trees(target: bool, draft: bool) -> None:
-    asked = asked_for(tree=TREE, target=worker_info(target), draft=worker_info(draft))
-    assert shape(asked) is None and asked is not None and asked.num_draft_tokens == 3
-
-
 async def test_the_gateways_tree_gives_way_to_a_requests_own_wishes() -> None:
     config = GatewayConfig(target="127.0.0.1:9", tree="best:12x4")
     assert shape(asked_for(config=config)) == "best:12x4"
@@ -107,11 +101,6 @@ async def test_the_gateways_tree_gives_way_to_a_requests_own_wishes() -> None:
     assert asked_for(config=config, lenience=0.5) is None, "as many as pay, which nobody knows at first"
     request = GenerationRequest("r", "m", PROMPT, SamplingParams(), speculation=SpeculationOptions())
     assert tree_of(request, GatewayConfig(target="127.0.0.1:9")) is None
-
-
-def test_a_setting_that_is_no_tree_is_refused() -> None:
-    with pytest.raises(ConfigError, match="8x8: it has 72 nodes"):
-        load(GatewayConfig, ["--target", "127.0.0.1:9", "--tree", "8x8"])
 
 
 @pytest.mark.parametrize(

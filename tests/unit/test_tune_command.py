@@ -6,7 +6,6 @@ import io
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from click.testing import Result
@@ -15,8 +14,6 @@ from typer.testing import CliRunner
 
 from outrider.cli import tune
 from outrider.cli.main import app
-from outrider.cli.tuning import picture
-from tests.unit.scripted_gateway import ScriptedGateway, serving
 from tests.unit.test_tuning import studied
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -29,12 +26,6 @@ def signals_as_before() -> Iterator[None]:
     yield
     for number, handler in zip(SIGNALS, before, strict=True):
         signal.signal(number, handler)
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[ScriptedGateway]:
-    with serving() as scripted:
-        yield scripted
 
 
 def tuned(*args: str) -> Result:
@@ -72,47 +63,8 @@ def test_what_cannot_be_is_refused_at_once(args: tuple[str, ...], words: tuple[s
     refused(tuned(*args), *words)
 
 
-@pytest.mark.parametrize("line", ['{"prompt": 5}', "[1]", "Once", '{"text": "Once"}'])
-def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
-    (tmp_path / "odd.jsonl").write_text('{"prompt": "Once"}\n' + line)
-    refused(tuned("--prompts", str(tmp_path / "odd.jsonl")), "odd.jsonl, line 2", "`prompt`")
-
-
-def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "none.jsonl").write_text("\n")
-    refused(tuned("--prompts", str(tmp_path / "none.jsonl")), "none.jsonl has no prompt")
-
-
-def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picture.importlib.util, "find_spec", lambda name: None)
-    refused(tuned("--png", "curve.png"), "--png needs matplotlib", "outrider[tune]")
-
-
 def test_nobody_there() -> None:
     refused(tuned("--address", "127.0.0.1:1", "--timeout", "5"), "127.0.0.1:1")
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ((), ("serves several models", "--model", "pair, guessed, alone")),
-        (("--model", "other"), ("does not serve other", "pair, guessed, alone")),
-        (("--model", "guessed"), ("guessed with the draft ngram, which is no model", "--draft FOLDER")),
-        (("--model", "alone"), ("serves alone without a draft worker", "outrider up --draft")),
-    ],
-)
-def test_models_that_cannot_be_tuned(gateway: ScriptedGateway, args: tuple[str, ...], words: tuple[str, ...]) -> None:
-    refused(tuned("--address", gateway.address, *args), *words)
-
-
-def test_a_gateway_that_drafts_otherwise_than_asked_is_told_of(gateway: ScriptedGateway) -> None:
-    """Its answers never have 12 drafts in a round: no cost can be told, and that is said, not a number."""
-    made = tuned("--address", gateway.address, "--model", "pair", "--repeats", "1")
-    assert made.exit_code == 1 and not made.stdout
-    *progress, error = made.stderr.strip().splitlines()
-    assert [line.split()[3] for line in progress] == [str(13 * done) for done in range(1, len(progress) + 1)]
-    assert progress[-1] == f"temperature 0, costs: {13 * len(progress)} of {13 * len(progress)} answers"
-    assert error.startswith("error: no round had all drafts of K = 1 in 6 answers of 42 tokens")
 
 
 # ---- what to type

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import io
 import json
 import random
-import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from outrider.cli.tuning import runs
 from outrider.cli.tuning import study as study_module
-from outrider.cli.tuning.choice import Ratio, choose, fastest_of
+from outrider.cli.tuning.choice import choose, fastest_of
 from outrider.cli.tuning.costs import Costs, costs_of
-from outrider.cli.tuning.expected import Acceptance, best_k, expected_speed, expected_tokens, improvement
-from outrider.cli.tuning.picture import draw
+from outrider.cli.tuning.expected import Acceptance, expected_speed, expected_tokens, improvement
 from outrider.cli.tuning.report import reason, show, to_json, unsteady
 from outrider.cli.tuning.runs import Pass, TimedAnswer, Workload
 from outrider.cli.tuning.settings import alternatives, chain, chain_name, environment, gateway_settings, needs_draft
@@ -58,21 +53,6 @@ def test_the_improvement_is_the_papers(c: float, gamma: int, alpha: float, expec
     assert improvement(alpha, gamma, c) == pytest.approx(expected, abs=0.07)
 
 
-def test_the_ends_of_the_formula() -> None:
-    assert expected_tokens(1.0, 7) == 8.0
-    assert expected_tokens(0.0, 7) == 1.0
-    assert improvement(0.7, 0, 0.2) == 1.0
-    assert improvement(0.7, 1, 0.2) == pytest.approx(1.7 / 1.2)  # Corollary 3.9: (1 + alpha) / (1 + c)
-
-
-def test_drafts_pay_where_alpha_is_above_c_and_more_the_better_they_are() -> None:
-    for c in (0.01, 0.05, 0.2, 0.5):
-        best = [best_k(step / 100, c, 12) for step in range(100)]
-        assert best == sorted(best)
-        assert all((k > 0) == (step / 100 > c) for step, k in enumerate(best))
-    assert [best_k(0.8, c, 12) for c in (0.0, 0.05, 0.1, 0.5)] == [12, 8, 6, 2]
-
-
 EVERY_K = range(13)
 
 # ---- from rounds to costs and acceptance
@@ -99,15 +79,6 @@ def test_costs_are_those_of_the_rounds_with_all_their_drafts() -> None:
     assert costs.c == pytest.approx(0.002 / 0.020)
 
 
-def test_one_slow_pass_does_not_count() -> None:
-    texts = pair_texts(1, 4)
-    calm = one_pass(4, texts)
-    slow = slower(calm, 9)
-    plain = one_pass(0, texts)
-    costs = costs_of({0: [plain] * 3, 4: [calm, slow, calm]}, MAX_TOKENS)
-    assert costs.by_k[4].round_s == pytest.approx(round_s(4))
-
-
 def test_answers_too_short_to_tell_are_refused() -> None:
     with pytest.raises(ConfigError, match="no round had all drafts of K = 12 in 1 answers of 3 tokens"):
         costs_of({12: [one_pass(12, [[True] * 3])]}, MAX_TOKENS)
@@ -126,25 +97,6 @@ def test_acceptance_by_position_counts_what_was_looked_at() -> None:
     assert found.chances()[0] == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 2 / 3, 0.0, 1.0]
 
 
-def test_what_follows_a_whole_proposal_is_as_likely_as_what_comes_so_late() -> None:
-    """Of rounds of two K: the last position of the shorter one, and those behind it."""
-    right = [True, True, True, False, True, True, True, True, False]
-    found = Acceptance.of({2: [one_pass(2, [right])], 4: [one_pass(4, [right])]})
-    # 1 1 + | 0 | 1 1 + | 1 0 and 1 1 1 0 | 1 1 1 1 + where K is 4
-    assert found.reached == (6, 5, 2, 2) and found.accepted == (5, 4, 2, 1)
-    late = 7 / 9
-    assert found.chances() == [
-        [1.0, 1.0, late, 0.0, 1.0, 1.0, late, 1.0, 0.0],
-        [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, late],
-    ]
-
-
-def test_a_position_that_no_round_reached_has_no_rate() -> None:
-    found = Acceptance.of({4: [one_pass(4, [[False, False, True, False]])]})
-    assert found.by_position == [1 / 3, 0.0, None, None]
-    assert Acceptance.of({0: [one_pass(0, [[True] * 5])]}).alpha == 0.0
-
-
 # ---- expected against what comes
 
 
@@ -158,58 +110,7 @@ def test_the_expected_speed_is_what_comes() -> None:
         assert expected_speed(chances, costs, k, MAX_TOKENS) == pytest.approx(measured, rel=0.06), k
 
 
-def test_runs_of_easy_text_are_not_lost_in_a_mean() -> None:
-    """At K = 1 most rounds begin inside an easy run, at K = 12 after its end: one alpha is too low for the first."""
-    texts, unit = pair_texts(4, 30), costs_at(EVERY_K, pair_texts(1))
-    found = Acceptance.of({12: [one_pass(12, texts)]})
-    at_one = one_pass(1, texts)
-    kept = statistics.fmean(round_.num_accepted for each in at_one.answers for round_ in each.rounds)
-    assert found.by_position[0] is not None and found.by_position[0] < kept - 0.05
-    assert expected_speed(found.chances(), unit, 1, MAX_TOKENS) == pytest.approx(at_one.tokens_per_s, rel=0.01)
-
-
-def test_late_proposals_are_expected_to_go_on() -> None:
-    draws = random.Random(5)
-    texts = pair_texts(6, 30)
-
-    def is_late() -> bool:
-        return draws.random() < 0.3
-
-    costs = costs_of({0: [one_pass(0, texts)]} | {k: [one_pass(k, texts, is_late)] for k in range(1, 7)}, MAX_TOKENS)
-    assert costs.by_k[6].plain_share == pytest.approx(0.3, abs=0.04)
-    chances = Acceptance.of({6: [one_pass(6, texts, is_late)]}).chances()
-    measured = one_pass(6, texts, is_late).tokens_per_s
-    assert expected_speed(chances, costs, 6, MAX_TOKENS) == pytest.approx(measured, rel=0.05)
-
-
-def test_independent_drafts_give_the_closed_form() -> None:
-    """A long answer, a round costs one second: tokens per second are equation 1's."""
-    draws = random.Random(7)
-    texts = [[draws.random() < 0.7 for _ in range(MAX_TOKENS)] for _ in range(150)]
-    chances = Acceptance.of({12: [one_pass(12, texts)]}).chances()
-    costs = costs_at(EVERY_K, pair_texts(1))
-    unit = dict.fromkeys(("first_s", "round_s"), 1.0)
-    zero = dict.fromkeys(("draft_s", "wire_s", "verify_s", "rest_s", "plain_share"), 0.0)
-    flat = Costs({k: type(cost)(**unit, **zero) for k, cost in costs.by_k.items()})
-    for k in (1, 3, 6):
-        assert expected_speed(chances, flat, k, MAX_TOKENS) == pytest.approx(expected_tokens(0.7, k), rel=0.03)
-
-
-def test_an_answer_ends_at_its_last_token() -> None:
-    """One that ends early has no round behind its end, and its last round is cut."""
-    costs = costs_at(EVERY_K, pair_texts(1))
-    right = [True] * 7
-    seconds = 7 / expected_speed([[1.0] * 7], costs, 4, MAX_TOKENS)
-    assert seconds == pytest.approx(sum(answer(4, right).gaps_s)) == pytest.approx(PROMPT_S + 2 * round_s(4))
-
-
 # ---- what is recommended
-
-
-def test_the_fastest_is_recommended() -> None:
-    choice = choose({"plain": [10, 10, 10], "K = 2": [14, 15, 14], "K = 4": [20, 21, 22]})
-    assert choice.name == choice.fastest == "K = 4"
-    assert choice.speedup == Ratio(2.1, 2.0, 2.2)
 
 
 def test_a_tie_goes_to_what_is_simpler() -> None:
@@ -229,15 +130,6 @@ def test_no_drafts_where_they_do_not_pay() -> None:
     same = choose({"plain": [10, 10, 10], "K = 2": [10.1, 9.9, 10.2]})
     assert (same.name, same.fastest) == ("plain", "K = 2")
     assert fastest_of({"plain": [10], "K = 2": [9.5], "K = 4": [7]}) == "K = 2"
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_recommended_is_never_far_from_the_fastest(seed: int) -> None:
-    draws = random.Random(seed)
-    speeds = {name: [draws.gauss(20, 1.5) for _ in range(3)] for name in ("plain", "a", "b", "c", "d")}
-    choice = choose(speeds)
-    ratio = Ratio.of(speeds[choice.name], speeds[choice.fastest])
-    assert ratio.median >= 0.98
 
 
 # ---- the study and what is said of it
@@ -285,15 +177,6 @@ def test_a_study_is_shown_in_80_columns() -> None:
     assert "temperature 1: K = 4, coupled" in text and "the fastest measured" in text
 
 
-def test_a_machine_that_was_not_idle_is_told_of() -> None:
-    study = studied()
-    assert unsteady(study) is None
-    busy = dataclasses.replace(study, speeds={**study.speeds, "plain": [0.5 * study.points[0].tokens_per_s] * 2})
-    assert "plain decoding made" in str(unsteady(busy)) and to_json(busy)["unsteady"] == unsteady(busy)
-    kept_nothing = dataclasses.replace(study, tokens_per_pass=dict.fromkeys(study.speeds, 1.0))
-    assert "K = 4 made 1.00 tokens a pass and seemed" in str(unsteady(kept_nothing))
-
-
 def test_where_drafts_do_not_pay_it_says_so_and_why() -> None:
     study = studied(faster_alone=True)
     said = reason(study)
@@ -313,13 +196,6 @@ def test_the_json_has_all_that_the_tables_have() -> None:
     settings = {"num_draft_tokens": "4", "drafter": "model", "acceptance": "coupled"}
     assert found["recommendation"]["gateway_settings"] == settings
     assert found["not_offered"] == {"K = 4, full": "no such thing"}
-
-
-def test_the_curves_are_drawn(tmp_path: Path) -> None:
-    draw([studied(), studied(faster_alone=True)], "a pair", tmp_path / "curve.png")
-    with Image.open(tmp_path / "curve.png") as picture:
-        assert picture.format == "PNG" and picture.width > 1000
-        assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 50  # lines, and not a blank sheet
 
 
 # ---- how it is measured
