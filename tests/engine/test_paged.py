@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +24,7 @@ from outrider.engine.paths.paged_plan import AttentionOptions, PagedPlan
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.settings.config import TargetConfig
-from tests.rounds import Fed, largest_error, some_ids, step, truth_of
+from tests.rounds import some_ids
 from tests.tiny_models import random_model, save
 from tests.zoo import ARCHITECTURES, LATENT, ROUTED, SHAPE
 
@@ -164,30 +161,6 @@ def expected(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, optio
     return torch.stack(out).float()
 
 
-TRAITS: dict[str, tuple[str, Callable[[AttentionOptions], AttentionOptions]]] = {
-    "window": ("mistral", lambda options: replace(options, window=None)),
-    "window left to the mask": ("phimoe", lambda options: replace(options, window=None)),
-    "chunk": ("llama4_text", lambda options: replace(options, chunk=None)),
-    "soft cap": ("gemma2", lambda options: replace(options, softcap=None)),
-    "sinks": ("gpt_oss", lambda options: replace(options, sinks=None)),
-}
-
-
-@pytest.mark.parametrize("trait", TRAITS)
-def test_the_zoo_tells_when_a_trait_is_left_out(trait: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, without = TRAITS[trait]
-    model = random_model(ARCHITECTURES[name].config, seed=3)
-    truth = truth_of(model)
-    assert largest_error(paged(model), truth) < TOLERANCE
-    attend = TorchAttention.attend
-
-    def careless(self: TorchAttention, *arguments: object) -> Tensor:
-        return attend(self, *arguments[:-1], without(arguments[-1]))  # type: ignore[arg-type]
-
-    monkeypatch.setattr(TorchAttention, "attend", careless)
-    assert largest_error(paged(model), truth) > 1e-2
-
-
 # The path -------------------------------------------------------------------------------------------------------------
 
 
@@ -204,39 +177,6 @@ def test_the_self_test_s_truth_and_other_users_keep_transformers_attention(llama
     with pytest.raises(InvalidRequest):
         runner.forward([Row.of(table, [1, 2, 3, VOCAB_SIZE], 3, 1)])
     assert llama.config._attn_implementation == before != ATTENTION_NAME
-
-
-def test_random_courses_of_rows(llama: PreTrainedModel) -> None:
-    """Fed, verified, rolled back, forked and dropped in any order, many at a time."""
-    dice, truth = random.Random(5), truth_of(llama)
-    runner = paged(llama, num_blocks=80)
-    fed: list[Fed] = []
-    for turn in range(40):
-        if len(fed) < 10:
-            fed.append(Fed(runner, truth, some_ids(120, VOCAB_SIZE, dice.randrange(12))))
-        feeds = []
-        for sequence in dice.sample(fed, dice.randint(1, len(fed))):
-            room = min(64, len(sequence.ids)) - sequence.num_cached
-            if room > 0:
-                new = min(room, dice.choice((1, 1, 6, dice.randint(1, 30))))
-                feeds.append((sequence, sequence.num_cached + new, dice.randint(0, new)))
-        if feeds:
-            assert step(runner, feeds) < TOLERANCE, turn
-        victim = dice.choice(fed)
-        if victim.num_cached:
-            match dice.randrange(3):
-                case 0:
-                    victim.roll_back(dice.randint(0, victim.num_cached), dice.randrange(12))
-                case 1 if len(fed) < 10:
-                    twin = Fed(runner, truth, list(victim.ids[: victim.num_cached]) + some_ids(60, VOCAB_SIZE, turn))
-                    twin.table, twin.num_cached = victim.table.fork(), victim.num_cached
-                    fed.append(twin)
-                case 2:
-                    victim.table.free()
-                    fed.remove(victim)
-    for sequence in fed:
-        sequence.table.free()
-    assert runner.pool.num_in_use == 0
 
 
 @pytest.mark.parametrize(

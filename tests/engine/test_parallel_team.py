@@ -191,21 +191,6 @@ def test_a_follower_that_is_killed_while_the_paths_are_tried_is_no_fault_of_the_
     assert len(lost) == 1 and not torch.distributed.is_initialized()
 
 
-@CPU_ONLY
-def test_a_follower_under_ray_ends_with_a_target_that_ends_in_good_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As one whose port is taken when it comes back does: the next life must find a follower that Ray has restarted."""
-    keep_environment(monkeypatch)
-    model, ranks = tiny_llama(tmp_path, VOCAB_SIZE), tmp_path / "ranks"
-    config = config_of(model)
-    with forked("tests.engine.follower_actor", str(ranks)) as actor:
-        _, leader = load_split(config, lambda error: None, str(ranks))
-        assert actor.poll() is None
-        leader.close()
-        assert actor.wait(AT_ONCE_S) == 1
-
-
 def test_a_load_s_own_error_says_more_than_the_loss_that_came_with_it() -> None:
     def load(engine: EngineThread) -> None:
         engine.fail(Unavailable("rank 1 of 2 is lost"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,16 +10,14 @@ import torch
 from transformers import AutoTokenizer, GPT2Config, LlamaConfig
 from transformers.pytorch_utils import Conv1D
 
-from outrider.engine.loading import packed_linear
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.loading.packed_linear import int8_product
 from outrider.engine.loading.quantize import NARROW, Int8Linear, is_int8, quantize_int8
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.wire.settings.config import TargetConfig
 from tests.samples import total
 from tests.stack import DEMO_TARGET, running
-from tests.tiny_models import random_model, tiny_llama
+from tests.tiny_models import random_model
 
 LOGIT_ERROR = 0.06
 """Share of the largest logit; 8 bits give the demo target 0.03."""
@@ -95,37 +92,6 @@ def test_a_layer_is_its_rounded_weights_at_every_width(dtype: torch.dtype, num_t
     expected = x.float() @ weights.t()
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
     assert float((rounded(x).float() - expected).abs().max()) <= tolerance * float(expected.abs().max())
-
-
-def fails(*_: torch.Tensor) -> torch.Tensor:
-    raise RuntimeError("not compiled for this processor")
-
-
-def wrong(*arguments: torch.Tensor) -> torch.Tensor:
-    return torch.ops.aten._weight_int8pack_mm(*arguments) * 1.05
-
-
-@pytest.mark.parametrize("operator", [fails, wrong, None], ids=["fails", "wrong", "missing"])
-def test_without_torch_s_own_product_narrow_rows_unpack_the_weights_too(
-    operator: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def found() -> Any:
-        if operator is None:
-            raise AttributeError("no such operator")
-        return operator
-
-    monkeypatch.setattr(packed_linear, "int8_operator", found)
-    int8_product.cache_clear()
-    try:
-        layer = Int8Linear(torch.randint(-127, 128, (48, 64), dtype=torch.int8), torch.rand(48).bfloat16(), None)
-        x = torch.randn(1, 64).bfloat16()
-        expected = (x.float() @ layer.weight.float().t()) * layer.scale.float()
-        assert float((layer(x).float() - expected).abs().max()) <= 2e-2 * float(expected.abs().max())
-        runner = load(tiny_llama(tmp_path), "int8", context_limit=None, dtype="bfloat16", attention_path="paged")
-        assert runner.path.name == "paged"
-        assert int8_product(48, 64) is None
-    finally:
-        int8_product.cache_clear()
 
 
 def random_model_of_one_size() -> Any:

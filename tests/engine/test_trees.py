@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from outrider.engine.kv_pool import BlockTable, KVPool, OutOfBlocks
+from outrider.engine.kv_pool import BlockTable, KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.choice import FACTORIES, choose_path, tree_refusal
 from outrider.engine.step_plan import Row
@@ -202,31 +202,6 @@ def test_a_fork_made_before_the_decision_keeps_the_whole_tree(path: str) -> None
         assert error(logits, expected(after)[-2:]) < TOLERANCE[torch.float32]
         one.table.free()
     assert runner.pool.num_in_use == 0
-
-
-def test_a_kept_path_that_finds_no_block_for_its_copy_changes_nothing() -> None:
-    runner = runner_of("llama", "paged")
-    tree = grown(runner, some_ids(20, VOCAB_SIZE, 1), 6, 1)
-    tree.parents = [-1, 0, 0, 2, 3, 4]
-    runner.forward([Row.of(tree.table, tree.ids, 0, 0)])
-    feed(tree, [], [])
-    fork, greedy = tree.table.fork(), runner.pool.new_table()
-    greedy.reserve(runner.pool.num_free * runner.pool.block_size)
-    before = list(tree.table.blocks)
-    with pytest.raises(OutOfBlocks):
-        tree.keep(5)
-    assert (tree.table.blocks, tree.table.num_tokens) == (before, 26)
-    greedy.free()
-    tree.keep(5)
-    assert (
-        error(
-            runner.forward([Row.of(tree.table, [*tree.ids, 3], len(tree.ids), 1)]),
-            truth("llama")([*tree.ids, 3])[-1:],
-        )
-        < TOLERANCE[torch.float32]
-    )
-    fork.free()
-    tree.table.free()
 
 
 def test_a_published_prefix_is_neither_moved_nor_lost() -> None:

@@ -294,19 +294,3 @@ def test_a_draft_short_of_memory_drafts_the_same(runner: ModelRunner, temperatur
     assert small.run(temperature) == expected
     assert small.count("preemptions_total") > 0
     assert small.pool.num_in_use == 0
-
-
-def test_a_slot_is_not_dormant_when_its_verdict_comes_late(runner: ModelRunner) -> None:
-    """The gateway asks again within milliseconds: its memory must not be the first to be taken."""
-    target = Target(runner, LARGE)
-    target.open(1, prompt(1))
-    slot = target.table.get(1, 1)
-    assert slot is not None
-    for _ in range(3):
-        target.idle.clear()
-        target.ask(1)
-        slot.asked_s -= 10.0  # the verify came long ago
-        while not target.idle:
-            target.verifier.step(time.monotonic())
-        assert time.monotonic() - slot.asked_s < 1.0
-    target.verifier.handle(CloseJob(1, 1))

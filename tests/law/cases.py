@@ -62,7 +62,6 @@ LENGTHS = (1, 2, 4)
 """K of groups for its own sake. It is 3 in the others."""
 UNDER_FULL = (
     "nothing",
-    "temperature 0",
     "top_p",
     "repetition_penalty",
     "bad_words",
@@ -71,7 +70,7 @@ UNDER_FULL = (
     "everything",
 )
 """Parameters of each kind, for the suite of every day: each of them has its law tested under one kind at least, and
-under more with the larger samples.
+under more with the larger samples. Temperature 0 has one answer: parity compares its tokens.
 """
 UNDER_TOPK = ("presence_penalty", "temperature 1.5", "everything")
 UNDER_COUPLED = ("min_p", "stop_token_ids", "everything")
@@ -85,15 +84,15 @@ UNDER_OTHERS = {
     "tree, ngram+model": ("everything",),
     "auto": ("nothing",),
     "K adapts": ("nothing",),
-    "lengths": tuple(f"K = {k}, everything" for k in LENGTHS),
+    "lengths": ("K = 1, everything", "K = 4, everything"),
     "off": ("everything",),
     "coupled, off": (),
     "coupled, ngram": (),
     "lenient": ("nothing",),
     "lookup": ("repeated drafts",),
-    "unigram": ("nothing",),
+    "unigram": (),
     "ngram+model": ("frequency_penalty",),
-    "lookup+model": ("nothing",),
+    "lookup+model": (),
     "draft of bigrams": ("everything",),
     "draft of n-grams": (),
     "draft of lookups": (),

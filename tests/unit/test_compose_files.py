@@ -89,22 +89,6 @@ def test_what_is_mounted_is_there() -> None:
                 assert (REPO / source).exists(), source
 
 
-def test_a_workers_hub_token_is_a_file_of_its_secrets_that_need_not_be_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from huggingface_hub import constants, get_token
-
-    (named,) = re.findall(r"HF_TOKEN_PATH=(\S+)", (REPO / "deploy/docker/worker.Dockerfile").read_text())
-    folder, _, name = named.rpartition("/")
-    for role in ("draft", "target"):
-        assert [one for one in services()[role]["volumes"] if one.endswith(f"/{role}:{folder}:ro")]
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / name))
-    assert get_token() is None
-    (tmp_path / name).write_text("hf_x\n")
-    assert get_token() == "hf_x"
-
-
 def test_every_part_has_the_time_that_it_may_drain() -> None:
     config = SystemConfig.read(yaml.safe_load((REPO / "deploy/docker/cluster.yaml").read_text()))
     longest_s = max(

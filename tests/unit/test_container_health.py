@@ -73,21 +73,3 @@ def test_over_tls_it_shows_the_parts_own_certificate(tmp_path: Path, monkeypatch
         assert health.main(["grpc", address]) == 0
     finally:
         server.stop(0.1)
-
-
-@pytest.mark.parametrize("said_by", ["variable", "flag", "flag over variable"])
-def test_a_gateway_is_asked_as_it_was_told_to_answer(
-    said_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_certificates(tmp_path, ["llm.example.com"], datetime.now(UTC))
-    folder, flags = tmp_path / "public", "python\0-m\0gateway\0--host\x000.0.0.0\0"
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    if said_by != "flag":
-        monkeypatch.setenv("OUTRIDER_GATEWAY_PUBLIC_TLS_DIR", str(folder if said_by == "variable" else tmp_path))
-    if said_by != "variable":
-        flags += f"--public-tls-dir\0{folder}\0"
-    monkeypatch.setattr(health, "COMMAND_LINE", tmp_path / "cmdline")
-    health.COMMAND_LINE.write_text(flags)
-    with answering(200, context) as address:
-        assert health.main(["http", address]) == 0

@@ -235,18 +235,6 @@ class TestDecide:
         some = step.subset(order[: data.draw(st.integers(1, len(order)))])
         assert decide(some.ready, some.states, some.logits) == [together[b] for b in order[: len(some.ready)]]
 
-    @given(step=STEPS)
-    @settings(max_examples=15, deadline=None)
-    def test_whole_laws_decide_as_sparse_ones(self, step: Step) -> None:
-        """A law may come as the ids that it gives mass to or as a whole row."""
-        whole = [
-            dataclasses.replace(r, draft_laws=r.draft_laws and [RowLaw(VOCAB, d.dense_scores()) for d in r.draft_laws])
-            for r in step.ready
-        ]
-        wanted = decide(step.ready, step.states, step.logits)
-        assert decide(whole, step.states, step.logits) == wanted
-        assert decide_on_device(whole, step.states, step.logits) == wanted
-
     def test_what_is_reported_comes_with_the_decisions(self) -> None:
         """Of accepted tokens and the next one, under the raw logits; each slot as many as it asks for."""
         step = make_step([0, 2, 1, 4, 5], [3, 4, 2, 0, 2], seed=7)

@@ -15,23 +15,8 @@ import gateway
 import outrider
 import target_service
 from outrider.wire.errors import (
-    ConfigError,
-    ContextExceeded,
-    DeadlineExceeded,
-    Forbidden,
-    IncompatiblePair,
-    InvalidRequest,
-    ModelNotFound,
     OutriderError,
-    Overloaded,
-    RateLimited,
-    RequestTooLarge,
-    Unauthenticated,
-    Unavailable,
-    WorkerFault,
-    WorkerLost,
 )
-from outrider.wire.transport.rpc import error_trailers
 
 
 def import_all(*packages: ModuleType) -> None:
@@ -64,33 +49,3 @@ def test_every_class_says_how_it_travels(cls: type[OutriderError]) -> None:
     if cls.http_status < 500 and cls.http_status != 429:
         assert not cls.retryable, "the caller's fault does not go away by itself"
         assert cls.openai_type == "invalid_request_error"
-
-
-@pytest.mark.parametrize(
-    "cls, code, status, retryable",
-    [
-        (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT, 400, False),
-        (ContextExceeded, grpc.StatusCode.INVALID_ARGUMENT, 400, False),
-        (ModelNotFound, grpc.StatusCode.NOT_FOUND, 404, False),
-        (RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT, 413, False),
-        (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True),
-        (RateLimited, grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True),
-        (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED, 401, False),
-        (Forbidden, grpc.StatusCode.PERMISSION_DENIED, 403, False),
-        (Unavailable, grpc.StatusCode.UNAVAILABLE, 503, True),
-        (WorkerLost, grpc.StatusCode.UNAVAILABLE, 503, True),
-        (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED, 504, False),
-        (IncompatiblePair, grpc.StatusCode.FAILED_PRECONDITION, 503, False),
-        (WorkerFault, grpc.StatusCode.INTERNAL, 500, False),
-        (ConfigError, grpc.StatusCode.FAILED_PRECONDITION, 500, False),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
-)
-def test_the_tree(cls: type[OutriderError], code: grpc.StatusCode, status: int, retryable: bool) -> None:
-    assert (cls.grpc_code, cls.http_status, cls.retryable) == (code, status, retryable)
-    error = cls("max_tokens is 0, must be at least 1", param="max_tokens", retry_after_s=1.5)
-    assert str(error) == error.message == "max_tokens is 0, must be at least 1"
-    assert (error.param, error.retry_after_s) == ("max_tokens", 1.5)
-    code_trailer = () if cls.openai_code is None else (("outrider-code", cls.openai_code),)
-    assert error_trailers(error) == (("outrider-param", "max_tokens"), ("retry-after", "1.5"), *code_trailer)
-    assert error_trailers(cls("nothing to add")) == code_trailer

@@ -17,6 +17,14 @@ def test_steps_or_answers_are_signs_of_life() -> None:
     assert watch.hangs(heard_s=0.0, now=9.0), "GetInfo answers, the engine does not"
 
 
+def test_time_without_work_does_not_count() -> None:
+    watch = HangWatch(4.0, 30.0, now=0.0)
+    watch.step_seen(1, 0.1, now=0.0)
+    watch.idle(now=100.0)
+    assert not watch.hangs(heard_s=0.0, now=103.9)
+    assert watch.hangs(heard_s=0.0, now=104.0)
+
+
 def test_a_worker_of_long_steps_is_given_more_time_but_not_for_ever() -> None:
     watch = HangWatch(4.0, 30.0, now=0.0)
     assert watch.limit_s == 30.0, "nothing is known of its steps"

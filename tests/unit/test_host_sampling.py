@@ -119,7 +119,7 @@ class TestRows:
 
 class TestDraw:
     @given(x=scores(st.sampled_from((1, 7, 50, 511, 512, 513, 1500))), u=st.floats(2.0**-54, 1 - 2.0**-53))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_equals_a_devices_draw(self, x: np.ndarray, u: float) -> None:
         law = RowLaw(x.size, x - x.max()).normalised()
         got = law.draw(u)
@@ -152,7 +152,7 @@ class TestLaw:
         assert one.probs_at(other).tolist() == dense(one)[at].tolist()
 
     @given(x=scores(), n=st.integers(1, 60), k=st.integers(0, 80))
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=50, deadline=None)
     def test_cut_to_the_best(self, x: np.ndarray, n: int, k: int) -> None:
         law = law_of(x, SamplingParams(top_k=k))
         cut = truncate_topk(law, n)

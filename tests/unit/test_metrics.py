@@ -57,69 +57,6 @@ def test_the_rate_as_it_is_scraped() -> None:
     assert "last 60 s" in families(gateway.registry)["spec_acceptance_rate"].documentation
 
 
-def test_series_of_the_gateway() -> None:
-    """Name and labels, as dashboards read them."""
-    gateway = GatewayMetrics()
-    assert {name for name in families(gateway.registry) if name.startswith("spec_")} == {
-        "spec_acceptance_rate",
-        "spec_draft_tokens",
-        "spec_accepted_tokens",
-        "spec_rounds",
-        "spec_wasted_tokens",
-        "spec_truncate",
-        "spec_emitted_tokens",
-        "spec_plain_steps",
-        "spec_drafted_per_position",
-        "spec_accepted_per_position",
-        "spec_wire_bytes",
-        "spec_round_seconds",
-        "spec_accepted_length",
-        "spec_proposals_refused",
-        "spec_planned_draft_tokens",
-        "spec_proposals_late",
-    }
-    gateway.truncates.labels(worker="draft", reason="rejected").inc()
-    pair = gateway.pair("t", "d")
-    pair.rounds.inc()
-    pair.emitted_tokens.labels(kind="bonus").inc(2)
-    pair.drafted_per_position.labels(position="0").inc()
-    pair.accepted_per_position.labels(position="0").inc()
-    gateway.wire_bytes.labels(link="gateway_target", encoding="control").inc(10)
-    pair.round_seconds.labels(phase="verify").observe(0.01)
-    text = generate_latest(gateway.registry).decode()
-    for sample in (
-        'spec_truncate_total{reason="rejected",worker="draft"} 1.0',
-        'spec_rounds_total{draft="d",target="t"} 1.0',
-        'spec_emitted_tokens_total{draft="d",kind="bonus",target="t"} 2.0',
-        'spec_drafted_per_position_total{draft="d",position="0",target="t"} 1.0',
-        'spec_accepted_per_position_total{draft="d",position="0",target="t"} 1.0',
-        'spec_wire_bytes_total{encoding="control",link="gateway_target"} 10.0',
-        'spec_round_seconds_count{draft="d",phase="verify",target="t"} 1.0',
-    ):
-        assert sample in text
-
-
-@pytest.mark.parametrize("worker", ["draft", "target"])
-def test_series_of_a_worker_carry_its_name(worker: str) -> None:
-    made = WorkerMetrics(worker)
-    made.truncates.labels(reason="stop").inc()
-    made.steps.labels(kind="plain").inc(3)
-    made.dropped_tokens.labels(why="late").inc(5)
-    made.wire_bytes.labels(encoding="full").inc(7)
-    made.kv_blocks_in_use.set(4)
-    made.batch_size.observe(2)
-    samples = [s for family in made.registry.collect() for s in family.samples]
-    own = [s for s in samples if not s.name.startswith("process_")]
-    assert own and all(s.labels["worker"] == worker for s in own)
-    assert {"process_resident_memory_bytes", "process_start_time_seconds"} <= {s.name for s in samples}
-    values = {(s.name, *sorted(v for k, v in s.labels.items() if k != "worker")): s.value for s in own}
-    assert values["outrider_worker_truncates_total", "stop"] == 1
-    assert values["outrider_worker_steps_total", "plain"] == 3
-    assert values["outrider_worker_dropped_draft_tokens_total", "late"] == 5
-    assert values["outrider_worker_delivered_bytes_total", "full"] == 7
-    assert values["outrider_worker_kv_blocks_in_use",] == 4
-
-
 def docstrings(cls: type) -> dict[str, str]:
     """Attribute that the constructor sets to the string below it."""
     (init,) = (n for n in ast.walk(ast.parse(inspect.getsource(cls))) if getattr(n, "name", None) == "__init__")

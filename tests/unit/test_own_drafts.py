@@ -16,14 +16,11 @@ from gateway.rounds.draft_length import TargetDrafts
 from gateway.rounds.session import Session
 from outrider.client.types import Drafter as SdkDrafter
 from outrider.v1 import common_pb2 as pb
-from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS, Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
-
-HAS_NEXT, HAS_NONE = tpb.Verdict(drafter_has_next=True), tpb.Verdict()
 
 
 def connection(*offered: Drafter) -> Any:
@@ -51,32 +48,6 @@ def planned(own: TargetDrafts, target: Any) -> int | None:
     """K; None where a draft worker is asked."""
     plan = own.plan(target, MEMBER)
     return None if plan is None else plan.num_draft_tokens
-
-
-def test_the_requests_wish_comes_before_the_servers() -> None:
-    target = connection(*NGRAM)
-    for wish, default, expected in (("ngram", "model", Drafter.NGRAM), (None, "lookup", Drafter.LOOKUP)):
-        own = own_drafts(SpeculationOptions(drafter=DRAFTERS[wish] if wish else None), drafter=default)
-        assert own.open_message(target).drafter == expected.value and planned(own, target) == 5
-        own.note_verdict(HAS_NONE, 0.01, True)
-        assert planned(own, target) == 5, "nobody else could be asked"
-    assert planned(own_drafts(SpeculationOptions(drafter=Drafter.MODEL), drafter="ngram"), target) is None
-
-
-def test_a_model_is_asked_where_the_target_has_nothing_to_say() -> None:
-    own, target = own_drafts(SpeculationOptions(drafter=Drafter.NGRAM_MODEL)), connection(*NGRAM)
-    assert own.open_message(target).drafter == pb.DRAFTER_NGRAM
-    found = []
-    for verdict in (HAS_NEXT, HAS_NONE, HAS_NONE, HAS_NEXT):
-        if planned(own, target) is None:
-            own.skip(verdict)
-        else:
-            own.note_verdict(verdict, 0.01, True)
-        found.append(planned(own, target))
-    assert found == [5, None, None, 5]
-    own.note_verdict(HAS_NONE, 0.01, True)
-    own.open_message(target)  # on another target, say
-    assert planned(own, target) == 5
 
 
 @pytest.mark.parametrize(

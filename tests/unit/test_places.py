@@ -32,19 +32,6 @@ async def test_first_come_first_served_within_the_capacity() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_when_the_capacity_falls_those_that_run_go_on() -> None:
-    places, order = AdmissionQueue(2), list[int]()
-    await places.acquire()
-    await places.acquire()
-    places.capacity = 1
-    task = asyncio.create_task(waiting(places, order, 0))
-    places.release()
-    await settle()
-    assert order == []
-    places.release()
-    await task
-
-
 async def test_who_gives_up_waiting_takes_no_place_with_them() -> None:
     places, order = AdmissionQueue(1), list[int]()
     await places.acquire()

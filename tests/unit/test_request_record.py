@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,22 +11,14 @@ import pytest
 from gateway.generation import AnswerUsage, GenerationRequest
 from gateway.telemetry.request_record import (
     RequestRecords,
-    RoundRecord,
     note_admitted,
     note_answer,
-    note_failure,
     note_key,
     note_ok,
-    note_round_end,
     request_id_of,
 )
-from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import WorkerFault
 from outrider.wire.params import SamplingParams
 from outrider.wire.trace import TraceParent
-
-CALLER = TraceParent(0xABC, 0xDEF, True)
-TICKET = 4711
 
 
 class Recorded:
@@ -117,31 +108,3 @@ def test_one_line_says_what_the_request_was_and_how_it_ended(lines: pytest.LogCa
         "drafted": 16,
         "accepted": 7,
     }
-
-
-def test_a_traced_request_is_a_span_below_its_callers_with_its_rounds_below_it() -> None:
-    collected = Recorded()
-    with RequestRecords(collected).record("req-1", "chat", str(CALLER)):  # type: ignore[arg-type]
-        note_admitted(requests(1))
-        verdict = tpb.Verdict(token_ids=[31337, 5], num_drafted=4, num_accepted=1)
-        note_round_end(RoundRecord(TICKET, time.monotonic() - 0.5, "target-1", 4, "draft-1", verdict))
-        note_round_end(RoundRecord(TICKET + 1, time.monotonic(), "target-1"))
-        note_failure(WorkerFault("about token 31337"))
-    first, second, whole = collected.added
-    above = TraceParent(CALLER.trace_id, 2, True)
-    assert (first["name"], first["span_id"], first["parent"], first["error"]) == ("round", TICKET, above, None)
-    assert 0.5e9 <= first["ns"] < 0.6e9
-    assert first["facts"] == {
-        "outrider.num_draft_tokens": 4,
-        "outrider.target": "target-1",
-        "outrider.draft": "draft-1",
-        "outrider.num_drafted": 4,
-        "outrider.num_accepted": 1,
-        "outrider.num_tokens": 2,
-    }
-    assert second["error"] == "no verdict"
-    assert "outrider.draft" not in second["facts"]  # a plain round
-    assert (whole["name"], whole["parent"], whole["error"]) == ("request", CALLER, "WorkerFault")
-    assert whole["facts"]["gen_ai.usage.input_tokens"] == 3
-    assert whole["facts"]["outrider.targets"] == "target-1"
-    assert "31337" not in str(collected.added)

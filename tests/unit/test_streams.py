@@ -65,32 +65,6 @@ async def test_batches_are_bounded_and_in_order() -> None:
     await outbox.close()
 
 
-async def test_who_queues_can_wait_for_the_reader() -> None:
-    wire = Wire()
-    wire.gate.clear()
-    outbox: Outbox[int] = Outbox(wire.write, wire.end)
-    outbox.put(0)
-    await settle()
-    for i in range(10):
-        outbox.put(i)
-    waiting, enough = asyncio.create_task(outbox.wait_below(9)), asyncio.create_task(outbox.wait_below(10))
-    await settle()
-    assert enough.done() and not waiting.done()
-    wire.gate.set()
-    await settle()
-    assert waiting.done()
-    wire.gate.clear()
-    for i in range(20):
-        outbox.put(i)
-        await settle()
-    ended = asyncio.create_task(outbox.wait_below(9))
-    await settle()
-    assert not ended.done()
-    await outbox.close()
-    await settle()
-    assert ended.done(), "nobody waits for a stream that has ended"
-
-
 @pytest.mark.parametrize(
     "error",
     [

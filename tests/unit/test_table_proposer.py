@@ -176,15 +176,6 @@ def test_what_is_not_drafted_any_more_is_cancelled(how: str) -> None:
     assert len(answers) == 1 and (how != "newer" or newer[0].draft_ids == (4, 1, 2, 3))
 
 
-def test_what_was_said_in_a_step_that_failed_is_not_remembered() -> None:
-    draft = Draft(Lookup(1, 4))
-    draft.open(1, [8, 5, 6, 1], num_prompt=1)
-    draft.ask(1, 4)
-    draft.proposer.fail_step(RuntimeError("broken"))
-    draft.open(2, [9, 5])
-    assert draft.proposed(2, 2)[0].draft_ids == ()
-
-
 class Messages(RuleBasedStateMachine):
     """In any order, from two gateways: a slot says what one says that was opened for its committed tokens."""
 

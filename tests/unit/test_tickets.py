@@ -247,4 +247,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestAnyOrder.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)

@@ -15,7 +15,6 @@ from torch import Tensor
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
-from outrider.engine.sampling.reported import reported
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
 from outrider.wire.kinds import AcceptanceRule
@@ -131,21 +130,6 @@ def test_trees_and_chains_in_one_step(wanted: list[tuple[int, list[int], bool]])
             assert decided(*slots) == together
     finally:
         HostLogits.reads = reads  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_log_probs_of_the_path(kind: int) -> None:
-    parents = [-1, -1, -1, 0, 0, 1, 2, 3, 5]
-    lengths = set()
-    for seed in range(12):
-        slot = make(kind, parents, seed, num_logprobs=2)
-        tree, found = slot.ready.tree, decided(slot)[0]
-        assert tree is not None
-        rows = slot.logits[[0, *(node + 1 for node in found.path)]]
-        ids = [*(tree.ids[node] for node in found.path), found.next_id]
-        assert list(found.reported) == reported(rows, ids, 2)
-        lengths.add(len(ids))
-    assert len(lengths) > 1
 
 
 def test_logits_off_the_path_may_be_anything() -> None:

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from draft_service.drawing import grow_level
 from draft_service.tree_growth import Growth, tree_row
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.sampling.coupled import coupled_id, coupled_ranked
+from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
@@ -114,21 +112,6 @@ def test_coupled_takes_the_best_of_log_prob_and_noise() -> None:
             for token_id in ids:  # who wins where the ones before it are out
                 assert token_id == coupled_id(left, a.slot.params, position)
                 left = left.without(token_id)
-
-
-@given(st.integers(1, 12), st.integers(0, 10_000), st.sampled_from([0.1, 1.0, 20.0]))
-@settings(max_examples=60, deadline=None)
-def test_ranked_by_noise(num: int, seed: int, scale: float) -> None:
-    generator = np.random.default_rng(seed)
-    law = RowLaw(9, (scale * generator.standard_normal(9)).astype(np.float32)).normalised()
-    params = SamplingParams(seed=seed, acceptance=AcceptanceRule.COUPLED)
-    ids, probs = coupled_ranked(law, params, 3, num)
-    assert len(ids) <= min(num, 9) and len(set(ids)) == len(ids)
-    assert probs == sorted(probs, reverse=True) and 0 < sum(probs) <= 1 + 1e-9
-    left = law
-    for token_id in ids:
-        assert token_id == coupled_id(left, params, 3)
-        left = left.without(token_id)
 
 
 @pytest.mark.parametrize("kind", ["greedy", "coupled"])

@@ -20,12 +20,11 @@ from outrider.cli.tuning.costs import Costs, costs_of
 from outrider.cli.tuning.expected import Acceptance, expected_speed, expected_tokens, improvement
 from outrider.cli.tuning.report import reason, show, to_json, unsteady
 from outrider.cli.tuning.runs import Pass, TimedAnswer, Workload
-from outrider.cli.tuning.settings import alternatives, chain, chain_name, environment, gateway_settings, needs_draft
+from outrider.cli.tuning.settings import alternatives, chain_name, environment, gateway_settings, needs_draft
 from outrider.cli.tuning.study import Study, points_of
-from outrider.client import AcceptanceRule, Drafter, Speculation, TokenKind
+from outrider.client import Drafter, Speculation, TokenKind
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes import StopFlag
-from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.tree_shape import TreeShape
 from tests.unit import simulated_pair
 from tests.unit.simulated_pair import MAX_TOKENS, PROMPT_S, answer, moods, one_pass, round_s
@@ -260,7 +259,7 @@ def test_a_study_of_a_pair_whose_speed_is_known(monkeypatch: pytest.MonkeyPatch)
         slowness, found = next(stages), {}
         for name, wish in wishes.items():
             k = wish.num_draft_tokens if isinstance(wish.num_draft_tokens, int) and wish.enabled else 0
-            found[name] = [slower(one_pass(k, [moods(draws) for _ in range(30)]), slowness) for _ in repeats]
+            found[name] = [slower(one_pass(k, [moods(draws) for _ in range(15)]), slowness) for _ in repeats]
         return found
 
     async def nothing(*args: Any) -> None: ...
@@ -269,12 +268,12 @@ def test_a_study_of_a_pair_whose_speed_is_known(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(study_module, "lead_in", nothing)
     load = Workload(["a"], MAX_TOKENS, {"temperature": 0.0}, "model", 1.0, StopFlag())
     found = asyncio.run(study_module.study(cast(Any, None), load, [Drafter.MODEL], 12, 2, lambda text: None))
-    assert found.acceptance.shortest == 6 and len(found.acceptance.answers) == 7 * 2 * 30
+    assert found.acceptance.shortest == 6 and len(found.acceptance.answers) == 7 * 2 * 15
     assert [point.k for point in found.points] == list(range(13))
     assert seeds == [range(2, 4), range(2), range(2)]
-    assert all(point.met == pytest.approx(1.0, abs=0.08) for point in found.points)
-    assert all(point.met_in_tokens_per_s == pytest.approx(0.5, abs=0.04) for point in found.points)
-    assert found.points[6].tokens_per_s == pytest.approx(found.points[6].expected_tokens_per_s / 2, rel=0.08)
+    assert all(point.met == pytest.approx(1.0, abs=0.1) for point in found.points)
+    assert all(point.met_in_tokens_per_s == pytest.approx(0.5, abs=0.05) for point in found.points)
+    assert found.points[6].tokens_per_s == pytest.approx(found.points[6].expected_tokens_per_s / 2, rel=0.1)
     assert "when costs were measured" in str(unsteady(found))
 
 
@@ -300,14 +299,6 @@ def test_a_setting_is_told_to_the_gateway_in_full() -> None:
     assert environment({"num_draft_tokens": "4", "acceptance": "coupled"}) == (
         "OUTRIDER_GATEWAY_NUM_DRAFT_TOKENS=4 OUTRIDER_GATEWAY_ACCEPTANCE=coupled"
     )
-
-
-def test_every_setting_is_one_that_a_gateway_knows() -> None:
-    for wish in alternatives(4, 12, 1.0, Drafter).values():
-        values: dict[str, Any] = dict(gateway_settings(wish))
-        config = GatewayConfig(target="127.0.0.1:7001", **values)
-        assert config.num_draft_tokens == wish.num_draft_tokens or wish.tree or not wish.enabled
-        assert config.tree == wish.tree
 
 
 def test_drafters_that_the_deployment_has_are_tried_and_what_needs_no_draft_is_simpler() -> None:
@@ -339,10 +330,3 @@ def test_trees_are_small_or_as_deep_as_the_chain_and_no_larger_than_a_step(k: in
         "drafter": "model",
         "acceptance": "coupled",
     }
-
-
-def test_at_temperature_0_there_is_no_rule_to_choose() -> None:
-    trees = [f"tree {shape}" for shape in ("3x1x1x1", "best:12x4", "2x2x1x1", "best:16x4")]
-    assert list(alternatives(4, 12, 0.0, [])) == ["plain", "K = auto", "K = 4", *trees]
-    assert chain(4, 0.0).acceptance is None
-    assert chain(4, 0.5).acceptance is AcceptanceRule.REJECTION

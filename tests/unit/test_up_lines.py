@@ -9,7 +9,6 @@ from rich.console import Console
 
 from outrider.cli.supervisor import Endpoints, Gateway, StartedWorker
 from outrider.cli.up import _show_ready, log_to
-from outrider.wire.errors import ConfigError
 from outrider.wire.settings.merging import merged
 
 ENDPOINTS = Endpoints(
@@ -32,15 +31,6 @@ def said(gateway: dict[str, str]) -> str:
     settings = merged({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
     _show_ready(Console(file=out, width=300), ENDPOINTS, settings)
     return out.getvalue()
-
-
-@pytest.mark.parametrize("in_environment", [False, True])
-def test_a_draft_without_its_target_is_named(monkeypatch: pytest.MonkeyPatch, in_environment: bool) -> None:
-    if in_environment:
-        monkeypatch.setenv("OUTRIDER_DRAFT_MODEL", "models/x")
-    file = {} if in_environment else {"draft": {"model": "models/x"}}
-    with pytest.raises(ConfigError, match="'models/x' as draft; say --target MODEL"):
-        merged(file, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
 
 
 def test_commands_name_the_ca_and_the_key_where_they_are_asked_for() -> None:
