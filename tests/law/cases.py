@@ -62,18 +62,18 @@ LENGTHS = (1, 2, 4)
 """K of groups for its own sake. It is 3 in the others."""
 UNDER_FULL = (
     "nothing",
+    "temperature 0",
     "top_p",
     "repetition_penalty",
     "bad_words",
     "end of sequence",
     "min_tokens",
-    "everything",
 )
 """Parameters of each kind, for the suite of every day: each of them has its law tested under one kind at least, and
-under more with the larger samples. Temperature 0 has one answer: parity compares its tokens.
+under more with the larger samples.
 """
 UNDER_TOPK = ("presence_penalty", "temperature 1.5", "everything")
-UNDER_COUPLED = ("min_p", "stop_token_ids", "everything")
+UNDER_COUPLED = ("min_p", "stop_token_ids")
 UNDER_OTHERS = {
     "ngram": ("temperature 0.7",),
     "bigram": ("top_k",),
@@ -90,9 +90,9 @@ UNDER_OTHERS = {
     "coupled, ngram": (),
     "lenient": ("nothing",),
     "lookup": ("repeated drafts",),
-    "unigram": (),
+    "unigram": ("nothing",),
     "ngram+model": ("frequency_penalty",),
-    "lookup+model": (),
+    "lookup+model": ("nothing",),
     "draft of bigrams": ("everything",),
     "draft of n-grams": (),
     "draft of lookups": (),
