@@ -59,15 +59,6 @@ def test_a_body_over_the_limit_is_413_before_it_is_read(stack: Stack) -> None:
         assert b" 413 " in raw.recv(4096)
 
 
-def test_unknown_models_paths_and_methods(stack: Stack) -> None:
-    error = refusal(post(stack, json={"prompt": "x", "model": "gpt-4"}), 404)
-    assert (error["code"], error["param"]) == ("model_not_found", "model")
-    assert "'gpt-4'" in error["message"]
-    assert stack.model in error["message"]
-    assert "/v1/embeddings" in refusal(post(stack, "/v1/embeddings", json={}), 404)["message"]
-    assert "GET" in refusal(httpx.get(f"{stack.http}/v1/completions"), 405)["message"]
-
-
 @pytest.fixture(scope="module")
 def stub(stack: Stack) -> Iterator[Any]:
     with grpc.insecure_channel(stack.grpc) as channel:
@@ -83,33 +74,8 @@ def test_grpc_names_the_field_and_the_value(stub: Any) -> None:
     assert dict(error.trailing_metadata())["outrider-param"] == "prompt_ids"
 
 
-def test_grpc_unknown_models_and_messages_over_the_limit(stub: Any, stack: Stack) -> None:
-    with pytest.raises(grpc.RpcError) as unknown:
-        list(stub.Generate(gateway_pb2.GenerateRequest(model="gpt-4", prompt="x"), timeout=60))
-    assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
-    assert stack.model in unknown.value.details()
-    with pytest.raises(grpc.RpcError) as too_large:
-        list(stub.Generate(gateway_pb2.GenerateRequest(prompt="x" * (65 << 20)), timeout=60))
-    assert too_large.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-@pytest.mark.parametrize("raw", [b"\xff\xff\xff", b"\x12\x02\xff\xfe"], ids=["no message", "prompt is no UTF-8"])
-def test_grpc_bytes_that_are_no_message(stack: Stack, raw: bytes) -> None:
-    with grpc.insecure_channel(stack.grpc) as channel:
-        call = channel.unary_stream("/outrider.v1.GenerationService/Generate")
-        with pytest.raises(grpc.RpcError) as refused:
-            list(call(raw, timeout=20))
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "is no valid outrider.v1.GenerateRequest" in refused.value.details()
-
-
 def test_an_error_in_one_of_a_batch_starts_none(stack: Stack) -> None:
     before = stack.metrics()["outrider_prompt_tokens_total"]
     error = refusal(post(stack, json={"prompt": [[5, 6], [5, 4096]], "max_tokens": 4}))
     assert error["param"] == "prompt"
     assert stack.metrics()["outrider_prompt_tokens_total"] == before
-
-
-def test_after_all_that_it_serves(stack: Stack) -> None:
-    reply = post(stack, json={"prompt": "def f():", "max_tokens": 8, "temperature": 0, "ignore_eos": True})
-    assert reply.json()["usage"]["completion_tokens"] == 8

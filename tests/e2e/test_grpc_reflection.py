@@ -94,14 +94,3 @@ def test_a_worker_says_what_it_is_to_a_client_without_stubs(stack: Stack, name: 
     assert info["vocab_size"] == 4096
     assert info["pid"] == (stack.draft if name == "draft" else stack.target).pid  # type: ignore[union-attr]
     assert info["attention_path"] in ("fused", "paged")
-
-
-def test_a_refusal_names_the_parameter_to_such_a_client_too(stack: Stack) -> None:
-    with grpc.insecure_channel(stack.grpc) as channel:
-        request = {"prompt": "x", "params": {"temperature": "NaN"}}
-        with pytest.raises(grpc.RpcError) as refused:
-            list(Reflected(channel).call("outrider.v1.GenerationService", "Generate", request))
-    error: Any = refused.value
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "temperature is nan, must be from 0 to 100" in error.details()
-    assert dict(error.trailing_metadata())["outrider-param"] == "temperature"

@@ -206,45 +206,6 @@ def id_of(tokenizer: Any, text: str) -> int:
     return found
 
 
-def test_models(client: OpenAI, model: str) -> None:
-    assert [each.id for each in client.models.list()] == [model]
-    assert client.models.retrieve(model).id == model
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("gpt-4")
-
-
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"temperature": "warm"}, "temperature"),
-        ({"extra_body": {"colour": "red"}}, "colour"),
-        ({"extra_body": {"speculation": {"num_draft_tokens": 65}}}, "speculation.num_draft_tokens"),
-    ],
-)
-def test_a_bad_request_names_its_parameter(client: OpenAI, model: str, options: dict[str, Any], param: str) -> None:
-    """Never a 422, the status of the web framework's own checks."""
-    with pytest.raises(openai.BadRequestError) as refused:
-        completion(client, model, **options)
-    assert refused.value.status_code == 400
-    assert refused.value.param == param
-    assert refused.value.type == "invalid_request_error"
-    assert refused.value.request_id
-
-
-def test_an_unknown_model_is_not_found(client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as refused:
-        completion(client, "gpt-4")
-    assert refused.value.code == "model_not_found"
-    assert refused.value.param == "model"
-
-
-def test_a_body_over_the_limit(client: OpenAI, model: str) -> None:
-    with pytest.raises(openai.APIStatusError) as refused:
-        completion(client, model, prompt="x" * (4 << 20))
-    assert refused.value.status_code == 413
-    assert refused.value.code == "request_too_large"
-
-
 @pytest.fixture(scope="module")
 def narrow(stack: Stack) -> Iterator[Process]:
     """One answer at a time, one in the queue, and little patience."""
@@ -272,21 +233,3 @@ def test_overload_is_429_with_retry_after_and_the_admitted_go_on(narrow: Process
         assert int(error.response.headers["retry-after"]) >= 1
     with client_of(narrow) as client:
         assert completion(client, model).usage.completion_tokens == 48  # there is room again
-
-
-def test_more_answers_than_the_server_ever_takes_is_a_bad_request(narrow: Process, model: str) -> None:
-    with client_of(narrow) as client, pytest.raises(openai.BadRequestError) as refused:
-        completion(client, model, n=3)
-    assert refused.value.param == "n"
-
-
-def test_a_request_past_its_time_is_504(stack: Stack, model: str) -> None:
-    unlimited = {"ignore_eos": True, "speculation": {"enabled": False}}
-    with (
-        gateway_beside(stack, "--request-timeout-s", "0.5") as gateway,
-        client_of(gateway) as client,
-        pytest.raises(openai.InternalServerError) as refused,
-    ):
-        completion(client, model, max_tokens=1900, extra_body=unlimited)
-    assert refused.value.status_code == 504
-    assert refused.value.type == "timeout_error"

@@ -162,24 +162,6 @@ def test_the_token_of_our_own_ray_is_in_no_command_line_and_no_file_and_its_fold
     assert stat.S_IMODE(os.stat(system["folder"]).st_mode) == 0o700  # Ray opens its own folders to everybody
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-async def test_a_draft_is_added_and_drained_under_load_and_no_request_is_lost(system: dict[str, Any]) -> None:
-    registry = system["registry"]
-    async with under_load(registry) as load:
-        assert sizes(registry, "small", 3).num_wanted == 3
-        await until_serving(registry, "small", 3)
-        new = next(member for member in await members(registry) if member.name == "draft-small-2")
-        give_up = time.monotonic() + 120
-        while not (await asyncio.to_thread(get_info, "draft", new.address)).num_slots_in_use:
-            assert time.monotonic() < give_up and not load.errors, load.errors
-            await asyncio.sleep(0.05)
-        sizes(registry, "small", 2)
-        await until_serving(registry, "small", 2)
-    load.assert_whole()
-    assert len(await members(registry)) == 4
-
-
 @pytest.mark.timeout(600)
 async def test_a_killed_draft_and_a_killed_target_come_back_elsewhere_and_gateways_follow(
     system: dict[str, Any],

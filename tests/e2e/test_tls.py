@@ -91,20 +91,6 @@ def test_nobody_comes_in_without(secure: Stack, folders: Path) -> None:
         httpx.get(f"{secure.http}/v1/models")
 
 
-def test_renewed_while_it_serves(secure: Stack, folders: Path) -> None:
-    """A stream goes on, and the next call of anybody finds the new certificates."""
-    with (
-        Client(secure.grpc, tls_ca=folders / "ca.pem") as client,
-        client.stream(PROMPT, max_tokens=200, temperature=0.0) as rounds,
-    ):
-        first = next(rounds)
-        all_folders(folders)
-        rest = list(rounds)
-        assert rest[-1].finish_reason is not None and first.finish_reason is None
-    assert complete(secure, folders)["choices"]
-    assert target_info(secure, folders / "gateway").pid == secure.target.pid
-
-
 def membership_of(stack: Stack) -> rpb.Membership:
     assert stack.draft is not None
     serving = {"state": rpb.MEMBER_STATE_SERVING}

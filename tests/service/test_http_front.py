@@ -209,17 +209,6 @@ async def test_salts_arrive_and_are_shared_by_a_requests_answers(generator: Scri
     assert len(set(salts)) == 3
 
 
-async def test_in_user_scope_users_do_not_meet(generator: ScriptedGenerator) -> None:
-    users = ({"user": "a"}, {"safety_identifier": "a"}, {"user": "b", "safety_identifier": "a"}, {}, {"user": ""})
-    async with in_process(generator, prefix_cache_scope="user") as http:
-        for body in users:
-            assert (await http.post(COMPLETIONS, json={"prompt": ["x", "y"], **body})).status_code == 200
-    firsts, seconds = (generator.requests[start::2] for start in (0, 1))
-    salts = [each.cache_salt for each in firsts]
-    assert salts == [each.cache_salt for each in seconds]
-    assert salts[0] == salts[1] and len(set(salts)) == 4 and b"" not in salts
-
-
 async def test_all_parameters_arrive(generator: ScriptedGenerator) -> None:
     sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "presence_penalty": 1, "min_tokens": 2}
     more = {"frequency_penalty": -1, "repetition_penalty": 1.2, "stop_token_ids": [9], "ignore_eos": True}
@@ -251,13 +240,6 @@ async def test_a_chat_goes_through_the_template_and_takes_what_the_context_leave
     request = generator.requests[0]
     assert TOKENIZER.decode(request.prompt_ids) == "a\n\nb\nc"
     assert request.params.max_tokens == 2048 - len(request.prompt_ids)
-
-
-async def test_an_answer_can_be_sent_back_with_its_empty_fields(generator: ScriptedGenerator) -> None:
-    back = {"role": "assistant", "content": "b", "refusal": None, "tool_calls": None, "annotations": [], "audio": None}
-    async with in_process(generator) as http:
-        response = await http.post(CHAT, json={"messages": [{"role": "user", "content": "a"}, back]})
-    assert response.status_code == 200, response.text
 
 
 async def test_echo_puts_the_prompt_in_front(generator: ScriptedGenerator) -> None:
@@ -374,20 +356,11 @@ async def test_our_own_faults_are_500_and_never_logged_with_a_prompt(
 
 REFUSED = [
     ({"prompt": "x", "temprature": 1}, "temprature"),
-    ({"prompt": "x", "suffix": "y"}, "suffix"),
-    ({"prompt": "x", "best_of": 2}, "best_of"),
     ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
     ({"prompt": "x", "temperature": -1}, "temperature"),
-    ({"prompt": "x", "temperature": "hot"}, "temperature"),
-    ({"prompt": "x", "top_p": 0}, "top_p"),
     ({"prompt": "x", "top_k": -2}, "top_k"),
-    ({"prompt": "x", "min_p": 1.5}, "min_p"),
-    ({"prompt": "x", "presence_penalty": 3}, "presence_penalty"),
-    ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty"),
     ({"prompt": "x", "logit_bias": {"4096": 1}}, "logit_bias"),
-    ({"prompt": "x", "logit_bias": {"the": 1}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": {"3": 1, "03": -1}}, "logit_bias"),
-    ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
     ({"prompt": "x", "bad_words": ["a"] * 257}, "bad_words"),
@@ -401,11 +374,8 @@ REFUSED = [
     ({"prompt": "x", "bad_words": [" "]}, "bad_words"),
     ({"prompt": "x", "stop": ["a"] * 17}, "stop"),
     ({"prompt": "x", "stop": ""}, "stop"),
-    ({"prompt": "x", "stop": ["a", 1]}, "stop"),
     ({"prompt": "x", "stop_token_ids": [4096]}, "stop_token_ids"),
     ({"prompt": "x", "seed": 2**64}, "seed"),
-    ({"prompt": "x", "seed": -(2**63) - 1}, "seed"),
-    ({"prompt": "x", "n": 0}, "n"),
     ({"prompt": "x", "n": 129}, "n"),
     ({"prompt": "x", "n": True}, "n"),
     ({"prompt": ["x"] * 11, "n": 30}, "prompt"),
@@ -413,28 +383,19 @@ REFUSED = [
     ({"prompt": "x", "max_tokens": 2048}, "max_tokens"),
     ({"prompt": "x", "min_tokens": 17}, "min_tokens"),
     ({"prompt": "x", "logprobs": 21}, "logprobs"),
-    ({"prompt": "x", "logprobs": True}, "logprobs"),
-    ({"prompt": "x", "cache_salt": ""}, "cache_salt"),
     ({"prompt": "x", "cache_salt": "ö" * 129}, "cache_salt"),
-    ({"prompt": "x", "cache_salt": 5}, "cache_salt"),
-    ({"prompt": "x", "user": 5}, "user"),
     ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
     ({"prompt": "x", "stream": True, "stream_options": {"extra": 1}}, "stream_options.extra"),
     ({"prompt": "x", "speculation": False}, "speculation"),
     ({"prompt": "x", "speculation": {"num_draft_tokens": 65}}, "speculation.num_draft_tokens"),
     ({"prompt": "x", "speculation": {"num_draft_tokens": "Auto"}}, "speculation.num_draft_tokens"),
-    ({"prompt": "x", "speculation": {"num_draft_tokens": True}}, "speculation.num_draft_tokens"),
-    ({"prompt": "x", "speculation": {"draft_logprobs": "half"}}, "speculation.draft_logprobs"),
     ({"prompt": "x", "speculation": {"draft_logprobs": "topk:0"}}, "speculation.draft_logprobs"),
     ({"prompt": "x", "speculation": {"k": 1}}, "speculation.k"),
     ({"prompt": ""}, "prompt"),
-    ({"prompt": []}, "prompt"),
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": [4096]}, "prompt"),
     ({"prompt": [-1]}, "prompt"),
-    ({"prompt": [1.5]}, "prompt"),
     ({"prompt": [1] * 2048}, "prompt"),
-    ({"prompt": {"text": "x"}}, "prompt"),
     ({}, "prompt"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "user", "content": "x"}] * 4097}, "messages"),
@@ -448,7 +409,6 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools"),
     ({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}, "response_format"),
     ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
-    ({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 2048}, "max_completion_tokens"),
     (
         {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"messages": []}},
         "chat_template_kwargs",
@@ -457,14 +417,11 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "param"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
-@pytest.mark.parametrize("stream", [False, True])
 async def test_what_cannot_be_is_refused_by_name(
-    generator: ScriptedGenerator, body: dict[str, Any], param: str, stream: bool
+    generator: ScriptedGenerator, body: dict[str, Any], param: str
 ) -> None:
-    stream = stream and "stream_options" not in body
     async with in_process(generator) as http:
-        path = CHAT if "messages" in body else COMPLETIONS
-        response = await http.post(path, json={**body, "stream": stream} if stream else body)
+        response = await http.post(CHAT if "messages" in body else COMPLETIONS, json=body)
     error = response.json()["error"]
     assert response.status_code == 400, response.text
     assert (error["type"], error["param"]) == ("invalid_request_error", param)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -25,7 +23,7 @@ from tests.service.control_client import (
     verify,
 )
 from tests.service.reference_model import ReferenceModel, draw
-from tests.stack import REPO, Process
+from tests.stack import Process
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -445,20 +443,13 @@ def of_an_unknown_rule() -> pb.OpenSlot:
         (open_slot(1, []), pb.WORKER_ERROR_CODE_INVALID, "num_prompt_tokens is 0"),
         (open_slot(1, PROMPT, num_prompt=6), pb.WORKER_ERROR_CODE_INVALID, "num_prompt_tokens is 6"),
         (open_slot(1, [1, 320]), pb.WORKER_ERROR_CODE_INVALID, "320"),
-        (open_slot(1, [1, 2**32 - 1]), pb.WORKER_ERROR_CODE_INVALID, str(2**32 - 1)),
         (open_slot(1, PROMPT, temperature=math.nan), pb.WORKER_ERROR_CODE_INVALID, "temperature is nan"),
         (open_slot(1, PROMPT, lenience=0.0), pb.WORKER_ERROR_CODE_INVALID, "lenience is 0"),
         (of_an_unknown_rule(), pb.WORKER_ERROR_CODE_INVALID, "acceptance is 9"),
-        (open_slot(1, PROMPT, temperature=-1.0), pb.WORKER_ERROR_CODE_INVALID, "temperature is -1"),
-        (open_slot(1, PROMPT, top_p=0.0), pb.WORKER_ERROR_CODE_INVALID, "top_p"),
-        (open_slot(1, PROMPT, max_tokens=0), pb.WORKER_ERROR_CODE_INVALID, "max_tokens is 0"),
-        (open_slot(1, PROMPT, logit_bias={400: 1.0}), pb.WORKER_ERROR_CODE_INVALID, "400"),
         (open_slot(1, PROMPT, logit_bias={4: math.inf}), pb.WORKER_ERROR_CODE_INVALID, "inf"),
-        (open_slot(1, PROMPT, bad_words=((),)), pb.WORKER_ERROR_CODE_INVALID, "bad_words"),
         (open_slot(1, PROMPT, bad_words=((5,) * 65,)), pb.WORKER_ERROR_CODE_INVALID, "65 tokens, at most 64"),
         (open_slot(1, [999] * 100_000), pb.WORKER_ERROR_CODE_INVALID, "100000 committed ids, the context limit is 256"),
         (open_slot(1, PROMPT, max_tokens=252), pb.WORKER_ERROR_CODE_INVALID, "256"),
-        (open_slot(1, PROMPT, max_tokens=2**31), pb.WORKER_ERROR_CODE_INVALID, str(2**31)),
         (pb.OpenSlot(), pb.WORKER_ERROR_CODE_INVALID, "max_tokens is 0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -590,36 +581,6 @@ async def test_a_stream_that_ends_frees_everything(
         else:
             await other.channel.close()
         await eventually(idle, target)
-
-
-_HOLDER = """
-import sys, time, grpc
-from outrider.v1 import common_pb2 as pb, target_pb2 as tpb, target_pb2_grpc
-stub = target_pb2_grpc.TargetServiceStub(grpc.insecure_channel(sys.argv[1]))
-epoch = stub.GetInfo(pb.GetInfoRequest()).epoch
-slot = pb.OpenSlot(slot=1, committed_ids=range(40), num_prompt_tokens=40, params=pb.SamplingParams(max_tokens=9))
-def requests():
-    yield tpb.TargetRequestBatch(items=[tpb.TargetRequest(id=1, epoch=epoch, open=slot)])
-    wait = tpb.Verify(slot=1, base_len=40, num_draft_tokens=3, ticket=2**60, wait_budget_us=60_000_000)
-    yield tpb.TargetRequestBatch(items=[tpb.TargetRequest(id=2, epoch=epoch, verify=wait)])
-    time.sleep(600)
-for batch in stub.Control(requests()):
-    print("opened", flush=True)
-"""
-
-
-async def test_a_killed_gateway_frees_everything(target: ControlClient, target_worker: Process) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _HOLDER, target_worker.address, stdout=subprocess.PIPE, cwd=REPO
-    )
-    try:
-        assert process.stdout is not None
-        assert await process.stdout.readline() == b"opened\n"
-        await eventually(lambda info: info.num_slots_in_use == 1 and info.num_tickets == 1, target)
-    finally:
-        process.kill()
-        await process.wait()
-    await eventually(idle, target)
 
 
 # the wait budget

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import resource
 import stat
-import tempfile
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
@@ -277,37 +273,6 @@ def test_a_file_that_broke_is_seen_without_a_request(tmp_path: Path, caplog: pyt
     assert outdated(registry) == 0
 
 
-@contextlib.contextmanager
-def as_nobody() -> Iterator[None]:
-    """Root may read everything."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-def test_a_key_revoked_in_a_file_that_was_not_readable_is_refused_once_it_is() -> None:
-    clock = Clock()
-    with tempfile.TemporaryDirectory() as name:
-        file, new = Path(name) / "k", Path(name) / "new"
-        os.chmod(name, 0o755)
-        access = access_of(file, entry("me", "or-1"), entry("you", "or-2"), clock=clock)
-        write_keys(new, (entry("you", "or-2"),))
-        new.chmod(0)
-        new.rename(file)
-        clock.now += LOOK_S
-        with as_nobody():
-            assert access.caller("Bearer or-1").name == "me"
-        file.chmod(0o444)
-        clock.now += LOOK_S
-        with as_nobody(), pytest.raises(Unauthenticated):
-            access.caller("Bearer or-1")
-
-
 def test_a_file_that_could_not_be_read_is_tried_again_and_told_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -364,10 +329,3 @@ def test_a_request_that_fails_before_it_begins_costs_nothing(tmp_path: Path) -> 
     for _ in range(5):
         with pytest.raises(ZeroDivisionError), caller.charged(50, 50):
             raise ZeroDivisionError
-
-
-def test_the_form_of_the_file_is_yaml_with_a_heading(tmp_path: Path) -> None:
-    file = tmp_path / "k"
-    write_keys(file, (entry("me", "or-1"),))
-    assert file.read_text().startswith("# API keys")
-    assert yaml.safe_load(file.read_text()) == {"keys": [{"name": "me", "sha256": digest_of("or-1")}]}

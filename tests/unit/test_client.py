@@ -204,13 +204,6 @@ async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> 
     )
 
 
-async def test_k_that_adapts_is_asked_for_by_name(gateway: ScriptedGateway) -> None:
-    async with AsyncClient(gateway.address) as client:
-        await client.generate("hello", speculation=Speculation(num_draft_tokens="auto"))
-    (request,) = gateway.requests
-    assert request.speculation.adaptive and not request.speculation.HasField("num_draft_tokens")
-
-
 async def test_enums_may_be_given_by_name(gateway: ScriptedGateway) -> None:
     named = Speculation(acceptance="coupled", drafter="ngram+model", draft_logprobs="full")
     async with AsyncClient(gateway.address) as client:
@@ -241,33 +234,18 @@ async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
     ("options", "param"),
     [
         ({"temperature": math.nan}, "temperature"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"temperature": "hot"}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
-        ({"top_p": 0.0}, "top_p"),
         ({"seed": 2**64}, "seed"),
-        ({"n": 0}, "n"),
         ({"n": 129}, "n"),
-        ({"bad_words": "word"}, "bad_words"),
         ({"bad_words": [["x"]]}, "bad_words"),
-        ({"stop": [3]}, "stop"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"logit_bias": {"x": 1.0}}, "logit_bias"),
-        ({"model": 3}, "model"),
-        ({"cache_salt": ""}, "cache_salt"),
         ({"cache_salt": "ö" * 129}, "cache_salt"),
         ({"cache_salt": b"\xff"}, "cache_salt"),
-        ({"user": 3}, "user"),
-        ({"timeout_s": 0.0}, "timeout_s"),
         ({"timeout_s": math.nan}, "timeout_s"),
         ({"speculation": Speculation(num_draft_tokens=-1)}, "speculation.num_draft_tokens"),
-        ({"speculation": Speculation(num_draft_tokens="Auto")}, "speculation.num_draft_tokens"),
-        ({"speculation": Speculation(draft_topk=0)}, "speculation.draft_topk"),
         ({"speculation": Speculation(acceptance="typical")}, "speculation.acceptance"),
-        ({"speculation": Speculation(drafter="eagle")}, "speculation.drafter"),
-        ({"speculation": Speculation(draft_logprobs="half")}, "speculation.draft_logprobs"),
         ({"speculation": Speculation(lenience=True)}, "speculation.lenience"),
         ({"speculation": Speculation(tree=4)}, "speculation.tree"),  # type: ignore[arg-type]
         ({"speculation": {"num_draft_tokens": 4}}, "speculation"),
@@ -287,9 +265,7 @@ def test_bad_arguments_are_refused_before_the_call(options: dict, param: str) ->
         ({}, "prompt"),
         ({"prompt": "half a surrogate \ud800"}, "prompt"),
         ({"prompt_ids": [2**32]}, "prompt_ids"),
-        ({"prompt_ids": [-1]}, "prompt_ids"),
         ({"messages": [{"role": "user"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages"),
     ],
 )
 def test_bad_input_is_refused_before_the_call(options: dict, param: str) -> None:
@@ -307,7 +283,6 @@ def test_unknown_parameter_is_a_type_error() -> None:
     "make",
     [
         lambda: AsyncClient("http://127.0.0.1:8001"),
-        lambda: AsyncClient("localhost"),
         lambda: AsyncClient(timeout_s=0),
         lambda: AsyncClient(retries=-1),
         lambda: RetryPolicy(backoff_s=math.nan),
@@ -332,17 +307,6 @@ async def test_leaving_the_block_cancels_at_the_server(gateway: ScriptedGateway)
         assert await asyncio.to_thread(eventually, gateway.cancelled)
         assert [round_ async for round_ in stream] == []
         await stream.aclose()
-
-
-async def test_closing_from_another_task_ends_a_waiting_reader(gateway: ScriptedGateway) -> None:
-    gateway.scripts.append(hanging())
-    async with AsyncClient(gateway.address) as client:
-        stream = client.stream("hello")
-        reader = asyncio.create_task(_read_all(stream))
-        await asyncio.sleep(0.1)
-        await stream.aclose()
-        assert await asyncio.wait_for(reader, 5) == [" the quick red"]
-        assert await asyncio.to_thread(eventually, gateway.cancelled)
 
 
 async def test_cancelling_the_task_cancels_at_the_server(gateway: ScriptedGateway) -> None:
@@ -379,10 +343,6 @@ async def test_closing_the_client_ends_its_calls_with_an_error(gateway: Scripted
         await client.models()
 
 
-async def _read_all(stream: outrider.client.RoundStream) -> list[str]:
-    return [round_.text_delta async for round_ in stream]
-
-
 # ---- errors, deadlines, retries
 
 
@@ -397,7 +357,9 @@ async def _read_all(stream: outrider.client.RoundStream) -> list[str]:
         (errors.WorkerLost("stream ended"), errors.Unavailable),
         (errors.DeadlineExceeded("no round in 30 s"), errors.DeadlineExceeded),
         (errors.WorkerFault("bug"), errors.OutriderError),
-        (errors.OutriderError("bug"), errors.OutriderError),
+        (errors.Unauthenticated("no such key"), errors.Unauthenticated),
+        (errors.Forbidden("not for this key"), errors.Forbidden),
+        (errors.RateLimited("this key is over its limit", retry_after_s=40.0), errors.RateLimited),
     ],
 )
 async def test_the_error_tree_crosses_the_wire(
@@ -411,19 +373,6 @@ async def test_the_error_tree_crosses_the_wire(
     assert caught.value.message == sent.message
     assert caught.value.param == sent.param
     assert caught.value.retry_after_s == sent.retry_after_s
-
-
-async def test_every_code_of_the_tree_is_mapped_to_a_class_of_that_code() -> None:
-    async def raised_for(error: errors.OutriderError) -> errors.OutriderError:
-        with serving() as gateway:
-            gateway.scripts.append(failing(error))
-            async with AsyncClient(gateway.address, retries=0) as client:
-                with pytest.raises(errors.OutriderError) as caught:
-                    await client.generate("hello")
-        return caught.value
-
-    for cls in (errors.InvalidRequest, errors.ModelNotFound, errors.Overloaded, errors.Unavailable):
-        assert (await raised_for(cls("x"))).grpc_code is cls.grpc_code
 
 
 async def test_an_absent_server_is_named_with_the_remedy() -> None:
@@ -593,14 +542,6 @@ async def test_attempts_share_one_deadline() -> None:
     assert 10 >= first > second + 0.04
     assert second > third + 0.04
     assert transport.num_closed_calls == 3
-
-
-async def test_an_early_end_closes_the_transports_call() -> None:
-    transport = FakeTransport(list(rounds()))
-    async with AsyncClient(transport=transport).stream("hello") as stream:
-        await anext(stream)
-        assert transport.num_closed_calls == 0
-    assert transport.num_closed_calls == 1
 
 
 @pytest.mark.parametrize(

@@ -111,26 +111,6 @@ async def test_a_gateway_without_tls(gateway: Gateway) -> None:
             await models(address, tls=True)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        errors.Unauthenticated("no such key"),
-        errors.Forbidden("not for this key"),
-        errors.RateLimited("this key is over its limit", retry_after_s=40.0),
-        errors.Overloaded("the queue is full", retry_after_s=40.0),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-async def test_refusals_arrive_as_what_they_are(gateway: Gateway, error: errors.OutriderError) -> None:
-    gateway.error = error
-    async with serving(gateway, None) as address, AsyncClient(address, retries=0) as client:
-        for call in (client.models(), client.generate("x")):
-            with pytest.raises(errors.OutriderError) as raised:
-                await call
-            assert type(raised.value) is type(error)
-            assert (raised.value.message, raised.value.retry_after_s) == (error.message, error.retry_after_s)
-
-
 def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
     assert metadata_of({}) == ()

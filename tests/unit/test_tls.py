@@ -153,14 +153,6 @@ def test_users_are_asked_for_certificates_when_there_is_a_ca(tmp_path: Path) -> 
 # reading again
 
 
-def test_replaced_files_are_taken_up(tmp_path: Path) -> None:
-    folder = target_of(part_folder(tmp_path / "target", authority(), Role.TARGET))
-    first = folder.current
-    assert folder.current is first
-    part_folder(tmp_path / "target", authority(), Role.TARGET)
-    assert folder.current.certificate == (tmp_path / "target" / CERTIFICATE).read_bytes() != first.certificate
-
-
 def test_a_folder_half_written_is_left_until_it_is_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = part_folder(tmp_path / "target", authority(), Role.TARGET)
     folder = target_of(path)
