@@ -1,4 +1,4 @@
-"""What the target alone says, by transformers itself in processes of its own: the judge of every parity test.
+"""What the target alone says, by transformers itself in processes of its own, which stay.
 
 `generate` runs transformers' own `generate`, greedy, one prompt at a time, as the demo's judge does. `check` is for
 outputs whose length is not known beforehand: one forward over prompt and output says whether each id is the best one
@@ -7,6 +7,7 @@ after those before it, which by induction is the same as being what `generate` w
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Sequence
@@ -70,12 +71,12 @@ def judge(
     check: Sequence[tuple[str, Sequence[int]]] = (),
     timeout_s: float = 600.0,
 ) -> Judgement:
-    """Ask new reference processes, one a core: each takes its share of prompts and outputs."""
+    """Ask the reference processes, one a core: each takes a share of prompts and outputs."""
     outputs = [(prompt, list(ids)) for prompt, ids in check]
     count = min(len(os.sched_getaffinity(0)), max(len(generate), len(outputs), 1))
-    with ProcessPoolExecutor(count, mp_context=CONTEXT) as pool:
-        shares = [pool.submit(_judge, model, generate[i::count], max_tokens, outputs[i::count]) for i in range(count)]
-        found = [share.result(timeout_s) for share in shares]
+    submit = _processes().submit
+    shares = [submit(_judge, model, generate[i::count], max_tokens, outputs[i::count]) for i in range(count)]
+    found = [share.result(timeout_s) for share in shares]
     return Judgement(
         [found[i % count].answers[i // count] for i in range(len(generate))],
         [found[i % count].checks[i // count] for i in range(len(outputs))],
@@ -86,6 +87,12 @@ def assert_target_alone(model: str, *outputs: tuple[str, Sequence[int]]) -> None
     """Each (prompt, output ids) is what the target alone would say, greedily."""
     for (prompt, ids), difference in zip(outputs, judge(model, check=outputs).checks, strict=True):
         assert difference is None or difference.near_tie, f"after {prompt[-40:]!r} and {len(ids)} tokens: {difference}"
+
+
+@functools.cache
+def _processes() -> ProcessPoolExecutor:
+    """Return the processes that judge, which last as long as the tests: each loads a model once."""
+    return ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=CONTEXT)
 
 
 def _first_wrong(reference: Reference, prompt: str, ids: list[int]) -> Difference | None:
@@ -104,6 +111,14 @@ def _first_wrong(reference: Reference, prompt: str, ids: list[int]) -> Differenc
 
 def _judge(model: str, prompts: Sequence[str], max_tokens: int, outputs: list[tuple[str, list[int]]]) -> Judgement:
     """In the other process."""
+    reference = _reference(model)
+    answers = [Answer(**asdict(reference.generate(prompt, max_tokens))) for prompt in prompts]
+    return Judgement(answers, [_first_wrong(reference, prompt, ids) for prompt, ids in outputs])
+
+
+@functools.lru_cache(maxsize=1)
+def _reference(model: str) -> Reference:
+    """In the other process."""
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -112,6 +127,4 @@ def _judge(model: str, prompts: Sequence[str], max_tokens: int, outputs: list[tu
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)
-    reference = Reference(model)
-    answers = [Answer(**asdict(reference.generate(prompt, max_tokens))) for prompt in prompts]
-    return Judgement(answers, [_first_wrong(reference, prompt, ids) for prompt, ids in outputs])
+    return Reference(model)
