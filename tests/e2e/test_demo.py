@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from outrider.cli.demo import report
 from outrider.cli.demo_runs import Arm, Comparison, DemoAnswer, compare
-from outrider.client import Client, Usage
+from outrider.client import Usage
+from outrider.engine.reference_generate import Generated
+from outrider.engine.reference_generate import compare as judged
 from outrider.wire.processes import StopFlag, StopRequested
 from tests.e2e.process_tree import Command, tree
-from tests.stack import DEMO_TARGET, Stack
+from tests.stack import DEMO_TARGET
 
 PROMPT = "import os\n\ndef "
-NUM_TOKENS = 24
 
 
 def an_answer(ids: list[int]) -> DemoAnswer:
     return DemoAnswer(PROMPT, ids, Usage(0, len(ids), 0, 0, 0, 0, 0, 0), 1.0)
 
 
-@pytest.fixture(scope="module")
-def ids(stack: Stack) -> list[int]:
-    """The system's greedy answer."""
-    with Client(stack.grpc) as client:
-        tokens = client.generate(PROMPT, max_tokens=NUM_TOKENS, temperature=0.0).choices[0].tokens
-    return [token.id for token in tokens]
-
-
-def test_the_judge_says_yes_to_the_target_and_no_to_one_wrong_token(ids: list[int]) -> None:
-    wrong, cut = [*ids], ids[:-2]
-    wrong[7] += 1
-    found = compare(DEMO_TARGET, NUM_TOKENS, [an_answer(ids), an_answer(wrong), an_answer(cut)], StopFlag())
-    assert found.num_answers == 3
-    assert found.num_tokens == 3 * NUM_TOKENS
-    at = [(one["answer"], one["position"], one["expected"], one["found"]) for one in found.differences]
-    assert at == [(1, 7, ids[7], ids[7] + 1), (2, NUM_TOKENS - 2, ids[-2], None)]
-    assert all(one["top2_gap"] > 0 for one in found.differences)
+def test_the_judge_says_yes_to_the_targets_own_and_no_to_one_wrong_token() -> None:
+    target = SimpleNamespace(without_end=lambda ids: ids)
+    own = Generated([1, 2], list(range(10, 34)), [0.5] * 24)
+    assert judged(target, own, own.ids) is None
+    wrong = [*own.ids[:7], 99, *own.ids[8:]]
+    assert judged(target, own, wrong) == {"position": 7, "expected": 17, "found": 99, "top2_gap": 0.5}
+    assert judged(target, own, own.ids[:-2]) == {"position": 22, "expected": 32, "found": None, "top2_gap": 0.5}
 
 
 def test_a_stop_ends_the_judge() -> None:
@@ -45,7 +37,7 @@ def test_a_stop_ends_the_judge() -> None:
     stop.set()
     with tree() as left:
         with pytest.raises(StopRequested):
-            compare(DEMO_TARGET, NUM_TOKENS, [an_answer([1])], stop)
+            compare(DEMO_TARGET, 24, [an_answer([1])], stop)
         assert left.now() == {}
 
 

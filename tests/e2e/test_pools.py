@@ -16,8 +16,8 @@ from tests.samples import total
 from tests.stack import Pools, Process, read_metrics, running_pools
 
 NUM_TOKENS = 160
-NOTICED_S = 6.0
-"""A worker that hangs is given up within this."""
+NOTICED_S = 15.0
+"""A worker that hangs is given up within this, on a machine that does much else, too."""
 
 pytestmark = pytest.mark.timeout(300)
 
