@@ -100,15 +100,15 @@ bench-sampling: $(STAMP)
 
 # What each acceptance rule keeps of the drafts: counts, not times.
 bench-rules: $(STAMP)
-	$(BIN)/python -m benchmarks.rules $(ARGS)
+	$(BIN)/python -m benchmarks.arms rules $(ARGS)
 
 # Drafts without a model, on text that repeats itself and on text that does not.
 bench-drafters: $(STAMP)
-	$(BIN)/python -m benchmarks.drafters $(ARGS)
+	$(BIN)/python -m benchmarks.arms drafters $(ARGS)
 
 # Trees of drafts against chains: tokens per target pass and speed; about twenty minutes.
 bench-trees: $(STAMP)
-	$(BIN)/python -m benchmarks.trees $(ARGS)
+	$(BIN)/python -m benchmarks.arms trees $(ARGS)
 
 # How well each drafter guesses the demo target, by rejection, coupled and greedy: shares, not times; two minutes.
 bench-alpha: $(STAMP)

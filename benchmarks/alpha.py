@@ -9,7 +9,6 @@ unigram and bigram, and on no machine. The exit code is 1 when an expectation is
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, RESULTS, Report, dev_prompts
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, Report, dev_prompts, parser
 from outrider.cli.alpha import drafter_of, measured
 from outrider.cli.alpha import shown as as_shown
 from outrider.engine.alpha import Estimate
@@ -151,22 +150,18 @@ def named(path: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default=str(DEMO_TARGET))
-    parser.add_argument("--draft", default=str(DEMO_DRAFT))
-    parser.add_argument("--prompts", type=int, default=48)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of all models")
-    parser.add_argument(
-        "--text",
-        type=Path,
-        nargs="+",
-        default=[REPO / each for each in CODE],
-        help="of unigram and bigram: files, folders of Python",
+    made = parser(
+        __doc__,
+        target=str(DEMO_TARGET),
+        draft=str(DEMO_DRAFT),
+        prompts=48,
+        max_tokens=128,
+        temperatures=[0.0, 1.0],
+        dtype="float32",
     )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
-    options = parser.parse_args()
+    code = [REPO / each for each in CODE]
+    made.add_argument("--text", type=Path, nargs="+", default=code, help="of unigram and bigram: files, folders")
+    options = made.parse_args()
     text, num_files = text_of(options.text)
     report = Report("alpha", "How well drafters guess the target")
     report.text(

@@ -6,6 +6,8 @@ date in it.
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
 import os
 import platform
@@ -48,10 +50,64 @@ def widened(size: str, dtype: str = "float32") -> Path:
     return folder
 
 
+REPETITIVE, HELD_OUT = "repetitive", "held-out"
+SETS = {
+    REPETITIVE: REPO / "benchmarks" / "prompts" / "repetitive.jsonl",
+    HELD_OUT: REPO / "tests" / "data" / "prompts.jsonl",
+}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    kind: str
+    """code, json, question or prose."""
+    text: str
+
+
+def read_prompts(name: str) -> list[Prompt]:
+    """Return all prompts of a set, in the order of its file."""
+    lines = [json.loads(line) for line in SETS[name].read_text(encoding="utf-8").splitlines()]
+    return [Prompt(str(line["category"]), str(line["prompt"])) for line in lines]
+
+
+def of_all_kinds(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """Return `count` prompts, or all: the first of each kind in turn, while it has any left."""
+    kinds = dict.fromkeys(prompt.kind for prompt in prompts)
+    by_kind = [[prompt for prompt in prompts if prompt.kind == kind] for kind in kinds]
+    rounds = itertools.zip_longest(*by_kind)
+    return [prompt for each in rounds for prompt in each if prompt is not None][:count]
+
+
 def dev_prompts(count: int) -> list[str]:
     """Return the first `count` development prompts, from the first again when there are fewer."""
-    lines = (REPO / "tests" / "data" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    return [str(json.loads(lines[index % len(lines)])["prompt"]) for index in range(count)]
+    prompts = read_prompts(HELD_OUT)
+    return [prompts[index % len(prompts)].text for index in range(count)]
+
+
+_HELP = {
+    "size": "of the widened target",
+    "dtype": "of all models",
+    "repetitions": "in turn with the others",
+    "prompt_tokens": "at most",
+}
+_CHOICES: dict[str, Sequence[str]] = {"size": tuple(SIZES), "dtype": ("float32", "bfloat16")}
+
+
+def parser(doc: str | None, **defaults: Any) -> argparse.ArgumentParser:
+    """Return a parser of a benchmark's options by their defaults, a list for several values, and of `--results`."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        several = isinstance(default, list)
+        made.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=type(default[0] if several else default),
+            nargs="+" if several else None,
+            default=default,
+            choices=_CHOICES.get(name),
+            help=_HELP.get(name),
+        )
+    made.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    return made
 
 
 def num_parameters(folder: Path) -> int:
@@ -100,23 +156,26 @@ def _git(*arguments: str) -> str:
 
 def random_94m(context: int) -> Path:
     """Return a Llama of the widened target's shape with random weights and its own context, made when missing."""
-    folder = WORK / f"random-94M-{context}"
+    return random_llama("94M", context, vocab_size=4096, intermediate_size=2816, num_hidden_layers=8)
+
+
+def random_llama(size: str, context: int, **sizes: int) -> Path:
+    """Return a Llama with random weights and the demo pair's tokenizer, made when missing."""
+    folder = WORK / f"random-{size}-{context}"
     if not (folder / "config.json").exists():
         import torch
         from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(0)
         config = LlamaConfig(
-            vocab_size=4096,
             hidden_size=1024,
-            intermediate_size=2816,
-            num_hidden_layers=8,
             num_attention_heads=16,
             num_key_value_heads=4,
             max_position_embeddings=context,
             tie_word_embeddings=True,
             bos_token_id=0,
             eos_token_id=0,
+            **sizes,
         )
         LlamaForCausalLM(config).save_pretrained(folder)
         AutoTokenizer.from_pretrained(DEMO_TARGET).save_pretrained(folder)

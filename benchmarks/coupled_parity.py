@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts, random_draft
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser, random_draft
+from benchmarks.footprint import worker_info
 from benchmarks.passes import Sample, run_pass
 from benchmarks.running import running
-from benchmarks.throughput import worker_info
 from outrider.cli.supervisor import Endpoints
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, Round, Speculation
 from outrider.engine.loading.loader import load_runner
@@ -40,7 +40,6 @@ from outrider.engine.sampling.coupled import gumbels_of, uniforms
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.step_plan import Row
-from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 
@@ -210,7 +209,7 @@ class Parity:
         target = {"model": str(DEMO_TARGET), **self.target}
         draft_settings = {"model": str(draft), "dtype": self._options.dtype}
         with running(target, draft_settings, gateway_module="benchmarks.patient_gateway") as endpoints:
-            info = worker_info(endpoints.first("target").address, target_pb2_grpc.TargetServiceStub)
+            info = worker_info(endpoints.first("target"))
             if info.batch_invariant != (self._mode == INVARIANT):
                 sys.exit(f"the target computes on {info.attention_path}: that is not the mode {self._mode}")
             yield endpoints
@@ -246,7 +245,7 @@ class Parity:
         for setting in settings:
             if setting.drafter == KILLED:
                 with self.system(DEMO_DRAFT) as endpoints:
-                    pid = worker_info(endpoints.first("draft").address, draft_pb2_grpc.DraftServiceStub).pid
+                    pid = worker_info(endpoints.first("draft")).pid
                     killer = Killer(pid, half_way(len(self._prompts), self._options.max_tokens))
                     self._compare(setting, asyncio.run(self._pass(endpoints, setting, killer)))
 
@@ -364,20 +363,12 @@ def add_outcomes(report: Report, mode: str, outcomes: Sequence[Outcome], forgive
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=24)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
-    parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 8])
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[8, 1])
-    parser.add_argument(
-        "--modes", nargs="+", default=[each for each in MODES if each not in NOT_ASKED], choices=list(MODES)
+    made = parser(
+        __doc__, prompts=24, max_tokens=128, temperatures=[0.7, 1.0], k=[1, 4, 8], concurrency=[8, 1], dtype="float32"
     )
-    parser.add_argument(
-        "--dtype", default="float32", choices=["float32", "bfloat16"], help="of both where the mode says nothing else"
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
-    options = parser.parse_args()
+    asked = [each for each in MODES if each not in NOT_ASKED]
+    made.add_argument("--modes", nargs="+", default=asked, choices=list(MODES))
+    options = made.parse_args()
     report = Report("coupled-parity", "Coupled text, whatever drafts")
     report.text(
         f"The demo pair, {options.dtype}; {options.prompts} prompts of held-out text, {options.max_tokens} tokens an "

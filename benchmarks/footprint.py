@@ -43,7 +43,7 @@ def parts_below(workers: Iterable[StartedWorker] = ()) -> dict[str, int]:
 
     `workers` have their own names: with Ray there is no other way to know which process is whose.
     """
-    found = {worker.name: _info(worker).pid for worker in workers}
+    found = {worker.name: worker_info(worker).pid for worker in workers}
     for pid in sorted(set(descendants(os.getpid())) - set(found.values())):
         with contextlib.suppress(OSError):
             kind = kind_of(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0"))
@@ -113,7 +113,7 @@ def left_in(endpoints: Endpoints) -> list[str]:
 def _held_of(endpoints: Endpoints) -> list[str]:
     left = []
     for worker in endpoints.workers:
-        info = _info(worker)
+        info = worker_info(worker)
         counts = (info.num_slots_in_use, info.num_kv_blocks_in_use, info.num_tickets)
         if any(counts):
             left.append("{} still holds {} slots, {} blocks, {} tickets".format(worker.name, *counts))
@@ -123,7 +123,7 @@ def _held_of(endpoints: Endpoints) -> list[str]:
     return [*left, f"the gateway still holds {held}"] if held else left
 
 
-def _info(worker: StartedWorker) -> common_pb2.WorkerInfo:
+def worker_info(worker: StartedWorker) -> common_pb2.WorkerInfo:
     stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
     with grpc.insecure_channel(worker.address) as channel:
         info: common_pb2.WorkerInfo = stubs[worker.role](channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10)

@@ -14,9 +14,8 @@ import random
 import statistics
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
-from benchmarks.common import DEMO_DRAFT, RESULTS, Report, random_94m, spread, widened
+from benchmarks.common import DEMO_DRAFT, Report, parser, random_94m, spread, widened
 from benchmarks.passes import Sample, run_pass
 from benchmarks.running import running
 from outrider.cli.supervisor import Endpoints
@@ -183,14 +182,7 @@ def add_small_pool(report: Report, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5, help="of prompts that begin alike, for each worker")
-    parser.add_argument("--requests", type=int, default=64, help="at once")
-    parser.add_argument("--small-pool", type=int, default=432, help="tokens of the small KV cache")
-    parser.add_argument("--repetitions", type=int, default=3, help="of all requests, in each system")
-    parser.add_argument("--size", default="94M", choices=["94M", "111M"], help="of the widened target")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
-    options = parser.parse_args()
+    options = parser(__doc__, size="94M", pairs=5, requests=64, small_pool=432, repetitions=3).parse_args()
     report = Report("memory", "Prefix cache, and more requests than memory")
     add_first_tokens(report, options.pairs)
     add_small_pool(report, options)

@@ -25,9 +25,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts, random_draft, spread, widened
-from benchmarks.drafters import Ratio
-from benchmarks.passes import Sample, run_pass
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser, random_draft, spread, widened
+from benchmarks.passes import Ratio, Sample, run_pass, take_turns
 from outrider.client import AsyncClient, Speculation
 from tests.stack import Process, stop_all
 from tests.tcp_relay import TcpRelay
@@ -109,19 +108,6 @@ def gateway(*args: str) -> tuple[str, list[str]]:
     return "gateway", ["--port", "0", "--grpc-port", "0", *args]
 
 
-async def one_pass(
-    client: AsyncClient, prompts: Sequence[list[int]], concurrency: int, arm: str, options: argparse.Namespace
-) -> Sample:
-    return await run_pass(
-        client,
-        prompts[: num_prompts(concurrency)],
-        concurrency=concurrency,
-        temperature=options.temperature,
-        max_tokens=options.max_tokens,
-        speculation=ARMS[arm],
-    )
-
-
 async def measure(
     address: str, prompts: Sequence[list[int]], draft: str, options: argparse.Namespace
 ) -> dict[int, Cell]:
@@ -136,13 +122,21 @@ async def measure(
         )
         for concurrency, cell in cells.items():
             stop_s = time.monotonic() + options.most_seconds
-            for repetition in itertools.count():
-                if repetition >= options.repetitions and (cell.is_settled or time.monotonic() > stop_s):
-                    break
-                for arm in (OFF, AUTO) if repetition % 2 else (AUTO, OFF):
-                    sample = await one_pass(client, prompts, concurrency, arm, options)
-                    cell.samples[arm].append(sample)
-                    print(f"{draft} draft, {concurrency} at once, {arm}: {sample.tokens_per_s:.1f} tok/s", flush=True)
+
+            def goes_on(repetition: int, cell: Cell = cell, stop_s: float = stop_s) -> bool:
+                return repetition < options.repetitions or not (cell.is_settled or time.monotonic() > stop_s)
+
+            print(f"{draft} draft:")
+            await take_turns(
+                client,
+                prompts[: num_prompts(concurrency)],
+                ARMS,
+                cell.samples,
+                itertools.takewhile(goes_on, itertools.count()),
+                concurrency=concurrency,
+                temperature=options.temperature,
+                max_tokens=options.max_tokens,
+            )
     return cells
 
 
@@ -178,10 +172,12 @@ async def measure_all_cores(prompts: Sequence[list[int]], options: argparse.Name
         started([gateway("--target", process.address)]) as (front,),
         AsyncClient(str(front.ready["grpc"])) as client,
     ):
-        await one_pass(client, prompts, 2, OFF, options)
-        for concurrency in options.concurrency:
-            found[concurrency] = (await one_pass(client, prompts, concurrency, OFF, options)).tokens_per_s
-            print(f"all cores, {concurrency} at once: {found[concurrency]:.1f} tok/s", flush=True)
+        for concurrency in (2, *options.concurrency):  # the first warms
+            samples: dict[str, list[Sample]] = {}
+            some, how = prompts[: num_prompts(concurrency)], {"concurrency": concurrency}
+            how |= {"temperature": options.temperature, "max_tokens": options.max_tokens}
+            await take_turns(client, some, {"plain on all cores": False}, samples, range(1), **how)
+            found[concurrency] = samples["plain on all cores"][0].tokens_per_s
     return found
 
 
@@ -198,7 +194,7 @@ def add_cells(report: Report, found: Mapping[str, Mapping[int, Cell]], all_cores
             plain = "" if beside is None else f"{beside:.1f}"
             over = "" if beside is None else f"{statistics.median(rates[AUTO]) / beside:.2f}"
             rows.append([*row, f"{cell.drafted_per_round:.2f}", plain, over])
-            if ratio.median < cell.least:
+            if ratio.middle < cell.least:
                 wrong.append(f"{draft} draft, {concurrency} at once: {ratio} of plain, at least {cell.least:g} wanted")
         columns = ["at once", "pairs", "plain, tok/s", "auto, tok/s", "auto / plain", "mean K"]
         columns += ["plain on all cores, tok/s", "auto / plain on all cores"]
@@ -212,21 +208,20 @@ def add_cells(report: Report, found: Mapping[str, Mapping[int, Cell]], all_cores
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="111M", choices=["94M", "111M", "1b"], help="of the widened target")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of all")
-    parser.add_argument("--only", nargs="+", default=[GOOD, POOR, SLOW], choices=[GOOD, POOR, SLOW], help="drafts")
-    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--prompt-tokens", type=int, default=32, help="at most")
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--repetitions", type=int, default=6, help="of a cell, at least")
-    parser.add_argument(
-        "--most-seconds", type=float, default=120.0, help="for more repetitions of a cell while it is not settled"
+    made = parser(
+        __doc__,
+        size="111M",
+        dtype="float32",
+        concurrency=[1, 2, 4, 8, 16, 32, 64],
+        temperature=0.0,
+        prompt_tokens=32,
+        max_tokens=48,
+        repetitions=6,
     )
-    parser.add_argument("--no-all-cores", action="store_true", help="leave plain decoding on all cores out")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
-    options = parser.parse_args()
+    made.add_argument("--only", nargs="+", default=[GOOD, POOR, SLOW], choices=[GOOD, POOR, SLOW], help="drafts")
+    made.add_argument("--most-seconds", type=float, default=120.0, help="of a cell that is not settled")
+    made.add_argument("--no-all-cores", action="store_true", help="leave plain decoding on all cores out")
+    options = made.parse_args()
     report = Report("never-slower", "K that adapts, and plain decoding")
     report.text(
         f"The demo pair, its target WIDENED to {options.size}, {options.dtype}, a core each; prompts of "

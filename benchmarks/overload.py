@@ -16,10 +16,9 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks.arrivals import Asked, Load, closed_loop, in_own_process, open_loop
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser
 from benchmarks.footprint import Held, left_in, parts_below, watched
 from benchmarks.running import running
 
@@ -190,15 +189,10 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=float, default=4.0, help="the sustainable rate")
-    parser.add_argument("--baseline", type=float, default=0.8, help="share of the sustainable rate before and after")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of baseline and overload each")
-    parser.add_argument("--closed-s", type=float, default=30.0, help="of the closed loop that finds the rate")
-    parser.add_argument("--max-running", type=int, default=4, help="answers at once that the machine bears")
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
-    options = parser.parse_args()
+    made = parser(__doc__, seconds=60.0, closed_s=30.0, max_running=4, max_tokens=64)
+    made.add_argument("--times", type=float, default=4.0, help="the sustainable rate")
+    made.add_argument("--baseline", type=float, default=0.8, help="share of the sustainable rate before and after")
+    options = made.parse_args()
     report = Report("overload", "Overload")
     report.text(
         f"The demo pair as `outrider up` places it on {len(os.sched_getaffinity(0))} cores, with max_running "

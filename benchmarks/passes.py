@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from outrider.client import AsyncClient, Round, Speculation
 
+NUM_RESAMPLES = 2000
 PHASES = ("propose", "deliver", "verify", "overhead")
 """Phases of a round in the SDK's timings: the draft's work; waiting for the proposal beyond that; queue, forward and
 acceptance in the target; the rest, which is gateway and control streams."""
@@ -110,6 +114,43 @@ async def in_turn(
                     )
                     found[name][index].append(sample)
     return found
+
+
+async def take_turns(
+    client: AsyncClient,
+    prompts: Sequence[str | Sequence[int]],
+    arms: Mapping[str, Speculation | bool],
+    found: dict[str, list[Sample]],
+    repetitions: Iterable[int],
+    **options: Any,
+) -> None:
+    """Append a pass of every arm to `found` each repetition, in another order each time. options: as of `run_pass`."""
+    for repetition in repetitions:
+        for name in list(arms) if repetition % 2 else reversed(list(arms)):
+            sample = await run_pass(client, prompts, speculation=arms[name], **options)
+            found.setdefault(name, []).append(sample)
+            print(f"{options['concurrency']} at once, {name}: {sample.tokens_per_s:.1f} tokens/s", flush=True)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A median, or another middle, and the interval of 95 % from a bootstrap that draws whole prompts."""
+
+    middle: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, by_prompt: Sequence[Sequence[float]], middle: Callable[[Any], Any] = np.median) -> Ratio:
+        """Return the ratio of the values by prompt, at least one value each."""
+        rng = np.random.default_rng(0)
+        picks = rng.integers(len(by_prompt), size=(NUM_RESAMPLES, len(by_prompt)))
+        middles = [float(middle(np.concatenate([by_prompt[i] for i in row]))) for row in picks]
+        low, high = np.quantile(middles, (0.025, 0.975))
+        return cls(float(middle(np.concatenate([*by_prompt]))), float(low), float(high))
+
+    def __str__(self) -> str:
+        return f"{self.middle:.3f} ({self.low:.3f}-{self.high:.3f})"
 
 
 def phase_shares(rounds: Sequence[Round]) -> dict[str, float]:

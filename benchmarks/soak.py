@@ -19,14 +19,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 from scipy.stats import theilslopes
 
 from benchmarks.arrivals import Asked, Load, closed_loop, in_own_process, open_loop
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser
 from benchmarks.footprint import RAYS_OWN, Held, left_in, parts_below, watched
 from benchmarks.overload import LATENCIES, quantile
 from benchmarks.running import running
@@ -224,16 +223,10 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--share", type=float, default=0.6, help="of the sustainable rate")
-    parser.add_argument("--closed-s", type=float, default=30.0, help="of the closed loop that finds the rate")
-    parser.add_argument("--warm-up-s", type=float, default=180.0)
-    parser.add_argument("--max-running", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--no-ray", action="store_true", help="workers as plain processes, without a launcher")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
-    options = parser.parse_args()
+    made = parser(__doc__, minutes=30.0, closed_s=30.0, warm_up_s=180.0, max_running=16, max_tokens=64)
+    made.add_argument("--share", type=float, default=0.6, help="of the sustainable rate")
+    made.add_argument("--no-ray", action="store_true", help="workers as plain processes, without a launcher")
+    options = made.parse_args()
     report = Report("soak", "A steady load for long")
     report.text(
         f"The demo pair as `outrider up{' --no-ray' if options.no_ray else ''}` places it on "

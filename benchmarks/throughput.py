@@ -9,31 +9,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
-from pathlib import Path
 
-import grpc
 from tokenizers import Tokenizer
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts, random_94m, spread, widened
-from benchmarks.passes import Sample, phase_shares, run_pass
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser, random_94m, spread, widened
+from benchmarks.footprint import held, worker_info
+from benchmarks.passes import Sample, phase_shares, run_pass, take_turns
 from benchmarks.running import running
 from outrider.cli.supervisor import Endpoints
 from outrider.client import AsyncClient, OutriderError, Speculation
-from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
 PROMPT_TOKENS = 128
 ARMS: dict[str, Speculation | bool] = {"off": False, "on": Speculation(num_draft_tokens=5), "automatic": Speculation()}
-
-
-def worker_info(address: str, stub: type) -> common_pb2.WorkerInfo:
-    with grpc.insecure_channel(address) as channel:
-        return stub(channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10)
-
-
-def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def rates(
@@ -44,20 +32,17 @@ async def rates(
     async with AsyncClient(address) as client:
         await run_pass(client, prompts[:2], concurrency=2, temperature=0.0, max_tokens=16, speculation=True)
         for concurrency in options.concurrency:
-            found[concurrency] = {name: [] for name in ARMS}
-            share = prompts[: max(concurrency, options.prompts)]
-            for repetition in range(options.repetitions):
-                for name in list(ARMS) if repetition % 2 else reversed(list(ARMS)):
-                    sample = await run_pass(
-                        client,
-                        share,
-                        concurrency=concurrency,
-                        temperature=options.temperature,
-                        max_tokens=options.max_tokens,
-                        speculation=ARMS[name],
-                    )
-                    found[concurrency][name].append(sample)
-                    print(f"concurrency {concurrency}, {name}: {sample.tokens_per_s:.1f} tokens/s", flush=True)
+            found[concurrency] = {}
+            await take_turns(
+                client,
+                prompts[: max(concurrency, options.prompts)],
+                ARMS,
+                found[concurrency],
+                range(options.repetitions),
+                concurrency=concurrency,
+                temperature=options.temperature,
+                max_tokens=options.max_tokens,
+            )
     return found
 
 
@@ -90,8 +75,8 @@ def add_rates(report: Report, found: dict[int, dict[str, list[Sample]]]) -> None
 def add_memory(report: Report, endpoints: Endpoints, mean_tokens: float, before: dict[str, int]) -> None:
     """Add KV by the bytes a token that the worker reports, and resident memory before the first request and now."""
     rows = []
-    for role, stub in (("target", target_pb2_grpc.TargetServiceStub), ("draft", draft_pb2_grpc.DraftServiceStub)):
-        info = worker_info(endpoints.first(role).address, stub)
+    for role in ("target", "draft"):
+        info = worker_info(endpoints.first(role))
         tokens = info.num_kv_blocks * info.kv_block_size
         rows.append(
             [
@@ -101,7 +86,7 @@ def add_memory(report: Report, endpoints: Endpoints, mean_tokens: float, before:
                 f"{info.kv_bytes_per_token * mean_tokens / 2**20:.2f}",
                 f"{tokens} ({tokens * info.kv_bytes_per_token / 2**20:.0f} MiB)",
                 f"{before[role] / 2**20:.0f}",
-                f"{resident_bytes(info.pid) / 2**20:.0f}",
+                f"{held(info.pid).rss_bytes / 2**20:.0f}",
             ]
         )
     columns = ("worker", "path", "KV KiB / token", f"KV MiB / request of {mean_tokens:.0f} tokens", "KV tokens in all")
@@ -126,7 +111,7 @@ def add_longest(report: Report, options: argparse.Namespace) -> None:
     model, num_answer = random_94m(4 * options.longest), 16
     target = {"model": str(model), "kv_cache_tokens": options.longest, "dtype": "float32"}
     with running(target, None, {"max_running": 4}) as endpoints:
-        info = worker_info(endpoints.first("target").address, target_pb2_grpc.TargetServiceStub)
+        info = worker_info(endpoints.first("target"))
         pool = info.num_kv_blocks * info.kv_block_size
         rows = []
         for total in (pool // 4, pool, pool + 1):
@@ -145,19 +130,18 @@ def add_longest(report: Report, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="111M", choices=["94M", "111M", "1b"], help="of the widened target")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of both")
-    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 4, 16, 64])
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--prompts", type=int, default=4, help="in a pass; at least the concurrency")
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument(
-        "--longest", type=int, default=8192, help="tokens of the KV cache that one request fills; 0: not"
+    made = parser(
+        __doc__,
+        size="111M",
+        dtype="float32",
+        concurrency=[1, 4, 16, 64],
+        temperature=0.0,
+        prompts=4,
+        max_tokens=64,
+        repetitions=2,
     )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
-    options = parser.parse_args()
+    made.add_argument("--longest", type=int, default=8192, help="tokens of the KV cache that one request fills; 0: not")
+    options = made.parse_args()
     report = Report("throughput", "Throughput and memory")
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
     count = max([options.prompts, *options.concurrency])
@@ -170,9 +154,8 @@ def main() -> None:
     common = {"dtype": options.dtype, "max_slots": count, "prefix_caching": False}
     target, draft = {"model": str(widened(options.size)), **common}, {"model": str(DEMO_DRAFT), **common}
     with running(target, draft, {"max_running": count}) as endpoints:
-        stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
-        pids = {role: worker_info(endpoints.first(role).address, stub).pid for role, stub in stubs.items()}
-        before = {role: resident_bytes(pid) for role, pid in pids.items()}
+        pids = {role: worker_info(endpoints.first(role)).pid for role in ("target", "draft")}
+        before = {role: held(pid).rss_bytes for role, pid in pids.items()}
         add_rates(report, asyncio.run(rates(endpoints.grpc, options, prompts)))
         mean_tokens = statistics.mean(len(prompt) for prompt in prompts) + options.max_tokens
         add_memory(report, endpoints, mean_tokens, before)

@@ -8,7 +8,6 @@ decoding that was expected of it, or where the recommendation is not within NEAR
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import subprocess
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import DEMO_DRAFT, RESULTS, Report, widened
+from benchmarks.common import DEMO_DRAFT, Report, parser, widened
 
 FAR_OFF = 0.15
 """Most that a measured speed may differ, as a share of the expected speed over plain decoding."""
@@ -98,14 +97,7 @@ def shown(speedup: Mapping[str, float]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="94M", choices=["94M", "111M", "1b"], help="of the widened target")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--prompts", type=int, default=6)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to, tune.png too")
-    options = parser.parse_args()
+    options = parser(__doc__, size="94M", temperatures=[0.0, 1.0], prompts=6, max_tokens=128, repeats=2).parse_args()
     report = Report("tune", "What `outrider tune` expects, measures and recommends")
     report.text(
         f"The demo pair, its target WIDENED to {options.size}; {options.prompts} prompts, one answer of "

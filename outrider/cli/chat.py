@@ -10,54 +10,23 @@ import typer
 from outrider.cli import options as opt
 from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console, print_error
 from outrider.cli.render import AnswerPrinter, figure, legend, tokens_per_pass
-from outrider.client import Client, ConnectOptions, GenerateOptions, InvalidRequest, Message, OutriderError, Usage
-from outrider.client.aio import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
+from outrider.client import Client, GenerateOptions, InvalidRequest, Message, OutriderError, Usage
+from outrider.client.aio import DEFAULT_ADDRESS
 
 
+@opt.grouped
 def chat(
     address: opt.Address = DEFAULT_ADDRESS,
     system: str | None = typer.Option(None, help="A system message to begin with."),
     max_tokens: opt.MaxTokens = 256,
-    temperature: opt.Temperature = 1.0,
-    top_p: opt.TopP = None,
-    top_k: opt.TopK = None,
-    min_p: opt.MinP = None,
-    seed: opt.Seed = None,
-    stop: opt.Stop = None,
-    num_draft_tokens: opt.NumDraftTokens = None,
-    acceptance: opt.Acceptance = None,
-    drafter: opt.DrafterOption = None,
-    tree: opt.Tree = None,
-    lenience: opt.Lenience = None,
-    no_speculation: opt.NoSpeculation = False,
-    model: opt.ModelId = None,
-    timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
-    tls: opt.Tls = False,
-    tls_ca: opt.TlsCa = None,
-    tls_cert: opt.TlsCert = None,
-    tls_key: opt.TlsKey = None,
-    api_key: opt.ApiKey = None,
+    *,
+    generation: opt.Generation,
+    connection: opt.Connection,
 ) -> None:
     """Talk with the model. /reset forgets, /quit or Ctrl-D leaves, Ctrl-C stops an answer."""
     with errors_as_lines():
-        options = opt.generate_options(
-            model=model,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            seed=seed,
-            stop=stop,
-            num_draft_tokens=num_draft_tokens,
-            acceptance=acceptance,
-            drafter=drafter,
-            tree=tree,
-            lenience=lenience,
-            no_speculation=no_speculation,
-        )
-        connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)
-        with Client(address, timeout_s=timeout, **connect) as client:
+        options = generation.options(connection.model, max_tokens)
+        with Client(address, timeout_s=connection.timeout, **connection.options) as client:
             served = ", ".join(known.id for known in client.models())  # an absent server is noticed before typing
             conversation = Conversation(client, options, system)
             note_console().print(f"{served} at {address}. /reset forgets, /quit leaves, Ctrl-C stops an answer.")

@@ -12,63 +12,32 @@ import typer
 from outrider.cli import options as opt
 from outrider.cli.console import answer_console, errors_as_lines, note_console
 from outrider.cli.render import AnswerPrinter, legend, summary
-from outrider.client import Choice, Client, Completion, ConnectOptions, InvalidRequest, SyncRoundStream, Usage
-from outrider.client.aio import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
+from outrider.client import Choice, Client, Completion, InvalidRequest, SyncRoundStream, Usage
+from outrider.client.aio import DEFAULT_ADDRESS
 
 
+@opt.grouped
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from stdin.")],
     address: opt.Address = DEFAULT_ADDRESS,
     max_tokens: opt.MaxTokens = 128,
-    temperature: opt.Temperature = 1.0,
-    top_p: opt.TopP = None,
-    top_k: opt.TopK = None,
-    min_p: opt.MinP = None,
-    seed: opt.Seed = None,
-    stop: opt.Stop = None,
-    num_draft_tokens: opt.NumDraftTokens = None,
-    acceptance: opt.Acceptance = None,
-    drafter: opt.DrafterOption = None,
-    tree: opt.Tree = None,
-    lenience: opt.Lenience = None,
-    no_speculation: opt.NoSpeculation = False,
-    model: opt.ModelId = None,
-    timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
-    tls: opt.Tls = False,
-    tls_ca: opt.TlsCa = None,
-    tls_cert: opt.TlsCert = None,
-    tls_key: opt.TlsKey = None,
-    api_key: opt.ApiKey = None,
+    *,
+    generation: opt.Generation,
+    connection: opt.Connection,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, when all is done.")] = False,
 ) -> None:
     """Continue PROMPT. The text goes to stdout, tokens coloured by kind; figures go to stderr."""
     with errors_as_lines():
-        options = opt.generate_options(
-            model=model,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            seed=seed,
-            stop=stop,
-            num_draft_tokens=num_draft_tokens,
-            acceptance=acceptance,
-            drafter=drafter,
-            tree=tree,
-            lenience=lenience,
-            no_speculation=no_speculation,
-        )
+        options = generation.options(connection.model, max_tokens)
         text = _read_stdin() if prompt == "-" else prompt
-        connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)
-        with Client(address, timeout_s=timeout, **connect) as client:
+        with Client(address, timeout_s=connection.timeout, **connection.options) as client:
             if as_json:
                 completion = completion_json(client.generate(text, **options))
-                answered = {"address": address, "model": _served(client, model), **completion}
+                answered = {"address": address, "model": _served(client, connection.model), **completion}
                 typer.echo(json.dumps(answered, ensure_ascii=False))
             else:
                 stream = client.stream(text, **options)  # refuses bad options before anything is sent
-                note_console().print(f"{_served(client, model)} at {address}", markup=False, style="dim")
+                note_console().print(f"{_served(client, connection.model)} at {address}", markup=False, style="dim")
                 _show(stream)
 
 

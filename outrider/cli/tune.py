@@ -24,18 +24,8 @@ from outrider.cli.tuning.report import show, to_json, unsteady
 from outrider.cli.tuning.runs import Workload
 from outrider.cli.tuning.settings import environment, gateway_settings, needs_draft
 from outrider.cli.tuning.study import Study, study
-from outrider.cli.up import (
-    DraftCores,
-    DraftDevice,
-    DType,
-    TargetCores,
-    TargetDevice,
-    Verbose,
-    failures_as_lines,
-    log_to,
-)
-from outrider.client import AsyncClient, ConnectOptions, Drafter, Model
-from outrider.client.aio import DEFAULT_TIMEOUT_S
+from outrider.cli.up import failures_as_lines, log_to
+from outrider.client import AsyncClient, Drafter, Model
 from outrider.wire.errors import ConfigError
 from outrider.wire.params import ANY_VOCABULARY, MAX_DRAFT_TOKENS, SamplingParams
 from outrider.wire.processes import StopFlag
@@ -57,15 +47,13 @@ _NEEDS_MODEL = "every K is measured with a draft model (--draft FOLDER), and wha
 Png = Annotated[Path | None, typer.Option(help="Draw speed by K, and the best K by alpha, into this file.")]
 
 
+@opt.grouped
 def tune(
+    *,
     address: Address = None,
     target: Target = None,
     draft: Draft = None,
-    target_device: TargetDevice = None,
-    draft_device: DraftDevice = None,
-    dtype: DType = None,
-    target_cores: TargetCores = None,
-    draft_cores: DraftCores = None,
+    placement: opt.Placement,
     prompts: Prompts = None,
     num_prompts: Annotated[int, typer.Option(help="The first so many of the file.")] = 8,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each answer.")] = 96,
@@ -78,14 +66,8 @@ def tune(
         int, typer.Option(help="Answers to each prompt under each setting, in turn with the others.")
     ] = 3,
     png: Png = None,
-    model: opt.ModelId = None,
-    timeout: opt.Timeout = DEFAULT_TIMEOUT_S,
-    tls: opt.Tls = False,
-    tls_ca: opt.TlsCa = None,
-    tls_cert: opt.TlsCert = None,
-    tls_key: opt.TlsKey = None,
-    api_key: opt.ApiKey = None,
-    verbose: Verbose = False,
+    connection: opt.Connection,
+    verbose: opt.Verbose = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Measure what a pair's speculation gains, and recommend drafter, K or tree, rule and encoding, or none.
@@ -109,10 +91,7 @@ def tune(
         if png is not None:
             check_can_draw(png)
         texts = first_prompts(prompts, num_prompts)
-        workers = {
-            "target": {"model": target, "device": target_device, "dtype": dtype, "cpu_cores": target_cores},
-            "draft": {"model": draft, "device": draft_device, "dtype": dtype, "cpu_cores": draft_cores},
-        }
+        workers = placement.workers(target, draft)
         stop = StopFlag()
         stop.install()
         cuts = {
@@ -121,10 +100,9 @@ def tune(
         temperatures = temperature or [0.0, 1.0]
         for each in temperatures:
             SamplingParams(temperature=each, **cuts).check(ANY_VOCABULARY)  # type: ignore[arg-type]
-        options = TuneOptions(texts, max_tokens, temperatures, cuts, max_k, repeats, model, timeout, stop)
-        connect = ConnectOptions(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key=api_key)
+        options = TuneOptions(texts, max_tokens, temperatures, cuts, max_k, repeats, connection, stop)
         with _gateway(address, workers, stop, notes, verbose) as gateway, telling(notes, "starting") as tell:
-            served, studies = asyncio.run(_studies(gateway, options, connect, tell))
+            served, studies = asyncio.run(_studies(gateway, options, tell))
         started = None if address is not None else workers
         if as_json:
             typer.echo(json.dumps(_json(served, options, studies, started)))
@@ -146,8 +124,7 @@ class TuneOptions:
     cuts: dict[str, float]
     max_k: int
     repeats: int
-    model: str | None
-    timeout_s: float
+    connection: opt.Connection
     stop: StopFlag
 
 
@@ -177,15 +154,14 @@ def _gateway(address: str | None, workers: Workers, stop: StopFlag, notes: Conso
         yield endpoints.grpc
 
 
-async def _studies(
-    address: str, options: TuneOptions, connect: ConnectOptions, tell: Tell
-) -> tuple[Model, list[Study]]:
-    async with AsyncClient(address, timeout_s=options.timeout_s, **connect) as client:
-        served = _chosen(await client.models(), options.model, address)
+async def _studies(address: str, options: TuneOptions, tell: Tell) -> tuple[Model, list[Study]]:
+    timeout_s = options.connection.timeout
+    async with AsyncClient(address, timeout_s=timeout_s, **options.connection.options) as client:
+        served = _chosen(await client.models(), options.connection.model, address)
         studies = []
         for temperature in options.temperatures:
             sampling = {"temperature": temperature, **options.cuts}
-            load = Workload(options.prompts, options.max_tokens, sampling, served.id, options.timeout_s, options.stop)
+            load = Workload(options.prompts, options.max_tokens, sampling, served.id, timeout_s, options.stop)
             studies.append(await study(client, load, served.drafters, options.max_k, options.repeats, tell))
         return served, studies
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from outrider.cli import options as opt
 from outrider.cli.console import EXIT_FAILED, note_console, print_error
 from outrider.cli.progress import StartProgress
 from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
@@ -38,11 +39,6 @@ NoDraft = Annotated[
     bool,
     typer.Option("--no-draft", help="The target alone: plain decoding, or what it drafts itself (--drafter ngram)."),
 ]
-TargetDevice = Annotated[str | None, typer.Option(help="cpu, cuda or auto; without Ray also cuda:N.")]
-DraftDevice = Annotated[str | None, typer.Option(help="The same for the draft.")]
-DType = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or auto, for both.")]
-TargetCores = Annotated[str | None, typer.Option(help="CPU cores of the target, such as 1 or 0,2-3.")]
-DraftCores = Annotated[str | None, typer.Option(help="CPU cores of the draft.")]
 Host = Annotated[str | None, typer.Option(help="Address that HTTP and gRPC listen on; 127.0.0.1 unless set.")]
 HttpPort = Annotated[int | None, typer.Option("--port", help="HTTP port; 8000 unless set; 0 = a free one.")]
 GrpcPort = Annotated[int | None, typer.Option(help="gRPC port; 8001 unless set; 0 = a free one.")]
@@ -75,19 +71,16 @@ TlsDir = Annotated[
     Path | None,
     typer.Option(help="Folder of `outrider certs`: mutual TLS between all parts. Users: gateway.public_tls_dir."),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log, not only its warnings.")]
 
 
+@opt.grouped
 def up(
+    *,
     config: ConfigFile = None,
     target: Target = None,
     draft: Draft = None,
     no_draft: NoDraft = False,
-    target_device: TargetDevice = None,
-    draft_device: DraftDevice = None,
-    dtype: DType = None,
-    target_cores: TargetCores = None,
-    draft_cores: DraftCores = None,
+    placement: opt.Placement,
     host: Host = None,
     port: HttpPort = None,
     grpc_port: GrpcPort = None,
@@ -98,7 +91,7 @@ def up(
     no_ray: NoRay = False,
     ray_address: RayAddress = None,
     tls_dir: TlsDir = None,
-    verbose: Verbose = False,
+    verbose: opt.Verbose = False,
 ) -> None:
     """Start workers and gateways; serve until Ctrl-C.
 
@@ -107,8 +100,7 @@ def up(
     Exit code 0 after Ctrl-C or SIGTERM, 1 when a part could not start or ended by itself. No process is left behind.
     """
     flags: Values = {
-        "target": {"model": target, "device": target_device, "dtype": dtype, "cpu_cores": target_cores},
-        "draft": {"model": draft, "device": draft_device, "dtype": dtype, "cpu_cores": draft_cores},
+        **placement.workers(target, draft),
         "gateway": {
             "host": host,
             "port": port,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from benchmarks.drafters import repetitive_prompts
+from benchmarks.common import REPETITIVE, read_prompts
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, Speculation
 from tests.forked import run
 from tests.stack import DEMO_TARGET, Stack, running
@@ -93,7 +93,7 @@ async def test_loaded_and_speculative_equals_alone_and_plain(invariant: Stack, d
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 async def test_who_drafts_changes_no_coupled_text(invariant: Stack, temperature: float) -> None:
     """Of text that repeats itself, so that there is something to draft. `make coupled-parity` is the long form."""
-    prompts = repetitive_prompts()[::6]
+    prompts = [prompt.text for prompt in read_prompts(REPETITIVE)][::6]
     plain = await generate_all(invariant, prompts, temperature, 1, None, max_tokens=32)
     for drafter in (Drafter.NGRAM, Drafter.LOOKUP):
         drafted = await generate_all(invariant, prompts, temperature, len(prompts), drafter, max_tokens=32)
