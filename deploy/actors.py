@@ -23,7 +23,7 @@ from deploy.placement import Placement
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import configure_logging, get_logger
 from outrider.wire.settings.config import DraftConfig, TargetConfig, WorkerConfig
-from outrider.wire.settings.cores import format_cores
+from outrider.wire.settings.pools import format_cores
 from outrider.wire.transport.address import join_host_port
 from outrider.wire.worker_main import memory_taken
 

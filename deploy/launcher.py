@@ -33,9 +33,8 @@ from outrider.wire.log import configure_logging, get_logger, tell_end
 from outrider.wire.model_id import local_folder
 from outrider.wire.processes import StopFlag, StopRequested
 from outrider.wire.settings import system
-from outrider.wire.settings.merging import serve_metrics
 from outrider.wire.settings.pools import Pool
-from outrider.wire.settings.system import RayConfig, SystemConfig, read_yaml
+from outrider.wire.settings.system import RayConfig, SystemConfig, read_yaml, serve_metrics
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CertificateFolder
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.settings.cores import check_offered, given_cores, shares
-from outrider.wire.settings.pools import Pool
+from outrider.wire.settings.pools import Pool, check_offered, given_cores, shares
 from outrider.wire.settings.system import SystemConfig
 
 NO_GPU = ""

@@ -22,8 +22,7 @@ from deploy.placement import Placement
 from outrider.wire.errors import Unavailable
 from outrider.wire.log import get_logger
 from outrider.wire.settings.config import parse_cores
-from outrider.wire.settings.cores import format_cores
-from outrider.wire.settings.pools import Pool
+from outrider.wire.settings.pools import Pool, format_cores
 from outrider.wire.transport.host import split_evenly
 
 log = get_logger(__name__)

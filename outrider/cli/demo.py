@@ -25,8 +25,7 @@ from outrider.cli.supervisor import Supervisor
 from outrider.cli.up import failures_as_lines, log_to
 from outrider.client import Client, Round
 from outrider.wire.processes import StopFlag
-from outrider.wire.settings.merging import DEMO_NAME
-from outrider.wire.settings.system import SystemConfig, demo_model
+from outrider.wire.settings.system import DEMO_NAME, SystemConfig, demo_model
 
 PROMPT = 'import os\nimport sys\n\n\ndef list_files(path):\n    """Return the names of the files in path.'
 _NEAR_TIE = 1e-4

@@ -28,8 +28,7 @@ from outrider.wire.errors import ConfigError, Unavailable
 from outrider.wire.processes import Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.settings.cores import format_cores, share_cores
-from outrider.wire.settings.pools import Pool
+from outrider.wire.settings.pools import Pool, format_cores, share_cores
 from outrider.wire.settings.system import (
     FROM_POOLS,
     NODE_TIMEOUT_S,

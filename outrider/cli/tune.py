@@ -29,7 +29,7 @@ from outrider.client import AsyncClient, Drafter, Model
 from outrider.wire.errors import ConfigError
 from outrider.wire.params import ANY_VOCABULARY, MAX_DRAFT_TOKENS, SamplingParams
 from outrider.wire.processes import StopFlag
-from outrider.wire.settings.merging import TABLE_DRAFTERS, flag_of, merged
+from outrider.wire.settings.system import TABLE_DRAFTERS, flag_of, merged
 
 Address = Annotated[
     str | None,

@@ -20,9 +20,8 @@ from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.errors import OutriderError
 from outrider.wire.kinds import DRAFTERS
 from outrider.wire.processes import StopFlag, StopRequested
-from outrider.wire.settings.merging import merged
 from outrider.wire.settings.pools import Values
-from outrider.wire.settings.system import SystemConfig, read_yaml
+from outrider.wire.settings.system import SystemConfig, merged, read_yaml
 
 _ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to ')
 """Finds, in either form of log, the lines shown without --verbose: faults, and pools that grow or shrink."""

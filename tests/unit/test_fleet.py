@@ -175,13 +175,14 @@ class Stage:
 
 
 def chat(count: int = 2, **size: Any) -> Pool:
-    return Pool(
-        "chat", "target", TargetConfig(model="t"), count, size.pop("min", count), size.pop("max", count), **size
-    )
+    return Pool(name="chat", role="target", worker=TargetConfig(model="t"), count=count, **size)
 
 
 def small(count: int = 1, least: int = 1) -> Pool:
-    return Pool("small", "draft", DraftConfig(model="d"), count, least, max(count, least), serves=("chat",))
+    worker = DraftConfig(model="d")
+    return Pool(
+        name="small", role="draft", worker=worker, count=count, min=least, max=max(count, least), serves=("chat",)
+    )
 
 
 def test_a_worker_serves_once_it_has_answered_where_it_says_it_is() -> None:
@@ -699,7 +700,10 @@ def test_idle_workers_go_until_min_is_left() -> None:
 
 
 def test_drafts_go_when_nothing_runs_and_come_back_when_something_does() -> None:
-    stage = Stage(chat(1), Pool("small", "draft", DraftConfig(model="d"), 1, 0, 1, serves=("chat",)))
+    stage = Stage(
+        chat(1),
+        Pool(name="small", role="draft", worker=DraftConfig(model="d"), count=1, min=0, max=1, serves=("chat",)),
+    )
     stage.serve()
 
     def run(num_running: int, seconds: int) -> None:

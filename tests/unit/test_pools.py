@@ -15,8 +15,7 @@ from outrider.cli.supervisor import Supervisor
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes import StopFlag
 from outrider.wire.settings.config import DraftConfig
-from outrider.wire.settings.merging import DEMO_NAME, merged
-from outrider.wire.settings.system import RayConfig, ScalingConfig, SystemConfig, read_yaml
+from outrider.wire.settings.system import DEMO_NAME, RayConfig, ScalingConfig, SystemConfig, merged, read_yaml
 from tests.forked import REPO
 
 NO_FLAGS: dict[str, dict[str, Any]] = {

@@ -89,8 +89,8 @@ def test_a_size_set_by_hand_is_left_alone_for_the_whole_time() -> None:
     assert made.decide(Sight(num_serving=3, busy_share=0.0), 60.0).change is Change.STAY
 
 
-CHAT = Pool("chat", "target", TargetConfig(model="t"), max=2)
-SMALL = Pool("small", "draft", DraftConfig(model="d"), serves=("chat",))
+CHAT = Pool(name="chat", role="target", worker=TargetConfig(model="t"), max=2)
+SMALL = Pool(name="small", role="draft", worker=DraftConfig(model="d"), serves=("chat",))
 
 
 def report(gateway: str, **load: int) -> registry_pb2.GatewayReport:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from outrider.cli.supervisor import Endpoints, Gateway, StartedWorker
 from outrider.cli.up import _show_ready, log_to
-from outrider.wire.settings.merging import merged
+from outrider.wire.settings.system import merged
 
 ENDPOINTS = Endpoints(
     [Gateway("127.0.0.1:1", "127.0.0.1:2", "https://127.0.0.1:1")],

@@ -1,17 +1,28 @@
-"""Pools of a system: workers of one role and one model, how many there are, and where they may run."""
+"""Pools of a system: workers of one role and one model, how many there are, where they may run, and on which cores.
+
+Read by `system`; the launcher and `outrider up` share the cores of one machine out by the same functions.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, WorkerConfig, load, part_of, reason
+from outrider.wire.settings.config import (
+    DraftConfig,
+    GatewayConfig,
+    TargetConfig,
+    WorkerConfig,
+    load,
+    parse_cores,
+    part_of,
+    reason,
+)
 from outrider.wire.settings.removed import refuse_removed
 
 Values = dict[str, Any]
@@ -20,19 +31,25 @@ Role = Literal["target", "draft"]
 MAX_COUNT = 1000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _LABEL = re.compile(r"[A-Za-z0-9]([\w./-]*[A-Za-z0-9])?")
+_SIZE = ("count", "min", "max", "labels", "num_cpus", "num_gpus")
+"""What the settings of a pool say besides those of its workers."""
 _SELECTOR = re.compile(r"!?(in\([\w.,/ -]+\)|[\w./-]*)")
 
 
-class _Size(BaseModel):
-    """What a pool says besides its workers' own settings."""
+class Pool(BaseModel):
+    """Workers of one role and one model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    name: str
+    role: Role
+    worker: WorkerConfig
+    """The settings of each of them."""
     count: int = Field(default=1, le=MAX_COUNT)
     """Workers at the start."""
-    min: int | None = Field(default=None, le=MAX_COUNT)
+    min: int = Field(default=1, le=MAX_COUNT)
     """Fewest workers that the load may leave; absent = count."""
-    max: int | None = Field(default=None, le=MAX_COUNT)
+    max: int = Field(default=1, le=MAX_COUNT)
     """Most workers that the load may ask for; absent = count."""
     labels: dict[str, str] = {}
     """Labels of the machines that its workers may run on, as Ray's label selectors take them."""
@@ -40,16 +57,27 @@ class _Size(BaseModel):
     """CPUs that Ray reserves for a worker, and cores that it pins itself to."""
     num_gpus: float | None = Field(default=None, gt=0)
     """GPUs that Ray reserves for a worker, a fraction to share one; with tensor_parallel N it is N."""
+    model_name: str | None = None
+    """Of a target: the id under which it is served; None = the model's own."""
+    serves: tuple[str, ...] = ()
+    """Of a draft: the target pools it drafts for."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _min_and_max_are_count(cls, given: Values) -> Values:
+        count = given.get("count", 1)
+        return {**given, **{name: count for name in ("min", "max") if given.get(name) is None}}
 
     @model_validator(mode="after")
-    def _fits(self) -> _Size:
+    def _fits(self) -> Self:
         for name in ("num_cpus", "num_gpus"):
             value = getattr(self, name)
             if value is not None and value > 1 and value != int(value):
                 raise ValueError(f"{name} is {value:g}: above 1 Ray takes whole numbers only")
-        least, most = self.count if self.min is None else self.min, self.count if self.max is None else self.max
-        if not least <= self.count <= most:
-            raise ValueError(f"count {self.count} is not within min {least} and max {most}")
+        if not self.min <= self.count <= self.max:
+            raise ValueError(f"count {self.count} is not within min {self.min} and max {self.max}")
+        if self.min < (least := int(self.role == "target")):
+            raise ValueError(f"min and count must be at least {least}; leave the pool out for none")
         for key, value in self.labels.items():
             if not _LABEL.fullmatch(key) or not _SELECTOR.fullmatch(value):
                 raise ValueError(
@@ -57,54 +85,34 @@ class _Size(BaseModel):
                 )
         return self
 
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Workers of one role and one model."""
-
-    name: str
-    role: Role
-    worker: WorkerConfig
-    """The settings of each of them."""
-    count: int = 1
-    min: int = 1
-    max: int = 1
-    """Where min < max, the load says how many there are."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    num_cpus: float | None = None
-    num_gpus: float | None = None
-    model_name: str | None = None
-    """Of a target: the id under which it is served; None = the model's own."""
-    serves: tuple[str, ...] = ()
-    """Of a draft: the target pools it drafts for."""
-
     @property
     def setting(self) -> str:
-        """How errors call it: as the user wrote it."""
+        """Return how errors call it: as the user wrote it."""
         return setting_of(self.role, self.name)
 
     @property
     def has_model(self) -> bool:
-        """False of drafts that guess from tables, and take next to nothing of their machine."""
+        """Return False for drafts that guess from tables, and take next to nothing of their machine."""
         return not isinstance(self.worker, DraftConfig) or self.worker.has_model
 
     @property
     def works_with(self) -> str:
-        """The model, or who drafts without one."""
+        """Return the model, or who drafts without one."""
         if isinstance(self.worker, DraftConfig) and not self.worker.has_model:
             return f"{self.worker.drafter}, without a model"
         return self.worker.model
 
     @property
     def sized_by_load(self) -> bool:
+        """Return whether the load says how many workers there are."""
         return self.min < self.max
 
     def member(self, index: int) -> str:
-        """Name of one of its workers: unique in the system, and kept through restarts."""
+        """Return the name of one of its workers: unique in the system, and kept through restarts."""
         return f"{self.name}-{index}" if self.name == self.role else f"{self.role}-{self.name}-{index}"
 
     def values(self) -> Values:
-        """What `read_pools` takes, less role and name."""
+        """Return what `read_pools` takes, less role and name."""
         own = {name: getattr(self, name) for name in ("count", "min", "max", "num_cpus", "num_gpus", "model_name")}
         given = {name: value for name, value in own.items() if value is not None}
         more = {"serves": list(self.serves)} if self.role == "draft" else {}
@@ -112,12 +120,12 @@ class Pool:
 
 
 def setting_of(role: Role, name: str) -> str:
-    """`target` and `draft` alone are short for a pool of that name."""
+    """Return how the user wrote a pool: `target` and `draft` alone are short for a pool of that name."""
     return role if name == role else f"{role}s.{name}"
 
 
 def read_pools(targets: Mapping[str, Any], drafts: Mapping[str, Any]) -> tuple[Pool, ...]:
-    """Settings by name of the pool. Raises ConfigError naming pool and setting."""
+    """Read settings by name of the pool. Raises ConfigError naming pool and setting."""
     pools = [_pool("target", name, values, {}) for name, values in targets.items()]
     if not pools:
         raise ConfigError("targets is empty: a system needs a target; add one, such as targets: {chat: {model: ...}}")
@@ -148,13 +156,14 @@ def read_part(name: str, cls: type[_Part], values: object, beside: Sequence[str]
 
 
 def mapping(name: str, values: object) -> Values:
+    """Return `values` if they are settings by name. Raises ConfigError otherwise."""
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{name} is {values!r}, must be settings by name")
     return values
 
 
 def read_model(name: str, cls: type[Any], values: object) -> Any:
-    """A plain model of ours from its settings. Raises ConfigError naming it and the setting."""
+    """Read a plain model of ours from its settings. Raises ConfigError naming it and the setting."""
     refuse_removed(name, [(setting, f"{name}.{setting}") for setting in mapping(name, values)])
     try:
         return cls(**mapping(name, values))
@@ -172,30 +181,15 @@ def _pool(role: Role, name: str, values: object, targets: Mapping[str, Pool]) ->
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{role}s has a pool {name!r}: a name is up to 40 of a-z, 0-9 and - between them")
     given = dict(mapping(called, values))
-    size: _Size = read_model(called, _Size, {key: given.pop(key) for key in [*given] if key in _Size.model_fields})
+    size = {key: given.pop(key) for key in _SIZE if key in given}
     served = _serves(called, given, tuple(targets)) if role == "draft" else ()
     if served and _needs_no_model(given):
         given["model"] = targets[served[0]].worker.model  # for its tokenizer
     model_name = given.pop("model_name", None) if role == "target" else None
-    of_pools = [*_Size.model_fields, "serves" if role == "draft" else "model_name"]
+    beside = [*_SIZE, "serves" if role == "draft" else "model_name"]
     cls: type[WorkerConfig] = TargetConfig if role == "target" else DraftConfig
-    worker = read_part(called, cls, given, of_pools)
-    least = 1 if role == "target" else 0
-    if min(size.count, size.count if size.min is None else size.min) < least:
-        raise ConfigError(f"{called}: min and count must be at least {least}; leave the pool out for none")
-    pool = Pool(
-        name=name,
-        role=role,
-        worker=worker,
-        count=size.count,
-        min=size.count if size.min is None else size.min,
-        max=size.count if size.max is None else size.max,
-        labels=size.labels,
-        num_cpus=size.num_cpus,
-        num_gpus=size.num_gpus,
-        model_name=model_name,
-        serves=served,
-    )
+    own = {"name": name, "role": role, "worker": read_part(called, cls, given, beside)}
+    pool: Pool = read_model(called, Pool, {**size, **own, "model_name": model_name, "serves": served})
     _check_several(pool)
     return pool
 
@@ -238,3 +232,59 @@ def _check_several(pool: Pool) -> None:
                 f"{pool.setting}.{name} is {getattr(pool.worker, name)} for up to {pool.max} workers, which may share "
                 "a machine; leave it out, and each takes a free one, or name machines with room for one each by labels"
             )
+
+
+def given_cores(workers: Mapping[str, WorkerConfig]) -> dict[str, frozenset[int]]:
+    """Return the cores of those workers whose settings say them, by name."""
+    return {name: parse_cores(worker.cpu_cores) for name, worker in workers.items() if worker.cpu_cores}
+
+
+def check_offered(taken: Iterable[frozenset[int]], offered: frozenset[int]) -> None:
+    """Raise ConfigError naming a core that this machine does not offer."""
+    asked: frozenset[int] = frozenset().union(*taken)
+    if not asked <= offered:
+        missing = format_cores(asked - offered)
+        raise ConfigError(f"cpu_cores asks for core {missing}, this machine offers {format_cores(offered)}")
+
+
+def share_cores(
+    workers: Mapping[str, tuple[Role, WorkerConfig]],
+    on_cpu: Collection[str],
+    offered: frozenset[int],
+) -> dict[str, frozenset[int] | None]:
+    """Return the cores a worker was given, else its share of the rest if it is `on_cpu`; None = not pinned. By name.
+
+    offered: the cores of this machine. Raises ConfigError naming a core that is not among them.
+    """
+    given = given_cores({name: worker for name, (_, worker) in workers.items()})
+    check_offered(given.values(), offered)
+    free = sorted((offered - frozenset().union(*given.values())) or offered)
+    sharing = [name for name in workers if name not in given and name in on_cpu]
+    numbers = {role: sum(workers[name][0] == role for name in sharing) for role in ("target", "draft")}
+    of_target, of_draft = shares(len(free), numbers["target"], numbers["draft"])
+    shared: dict[str, frozenset[int] | None] = dict.fromkeys(workers, None)
+    begin = 0
+    for name in sorted(sharing, key=lambda name: workers[name][0]):  # drafts have the first cores
+        count = int(max(1.0, of_target if workers[name][0] == "target" else of_draft))
+        shared[name] = frozenset(free[(begin + step) % len(free)] for step in range(count))
+        begin += count
+    return {**shared, **given}
+
+
+def shares(num_cores: int, num_targets: int, num_drafts: int) -> tuple[float, float]:
+    """Return cores of (each target, each draft): disjoint if there are enough, a quarter for the drafts in all.
+
+    Below 1 where workers share a core.
+    """
+    num_workers = num_targets + num_drafts
+    if num_workers > num_cores:
+        return (int(100 * num_cores / num_workers) / 100,) * 2
+    of_draft = max(1, num_cores // 4 // num_drafts) if num_drafts and num_targets else 0
+    if not num_targets:
+        return 0.0, float(num_cores // max(1, num_drafts))
+    return float((num_cores - of_draft * num_drafts) // num_targets), float(of_draft)
+
+
+def format_cores(cores: Iterable[int]) -> str:
+    """Return '0,2,3' for {0, 2, 3}, as `cpu_cores` takes it."""
+    return ",".join(str(core) for core in sorted(cores))

@@ -1,4 +1,7 @@
-"""The settings of a whole system, from a YAML file and the command line. The launcher reads the same form."""
+"""The settings of a whole system: what its file says, and what `outrider up` makes of file, flags and environment.
+
+The launcher reads the same form.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,17 @@ _OURS = frozenset({"target", "draft", "target_for_draft", "registry"})
 """Settings of the gateway that follow from where the workers are."""
 FROM_POOLS = _OURS | {"model_name"}
 """Settings of the gateway that the pools say: its environment must not."""
-MAX_GATEWAYS = 64
 START_TIMEOUT_S = 900.0
-"""How long workers may take to load their models. Twice as much: one that hangs is reported twice as late."""
+"""Seconds that workers may take to load their models. Twice as much: one that hangs is reported twice as late."""
 NODE_TIMEOUT_S = 300.0
-"""How long to wait at the start for machines of a cluster that have what the workers need."""
+"""Seconds to wait at the start for machines of a cluster that have what the workers need. Twice as much: a machine that
+is missing is reported twice as late."""
+
+
+DEMO_NAME = "outrider-demo"
+"""Id under which the demo pair is served: its folder's path would say little."""
+TABLE_DRAFTERS = ("ngram", "lookup", "unigram", "bigram")
+"""Values of a draft's setting `drafter` that need no model."""
 
 
 class RayConfig(BaseModel):
@@ -48,7 +57,7 @@ class RayConfig(BaseModel):
 
     @property
     def workers_outlive_launcher(self) -> bool:
-        """For the next one of its name to take over: they and their Ray are not the launcher's own."""
+        """Return whether the workers go on without their launcher, for the next of its name to take over."""
         return self.name is not None and self.address is not None
 
 
@@ -92,7 +101,7 @@ class SystemConfig:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """From {"targets": {name: {...}}, "drafts": {name: {...}}, "gateways": 1, "gateway", "ray", "scaling"}.
+        """Read {"targets": {name: {...}}, "drafts": {name: {...}}, "gateways": 1, "gateway", "ray", "scaling"}.
 
         "target" and "draft" with a worker's settings are short for one pool each, named so, with one worker; "ray":
         None is for plain processes. Settings come over those of environment variables. Raises ConfigError naming pool
@@ -105,11 +114,14 @@ class SystemConfig:
         gateway = dict(mapping("gateway", values.get("gateway", {})))
         pools = read_pools(*_pools_of(values, gateway))
         gateway_config(gateway, target="127.0.0.1:0")
+        gateways = values.get("gateways", 1)
+        if type(gateways) is not int or not 0 <= gateways <= 64:
+            raise ConfigError(f"gateways is {gateways!r}, must be a number from 0 to 64")
         system = cls(
             pools=pools,
             ray=ray,
             scaling=read_model("scaling", ScalingConfig, values.get("scaling", {})),
-            gateways=_num_gateways(values.get("gateways", 1)),
+            gateways=gateways,
             gateway=gateway,
         )
         if ray is None:
@@ -125,13 +137,13 @@ class SystemConfig:
         return [pool for pool in self.pools if pool.role == "draft"]
 
     def ending_with_launcher(self) -> list[Pool]:
-        """Of a system with a name: split targets, whose ranks Ray ends with the launcher all the same."""
+        """Return split targets of a system with a name: Ray ends their ranks with the launcher all the same."""
         if self.ray is None or self.ray.name is None:
             return []
         return [one for one in self.targets if isinstance(one.worker, TargetConfig) and one.worker.tensor_parallel > 1]
 
     def to_json(self) -> str:
-        """One line that `read` takes: what differs from the defaults."""
+        """Return one line that `read` takes: what differs from the defaults."""
         return json.dumps(
             {
                 "targets": {pool.name: pool.values() for pool in self.targets},
@@ -161,7 +173,7 @@ class SystemConfig:
 
 
 def gateway_config(values: Values, **workers: str | None) -> GatewayConfig:
-    """The gateway's settings once the workers or their registry have addresses. Raises ConfigError.
+    """Return the gateway's settings once the workers or their registry have addresses. Raises ConfigError.
 
     `workers`: registry, or target, draft and model_name.
     """
@@ -171,7 +183,7 @@ def gateway_config(values: Values, **workers: str | None) -> GatewayConfig:
 
 
 def read_yaml(path: Path) -> Values:
-    """The parts named in a YAML file. Raises ConfigError naming the file and what is wrong with it."""
+    """Return the parts named in a YAML file. Raises ConfigError naming the file and what is wrong with it."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -182,7 +194,7 @@ def read_yaml(path: Path) -> Values:
 
 
 def flags(config: WorkerConfig | GatewayConfig) -> list[str]:
-    """The command line that gives a process these settings: those that were set, not the defaults."""
+    """Return the command line that gives a process these settings: those that were set, not the defaults."""
     line: list[str] = []
     for name in type(config).model_fields:
         value = getattr(config, name)
@@ -197,7 +209,7 @@ def flags(config: WorkerConfig | GatewayConfig) -> list[str]:
 
 
 def demo_model(role: str) -> str:
-    """Folder of the demo pair's "target" or "draft". Raises ConfigError where only the package is installed."""
+    """Return the demo pair's folder of "target" or "draft". Raises ConfigError where only the package is installed."""
     folder = Path(outrider.__file__).resolve().parents[1] / "models" / "demo" / role
     if not folder.is_dir():
         raise ConfigError(f"no demo {role} at {folder}: install from a source checkout, or say --{role} MODEL")
@@ -230,7 +242,120 @@ def _pools_in_full(values: Mapping[str, Any], gateway: Values) -> tuple[Values, 
     return mapping("targets", values["targets"]), mapping("drafts", values.get("drafts") or {})
 
 
-def _num_gateways(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_GATEWAYS:
-        raise ConfigError(f"gateways is {value!r}, must be a number from 0 to {MAX_GATEWAYS}")
-    return value
+def merged(
+    file: Values, flags: Values, *, no_draft: bool, no_ray: bool, certificates: Path | None = None
+) -> SystemConfig:
+    """Return `outrider up`'s settings: flags over the file over the environment over the demo pair.
+
+    flags: by part, None where one was not given. certificates: the folder of `outrider certs`, with one for each part.
+    Raises ConfigError naming what is wrong or contradicts.
+    """
+    if no_draft and flags["draft"]["model"] is not None:
+        raise ConfigError("--no-draft and --draft contradict each other; leave one out")
+    if no_draft and flags["gateway"].get("tree") is not None:
+        raise ConfigError("--no-draft and --tree contradict each other: a draft worker makes trees; leave one out")
+    if no_ray and flags["ray"]["address"] is not None:
+        raise ConfigError("--no-ray and --ray-address contradict each other; leave one out")
+    flags = {**flags, "draft": _draft(flags["draft"], file.get("draft"))}
+    off = {"draft": no_draft, "ray": no_ray}
+    if "targets" in file or "drafts" in file:
+        flags = _without_workers(flags, no_draft)
+    values: dict[str, Any] = {**file, **{part: _part(part, file, flags[part], off.get(part, False)) for part in flags}}
+    if "target" in flags:
+        _fill_pair(values)
+    serve_metrics(values)
+    if certificates is not None:
+        _use_certificates(values, certificates.absolute())
+    return SystemConfig.read(values)
+
+
+def serve_metrics(values: Values) -> None:
+    """Give each worker a Prometheus endpoint, at a free port, unless its settings say another or null."""
+    for role, pool in _workers(values):
+        if not _in_environment(role, "metrics_port"):
+            pool.setdefault("metrics_port", 0)
+
+
+def _use_certificates(values: Values, folder: Path) -> None:
+    """Every part its own, on all connections between them."""
+    parts = [*_workers(values), ("gateway", values.get("gateway")), ("launcher", values.get("ray"))]
+    for part, given in parts:
+        if isinstance(given, dict):
+            given["tls_dir"] = str(folder / part)
+
+
+def _without_workers(flags: Values, no_draft: bool) -> Values:
+    """The file names pools: flags for the one target or draft would be about none of them."""
+    given = [(role, name) for role in _SHORT for name, value in flags[role].items() if value is not None]
+    if no_draft or given:
+        flag = "--no-draft" if no_draft else flag_of(*given[0])
+        raise ConfigError(f"{flag} is for one target and one draft, and the file names pools; say it there")
+    return {part: values for part, values in flags.items() if part not in _SHORT}
+
+
+def flag_of(role: str, name: str) -> str:
+    """Return the flag of a worker's setting."""
+    if name == "dtype":  # for both
+        return "--dtype"
+    return f"--{role}" if name in ("model", "drafter", "drafter_text") else f"--{role}-{name.removeprefix('cpu_')}"
+
+
+def _part(part: str, file: Values, flags: Values, off: bool) -> Values | None:
+    """None = without this part: so said a flag, or the file and no flag."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    from_file = file.get(part, {})
+    if from_file is not None and not isinstance(from_file, dict):
+        raise ConfigError(f"{part} is {from_file!r}, must be settings by name")
+    if off or (from_file is None and not {"model", "drafter", "address"} & set(given)):
+        return None
+    return {**(from_file or {}), **given}
+
+
+def _draft(flags: Values, from_file: object) -> Values:
+    """`--draft`: a model, or one of those that need none, the latter with a text where they count in one."""
+    named = flags["model"]
+    if named is None:
+        return flags
+    drafter, _, text = str(named).partition(":")
+    if drafter in TABLE_DRAFTERS:
+        return {**flags, "model": None, "drafter": drafter, "drafter_text": text or None}
+    said = (isinstance(from_file, dict) and "drafter" in from_file) or _in_environment("draft", "drafter")
+    return {**flags, "drafter": "model"} if said else flags
+
+
+def _is_of_tables(role: str, settings: Values) -> bool:
+    """A draft without a model, which takes its tokenizer from the target where it names none."""
+    drafter = settings.get("drafter") or os.environ.get("OUTRIDER_DRAFT_DRAFTER")
+    return role == "draft" and drafter in TABLE_DRAFTERS and "model" not in settings
+
+
+def _fill_pair(values: Values) -> None:
+    """The demo pair where no model is named at all; half a pair is refused."""
+    wanted = [role for role in _SHORT if values[role] is not None and not _is_of_tables(role, values[role])]
+    unnamed = [role for role in wanted if "model" not in values[role] and not _in_environment(role, "model")]
+    if unnamed and len(unnamed) < len(wanted):
+        missing = unnamed[0]
+        if missing == "draft":
+            raise ConfigError(
+                "only one model of the pair is named; say --draft MODEL, a drafter without a model "
+                f"({', '.join(TABLE_DRAFTERS)}), or --no-draft"
+            )
+        named = values["draft"].get("model") or os.environ["OUTRIDER_DRAFT_MODEL"]
+        raise ConfigError(f"only one model of the pair is named, {named!r} as draft; say --target MODEL")
+    for role in unnamed:
+        values[role]["model"] = demo_model(role)
+    if unnamed and values["gateway"] is not None and not _in_environment("gateway", "model_name"):
+        values["gateway"].setdefault("model_name", DEMO_NAME)
+
+
+def _workers(values: Values) -> list[tuple[str, Values]]:
+    """(role, settings) of each pool, where they have a form at all; `SystemConfig` says what is wrong with others."""
+    pools = [(role, values.get(role)) for role in _SHORT]
+    for role in _SHORT:
+        named = values.get(f"{role}s")
+        pools += [(role, pool) for pool in named.values()] if isinstance(named, dict) else []
+    return [(role, pool) for role, pool in pools if isinstance(pool, dict)]
+
+
+def _in_environment(role: str, setting: str) -> bool:
+    return f"OUTRIDER_{role}_{setting}".upper() in os.environ
