@@ -1,14 +1,8 @@
-"""The data plane: one stream to each target, proposals coalesced. Runs on the gRPC loop's thread.
+"""Proposals on their way to targets: `Sender` decides what leaves when, `Deliverer` keeps a stream to each target.
 
-What cannot be delivered is dropped: the target's wait budget turns that round into a plain step. So is the newest
-part when a target reads more slowly than the draft writes.
-
-When a proposal's tokens leave for the target, and in what form. `deliveries.py` carries them.
-
-When is decided on the engine thread, where the laws have come from a device already: the gRPC loop, on which the form
-is made, waits for nothing.
-
-What is sent is the law that the token was really drawn from: whoever drew has cut it already.
+The sender decides on the engine thread, where the laws have come from a device already; the gRPC loop, on which
+messages are made, waits for nothing. What cannot be delivered is dropped, and so is the newest part when a target reads
+more slowly than the draft writes: the target's wait budget turns that round into a plain step.
 """
 
 from __future__ import annotations
@@ -34,6 +28,14 @@ from outrider.wire.transport.roles import Role
 from outrider.wire.transport.streams import Outbox
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
+log = get_logger(__name__)
+
+MAX_BACKLOG_BYTES = 256 << 20
+"""Most bytes that may wait for one target; what is older is late already. Doubling it doubles what a slow target
+holds."""
+MAX_TARGETS = 256
+"""Streams kept at once; the one that was longest without a proposal gives way. Doubling it doubles their
+connections."""
 SMALL_PAYLOAD_BYTES = 64 * 1024
 """Cut laws of up to this many bytes travel as one part; a wide cut of many tokens would pass the message limit."""
 
@@ -61,8 +63,8 @@ class Sender:
         that were drawn from it.
         """
         if a.unsent and (a.topk is None or len(a.unsent) * a.topk * 8 > SMALL_PAYLOAD_BYTES):
-            for _, brood in groupby(a.parents):
-                self._deliver_part(a, len(list(brood)), 1)
+            for _, siblings in groupby(a.parents):
+                self._deliver_part(a, len(list(siblings)), 1)
         else:
             self._deliver_part(a)
 
@@ -95,16 +97,6 @@ class Sender:
             payload.num_bytes += len(rows.data) if full else len(rows.ids) + len(rows.log_probs)
         payload.num_bytes += 4 * len(part.draft_ids)
         self._deliver(part)
-
-
-log = get_logger(__name__)
-
-MAX_BACKLOG_BYTES = 256 << 20
-"""Most that may wait for one target. What is older than that is late already."""
-
-
-MAX_TARGETS = 256
-"""Streams kept at once. The one that was longest without a proposal gives way."""
 
 
 class Deliverer:

@@ -13,6 +13,8 @@ from outrider.wire.tree_shape import TreeShape
 
 @dataclass(frozen=True, slots=True)
 class ProposeJob:
+    """Ask for a proposal."""
+
     owner: int
     slot_id: int
     base_len: int
@@ -31,6 +33,8 @@ class ProposeJob:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
+    """The result of a proposal."""
+
     draft_ids: tuple[int, ...]
     queue_s: float
     compute_s: float
@@ -55,4 +59,4 @@ class PartOut:
     rows: Rows | None
     num_draft_tokens: int
     parents: tuple[int, ...] = ()
-    """Of a tree, as many as draft_ids."""
+    """Parents of a tree's nodes, as many as draft_ids."""

@@ -109,10 +109,14 @@ class TableSlot(BareSlot):
 
 @dataclass(slots=True)
 class AskedOfTables(Asked):
+    """A proposal that was asked of a draft without a model."""
+
     slot: TableSlot
 
 
 class TableProposer:
+    """Runs the jobs and steps of a draft without a model."""
+
     def __init__(
         self,
         keeper: SlotKeeper[TableSlot],
@@ -146,7 +150,9 @@ class TableProposer:
         return True
 
     def fail_step(self, error: Exception) -> None:
-        """What the slots' followers hold cannot be trusted any more: the gateway opens them again."""
+        """Answer every job of the failed step. What followers hold cannot be trusted: the gateway opens the slots
+        again.
+        """
         for a in list(self._queue.active.values()):
             self._queue.cancel(*a.slot.key, f"the draft's step failed: {error}", Fault.INTERNAL)
             a.slot.distrust()

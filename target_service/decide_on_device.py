@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.sampling.acceptance import Outcome, accept_block, accept_matching, accept_token
 from outrider.engine.sampling.coupled import coupled_ids
-from outrider.engine.sampling.noise import Purpose, slot_uniforms
+from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked, sound_rows
 from outrider.engine.sampling.reported import Reported, packed, unpacked
 from outrider.engine.sampling.row_law import NothingToDraw
@@ -225,4 +225,5 @@ class Batch:
         params = [r.slot.params for r in self._ready for _ in range(width)]
         rounds = [each for r in self._ready for each in r.noise_rounds(width)]
         positions = [len(r.slot.committed) + j for r in self._ready for j in range(width)]
-        return slot_uniforms(params, rounds, positions, purposes, self._device).view(len(purposes), -1, width)
+        numbers = host_slot_uniforms(params, rounds, positions, purposes)
+        return to_device(numbers, self._device).view(len(purposes), -1, width)

@@ -23,6 +23,8 @@ _ACCEPTABLE = (Arrival.TAKEN, Arrival.COMPLETE, Arrival.LATE)
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
+    """Serves a target's RPCs."""
+
     def __init__(self, service: WorkerService, tickets: TicketTable, vocab_size: int) -> None:
         self._service = service
         self._tickets = tickets

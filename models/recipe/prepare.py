@@ -34,6 +34,8 @@ NOT_THE_LIBRARY = ("site-packages", "whatsnew/changelog")
 
 @dataclass(frozen=True, slots=True)
 class Document:
+    """A text of the corpus."""
+
     name: str
     """Path below its source, such as stdlib/ast.py."""
     text: str

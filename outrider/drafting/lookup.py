@@ -18,6 +18,8 @@ CORPUS_TOKENS = 65536
 
 
 class Lookup:
+    """Opens followers that copy from the sequence itself and from a corpus."""
+
     def __init__(self, min_n: int = MIN_N, max_n: int = MAX_N, corpus_tokens: int = CORPUS_TOKENS) -> None:
         """Copy behind matches of at least min_n tokens, and prefer longer ones up to max_n. corpus_tokens: tokens of
         ended outputs that are remembered, all salts together.
@@ -66,6 +68,8 @@ class Corpus:
 
 
 class LookupFollower:
+    """Follows a sequence by an index of its runs of tokens."""
+
     def __init__(
         self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes, sizes: tuple[int, int], corpus: Corpus
     ) -> None:

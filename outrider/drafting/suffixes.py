@@ -1,4 +1,4 @@
-"""Where the last tokens of a sequence came before: an index that grows with it, and shrinks at either end."""
+"""Find where the last tokens of a sequence came before: an index that grows with it, and shrinks at either end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ repeats itself."""
 
 @dataclass(frozen=True, slots=True)
 class Match:
+    """A place where the last tokens came before."""
+
     end: int
     """Position behind the match: the token there is what followed."""
     length: int

@@ -62,6 +62,8 @@ class TextFollower(Followed):
 
 
 class TextWalk:
+    """Guesses by the last token."""
+
     def __init__(self, table: Unigram | Bigram, last_id: int) -> None:
         self._table = table
         self._last_id = last_id

@@ -30,9 +30,9 @@ def test_a_follower_reads_of_a_row_what_a_path_may_read(sizes: list[tuple[int, i
         rows.append(replace(row, parents=[-1, *[0] * (num_new - 1)] if num_new % 2 else None))
     widest = max(row.num_new for row in rows)
     for with_past in (False, True):
-        said = messages.decode(messages.encode_forward(rows, with_past=with_past))
-        assert isinstance(said, messages.Forward)
-        for row, found in zip(rows, said.rows, strict=True):
+        kind, (said,) = messages.decode(messages.encode_forward(rows, with_past=with_past))
+        assert kind == messages.FORWARD
+        for row, found in zip(rows, said, strict=True):
             assert (list(found.new_ids), found.num_cached, found.num_logits) == (
                 *(list(row.new_ids), row.num_cached, row.num_logits),
             )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.sampling.noise import Purpose, slot_uniforms
+from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.sampling.sampling import distributions
 from outrider.wire.params import SamplingParams
@@ -66,7 +66,7 @@ class ReferenceModel:
 
 
 def uniform(params: SamplingParams, committed_len: int, position: int, purpose: Purpose) -> float:
-    return float(slot_uniforms([params], [committed_len], [position], [purpose], torch.device("cpu"))[0, 0])
+    return float(host_slot_uniforms([params], [committed_len], [position], [purpose])[0, 0])
 
 
 def draw(log_probs: torch.Tensor, u: float) -> int:

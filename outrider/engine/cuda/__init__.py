@@ -1,1 +1,1 @@
-"""What only a GPU needs: graphs, copies beside the running work. Everything here also runs, plainly, without one."""
+"""Graphs, and copies beside the running work, for a GPU. Everything here also runs, plainly, without one."""

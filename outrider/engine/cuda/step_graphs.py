@@ -161,7 +161,7 @@ def _fill_table(table: Array, blocks: Sequence[Sequence[int]]) -> None:
 
 
 class Graph(Protocol):
-    """What a `GraphMaker` has captured."""
+    """A recorded sequence of launches."""
 
     def replay(self) -> None:
         """Run what was captured once more, on the current stream."""

@@ -37,7 +37,7 @@ class Budget:
     free_bytes: int
     """Bytes free with the weights loaded."""
     graphs_bytes: int = 0
-    """Of captured graphs: the activations of their widest step."""
+    """Bytes of captured graphs: the activations of their widest step."""
 
     def num_blocks(self, block_bytes: int, num_wanted: int, fraction: float) -> int:
         """Return at most num_wanted blocks, within that fraction of free memory, sparing a full step at the default K.

@@ -16,6 +16,8 @@ UNLIMITED_CONTEXT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
+    """The facts of a model that a draft without weights needs."""
+
     size: int
     """Entries of the model's logits, which may be more than the tokenizer's."""
     context_limit: int

@@ -61,8 +61,7 @@ def _serve(host: Host, rank: int, config: TargetConfig, store: Path, num_threads
 
     from outrider.engine.loading.loader import load_runner
     from outrider.engine.parallel.group import Group, join_group
-    from outrider.engine.parallel.messages import CopyBlocks, End, Forward, MoveTokens, SetStorage, decode
-    from outrider.engine.paths.forward_path import RunsTrees
+    from outrider.engine.parallel.messages import END, decode
 
     torch.set_num_threads(num_threads)
     groups: list[Group] = []
@@ -78,18 +77,11 @@ def _serve(host: Host, rank: int, config: TargetConfig, store: Path, num_threads
     orderly = False
     with torch.inference_mode():
         while not orderly and (message := host.commands.receive()) is not None:
-            match decode(message):
-                case Forward(rows):
-                    path.forward(rows)
-                case CopyBlocks(copies):
-                    path.copy_blocks(copies)
-                case MoveTokens(sources, destinations):
-                    assert isinstance(path, RunsTrees)
-                    path.move_tokens(sources, destinations)
-                case SetStorage(num_blocks, block_size):
-                    path.set_storage(num_blocks, block_size)
-                case End():
-                    orderly = True
+            kind, arguments = decode(message)
+            if kind == END:
+                orderly = True
+            else:
+                getattr(path, kind)(*arguments)
     groups[0].leave()
     return orderly
 

@@ -1,4 +1,4 @@
-"""Where ranks of one machine find each other: a private folder with a socket. Imported before torch.
+"""Let ranks of one machine find each other in a private folder with a socket. Imported before torch.
 
 Every follower keeps two connections to rank 0: one for commands, and a life line that stays silent unless something is
 wrong. A process that ends in whatever way closes its lines, and that is how the others know at once.

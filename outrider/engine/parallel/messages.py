@@ -1,4 +1,4 @@
-"""The messages by which rank 0 commands its followers: which forward comes next. They carry nothing but integers."""
+"""The messages by which rank 0 commands its followers: which call of the path comes next. They carry integers alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from outrider.engine.step_plan import Row
 
-_KIND = struct.Struct("<8s")
-_FORWARD, _COPY, _MOVE, _STORAGE, _END = b"forward", b"copy", b"move", b"storage", b"end"
+_KIND = struct.Struct("<16s")
+FORWARD, COPY, MOVE, STORAGE, END = "forward", "copy_blocks", "move_tokens", "set_storage", "end"
+"""Kinds of messages: methods of `ForwardPath`, and END when the worker stops in good order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,44 +22,6 @@ class LentTable:
 
     blocks: list[int]
     block_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """Run a forward over these rows."""
-
-    rows: list[Row]
-
-
-@dataclass(frozen=True, slots=True)
-class CopyBlocks:
-    """Copy blocks, (from, to) pairs."""
-
-    copies: list[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class MoveTokens:
-    """Move KV between storage indices."""
-
-    sources: list[int]
-    destinations: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class SetStorage:
-    """Replace the storage by an empty one."""
-
-    num_blocks: int
-    block_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The worker stops in good order."""
-
-
-Message = Forward | CopyBlocks | MoveTokens | SetStorage | End
 
 
 def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
@@ -76,42 +39,30 @@ def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
         numbers += row.table.blocks
         numbers += past
         numbers += parents
-    return _pack(_FORWARD, numbers)
+    return encode(FORWARD, numbers)
 
 
-def encode_copies(copies: Sequence[tuple[int, int]]) -> bytes:
-    return _pack(_COPY, [block for pair in copies for block in pair])
+def encode(kind: str, numbers: Sequence[int] = ()) -> bytes:
+    """Encode a message of one of the other kinds: (from, to) pairs one after the other for COPY, sources and then
+    destinations for MOVE, the arguments of STORAGE, nothing for END.
+    """
+    return _KIND.pack(kind.encode()) + np.array(numbers, dtype="<i8").tobytes()
 
 
-def encode_move(sources: Sequence[int], destinations: Sequence[int]) -> bytes:
-    return _pack(_MOVE, [*sources, *destinations])
-
-
-def encode_storage(num_blocks: int, block_size: int) -> bytes:
-    return _pack(_STORAGE, [num_blocks, block_size])
-
-
-def encode_end() -> bytes:
-    return _pack(_END, [])
-
-
-def decode(message: bytes) -> Message:
-    kind = _KIND.unpack_from(message)[0].rstrip(b"\0")
+def decode(message: bytes) -> tuple[str, tuple[Any, ...]]:
+    """Return the kind of a message, and the arguments of that method."""
+    kind = _KIND.unpack_from(message)[0].rstrip(b"\0").decode()
     numbers: list[int] = np.frombuffer(message, dtype="<i8", offset=_KIND.size).tolist()
-    if kind == _FORWARD:
-        return Forward(_rows(numbers))
-    if kind == _COPY:
-        return CopyBlocks(list(zip(numbers[::2], numbers[1::2], strict=True)))
-    if kind == _MOVE:
-        return MoveTokens(numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :])
-    if kind == _STORAGE:
-        return SetStorage(*numbers)
-    assert kind == _END, f"a message of kind {kind!r}"
-    return End()
-
-
-def _pack(kind: bytes, numbers: Sequence[int]) -> bytes:
-    return _KIND.pack(kind) + np.array(numbers, dtype="<i8").tobytes()
+    match kind:
+        case "forward":
+            return kind, (_rows(numbers),)
+        case "copy_blocks":
+            return kind, (list(zip(numbers[::2], numbers[1::2], strict=True)),)
+        case "move_tokens":
+            return kind, (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :])
+        case "set_storage" | "end":
+            return kind, tuple(numbers)
+    raise AssertionError(f"a message of kind {kind!r}")
 
 
 def _rows(numbers: list[int]) -> list[Row]:

@@ -151,7 +151,7 @@ class Team:
         # An orderly End only when nothing was lost: Ray, too, must see the others fail.
         for guest in self._guests if self._lost is None else ():
             with contextlib.suppress(OSError):  # gone already
-                guest.commands.send(messages.encode_end())
+                guest.commands.send(messages.encode(messages.END))
         for guest in self._guests:
             guest.close()
         self._end_processes()
@@ -221,16 +221,16 @@ class ParallelPath:
         return self._path.kv_bytes_per_token
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        with self._team.together(messages.encode_storage(num_blocks, block_size)):
+        with self._team.together(messages.encode(messages.STORAGE, (num_blocks, block_size))):
             self._path.set_storage(num_blocks, block_size)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        with self._team.together(messages.encode_copies(copies)):
+        with self._team.together(messages.encode(messages.COPY, [block for pair in copies for block in pair])):
             self._path.copy_blocks(copies)
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         assert isinstance(self._path, RunsTrees)
-        with self._team.together(messages.encode_move(sources, destinations)):
+        with self._team.together(messages.encode(messages.MOVE, [*sources, *destinations])):
             self._path.move_tokens(sources, destinations)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:

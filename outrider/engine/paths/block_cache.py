@@ -1,4 +1,4 @@
-"""What the caches of `paged` and `dense` share: each layer's storage in blocks, and the limits of its attention."""
+"""The caches of `paged` and `dense`: each layer's storage in blocks, and the limits of its attention."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ class Chain:
 
     ids: list[int]
     laws: list[RowLaw] | None
-    """What each of ids was drawn from; None where ids are guesses of what the target says, and no law matters."""
+    """The law that each of ids was drawn from; None where ids are guesses of what the target says, and no law matters.
+    """
 
 
 def draw_chain(

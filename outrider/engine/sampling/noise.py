@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from outrider.engine.cuda.host_copy import to_device
 from outrider.wire.params import SamplingParams
 
 # Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.3.
@@ -119,14 +116,3 @@ def host_slot_uniforms(
     kinds = np.repeat(np.array(purposes, dtype=np.uint64), count)
     seeds, choices, at, within, drawn = np.tile(np.array(each, dtype=np.uint64), repeats)
     return host_uniforms(seeds, choices, at, kinds, within, drawn).reshape(repeats, count)
-
-
-def slot_uniforms(
-    params: Sequence[SamplingParams],
-    rounds: Sequence[int],
-    positions: Sequence[int],
-    purposes: Sequence[Purpose],
-    device: torch.device,
-) -> Tensor:
-    """Return `host_slot_uniforms` on `device`: [P, N] float64."""
-    return to_device(host_slot_uniforms(params, rounds, positions, purposes), device)

@@ -32,6 +32,8 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobError:
+    """The answer to a job that failed."""
+
     fault: Fault
     message: str
     known_len: int = 0
@@ -47,11 +49,15 @@ def invalid(name: str, value: int, low: int, high: int) -> JobError | None:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
+    """The answer to an OpenJob."""
+
     committed_len: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
+    """Open a slot with committed tokens."""
+
     owner: int
     slot_id: int
     committed_ids: tuple[int, ...]
@@ -69,6 +75,8 @@ class OpenJob:
 
 @dataclass(frozen=True, slots=True)
 class TruncateJob:
+    """Shorten a slot's cache."""
+
     owner: int
     slot_id: int
     committed_len: int
@@ -77,6 +85,8 @@ class TruncateJob:
 
 @dataclass(frozen=True, slots=True)
 class CloseJob:
+    """Free a slot."""
+
     owner: int
     slot_id: int
 

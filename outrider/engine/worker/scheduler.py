@@ -1,4 +1,5 @@
-"""Which slots are in the next forward, and with how much: continuous batching, chunked prefill, memory. No torch.
+"""Decide which slots are in the next forward, and with how much: continuous batching, chunked prefill, memory. No
+torch.
 
 Plain values in, typed decisions out; `StepScheduler` applies them for both workers. The rules:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -221,61 +222,37 @@ def start(
     `load` and `make` run on the engine thread.
     """
     certificates = part_certificates(config.tls_dir, Role(name), config.host)
-    metrics = WorkerMetrics(name)
-    spans = open_spans(config.trace_endpoint, name, metrics.registry)
-    try:
-        return _start(config, num_threads, load, make, metrics, spans, certificates)
-    except BaseException:
-        if spans is not None:
-            spans.close()
-        raise
-
-
-def _start(
-    config: WorkerConfig,
-    num_threads: int,
-    load: Load[State],
-    make: Callable[[Base[State]], Parts],
-    metrics: WorkerMetrics,
-    spans: Spans | None,
-    certificates: CertificateFolder | None,
-) -> WorkerHandle:
-    torch.set_num_threads(num_threads)
-    server = ServerThread()
+    metrics, server = WorkerMetrics(name), ServerThread()
     made: list[tuple[Base[State], Parts]] = []
+    torch.set_num_threads(num_threads)
+    with contextlib.ExitStack() as undo:
+        spans = open_spans(config.trace_endpoint, name, metrics.registry)
+        if spans is not None:
+            undo.callback(spans.close)
 
-    def make_worker(engine: EngineThread) -> EngineWorker:
-        torch.set_num_threads(num_threads)
-        base = _base(engine, config, load, metrics, spans, certificates)
-        made.append((base, make(base)))
-        return made[0][1].worker
+        def make_worker(engine: EngineThread) -> EngineWorker:
+            torch.set_num_threads(num_threads)
+            base = _base(engine, config, load, metrics, spans, certificates)
+            undo.callback(base.loaded.close)
+            made.append((base, make(base)))
+            return made[0][1].worker
 
-    engine = EngineThread(make_worker, server.post)
-    try:
+        engine = EngineThread(make_worker, server.post)
         engine.start()
-    except BaseException:
-        for base, _ in made:
-            base.loaded.close()
-        raise
-    base, parts = made[0]
-    adopt_loggers()
+        undo.callback(engine.stop, 10)
+        base, parts = made[0]
+        adopt_loggers()
 
-    async def closing() -> None:
-        await base.service.streams.end_all()
-        if parts.close is not None:
-            await parts.close()
+        async def closing() -> None:
+            await base.service.streams.end_all()
+            if parts.close is not None:
+                await parts.close()
 
-    metrics_server = None
-    try:
         metrics_server = _serve_metrics(config, metrics, base.loaded)
+        undo.callback(_stop_metrics, metrics_server)
         control_bytes = max_control_bytes(base.loaded.slots.context_limit)
-        rest = (MAX_MESSAGE_BYTES, certificates, control_bytes)
-        server.start(parts.add_services, config.host, config.port, *rest)
-    except BaseException:
-        engine.stop(10)
-        base.loaded.close()
-        _stop_metrics(metrics_server)
-        raise
+        server.start(parts.add_services, config.host, config.port, MAX_MESSAGE_BYTES, certificates, control_bytes)
+        undo.pop_all()
     return WorkerHandle(engine, server, base.loaded, base.service, closing, metrics_server, spans)
 
 

@@ -98,32 +98,9 @@ class SlotSpans:
             start_ns = end_ns
 
 
-_CODES = {
-    Fault.UNKNOWN_SLOT: pb.WORKER_ERROR_CODE_UNKNOWN_SLOT,
-    Fault.BEHIND: pb.WORKER_ERROR_CODE_BEHIND,
-    Fault.STALE_EPOCH: pb.WORKER_ERROR_CODE_STALE_EPOCH,
-    Fault.EXHAUSTED: pb.WORKER_ERROR_CODE_EXHAUSTED,
-    Fault.INVALID: pb.WORKER_ERROR_CODE_INVALID,
-    Fault.INTERNAL: pb.WORKER_ERROR_CODE_INTERNAL,
-    Fault.CANCELLED: pb.WORKER_ERROR_CODE_CANCELLED,
-    Fault.DRAINING: pb.WORKER_ERROR_CODE_DRAINING,
-}
-
-
 def error_to_proto(error: JobError) -> pb.WorkerError:
-    return pb.WorkerError(code=_CODES[error.fault], message=error.message, known_len=error.known_len)
-
-
-def stale_epoch(got: int, own: int) -> JobError:
-    return JobError(Fault.STALE_EPOCH, f"message is for epoch {got}, this worker's is {own}; open the slot again")
-
-
-def draining() -> JobError:
-    return JobError(Fault.DRAINING, "this worker takes no new slots because it is about to stop; open it elsewhere")
-
-
-def no_item() -> JobError:
-    return JobError(Fault.INVALID, "message has no item, or one that this worker does not know; set exactly one")
+    code = pb.WorkerErrorCode.Value(f"WORKER_ERROR_CODE_{error.fault.name}")
+    return pb.WorkerError(code=code, message=error.message, known_len=error.known_len)
 
 
 def open_job(owner: int, message: pb.OpenSlot, respond: Callable[[Any], None]) -> OpenJob:
@@ -139,15 +116,6 @@ def open_job(owner: int, message: pb.OpenSlot, respond: Callable[[Any], None]) -
         target_epoch=message.target_epoch,
         drafter=drafter_of(message.drafter, "drafter"),
     )
-
-
-def truncate_job(owner: int, message: pb.Truncate) -> TruncateJob:
-    reason = TRUNCATE_REASONS.get(message.reason, "unspecified")  # a newer gateway may know more
-    return TruncateJob(owner, message.slot, message.committed_len, reason)
-
-
-def close_job(owner: int, message: pb.CloseSlot) -> CloseJob:
-    return CloseJob(owner, message.slot)
 
 
 class WorkerService:
@@ -216,7 +184,8 @@ class WorkerService:
 
     def _open(self, owner: int, message: pb.OpenSlot, respond: Respond) -> None:
         if self.draining:
-            respond(draining())
+            why = "this worker takes no new slots because it is about to stop; open it elsewhere"
+            respond(JobError(Fault.DRAINING, why))
             return
 
         def opened(result: Any) -> None:
@@ -235,19 +204,22 @@ class WorkerService:
         kind = item.WhichOneof("item")
         if item.epoch != self.epoch:
             if item.id:
-                respond(stale_epoch(item.epoch, self.epoch))
+                why = f"message is for epoch {item.epoch}, this worker's is {self.epoch}; open the slot again"
+                respond(JobError(Fault.STALE_EPOCH, why))
         elif (num_ids := _num_committed_ids(item)) > self._context_limit:
             respond(JobError(Fault.INVALID, f"{num_ids} committed ids, the context limit is {self._context_limit}"))
         elif kind == "open":
             self._open(owner, item.open, respond)
         elif kind == "truncate":
-            self.engine.submit(truncate_job(owner, item.truncate))
+            reason = TRUNCATE_REASONS.get(item.truncate.reason, "unspecified")  # a newer gateway may know more
+            self.engine.submit(TruncateJob(owner, item.truncate.slot, item.truncate.committed_len, reason))
         elif kind == "close":
-            self.engine.submit(close_job(owner, item.close))
+            self.engine.submit(CloseJob(owner, item.close.slot))
         elif kind is not None:
             take(owner, item, respond)
         elif item.id:
-            respond(no_item())
+            why = "message has no item, or one that this worker does not know; set exactly one"
+            respond(JobError(Fault.INVALID, why))
 
 
 def _num_committed_ids(item: Any) -> int:
