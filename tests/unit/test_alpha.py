@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from outrider.cli.alpha import drafter_of
 from outrider.cli.main import app
-from outrider.engine.alpha import DrafterSpec, Estimate, LawModel, Task, measure
+from outrider.engine.alpha import Estimate, LawModel, Task
 from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
@@ -103,21 +103,6 @@ def test_an_answer_ends_with_its_end_of_sequence(folder: Path, monkeypatch: pyte
     for all_ids, ids in zip(whole, cut, strict=True):
         assert ids == all_ids[: len(ids)] and not ends.intersection(ids[:-1])
         assert len(ids) == 30 or ids[-1] in ends
-
-
-@pytest.mark.parametrize(("change", "word"), [({}, "context limit"), ({"target": "/nowhere/x"}, "no such folder")])
-def test_what_cannot_be_measured_is_named(folder: Path, change: dict[str, str], word: str) -> None:
-    setting = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    ngram = DrafterSpec("ngram", None)
-    task = Task(
-        **{"target": str(folder / "target"), **change},
-        drafters=[ngram],
-        prompts=["x"],
-        max_tokens=128,
-        settings=[setting],
-    )
-    with pytest.raises(ConfigError, match=word):
-        list(measure(task))
 
 
 def test_an_error_is_one_line(folder: Path) -> None:

@@ -154,17 +154,6 @@ async def test_without_a_usable_target_a_request_waits_for_one(monkeypatch: pyte
     assert await placing == "a"
 
 
-async def test_a_lone_target_that_failed_is_tried_again_soon_and_no_other_is_while_one_is_sound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("outrider.wire.health.ALONE_S", 0.0)
-    model = served_model({"a": link_of(connection_of()), "b": link_of(connection_of())}, {})
-    model.targets["a"].health.note(Outcome.LOST)
-    assert [model.choose_target(bytes([n])).name for n in range(8)] == ["b"] * 8  # type: ignore[union-attr]
-    model.targets["b"].link.connection = None  # type: ignore[misc]
-    assert await placed(side_of(model)) == "a"
-
-
 def drafting(num_drafts: int) -> tuple[ServedModel, DraftAssignment]:
     """A request that has the first of so many drafts."""
     drafts = {f"draft-{index}": link_of(connection_of()) for index in range(num_drafts)}

@@ -66,12 +66,6 @@ def test_the_last_draft_goes_only_when_nothing_comes_at_all() -> None:
     ]
 
 
-def test_a_drain_bars_shrinking_and_not_growing() -> None:
-    assert changes(scaler(), lambda now: Sight(num_serving=2, num_draining=1, busy_share=0.0), 300) == []
-    over = Sight(num_serving=2, num_draining=1, num_queued=99, busy_share=1.0)
-    assert changes(scaler(), lambda now: over, 5) == [(5, Change.GROW)]
-
-
 def test_a_draft_comes_back_when_something_runs_for_a_while_and_stays_as_long_as_it_does() -> None:
     none = scaler("draft", least=0)
     assert changes(none, lambda now: Sight(num_serving=0), 99) == []
@@ -80,13 +74,6 @@ def test_a_draft_comes_back_when_something_runs_for_a_while_and_stays_as_long_as
     unused = Sight(num_serving=1, num_asked=1, busy_share=0.0)  # nobody wants to be drafted for
     assert changes(none, lambda now: unused, 300) == []
     assert changes(none, lambda now: Sight(num_serving=1, busy_share=0.0), 60) == [(60, Change.SHRINK)]
-
-
-def test_a_size_set_by_hand_is_left_alone_for_the_whole_time() -> None:
-    made = scaler()
-    assert changes(made, lambda now: Sight(num_serving=3, busy_share=0.0), 59) == []
-    made.reset()
-    assert made.decide(Sight(num_serving=3, busy_share=0.0), 60.0).change is Change.STAY
 
 
 CHAT = Pool(name="chat", role="target", worker=TargetConfig(model="t"), max=2)

@@ -1,16 +1,13 @@
-"""Spans: W3C context, sampling, what a collector gets, and one that is away."""
+"""Spans: W3C context, sampling, and what a collector gets."""
 
 from __future__ import annotations
 
 import builtins
-import socket
-import time
 from collections.abc import Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from outrider.wire import trace
 from outrider.wire.errors import ConfigError
 from outrider.wire.trace import Spans, TraceParent, open_spans
 from tests.otlp_collector import collecting
@@ -95,23 +92,6 @@ def test_a_span_arrives_as_it_was_told(registry: CollectorRegistry, monkeypatch:
     (message,) = collector.raw
     assert all(told in message for told in (b"deployment.environment", b"a b", b"service.instance.id", b"BEHIND"))
     assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "sent"}) == 2
-
-
-@pytest.mark.parametrize("is_there", [False, True], ids=["nobody", "one-that-is-mute"])
-def test_without_a_collector_spans_are_dropped_and_the_end_takes_a_second_at_most(
-    registry: CollectorRegistry, is_there: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        spans = Spans(f"http://127.0.0.1:{mute.getsockname()[1]}" if is_there else NOWHERE, "gateway", registry)
-        for _ in range(9):
-            spans.add("round", TraceParent(1, 2, True), 1, 2, {"k": 5})
-        time.sleep(0.1)  # it is at it
-        started = time.monotonic()
-        spans.close()
-        assert time.monotonic() - started < trace.CLOSE_S + 1.0
-    assert registry.get_sample_value("outrider_trace_spans_total", {"outcome": "dropped"}) == 9
 
 
 @pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_BSP_MAX_QUEUE_SIZE"])

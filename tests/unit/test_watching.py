@@ -52,16 +52,6 @@ def test_the_dashboards_are_those_of_the_code() -> None:
     assert main(["--check"]) == 0, "run make dashboards"
 
 
-def test_a_stale_dashboard_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("deploy.grafana.__main__.FOLDER", tmp_path)
-    assert main([]) == main(["--check"]) == 0
-    (tmp_path / "worker.json").write_text("{}")
-    assert main(["--check"]) == 1
-    assert "worker.json is stale" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_a_dashboard_asks_for_exists(path: Path) -> None:
     known = existing() | recorded()
@@ -158,15 +148,3 @@ def test_the_rules_pass_their_own_tests(promtool: str) -> None:
         assert ran.returncode == 0, ran.stdout + ran.stderr
     tested = {name for path in tests for name in re.findall(r"alertname: (\w+)\n", Path(path).read_text())}
     assert tested == {rule["alert"] for rule in rules() if "alert" in rule}, "an alert that no test raises"
-
-
-def test_grafana_is_provisioned_with_the_dashboards_and_their_source() -> None:
-    folder = REPO / "deploy/grafana/provisioning"
-    (source,) = yaml.safe_load((folder / "datasources/outrider.yml").read_text())["datasources"]
-    scraped = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["global"]["scrape_interval"]
-    assert (source["type"], source["jsonData"]["timeInterval"]) == ("prometheus", scraped)
-    (provider,) = yaml.safe_load((folder / "dashboards/outrider.yml").read_text())["providers"]
-    assert provider["type"] == "file"
-    for path in FILES:
-        (variable,) = (v for v in read(path)["templating"]["list"] if v["name"] == "datasource")
-        assert variable["current"]["value"] == source["uid"]
