@@ -26,7 +26,9 @@ DEMO_TARGET = str(REPO / "models/demo/target")
 DEMO_DRAFT = str(REPO / "models/demo/draft")
 START_S = 90.0
 KV_CACHE_TOKENS = "32768"
-"""Of workers of which a test says nothing else. Their own choice is 64 contexts, up to gigabytes written at start."""
+"""Of workers of which a test says nothing else. Their own choice follows the machine's memory, and with it what has to
+wait for memory and what stays cached.
+"""
 NUM_DRAFT_TOKENS = "5"
 """K of gateways of which a test says nothing else: what pays depends on the machine, and on what else it does."""
 

@@ -19,8 +19,9 @@ from tests.stack import Stack, running
 
 NUM_CLIENTS = 64
 MAX_GROWTH_MIB = 16.0
-"""Of each process, over a load like one that it has had. The KV cache is resident from the start, so what still moves
-is how malloc's arenas fill. One [9, 4096] float32 left behind a request would be 150 KB."""
+"""Of each process, over a load like one that it has had. The load before has used all of the KV cache, which takes
+memory as it is used, so what still moves is how malloc's arenas fill. One [9, 4096] float32 left behind
+a request would be 150 KB."""
 MAX_LOADS = 3
 """Arenas fill once, sooner or later by chance; what a load leaves behind is left by each."""
 

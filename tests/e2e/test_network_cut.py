@@ -101,19 +101,6 @@ async def test_draft_and_target_cut_costs_drafts_and_nothing_else(network: Netwo
 
 
 @pytest.mark.slow
-async def test_draft_and_target_cut_for_long_makes_the_draft_connect_anew(network: Network) -> None:
-    await until_it_drafts(network)
-    num_connections = network.deliveries.num_connections
-    with network.deliveries.being_cut():
-        await answer(network)
-        await asyncio.sleep(NOTICED_WITHIN_S)
-        during = await answer(network)
-    after = await until_it_drafts(network)
-    assert network.deliveries.num_connections > num_connections
-    await judged(during, after)
-
-
-@pytest.mark.slow
 async def test_gateway_and_draft_cut_is_noticed_and_drafts_return(network: Network) -> None:
     before = await until_it_drafts(network)
     with network.to_draft.being_cut():
@@ -145,37 +132,6 @@ async def test_gateway_and_target_cut_neither_repeats_nor_loses_a_token(network:
     await asyncio.gather(*(one.read(s, lambda rounds: False) for one, s in zip(seen, streams, strict=True)))
     assert [len(one.ids) for one in seen] == [600] * 3
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, one.ids) for one in seen))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("link", ["to_target", "to_draft", "deliveries"])
-async def test_connections_that_are_reset_are_made_anew(network: Network, link: str) -> None:
-    """RST in the middle of streams, and a second of refused connections."""
-    streams = [greedy(network.client, 600) for _ in range(3)]
-    seen = [Seen() for _ in streams]
-    await asyncio.gather(*(one.read(s, speculative(3)) for one, s in zip(seen, streams, strict=True)))
-    relay: TcpRelay = getattr(network, link)
-    relay.reset(refuse=True)
-    await asyncio.sleep(1.0)
-    relay.heal()
-    await asyncio.gather(*(one.read(s, lambda rounds: False) for one, s in zip(seen, streams, strict=True)))
-    assert [len(one.ids) for one in seen] == [600] * 3
-    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, one.ids) for one in seen))
-    await until_it_drafts(network)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("delay_s", [0.2, 0.4])
-async def test_a_draft_that_is_far_away_for_a_while_makes_plain_steps(network: Network, delay_s: float) -> None:
-    """Not hung: every proposal comes, in time once that is learnt, and a plain step would have been there before it."""
-    before = await until_it_drafts(network)
-    network.to_draft.delay_s = delay_s
-    during = [await answer(network, 200, Speculation(num_draft_tokens="auto")) for _ in range(2)]
-    network.to_draft.delay_s = 0.0
-    after = await until_it_drafts(network)
-    for each in during:
-        assert each.usage.num_plain_steps > each.usage.num_rounds
-    await judged(before, *during, after)
 
 
 @pytest.mark.slow

@@ -12,17 +12,10 @@ import httpx
 import pytest
 
 from tests.samples import total
-from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process, Stack, gateway_beside, read_metrics, running
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process, Stack, gateway_beside, running
 
 LONG_PROMPT = [5 + i % 4000 for i in range(1900)]
 LONG_S = 60.0
-
-
-def wait_until_idle(url: str) -> None:
-    give_up = time.monotonic() + LONG_S
-    while read_metrics(f"{url}/metrics")["outrider_running"]:
-        assert time.monotonic() < give_up
-        time.sleep(0.2)
 
 
 async def post(base_url: str, **body: object) -> httpx.Response:
@@ -93,22 +86,6 @@ async def test_time_in_the_queue_counts(stack: Stack) -> None:
         assert [answer.status_code for answer in answers] == [504] * 3
         assert all("2 s" in answer.json()["error"]["message"] for answer in answers)
         assert (await post(url, prompt="x", max_tokens=2)).status_code == 200
-
-
-async def test_a_client_that_does_not_read_keeps_no_place(stack: Stack) -> None:
-    body = {"prompt": "x", "max_tokens": 1000, "n": 4, "stream": True, "ignore_eos": True, "temperature": 0}
-    with gateway_beside(stack, "--max-running", "4", "--max-queue", "0") as gateway:
-        url = f"http://{gateway.ready['http']}"
-        host, port = str(gateway.ready["http"]).split(":")
-        _, writer = await asyncio.open_connection(host, int(port), limit=1)
-        data = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
-        writer.write(head.encode() + data)
-        await asyncio.sleep(1)
-        assert (await post(url, prompt="x", max_tokens=2)).status_code == 429
-        await asyncio.to_thread(wait_until_idle, url)
-        assert (await post(url, prompt="x", max_tokens=2)).status_code == 200
-        writer.close()
 
 
 async def test_a_stopping_gateway_ends_its_streams_with_an_error(stack: Stack) -> None:

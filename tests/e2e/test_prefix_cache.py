@@ -169,14 +169,6 @@ async def test_a_pool_that_evicts_all_the_time_gives_the_same_answers(narrow: st
     assert evictions['outrider_worker_prefix_evictions_total{worker="target"}'] > 16
 
 
-async def test_a_worker_that_keeps_nothing_answers_the_same(narrow: str) -> None:
-    prompt = some_ids(100, 1000)
-    with running(narrow, None, target_args=("--no-prefix-caching",)) as stack:
-        first, second = await answers_of(stack, [prompt] * 2, ["", ""])
-        assert first == second and hits(stack, "target") == 0
-        assert stack.target_info().num_kv_blocks_cached == 0
-
-
 async def answers_of(stack: Stack, prompts: list[list[int]], salts: list[str]) -> list[list[int]]:
     """Greedy, four at a time."""
     limit = asyncio.Semaphore(4)

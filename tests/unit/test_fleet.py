@@ -307,15 +307,6 @@ def test_a_long_step_that_ends_is_not_ended() -> None:
     assert stage.workers["target-chat-0"].num_ended_by_us == 0
 
 
-def test_an_engine_whose_steps_are_not_known_yet_is_given_long() -> None:
-    stage = Stage(chat(1))
-    stage.serve()
-    for _ in range(20):
-        stage.answers("target-chat-0", current_step_us=290_000_000)
-        stage.tick()
-    assert stage.states() == {"target-chat-0": SERVING}
-
-
 def test_one_whose_process_ended_may_load_as_long_as_it_takes() -> None:
     stage = Stage(chat(1))
     stage.serve()
@@ -327,18 +318,6 @@ def test_one_whose_process_ended_may_load_as_long_as_it_takes() -> None:
     for _ in range(40):
         stage.tick(2.0)
     assert stage.workers["target-chat-0"].num_ended_by_us == 0
-
-
-def test_one_that_came_back_to_life_in_time_is_not_ended() -> None:
-    stage = Stage(chat(1))
-    stage.serve()
-    for _ in range(4):
-        stage.silent("target-chat-0")
-        stage.tick(2.0)
-    stage.serve("target-chat-0")  # the same life
-    stage.tick(60.0)
-    assert stage.workers["target-chat-0"].num_ended_by_us == 0
-    assert stage.states() == {"target-chat-0": SERVING}
 
 
 def test_whose_server_refuses_to_answer_lives() -> None:
@@ -444,16 +423,6 @@ def test_a_process_that_ends_again_and_again_at_first_is_the_end() -> None:
     stage.workers["target-chat-0"].num_ends = 3
     with pytest.raises(Unavailable, match="the process of target-chat-0 ended 3 times while it started"):
         stage.tick()
-
-
-def test_one_that_ended_once_at_first_may_take_its_time() -> None:
-    stage = Stage(chat(1))
-    stage.workers["target-chat-0"].num_ends = 1
-    for _ in range(20):
-        stage.workers["target-chat-0"].next = Lost("it is being restarted", is_final=False)
-        stage.tick()
-    stage.serve()
-    assert stage.fleet.is_ready()
 
 
 def test_one_that_was_ended_for_good_by_somebody_is_replaced() -> None:
@@ -606,16 +575,6 @@ def test_one_that_is_taken_back_unseen_is_not_told_to_serve() -> None:
     assert stage.states()["target-chat-1"] == SERVING
 
 
-def test_a_draining_worker_is_taken_back_when_it_is_wanted_again() -> None:
-    stage = Stage(chat(2))
-    stage.serve()
-    stage.scale("chat", 1)
-    assert DRAINING in stage.states().values()
-    stage.scale("chat", 2)
-    assert set(stage.states().values()) == {SERVING}
-    assert not any(worker.is_stopping for worker in stage.workers.values())
-
-
 def test_one_that_is_not_needed_before_it_serves_is_ended_at_once() -> None:
     stage = Stage(chat(1))
     stage.serve()
@@ -688,17 +647,6 @@ def test_a_queue_at_the_gateways_grows_a_pool_to_its_max_one_by_one() -> None:
     assert len(stage.states()) == 3
 
 
-def test_idle_workers_go_until_min_is_left() -> None:
-    stage = Stage(chat(3, min=2, max=3))
-    stage.serve()
-    for _ in range(300):
-        for name in stage.watched:
-            stage.answers(name, busy_us=1)
-        stage.tick()
-    assert set(stage.states().values()) == {SERVING}
-    assert len(stage.states()) == 2
-
-
 def test_drafts_go_when_nothing_runs_and_come_back_when_something_does() -> None:
     stage = Stage(
         chat(1),
@@ -725,15 +673,6 @@ def test_drafts_go_when_nothing_runs_and_come_back_when_something_does() -> None
     stage.serve("draft-small-0")
     run(1, 200)
     assert stage.states() == {"target-chat-0": SERVING, "draft-small-0": SERVING}
-
-
-def test_what_another_launcher_left_is_taken_over() -> None:
-    left = {"target-chat-0": "chat", "target-chat-5": "chat", "draft-small-0": "small"}
-    stage = Stage(chat(1, min=1, max=2), small(2, least=2), left_behind=left)
-    assert sorted(stage.workers) == ["draft-small-0", "draft-small-1", "target-chat-0", "target-chat-5"]
-    stage.serve()
-    assert stage.fleet.is_ready()
-    assert set(stage.states().values()) == {SERVING}
 
 
 def test_at_the_end_all_are_drained_and_ended() -> None:
