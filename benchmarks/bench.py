@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import dev_prompts, widened
-from benchmarks.passes import PHASES, Sample, phase_shares, run_pass
+from benchmarks.passes import PHASES, Sample, phase_shares, run_pass, take_turns
 from benchmarks.running import running
 from outrider.client import AsyncClient, Speculation
 from outrider.wire.settings.system import demo_model
@@ -50,35 +50,27 @@ class Result:
     shares: dict[str, float]
 
 
-def speculation_for(k: int) -> Speculation:
-    """Return the speculation of an arm; k = 0 is the plain one."""
-    return Speculation(enabled=k > 0, num_draft_tokens=k)
-
-
 async def measure(address: str, dtype: str, options: argparse.Namespace) -> list[Result]:
-    results = []
+    results, drafted = [], Speculation(num_draft_tokens=options.num_draft_tokens)
     async with AsyncClient(address) as client:
-        for k in (options.num_draft_tokens, 0):
-            await run_pass(  # warm-up
-                client, dev_prompts(2), concurrency=1, temperature=0.0, max_tokens=32, speculation=speculation_for(k)
-            )
+        for arm in (drafted, False):  # warm-up
+            await run_pass(client, dev_prompts(2), concurrency=1, temperature=0.0, max_tokens=32, speculation=arm)
         for temperature in options.temperature:
             for concurrency in options.concurrency:
                 texts = dev_prompts(max(options.prompts, concurrency))
-                plain, speculative = [], []
-                for repetition in range(options.repetitions):
-                    arms = [(0, plain), (options.num_draft_tokens, speculative)]
-                    for k, arm in arms if repetition % 2 else reversed(arms):
-                        sample = await run_pass(
-                            client,
-                            texts,
-                            concurrency=concurrency,
-                            temperature=temperature,
-                            max_tokens=options.max_tokens,
-                            speculation=speculation_for(k),
-                        )
-                        arm.append(sample)
-                results.append(summarise(dtype, temperature, concurrency, options.num_draft_tokens, plain, speculative))
+                found: dict[str, list[Sample]] = {}
+                await take_turns(
+                    client,
+                    texts,
+                    {"plain": False, "drafted": drafted},
+                    found,
+                    range(options.repetitions),
+                    concurrency=concurrency,
+                    temperature=temperature,
+                    max_tokens=options.max_tokens,
+                )
+                setting = (dtype, temperature, concurrency, options.num_draft_tokens)
+                results.append(summarise(*setting, found["plain"], found["drafted"]))
     return results
 
 

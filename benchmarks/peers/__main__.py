@@ -35,7 +35,6 @@ from benchmarks.common import (
     widened,
     with_interval,
 )
-from benchmarks.peers import profiling
 from benchmarks.peers.compare import NEAR_TIE, Difference, Judge
 from benchmarks.peers.engines import EngineFailed, EngineProcess, Kind, kinds, missing
 from benchmarks.peers.protocol import Answer, Job, Setup
@@ -93,8 +92,6 @@ class Bench:
         self.versions: dict[str, str] = {}
         self.greedy: list[tuple[str, Setting, bool, int, list[int]]] = []
         """Engine, setting, arm, index of the prompt, ids."""
-        self.profiles: dict[str, list[tuple[str, float]]] = {}
-        """Functions of the target's engine thread and their shares, by setting and arm."""
         self.target = widened(options.size)
         tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
         count = max([options.prompts, *options.concurrency])
@@ -170,16 +167,7 @@ class Bench:
             for process in order:
                 for speculative in ARMS:
                     self._pass(process, setting, job, speculative, indices)
-        if self.options.profile and (py_spy := profiling.program()) is not None:
-            self._profile(py_spy, processes[0], setting, everything)
         self._print_progress(setting)
-
-    def _profile(self, py_spy: str, process: EngineProcess, setting: Setting, prompts: list[list[int]]) -> None:
-        """Profile one more pass of ours in each arm, which is not counted."""
-        for speculative in ARMS if "target" in process.pids else ():
-            job = self._job(prompts, self.options.max_tokens, setting.temperature, setting.concurrency, speculative)
-            top = profiling.while_running(py_spy, process.pids["target"], lambda job=job: process.run(job))
-            self.profiles[f"{setting}{', with draft' * speculative}"] = top
 
     def _pass(self, process: EngineProcess, setting: Setting, job: Job, speculative: bool, indices: list[int]) -> None:
         name = process.kind.name
@@ -252,7 +240,6 @@ def write(bench: Bench) -> None:
         _write_before(bench, settings)
     _write_absent(bench)
     _write_profile(bench, settings)
-    _write_functions(bench)
     _write_differences(bench)
     report.data |= {"versions": bench.versions, "absent": bench.absent, "options": vars(options)}
     report.data["cells"] = [
@@ -309,7 +296,7 @@ def _write_absent(bench: Bench) -> None:
 
 
 def _write_profile(bench: Bench, settings: list[Setting]) -> None:
-    """Write where our rounds' time goes, for the rows that another engine leads, or all with --profile."""
+    """Write where our rounds' time goes, for the rows that another engine leads."""
     rows = []
     for setting in settings:
         for speculative in ARMS:
@@ -320,7 +307,7 @@ def _write_profile(bench: Bench, settings: list[Setting]) -> None:
             }
             own = bench.cells.get(("Outrider", setting, speculative))
             best = max(rates, key=lambda name: rates[name], default="Outrider")
-            if own is None or not own.rates or (best.startswith("Outrider") and not bench.options.profile):
+            if own is None or not own.rates or best.startswith("Outrider"):
                 continue
             shares = [
                 f"{100 * statistics.median(own.phases[name]):.0f} %"
@@ -328,16 +315,8 @@ def _write_profile(bench: Bench, settings: list[Setting]) -> None:
             ]
             rows.append([f"{setting}{', with draft' * speculative}", best, *shares])
     if rows:
-        heading = (
-            "Where our time goes, in rows that another leads" if not bench.options.profile else "Where our time goes"
-        )
+        heading = "Where our time goes, in rows that another leads"
         bench.report.table(heading, ("row", "fastest", "draft", "wire", "verify", "overhead"), rows)
-
-
-def _write_functions(bench: Bench) -> None:
-    rows = [[row, f"{100 * share:.0f} %", frame] for row, top in bench.profiles.items() for frame, share in top]
-    if rows:
-        bench.report.table("The target's engine thread, by py-spy", ("row", "share", "innermost function"), rows)
 
 
 def _write_differences(bench: Bench) -> None:
@@ -403,11 +382,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cores", nargs="+", type=int, help="for every engine; absent = all of this process")
     parser.add_argument("--ours-target", type=str, default="", help="settings of our target, as JSON")
     parser.add_argument("--ours-draft", type=str, default="", help="settings of our draft, as JSON")
-    parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="say where our time goes in every row, and in which functions where py-spy is installed",
-    )
     parser.add_argument("--quick", action="store_true", help="greedy, concurrency 1 and 8, short answers, one pass")
     parser.add_argument("--name", default="peers", help="of the result's files")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")

@@ -107,8 +107,6 @@ class EngineProcess:
     def __init__(self, kind: Kind, setup: Setup, log: Path) -> None:
         self.kind = kind
         self._setup = replace(setup, options=setup.options | kind.options)
-        self.pids: dict[str, int] = {}
-        """Process ids that a profiler may look at, by role."""
         self._log = log
         self._stream: IO[str] = log.open("w")
         env = os.environ | {"TOKENIZERS_PARALLELISM": "false"} | _preload(kind)
@@ -130,7 +128,6 @@ class EngineProcess:
         said = self._receive()
         if "lacks" in said:
             raise EngineFailed(said["lacks"])
-        self.pids = dict(said["pids"])
         self._pause()
         return str(said["ready"])
 

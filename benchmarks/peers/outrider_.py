@@ -12,14 +12,12 @@ import contextlib
 import json
 from typing import Any
 
-import grpc
 from protocol import Answer, Job, Setup, serve
 
 from benchmarks.passes import PHASES, phase_shares, run_pass
 from benchmarks.running import running
 from outrider import __version__
 from outrider.client import AsyncClient, Speculation
-from outrider.v1 import common_pb2, target_pb2_grpc
 
 
 class Outrider:
@@ -29,7 +27,6 @@ class Outrider:
         self._processes = contextlib.ExitStack()
         endpoints = self._processes.enter_context(running(**system(setup)))
         self._address = endpoints.grpc
-        self.pids = {"target": _pid(endpoints.first("target").address)}
 
     def run(self, job: Job) -> Answer:
         return asyncio.run(self._run(job))
@@ -55,11 +52,6 @@ class Outrider:
 
     def close(self) -> None:
         self._processes.close()
-
-
-def _pid(target: str) -> int:
-    with grpc.insecure_channel(target) as channel:
-        return target_pb2_grpc.TargetServiceStub(channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10).pid
 
 
 def system(setup: Setup) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def serve(make: Callable[[Setup], Engine]) -> None:
     except Lacks as lacks:
         say({"lacks": str(lacks)})
         return
-    say({"ready": engine.version, "pids": getattr(engine, "pids", {})})
+    say({"ready": engine.version})
     try:
         for line in sys.stdin:
             say(_answer(engine, Job(**json.loads(line))))

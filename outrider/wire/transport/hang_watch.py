@@ -8,23 +8,26 @@ longest one seen.
 from __future__ import annotations
 
 MIN_SILENCE_S = 4.0
-"""Where nothing else asks for more."""
+"""Seconds without a step that every worker is given. Twice as long, and an engine that hangs keeps its requests so much
+longer."""
 STEPS = 8
-"""Times the longest recent step."""
+"""Times the longest recent step after which an engine hangs. Twice as many, and one with long steps is noticed so much
+later."""
 
 
 def allowed_s(longest_step_s: float, least_s: float, most_s: float) -> float:
-    """How long a step may take. The most where none is known (0)."""
+    """Return how long a step may take: the most where none is known (0)."""
     return min(most_s, max(least_s, STEPS * longest_step_s)) if longest_step_s else most_s
 
 
 class HangWatch:
-    """Of one life of a stream."""
+    """Watches one life of a stream."""
 
     def __init__(self, min_silence_s: float, max_silence_s: float, now: float) -> None:
-        """min_silence_s: what every worker is given, as far as max_silence_s allows.
+        """Begin at `now`.
 
-        max_silence_s: the most that any is given, and what one is given whose steps are not known yet.
+        min_silence_s: what every worker is given, as far as max_silence_s allows. max_silence_s: the most that any is
+        given, and what one is given whose steps are not known yet.
         """
         self._min_silence_s = min_silence_s
         self._max_silence_s = max_silence_s
@@ -33,13 +36,13 @@ class HangWatch:
         self._alive_s = now
 
     def step_seen(self, num_steps: int, longest_step_s: float, now: float) -> None:
-        """What the worker says of itself."""
+        """Note what the worker says of its steps."""
         self._longest_step_s = longest_step_s
         if num_steps != self._num_steps:
             self._num_steps, self._alive_s = num_steps, now
 
     def idle(self, now: float) -> None:
-        """It has no work."""
+        """Note that it has no work."""
         self._alive_s = now
 
     @property
@@ -47,7 +50,7 @@ class HangWatch:
         return allowed_s(self._longest_step_s, self._min_silence_s, self._max_silence_s)
 
     def silent_s(self, heard_s: float, now: float) -> float:
-        """How long it has made no step. heard_s: when its last answer came."""
+        """Return how long it has made no step. heard_s: when its last answer came."""
         return now - max(self._alive_s, heard_s)
 
     def hangs(self, heard_s: float, now: float) -> bool:

@@ -110,26 +110,26 @@ no CPU answers no ping, and lives: whether one that has work hangs is for the ha
 a peer that hangs or is cut off holds is freed so much later.
 """
 _TOKEN_ID_BYTES = 5
-"""Of a uint32 on the wire, at most."""
+"""Bytes of a uint32 on the wire, at most."""
 CONTROL_BYTES = 1 << 20
 """Bytes of a Control message beside token ids: sampling parameters, and small items that travel with it; and of a
 message of facts, whole. Twice as much lets a peer hold up a worker's event loop by some 30 ms more a message.
 """
 MAX_CONNECTIONS = 4096
-"""To one server; a further one is closed at once."""
+"""To one server; a further one is closed at once. Twice as many may hold twice the memory of handshakes."""
 MAX_CALLS_OF_CONNECTION = 1024
-"""Open at once on one connection. Clients wait with a further one."""
+"""Calls open at once on one connection; clients wait with a further one."""
 HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
 """Who connects and says nothing is left after this."""
 MAX_METADATA_BYTES = 16 * 1024
-"""Of a call; one with more is refused with RESOURCE_EXHAUSTED."""
+"""Bytes of a call's metadata; one with more is refused with RESOURCE_EXHAUSTED."""
 MAX_ERROR_BYTES = 1300
-"""Of an error's message: it travels as metadata, each byte as up to three, and clients take 8 KiB of that."""
+"""Bytes of an error's message: it travels as metadata, each byte as up to three, and clients take 8 KiB of that."""
 
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Of a message between parts. Proposals go row by row: a vocabulary of 16 million would fit. Twice as much: so much
-more may be held of each message."""
+"""Bytes of a message between parts. Proposals go row by row: a vocabulary of 16 million would fit. Twice as much: so
+much more may be held of each message."""
 
 
 def _common(max_message_bytes: int) -> Options:

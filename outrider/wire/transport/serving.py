@@ -17,17 +17,18 @@ from outrider.wire.log import get_logger
 from outrider.wire.transport.address import join_host_port
 from outrider.wire.transport.call_room import RoomInterceptor
 from outrider.wire.transport.roles import RoleInterceptor
-from outrider.wire.transport.rpc import ErrorInterceptor, server_options
+from outrider.wire.transport.rpc import MAX_CONNECTIONS, ErrorInterceptor, server_options
 from outrider.wire.transport.tls import CertificateFolder, server_credentials
 
 log = get_logger(__name__)
 
-MAX_CONCURRENT_CALLS = 4096
-"""On a server, streams included; a further one is refused with RESOURCE_EXHAUSTED. `call_room` and who serves users
-refuse earlier."""
+MAX_CONCURRENT_CALLS = MAX_CONNECTIONS
+"""Calls on a server, streams included; a further one is refused with RESOURCE_EXHAUSTED. `call_room` and who serves
+users refuse earlier."""
 
 WORKER_WINDOW_BYTES = 1 << 20
-"""Of a worker's server: a row of whole log-probs is half a megabyte, and must not wait for a round trip."""
+"""Bytes of a message that a worker's server takes before anybody reads it: a row of whole log-probs is half a megabyte,
+and must not wait for a round trip. Twice as much may be held of each call."""
 
 AddServices = Callable[[grpc.aio.Server], Sequence[str]]
 """Adds servicers to the server and returns their full names."""
@@ -103,7 +104,7 @@ class ServerThread:
         certificates: CertificateFolder | None = None,
         max_control_bytes: int | None = None,
     ) -> str:
-        """Blocks until the server listens; returns its address. `add_services` runs on the loop's thread."""
+        """Start the server and return its address once it listens. `add_services` runs on the loop's thread."""
         self._thread.start()
         start = start_server(
             add_services, host, port, max_message_bytes, certificates, WORKER_WINDOW_BYTES, max_control_bytes
@@ -121,7 +122,7 @@ class ServerThread:
         self.loop.close()
 
     def post(self, calls: list[Callable[[], None]]) -> None:
-        """From any thread: run the calls on the loop, in order, with one wake-up. Dropped once the loop has ended.
+        """Run the calls on the loop, in order, with one wake-up, from any thread. Drop them once the loop has ended.
 
         One that raises does not keep the others from running: they answer other requests.
         """
@@ -137,7 +138,7 @@ class ServerThread:
             self.loop.call_soon_threadsafe(run)
 
     def stop_serving(self, begin: Callable[[], None]) -> None:
-        """From any thread: health turns NOT_SERVING, and `begin` runs on the loop. What is open goes on."""
+        """Turn health to NOT_SERVING and run `begin` on the loop, from any thread. What is open goes on."""
 
         async def run() -> None:
             begin()
@@ -147,7 +148,7 @@ class ServerThread:
         asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
 
     def stop(self, grace_s: float, closing: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Health turns NOT_SERVING at once; `closing` ends the open streams, without which the grace is waited out."""
+        """Stop; health turns NOT_SERVING at once. `closing` ends open streams, else the grace is waited out."""
 
         async def shut() -> None:
             if self._health is not None:

@@ -1,9 +1,8 @@
 """Certificates: read from a folder, checked, and read again when they change. For gRPC and HTTP, servers and clients.
 
 A folder holds cert.pem (the certificate, then those between it and its CA), key.pem (its private key, without a
-passphrase) and ca.pem (the CAs whose certificates the other side may show).
-
-Channels to other parts: with certificates or without, decided here alone.
+passphrase) and ca.pem (the CAs whose certificates the other side may show). Whether a channel to another part has
+certificates is decided here alone, in `Dialer`.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ log = get_logger(__name__)
 
 CA, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
 SOON_DAYS = 14
-"""A certificate that has less to live is warned of, when it is read and then once a day."""
-WARN_EVERY_S = 86400.0
+"""Days to live below which a certificate is warned of, when it is read and then once a day."""
+_DAY_S = 86400.0
 RETRY_S = 10.0
-"""Files that could not be used are tried again after this, though unchanged: they may be valid from a later time on."""
-_MAX_FLIGHTS = 8
+"""Seconds after which files that could not be used are tried again, though unchanged: they may be valid from a later
+time on."""
 _TRIES, _SETTLE_S = 10, 0.05
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
@@ -54,13 +53,14 @@ class Certificates:
 
 
 class CertificateFolder:
-    """`current` is what to use for the next connection. Safe to ask from any thread."""
+    """Holds a folder's certificates. `current`, for the next connection, may be asked on any thread."""
 
     def __init__(self, path: str, setting: str, role: Role | None) -> None:
-        """role: of the part whose certificate it is; ca.pem must be there then. None: a server that users call, which
-        asks them for certificates when there is a ca.pem. `setting` is named in errors.
+        """Read the folder at `path`.
 
-        Raises ConfigError naming the file and what to do.
+        role: of the part whose certificate it is; ca.pem must be there then. None: a server that users call, which
+        asks them for certificates when there is a ca.pem. setting: named in errors. Raises ConfigError naming the file
+        and what to do.
         """
         self.role = role
         self._path = Path(path)
@@ -77,8 +77,9 @@ class CertificateFolder:
 
     @property
     def current(self) -> Certificates:
-        """Read anew when a file has changed. While the folder is not right, the last right ones: a folder is often
-        written file by file.
+        """Return the certificates, read anew when a file has changed, or the last right ones while they are not right.
+
+        A folder is often written file by file.
         """
         with self._lock:
             stamp = self._stamp_now()
@@ -102,9 +103,9 @@ class CertificateFolder:
             log.info("%s: the certificates in %s were replaced", self._setting, self._path)
 
     def _warn_if_soon(self) -> None:
-        num_days = (self._certificates.expires - time.time()) / 86400
+        num_days = (self._certificates.expires - time.time()) / _DAY_S
         if num_days < SOON_DAYS and time.monotonic() >= self._warn_at_s:
-            self._warn_at_s = time.monotonic() + WARN_EVERY_S
+            self._warn_at_s = time.monotonic() + _DAY_S
             certificate = self._path / CERTIFICATE
             log.warning("%s: %s expires in %.1f days; renew it", self._setting, certificate, num_days)
 
@@ -212,8 +213,9 @@ class CertificateFolder:
 
 
 def part_certificates(tls_dir: str | None, role: Role, listens_on: str | None = None) -> CertificateFolder | None:
-    """Of a part, for its connections with others. None without a folder: they are then open, of which `listens_on`
-    beyond this machine is warned. Raises ConfigError.
+    """Return a part's certificates for its connections with others; None without a folder.
+
+    They are open then, of which is warned where `listens_on` is beyond this machine. Raises ConfigError.
     """
     if tls_dir is not None:
         return CertificateFolder(tls_dir, "tls_dir", role)
@@ -223,7 +225,7 @@ def part_certificates(tls_dir: str | None, role: Role, listens_on: str | None = 
 
 
 def warn_of_open_port(host: str) -> None:
-    """For a part that listens there without certificates."""
+    """Warn if `host`, where a part listens without certificates, is beyond this machine."""
     if not _is_loopback(host):
         log.warning(
             "listening on %s without tls_dir: nothing is encrypted, and whoever reaches the port may do what a "
@@ -233,7 +235,7 @@ def warn_of_open_port(host: str) -> None:
 
 
 def public_certificates(public_tls_dir: str | None, listens_on: str) -> CertificateFolder | None:
-    """Of a gateway, for its users; else as `part_certificates`."""
+    """Return a gateway's certificates for its users; else as `part_certificates`."""
     if public_tls_dir is not None:
         return CertificateFolder(public_tls_dir, "public_tls_dir", None)
     if not _is_loopback(listens_on):
@@ -242,7 +244,7 @@ def public_certificates(public_tls_dir: str | None, listens_on: str) -> Certific
 
 
 def server_credentials(folder: CertificateFolder) -> grpc.ServerCredentials:
-    """Each connection is met with the folder's certificates of its time."""
+    """Return a server's credentials: each connection is met with the folder's certificates of its time."""
 
     def configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.ca)
@@ -263,12 +265,12 @@ def server_credentials(folder: CertificateFolder) -> grpc.ServerCredentials:
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
-    """gRPC's channels keep what they were made with: see `channels.Dialer` for those that must live long."""
+    """Return a channel's credentials. A channel keeps what it was made with: see `Dialer` for those that live long."""
     return grpc.ssl_channel_credentials(certificates.ca, certificates.key, certificates.certificate)
 
 
 def http_context(folder: CertificateFolder) -> ssl.SSLContext:
-    """For an HTTP server; each connection is met with the folder's certificates of its time."""
+    """Return an HTTP server's context: each connection is met with the folder's certificates of its time."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # holds none itself: they are chosen at the first message
     context.verify_mode = folder.current.context.verify_mode
 
@@ -280,11 +282,11 @@ def http_context(folder: CertificateFolder) -> ssl.SSLContext:
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
-    """In memory. Returns the server's certificate as `getpeercert` does; raises ssl.SSLError."""
+    """Shake hands in memory. Return the server's certificate as `getpeercert` does. Raises ssl.SSLError."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     calling = client.wrap_bio(to_client, to_server)
     answering = server.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(_MAX_FLIGHTS):
+    for _ in range(8):  # more flights than a handshake has
         for side in (calling, answering):
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
@@ -325,7 +327,7 @@ class Dialer:
     def __init__(
         self, address: str, role: Role, max_message_bytes: int, certificates: CertificateFolder | None
     ) -> None:
-        """role: who must answer there, when there are certificates."""
+        """Prepare to dial `address`. role: who must answer there, when there are certificates."""
         self._address = address
         self._role = role
         self._max_message_bytes = max_message_bytes
@@ -335,7 +337,7 @@ class Dialer:
         self._closing: set[asyncio.Task[None]] = set()
 
     def channel(self) -> grpc.aio.Channel:
-        """For the next connection. One that was given before is closed when this is another, and its calls end."""
+        """Return the channel for the next connection. One of before is closed when this is another; its calls end."""
         current = None if self._folder is None else self._folder.current
         if self._channel is None or current is not self._used:
             if self._channel is not None:
