@@ -127,14 +127,6 @@ def test_a_graph_that_differs_serves_nothing(caplog: pytest.LogCaptureFixture) -
     assert largest_error(runner, truth) < 1e-4
 
 
-def test_new_storage_forgets_the_graphs_of_the_old_one() -> None:
-    maker = TapeMaker()
-    runner, path, truth = make("llama", maker)
-    runner.set_pool(KVPool(8, BLOCK_SIZE))
-    assert largest_error(runner, truth) < 1e-4
-    assert maker.num_replays == 0 and path._graphs is None
-
-
 @given(
     shapes=st.sets(st.builds(StepShape, st.sampled_from([1, 2, 4, 8, 64]), st.sampled_from([1, 2, 4, 6, 9]))),
     widths=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 30)), max_size=70),

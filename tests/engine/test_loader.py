@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -15,23 +14,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
 
 from outrider.engine.loading import memory
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.loading.memory import Budget, readable_bytes
+from outrider.engine.loading.memory import Budget
 from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.loading.self_test import NUM_BLOCKS
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.paths.dense import DenseLayer
-from outrider.engine.paths.fused import FusedPath
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
 from outrider.wire.settings.config import TargetConfig
 from tests.forked import CONTEXT
 from tests.native import skip_without_library
-from tests.tiny_models import random_model, save, tiny_llama
-from tests.zoo import SHAPE
+from tests.tiny_models import tiny_llama
 
 
 def load(model: str, **changes: Any) -> ModelRunner:
@@ -88,22 +84,6 @@ def test_a_cache_never_takes_what_a_step_needs() -> None:
     with pytest.raises(ConfigError, match="about 300 bytes for a step"):
         budget.num_blocks(block_bytes=701, num_wanted=50, fraction=1.0)
     assert replace(budget, graphs_bytes=200).num_blocks(block_bytes=100, num_wanted=50, fraction=0.9) == 5
-
-
-def test_a_path_that_packs_a_tied_head_holds_its_weights_twice(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    skip_without_library()
-    shape = {**SHAPE, "vocab_size": 4096, "hidden_size": 256, "head_dim": 64}  # large beside the padding of a matrix
-    tied = random_model(LlamaConfig(**shape, tie_word_embeddings=True), seed=0)
-    table = 4 * 4096 * 256
-    folder = save(tied, tmp_path)
-    with caplog.at_level(logging.INFO):
-        runner = load(folder, attention_path="fused")
-    assert isinstance(runner.path, FusedPath)
-    assert table <= runner.path.weights_bytes - memory.weights_bytes(tied) < 1.3 * table
-    line = next(message for message in caplog.messages if message.startswith("memory on cpu"))
-    assert f"weights {readable_bytes(runner.path.weights_bytes)}, " in line
 
 
 @pytest.mark.parametrize("path", ["fused", "paged", "dense"])

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.kv_pool import BlockTable, KVPool, OutOfBlocks
+from outrider.engine.kv_pool import KVPool, OutOfBlocks
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.step_plan import FORWARD_COST_TOKENS, Row, StepPlan, group_rows
+from outrider.engine.step_plan import FORWARD_COST_TOKENS, Row, group_rows
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.settings.config import TargetConfig
 from tests import rounds
@@ -67,24 +67,6 @@ def llama(folder: str, request: pytest.FixtureRequest) -> ModelRunner:
 
 def some_ids(count: int, seed: int) -> list[int]:
     return rounds.some_ids(count, VOCAB_SIZE, seed)
-
-
-def test_a_row_alone_is_read_in_place_and_scattered_blocks_are_gathered(llama: ModelRunner) -> None:
-    def plan(table: BlockTable, cached: int) -> StepPlan:
-        return StepPlan.build([Row.of(table, [1] * table.num_tokens, cached, 1)], llama.device, VOCAB_SIZE)
-
-    first, second = llama.pool.new_table(), llama.pool.new_table()
-    first.reserve(16)
-    second.reserve(16)
-    first.reserve(40)  # its second block lies behind the other's
-    assert plan(first, 39).start is None and plan(second, 15).start is not None
-    for table in (first, second):
-        table.free()
-        ids = some_ids(40, 5)
-        sequence = Fed(llama, uncached(llama), ids)
-        assert step(llama, [(sequence, 34, 1)]) < TOLERANCE
-        assert step(llama, [(sequence, 40, 6)]) < TOLERANCE
-        sequence.table.free()
 
 
 def test_forks_diverge_inside_a_shared_block(llama: ModelRunner) -> None:

@@ -59,21 +59,6 @@ def test_without_a_compiler_the_next_path_serves(model: str, cache: Path, monkey
         path_name(model, "fused")
 
 
-def test_a_compiler_that_refuses_is_quoted(
-    model: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler = tmp_path / "c++"
-    compiler.write_text(
-        "#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'In file x:' >&2\necho 'error: no room' >&2\nexit 1\n"
-    )
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    assert path_name(model) != "fused"
-    with pytest.raises(ConfigError, match="failed: error: no room"):
-        path_name(model, "fused")
-    assert files(cache) == []
-
-
 @pytest.mark.parametrize(("function", "result"), [("outrider_new", None), ("outrider_pack", -1)])
 def test_without_memory_or_threads_for_it_the_next_path_serves(
     model: str, monkeypatch: pytest.MonkeyPatch, function: str, result: int | None

@@ -29,20 +29,6 @@ def test_tokens_of_one_prompt_are_not_independent() -> None:
     assert Estimate.of([[1.0, 0.0] * 50] * 10).error == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "source"),
-    [
-        ("models/draft", "model", "models/draft"),
-        ("model:models/draft", "model", "models/draft"),
-        ("ngram", "ngram", None),
-        ("lookup", "lookup", None),
-        ("bigram:a:b.txt", "bigram", "a:b.txt"),
-    ],
-)
-def test_drafters_are_named(text: str, kind: str, source: str | None) -> None:
-    assert drafter_of(text) == {"kind": kind, "source": source}
-
-
 @pytest.mark.parametrize("text", ["unigram", "bigram:", "model:", "ngram:file", "lookup:file"])
 def test_what_is_missing_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=f"--draft {text}"):

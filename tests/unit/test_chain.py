@@ -164,14 +164,6 @@ def test_guesses_of_what_is_determined_are_ids_alone(how: str) -> None:
         assert picked.ids[j] == coupled_id(warm, coupled, len(SEQUENCE) + j)
 
 
-def test_a_law_may_be_cut_before_the_draw() -> None:
-    for seed in range(20):
-        chain = drawn_chain(Unigram(SEQUENCE).open(SEQUENCE, 6), SamplingParams(seed=seed), topk=2)
-        assert chain.laws is not None
-        assert all(law.scores.size == 2 and law.total == pytest.approx(1.0) for law in chain.laws)
-        assert all(law.prob(token_id) > 0 for law, token_id in zip(chain.laws, chain.ids, strict=True))
-
-
 def test_a_chain_ends_where_all_that_was_counted_is_banned() -> None:
     follower = Unigram([2, 2, 1]).open(SEQUENCE, 6)
     assert drawn_chain(follower, SamplingParams(bad_words=((2,), (1,)))) == Chain([], [])

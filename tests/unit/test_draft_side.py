@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
-from gateway.rounds.draft_length import DraftLength
 from gateway.rounds.drafting import Drafting
 from gateway.rounds.session import Session
 from outrider.v1 import common_pb2 as pb
@@ -88,19 +87,6 @@ async def test_a_request_that_says_how_much_is_drafted_gets_it_though_that_costs
     assert (not draft.calls) is (expected == {0})
 
 
-async def test_a_fixed_k_of_the_gateway_holds_unless_a_request_asks_for_the_best() -> None:
-    draft = ScriptedDraft()
-    config = GatewayConfig(target="127.0.0.1:9", num_draft_tokens=3)
-    model = served_model({"target-0": link_of(connection_of())}, {"draft-0": link_of(draft)}, gateway=config)
-    for speculation, fixed in [
-        (SpeculationOptions(), 3),
-        (SpeculationOptions(adaptive=True), None),
-        (SpeculationOptions(num_draft_tokens=7), 7),
-    ]:
-        request = GenerationRequest("r", "m", PROMPT, SamplingParams(), speculation=speculation)
-        assert DraftLength(model, Session(request, model.tokenizer, 1)).fixed == fixed
-
-
 async def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said_how_it_is() -> None:
     """Each time would cost a wait for nothing."""
     draft, target = ScriptedDraft(), connection_of()
@@ -121,17 +107,6 @@ async def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said
     link.info.CopyFrom(INFO)
     model.drafts["draft-0"].heard(link.info)
     assert side.propose(20, target, model.targets["target-0"]) == 5
-
-
-async def test_a_draft_that_has_nothing_to_say_is_no_worse_for_it_and_said_to_be_so() -> None:
-    draft = ScriptedDraft()
-    side, member = side_of(draft, SpeculationOptions(num_draft_tokens=5))
-    for ticket in range(1, 31):
-        assert side.propose(ticket, member.connection, member)
-        draft.calls[-1][1].set_result(dpb.DraftReply(propose=dpb.ProposeReply()))
-        await side.let_reply_arrive()
-        side.note_verdict(tpb.Verdict(wait_us=100), ticket, total_s=0.01, is_new_step=True)
-        assert side.why_plain == "nothing" and side.member_name == "draft-0"
 
 
 @pytest.mark.parametrize(("fixed", "expected"), [(None, 0.25), (5, 0.0)])

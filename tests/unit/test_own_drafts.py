@@ -50,24 +50,6 @@ def planned(own: TargetDrafts, target: Any) -> int | None:
     return None if plan is None else plan.num_draft_tokens
 
 
-@pytest.mark.parametrize(
-    ("wish", "max_tokens", "expected"),
-    [
-        (SpeculationOptions(drafter=Drafter.NGRAM, num_draft_tokens=9), 50, 9),
-        (SpeculationOptions(drafter=Drafter.NGRAM, num_draft_tokens=9), 4, 3),
-        (SpeculationOptions(drafter=Drafter.NGRAM), 1, 0),
-        (SpeculationOptions(drafter=Drafter.NGRAM, num_draft_tokens=0), 50, None),
-        (SpeculationOptions(drafter=Drafter.NGRAM, enabled=False), 50, None),
-    ],
-)
-def test_no_more_is_drafted_than_asked_for_and_than_there_is_room_for(
-    wish: SpeculationOptions, max_tokens: int, expected: int | None
-) -> None:
-    own, target = own_drafts(wish, max_tokens), connection(*NGRAM)
-    assert planned(own, target) == expected
-    assert bool(own.open_message(target).drafter) == (expected is not None), "who drafts nothing has no follower"
-
-
 def test_a_target_without_the_drafter_leaves_it_to_a_model_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

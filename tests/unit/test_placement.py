@@ -75,19 +75,6 @@ def test_two_gpus_are_one_each_and_one_is_shared() -> None:
     fits(system(), ONE_GPU)
 
 
-def test_a_draft_on_the_cpu_leaves_the_gpu_to_the_target() -> None:
-    placed = place(system(draft={"device": "cpu"}), ONE_GPU, frozenset(range(4)))
-    assert (placed["target"].num_gpus, placed["draft"].num_gpus) == (1.0, 0.0)
-    assert placed["target"].num_cores is None
-    assert placed["draft"].num_cores == 4
-
-
-def test_given_cores_are_kept_and_the_other_gets_the_rest() -> None:
-    placed = place(system(target={"cpu_cores": "0"}), [ClusterNode(4, 0)], frozenset(range(4)))
-    assert (placed["target"].num_cores, placed["target"].num_cpus) == (None, 1.0)  # its settings say which
-    assert (placed["draft"].num_cores, placed["draft"].num_cpus) == (3, 3.0)
-
-
 def test_what_a_pool_reserves_it_is_pinned_to_wherever_it_runs() -> None:
     placed = place(
         system(target={"num_cpus": 3}, draft={"num_cpus": 0.5}), [ClusterNode(8, 0), ClusterNode(8, 0)], None

@@ -14,7 +14,6 @@ import yaml
 from outrider.cli.supervisor import Supervisor
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes import StopFlag
-from outrider.wire.settings.config import DraftConfig
 from outrider.wire.settings.system import DEMO_NAME, RayConfig, ScalingConfig, SystemConfig, merged, read_yaml
 from tests.forked import REPO
 
@@ -73,21 +72,6 @@ def test_a_draft_without_a_model_takes_its_tokenizer_from_the_target(monkeypatch
     assert read({"target": {"model": "t"}, "draft": {}}).drafts[0].worker.model == "t"
     monkeypatch.setenv("OUTRIDER_DRAFT_MODEL", "w")
     assert read({"target": {"model": "t"}, "draft": {}}).drafts[0].worker.model == "w"
-
-
-@pytest.mark.parametrize(
-    ("said", "drafter", "text"),
-    [("ngram", "ngram", None), ("lookup", "lookup", None), ("bigram:a/b.txt", "bigram", "a/b.txt")],
-)
-def test_a_drafter_may_stand_in_place_of_the_drafts_model(said: str, drafter: str, text: str | None) -> None:
-    for target in ("t", None):
-        flags = {**NO_FLAGS, "target": {"model": target}, "draft": {"model": said, "cpu_cores": None}}
-        config = merged({}, flags, no_draft=False, no_ray=False)
-        (draft,) = config.drafts
-        assert isinstance(draft.worker, DraftConfig)
-        assert (draft.worker.drafter, draft.worker.drafter_text) == (drafter, text)
-        assert draft.worker.model == config.targets[0].worker.model
-        assert config.targets[0].model_name == (DEMO_NAME if target is None else None)
 
 
 @pytest.mark.parametrize(

@@ -158,24 +158,6 @@ def test_a_proposal_ends_where_there_is_nothing_more_to_say() -> None:
     assert draft.proposed(2, 2)[0].draft_ids == ()
 
 
-@pytest.mark.parametrize("how", ["newer", "reopened", "closed", "gone"])
-def test_what_is_not_drafted_any_more_is_cancelled(how: str) -> None:
-    draft = Draft()
-    draft.open(1, PROMPT)
-    answers = draft.ask(1, len(PROMPT))
-    if how == "newer":
-        newer = draft.ask(1, len(PROMPT), [3])
-    elif how == "reopened":
-        draft.open(1, PROMPT)
-    elif how == "closed":
-        draft.proposer.handle(CloseJob(1, 1))
-    else:
-        draft.proposer.handle(OwnerGone(1))
-    assert len(answers) == 1 and answers[0].fault is Fault.CANCELLED
-    assert draft.proposer.step(time.monotonic()) is (how == "newer")
-    assert len(answers) == 1 and (how != "newer" or newer[0].draft_ids == (4, 1, 2, 3))
-
-
 class Messages(RuleBasedStateMachine):
     """In any order, from two gateways: a slot says what one says that was opened for its committed tokens."""
 

@@ -20,7 +20,7 @@ from outrider.cli.tuning.costs import Costs, costs_of
 from outrider.cli.tuning.expected import Acceptance, expected_tokens, improvement
 from outrider.cli.tuning.report import reason, show, to_json, unsteady
 from outrider.cli.tuning.runs import Pass, TimedAnswer, Workload
-from outrider.cli.tuning.settings import alternatives, chain_name, environment, gateway_settings, needs_draft
+from outrider.cli.tuning.settings import alternatives, chain_name, environment, gateway_settings
 from outrider.cli.tuning.study import Study, points_of
 from outrider.client import Drafter, Speculation
 from outrider.wire.errors import ConfigError
@@ -274,15 +274,6 @@ def test_a_setting_is_told_to_the_gateway_in_full() -> None:
     assert environment({"num_draft_tokens": "4", "acceptance": "coupled"}) == (
         "OUTRIDER_GATEWAY_NUM_DRAFT_TOKENS=4 OUTRIDER_GATEWAY_ACCEPTANCE=coupled"
     )
-
-
-def test_drafters_that_the_deployment_has_are_tried_and_what_needs_no_draft_is_simpler() -> None:
-    found = alternatives(3, 12, 0.0, [Drafter.MODEL, Drafter.NGRAM, Drafter.NGRAM_MODEL])
-    names = ["plain", "K = 3, ngram", "K = 8, ngram", "K = auto", "K = 3", "K = 3, ngram+model"]
-    assert list(found)[:6] == names
-    assert [needs_draft(wish) for wish in found.values()] == [False] * 3 + [True] * 7
-    assert all(wish.acceptance is None for wish in found.values())
-    assert "K = 5, lookup" in alternatives(3, 5, 0.0, [Drafter.LOOKUP])
 
 
 @pytest.mark.parametrize(

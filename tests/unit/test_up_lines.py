@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 
-import pytest
 from rich.console import Console
 
 from outrider.cli.supervisor import Endpoints, Gateway, StartedWorker
-from outrider.cli.up import _show_ready, log_to
+from outrider.cli.up import _show_ready
 from outrider.wire.settings.system import merged
 
 ENDPOINTS = Endpoints(
@@ -45,17 +44,3 @@ def test_without_drafts_it_says_who_drafts_all_the_same() -> None:
     assert " -K 5" not in said({})
     own = said({"drafter": "ngram+model"})
     assert "no draft: the target drafts for itself by ngram" in own and "generate 'import os' -K 5" in own
-
-
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        ("scaling to 1: the others would be busy for 10 %", True),
-        ("12:00:00,000 WARNING gateway: gone", True),
-        ("12:00:00,000 INFO gateway: here", False),
-    ],
-)
-def test_faults_and_sizes_are_shown_and_nothing_else(line: str, shown: bool) -> None:
-    out = io.StringIO()
-    log_to(Console(file=out), verbose=False)("launcher", line)
-    assert bool(out.getvalue()) is shown
