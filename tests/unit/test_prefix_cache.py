@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -46,6 +47,14 @@ def test_a_block_counts_only_after_the_same_tokens() -> None:
     assert match(pool, [3, 1, 1, 1, 2, 2, 2, 2]) == []
     assert len(match(pool, [1, 1, 1, 1, 2, 2, 2, 3])) == 1
     assert len(match(pool, [1, 1, 1, 1, 2, 2, 2])) == 1  # whole blocks of what was asked for
+
+
+@pytest.mark.parametrize("other", [b"", b"tenant-b", b"tenant-a "])
+def test_another_salt_finds_nothing(other: bytes) -> None:
+    pool = KVPool(8, SIZE)
+    published(pool, [1, 2, 3, 4], b"tenant-a")
+    assert len(match(pool, [1, 2, 3, 4], b"tenant-a")) == 1
+    assert match(pool, [1, 2, 3, 4], other) == []
 
 
 def test_publishing_goes_on_from_where_it_was_and_ignores_guesses() -> None:
