@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT, Seen, greedy
 from tests.stack import DEMO_TARGET, Pools, running_pools
 
-NUM_STREAMS = 3
+NUM_STREAMS = 8
 FREED_WITHIN_S = 2.0
 """After a death: the kernel says so at once."""
 NOTICED_WITHIN_S = 15.0
@@ -24,9 +25,9 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
-def pools() -> Iterator[Pools]:
+def pools(tmp_path: Path) -> Iterator[Pools]:
     """Two gateways side by side over one pair that takes 30 ms longer a step."""
-    with running_pools(1, 1, 2, target_module="tests.e2e.faults.paced_target") as started:
+    with running_pools(1, 1, 2, target_module="tests.e2e.faults.paced_target", log_folder=tmp_path) as started:
         yield started
 
 
@@ -68,3 +69,5 @@ async def test_the_workers_free_its_slots_and_another_gateways_stream_goes_on(
             await stream.aclose()
     pools.gateways[0].popen.send_signal(signal.SIGCONT)
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen.ids))
+    for worker in (*pools.targets, *pools.drafts):
+        assert worker.log() and "Traceback" not in worker.log(), worker.log()

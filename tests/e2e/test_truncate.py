@@ -16,7 +16,11 @@ from tests.e2e.relay import Relay
 from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside, read_metrics
 
 WORKERS = ("draft", "target")
-PATIENT = ("@gateway.planning.wait_budget.LEAST_WAIT_S=20", "@gateway.planning.wait_budget.MOST_WAIT_S=20")
+PATIENT = (
+    "@gateway.planning.wait_budget.LEAST_WAIT_S=20",
+    "@gateway.planning.wait_budget.MOST_WAIT_S=20",
+    "@gateway.rounds.drafting.REPLY_GRACE_S=20",
+)
 """No proposal is late, so that the same request makes the same rounds, and no round leaves the draft out."""
 
 
@@ -147,12 +151,10 @@ async def test_a_truncate_leaves_in_the_same_message_as_the_next_round(stack: St
         kinds = [[item.WhichOneof("item") for item in batch] for batch in relay.batches]
         with_truncate = [batch for batch in kinds if "truncate" in batch]
         assert len(with_truncate) > 10
-        alone = [batch for batch in with_truncate if batch == ["truncate"]]  # a busy machine may leave a gap there
-        assert len(alone) <= len(with_truncate) / 4
-        assert all(batch in (["truncate", work], ["truncate", "close"], ["truncate"]) for batch in with_truncate)
+        assert all(batch in (["truncate", work], ["truncate", "close"]) for batch in with_truncate), with_truncate
         num_work = sum(batch.count(work) for batch in kinds)
         assert num_work >= answer.usage.num_rounds
-        assert len(kinds) <= num_work + 2 + len(alone)  # no message but the rounds' own, an open and a close
+        assert len(kinds) <= num_work + 2  # no message but the rounds' own, an open and a close
 
 
 async def test_rounds_do_not_need_truncates(stack: Stack, prompt: str) -> None:
