@@ -64,16 +64,8 @@ class Coordinator:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
 
-    def admit(self, requests: tuple[GenerationRequest, ...]) -> Answers:
-        model = self._model(requests[0].model)
-        self.check_room(requests[0].model, len(requests))
-        self._change(model, len(requests))
-        answers = Answers(model, requests, lambda by: self._change(model, by))
-        self._answers.add(answers)
-        return answers
-
-    def check_room(self, model_id: str, num_answers: int) -> None:
-        """Raises Unavailable, or Overloaded with the time after which the queue may have room."""
+    def admit(self, model_id: str, num_answers: int) -> Answers:
+        """Raises Unavailable, or Overloaded with the time after which the queue may take them."""
         model = self._model(model_id)
         reason = "the gateway is stopping" if self.draining else model.reason()
         if reason is not None:
@@ -88,7 +80,10 @@ class Coordinator:
                 f"{config.max_queue_wait_s:g} and for now lets in only whom a place is free for"
             )
         else:
-            return
+            self._change(model, num_answers)
+            answers = Answers(model, num_answers, lambda by: self._change(model, by))
+            self._answers.add(answers)
+            return answers
         places.num_refused += num_answers
         self._metrics.requests.labels(outcome="refused").inc(num_answers)
         retry_after_s = min(max(wait_s, LEAST_RETRY_S), config.request_timeout_s)
@@ -124,27 +119,35 @@ class Answers:
     def __init__(
         self,
         model: ServedModel,
-        requests: tuple[GenerationRequest, ...],
+        num_answers: int,
         change: Callable[[int], None],
     ) -> None:
+        """`change(-1)` frees one of the `num_answers` places, which are taken already."""
+        self.requests: tuple[GenerationRequest, ...] = ()
         self._model = model
-        self._requests = requests
+        self._num_answers = num_answers
         self._change = change
         # Bounded by the requests' max_tokens: a slow reader must not hold a slot, so the queue takes all.
         self._outputs: asyncio.Queue[tuple[int, RoundOutput | Exception | None]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self.num_output_tokens = 0
-        self._admitted_s = time.monotonic()
-        self._deadline_s = self._admitted_s + model.config.request_timeout_s
+        self._started_s = self._deadline_s = 0.0
 
     async def __aenter__(self) -> Answers:
-        for index, request in enumerate(self._requests):
+        return self
+
+    def start(self, requests: tuple[GenerationRequest, ...]) -> None:
+        self.requests = requests
+        self._started_s = time.monotonic()
+        self._deadline_s = self._started_s + self._model.config.request_timeout_s
+        for index, request in enumerate(requests):
             task = asyncio.create_task(self._run(index, request))
             task.add_done_callback(lambda _: self._change(-1))  # its place is free, whoever reads the rest
             self._tasks.append(task)
-        return self
 
     async def __aexit__(self, *exc: object) -> None:
+        if not self._tasks:
+            self._change(-self._num_answers)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -212,7 +215,7 @@ class Answers:
             async for output in outputs:
                 now = time.monotonic()
                 if last_s is None:
-                    metrics.time_to_first_token.observe(now - self._admitted_s)
+                    metrics.time_to_first_token.observe(now - self._started_s)
                     metrics.cached_prompt_tokens.inc(session.usage.num_cached_prompt_tokens)
                 elif output.tokens:
                     metrics.inter_token.observe((now - last_s) / len(output.tokens))

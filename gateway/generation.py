@@ -149,18 +149,19 @@ class Generator(Protocol):
     def ready(self) -> str | None:
         """Return None when a request would be served now, else the reason why not."""
 
-    def check_room(self, model_id: str, num_answers: int) -> None:
-        """What `admit` would raise for so many answers now: to refuse before anything is tokenised."""
+    def admit(self, model_id: str, num_answers: int) -> AdmittedGenerations:
+        """Take so many places in the queue, all or none, before anything dear is done for the request.
 
-    def admit(self, requests: tuple[GenerationRequest, ...]) -> AdmittedGenerations:
-        """Take places in the queue, all or none. The requests are checked already, see `gateway.admission.requests`.
-
-        Raises Overloaded or Unavailable before anything is started.
+        Raises Overloaded or Unavailable.
         """
 
 
 class AdmittedGenerations(Protocol):
-    """Answers in progress. Use as `async with`; leaving the block cancels what still runs and frees every place."""
+    """Answers to one request. Use as `async with`; leaving the block cancels what still runs and frees every place."""
+
+    @property
+    def requests(self) -> tuple[GenerationRequest, ...]:
+        """Return what was started."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -169,6 +170,9 @@ class AdmittedGenerations(Protocol):
     async def __aenter__(self) -> AdmittedGenerations: ...
 
     async def __aexit__(self, *exc: object) -> None: ...
+
+    def start(self, requests: tuple[GenerationRequest, ...]) -> None:
+        """Begin the answers, one a place. The requests are checked already, see `gateway.admission.requests`."""
 
     def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
         """Yield (index into requests, output) as rounds end, interleaved over the requests."""

@@ -1,20 +1,15 @@
-"""Who asks: an `authorization` header to a `Caller`, whose API key limits what it may do. For both front ends.
-
-The API keys in force, from a file that is read again when it changes. Used by `gateway.admission.keys`.
-
-What one API key may still do: requests and tokens a minute by token buckets, answers at once by a count. No I/O.
+"""Finds who asks by the `authorization` header, and limits what each API key may do: requests and tokens a minute by
+token buckets, answers at once by a count. The file of keys is read again when it changes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -23,13 +18,51 @@ from outrider.wire.errors import ConfigError, InvalidRequest, RateLimited, Unaut
 from outrider.wire.log import get_logger
 from outrider.wire.settings.api_keys import ApiKey, digest_of, read_keys
 
+log = get_logger(__name__)
+
+HOW = "send it as `Authorization: Bearer KEY`"
+MAX_HEADER_CHARS = 1024
+"""What is read of an `authorization` header; `outrider keys` makes secrets of 46 characters."""
 MINUTE_S = 60.0
 ROUNDING = 1e-3
 """Tokens or requests: what clocks and sums may be off."""
 BUSY_RETRY_S = 1.0
 """When to come back to a key that has all its answers running: nobody knows when one ends."""
+LOOK_S = 1.0
+"""How often the file is looked at, while requests come or metrics are read. Doubled, a key that was revoked gets in for
+twice as long.
+"""
+RETRY_S = 10.0
+"""A file that could not be used is tried again after this, though unchanged: it need not be the file that was wrong."""
 
 Clock = Callable[[], float]
+
+
+class AccessMetrics:
+    """Series by API key; as many as the file has names."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter("outrider_key_requests", "Requests, by API key.", ["key"], registry=registry)
+        """sum by (key) (rate(outrider_key_requests_total[5m]))"""
+        self.limited = Counter(
+            "outrider_key_limited",
+            "Requests refused for a limit of their API key.",
+            ["key", "limit"],
+            registry=registry,
+        )
+        """sum by (key, limit) (rate(outrider_key_limited_total[5m]))"""
+        self.tokens = Counter("outrider_key_tokens", "Tokens, by API key.", ["key", "kind"], registry=registry)
+        """sum by (key, kind) (rate(outrider_key_tokens_total[5m])): prompt or completion."""
+        self.unauthenticated = Counter(
+            "outrider_unauthenticated", "Requests without an API key that is valid.", ["reason"], registry=registry
+        )
+        """sum by (reason) (rate(outrider_unauthenticated_total[5m])): missing, unknown or expired."""
+        self.keys_outdated = Gauge(
+            "outrider_api_keys_outdated",
+            "1 while the file of API keys cannot be used, and those that it had are in force.",
+            registry=registry,
+        )
+        """outrider_api_keys_outdated == 1: a key that was revoked since still gets in."""
 
 
 class Bucket:
@@ -54,47 +87,59 @@ class Bucket:
         self._level -= amount
 
 
-class KeyLimits:
-    """The state of one key. Raises RateLimited with the seconds after which the same request passes."""
+class Caller:
+    """Who sends requests: one object an API key, which holds what the key may still do. It limits and counts nothing
+    where no keys are asked for. RateLimited carries the seconds after which the same request passes.
+    """
 
-    def __init__(self, key: ApiKey, clock: Clock = time.monotonic) -> None:
+    def __init__(self, key: ApiKey | None, metrics: AccessMetrics, clock: Clock = time.monotonic) -> None:
         self.key = key
-        self._clock = clock
-        self._requests = _bucket(key.requests_per_minute, clock)
-        self._tokens = _bucket(key.tokens_per_minute, clock)
         self.num_answers = 0
         """Running or waiting."""
+        self._metrics = metrics
+        self._clock = clock
+        self._requests = self._tokens = None
+        if key is not None:
+            self._requests = _bucket(key.requests_per_minute, clock)
+            self._tokens = _bucket(key.tokens_per_minute, clock)
+
+    @property
+    def name(self) -> str | None:
+        """Return the API key's name, None where no keys are asked for."""
+        return None if self.key is None else self.key.name
 
     def change(self, key: ApiKey) -> None:
-        """The same key with other limits. A rate that stays keeps its level."""
-        if key.requests_per_minute != self.key.requests_per_minute:
+        """Take other limits of the same key. A rate that stays keeps its level."""
+        before, self.key = self.key, key
+        if before is None or key.requests_per_minute != before.requests_per_minute:
             self._requests = _bucket(key.requests_per_minute, self._clock)
-        if key.tokens_per_minute != self.key.tokens_per_minute:
+        if before is None or key.tokens_per_minute != before.tokens_per_minute:
             self._tokens = _bucket(key.tokens_per_minute, self._clock)
-        self.key = key
 
     def take_request(self) -> None:
-        if self._requests is None:
-            return
-        self._refuse("requests_per_minute", self._requests, self._requests.wait_s(1))
-        self._requests.take(1)
+        """Count a request, before its body is read. Raises RateLimited."""
+        if self.key is not None:
+            self._metrics.requests.labels(key=self.key.name).inc()
+            self._take("requests_per_minute", self._requests, 1)
 
     @contextmanager
     def answers(self, count: int, param: str) -> Iterator[None]:
-        """Holds `count` of the answers at once. Raises InvalidRequest naming `param` when that can never be."""
-        most = self.key.max_concurrent
+        """Hold `count` of the answers at once. Raises RateLimited, or InvalidRequest naming `param` when so many can
+        never be had.
+        """
+        most = None if self.key is None else self.key.max_concurrent
         if most is not None and count > most:
             raise InvalidRequest(
-                f"the request asks for {count} answers at once, the API key {self.key.name!r} may have {most} "
+                f"the request asks for {count} answers at once, the API key {self.name!r} may have {most} "
                 "(max_concurrent); split it",
                 param=param,
             )
         if most is not None and self.num_answers + count > most:
-            raise RateLimited(
-                f"the API key {self.key.name!r} has {self.num_answers} answers running or waiting, may have {most} "
+            raise self._limited(
+                "max_concurrent",
+                f"the API key {self.name!r} has {self.num_answers} answers running or waiting, may have {most} "
                 f"(max_concurrent), and asks for {count} more; try again when one has ended",
-                param="max_concurrent",
-                retry_after_s=BUSY_RETRY_S,
+                BUSY_RETRY_S,
             )
         self.num_answers += count
         try:
@@ -103,24 +148,30 @@ class KeyLimits:
             self.num_answers -= count
 
     def charge(self, num_tokens: int) -> None:
-        """What a request may cost, before it begins. `settle` corrects it."""
-        if self._tokens is None:
-            return
-        self._refuse("tokens_per_minute", self._tokens, self._tokens.wait_s(num_tokens))
-        self._tokens.take(num_tokens)
+        """Take what a request may cost, before it begins; `settle` corrects it. Raises RateLimited."""
+        self._take("tokens_per_minute", self._tokens, num_tokens)
 
-    def settle(self, num_charged: int, num_used: int) -> None:
+    def settle(self, num_charged: int, num_prompt: int, num_output: int) -> None:
+        """Take what a request did cost, in tokens, for what it was charged."""
         if self._tokens is not None:
-            self._tokens.take(num_used - num_charged)
+            self._tokens.take(num_prompt + num_output - num_charged)
+        if self.key is not None:
+            self._metrics.tokens.labels(key=self.key.name, kind="prompt").inc(num_prompt)
+            self._metrics.tokens.labels(key=self.key.name, kind="completion").inc(num_output)
 
-    def _refuse(self, limit: str, bucket: Bucket, wait_s: float) -> None:
+    def _take(self, limit: str, bucket: Bucket | None, amount: int) -> None:
+        if bucket is None:
+            return
+        wait_s = bucket.wait_s(amount)
         if wait_s > 0.0:
             wait_s = _rounded_up(wait_s)
-            raise RateLimited(
-                f"the API key {self.key.name!r} is over its {limit} of {bucket.per_minute}; try again in {wait_s:g} s",
-                param=limit,
-                retry_after_s=wait_s,
-            )
+            why = f"the API key {self.name!r} is over its {limit} of {bucket.per_minute}; try again in {wait_s:g} s"
+            raise self._limited(limit, why, wait_s)
+        bucket.take(amount)
+
+    def _limited(self, limit: str, message: str, retry_after_s: float) -> RateLimited:
+        self._metrics.limited.labels(key=self.name, limit=limit).inc()
+        return RateLimited(message, param=limit, retry_after_s=retry_after_s)
 
 
 def _rounded_up(wait_s: float) -> float:
@@ -132,14 +183,6 @@ def _rounded_up(wait_s: float) -> float:
 def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:
     return None if per_minute is None else Bucket(per_minute, clock)
 
-
-log = get_logger(__name__)
-
-LOOK_S = 1.0
-"""How often the file is looked at, while requests come or metrics are read."""
-
-RETRY_S = 10.0
-"""A file that could not be used is tried again after this, though unchanged: it need not be the file that was wrong."""
 
 Mark = tuple[int, int, int, int, int, int]
 """A file's modification time (ns), inode and size, and who may read it: mode, owner and group."""
@@ -203,120 +246,23 @@ def _mark_of(path: str) -> Mark | None:
     return found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode, found.st_uid, found.st_gid
 
 
-MAX_HEADER_CHARS = 1024
-HOW = "send it as `Authorization: Bearer KEY`"
-
-
-class AccessMetrics:
-    """Series by API key; as many as the file has names."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter("outrider_key_requests", "Requests, by API key.", ["key"], registry=registry)
-        """sum by (key) (rate(outrider_key_requests_total[5m]))"""
-        self.limited = Counter(
-            "outrider_key_limited",
-            "Requests refused for a limit of their API key.",
-            ["key", "limit"],
-            registry=registry,
-        )
-        """sum by (key, limit) (rate(outrider_key_limited_total[5m]))"""
-        self.tokens = Counter("outrider_key_tokens", "Tokens, by API key.", ["key", "kind"], registry=registry)
-        """sum by (key, kind) (rate(outrider_key_tokens_total[5m])): prompt or completion."""
-        self.unauthenticated = Counter(
-            "outrider_unauthenticated", "Requests without an API key that is valid.", ["reason"], registry=registry
-        )
-        """sum by (reason) (rate(outrider_unauthenticated_total[5m])): missing, unknown or expired."""
-        self.keys_outdated = Gauge(
-            "outrider_api_keys_outdated",
-            "1 while the file of API keys cannot be used, and those that it had are in force.",
-            registry=registry,
-        )
-        """outrider_api_keys_outdated == 1: a key that was revoked since still gets in."""
-
-
-@dataclass(slots=True)
-class Charge:
-    """Tokens of one request: what it may cost is taken before it begins, `num_used` is what it did cost."""
-
-    num_charged: int = 0
-    num_prompt: int = 0
-    num_used: int = 0
-    """Prompt and output."""
-
-
-class Caller:
-    """Whoever sent a request; `name` is None where no keys are asked for, and then nothing is limited."""
-
-    def __init__(self, name: str | None, limits: KeyLimits | None, metrics: AccessMetrics) -> None:
-        self.name = name
-        self._limits = limits
-        self._metrics = metrics
-
-    def take_request(self) -> None:
-        """Raises RateLimited. To be called before the body is read."""
-        if self._limits is None:
-            return
-        self._metrics.requests.labels(key=self.name).inc()
-        with self._counted():
-            self._limits.take_request()
-
-    @contextmanager
-    def answers(self, count: int, param: str) -> Iterator[None]:
-        """Raises RateLimited, or InvalidRequest naming `param`."""
-        if self._limits is None:
-            yield
-            return
-        with contextlib.ExitStack() as stack:
-            with self._counted():
-                stack.enter_context(self._limits.answers(count, param))
-            yield
-
-    @contextmanager
-    def charged(self, num_prompt: int, num_output: int) -> Iterator[Charge]:
-        """Takes what the request may cost, and in the end what it did. Raises RateLimited.
-
-        num_prompt, num_output: tokens; of the output, the most that there can be.
-        """
-        charge = Charge(num_prompt + num_output, num_prompt)
-        if self._limits is None:
-            yield charge
-            return
-        with self._counted():
-            self._limits.charge(charge.num_charged)
-        try:
-            yield charge
-        finally:
-            self._limits.settle(charge.num_charged, charge.num_used)
-            prompt = min(charge.num_prompt, charge.num_used)
-            self._metrics.tokens.labels(key=self.name, kind="prompt").inc(prompt)
-            self._metrics.tokens.labels(key=self.name, kind="completion").inc(charge.num_used - prompt)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        try:
-            yield
-        except RateLimited as error:
-            self._metrics.limited.labels(key=self.name, limit=error.param).inc()
-            raise
-
-
 class Access:
-    """One per gateway. `ring` is None where no API key is asked for."""
+    """Finds who asks; one per gateway. `ring` is None where no API key is asked for."""
 
     def __init__(self, ring: KeyRing | None, registry: CollectorRegistry) -> None:
         self._ring = ring
         self._metrics = AccessMetrics(registry)
         if ring is not None:
             self._metrics.keys_outdated.set_function(ring.is_outdated)
-        self._limits: dict[str, KeyLimits] = {}
-        self._anonymous = Caller(None, None, self._metrics)
+        self._callers: dict[str, Caller] = {}
+        self._anonymous = Caller(None, self._metrics)
 
     @property
     def asks_for_keys(self) -> bool:
         return self._ring is not None
 
     def caller(self, authorization: str | None) -> Caller:
-        """Of a request with this `authorization`. Raises Unauthenticated, and never says how near a key was."""
+        """Return who sends this `authorization` header. Raises Unauthenticated, and never says how near a key was."""
         if self._ring is None:
             return self._anonymous
         secret = _secret(authorization)
@@ -329,22 +275,18 @@ class Access:
             raise self._refused(
                 "expired", f"the API key {key.name!r} expired at {key.expires.isoformat()}; ask for a new one"
             )
-        limits = self._limits.get(key.name)
-        if limits is None or limits.key.sha256 != key.sha256:
-            limits = self._limits[key.name] = KeyLimits(key)
-            self._forget_revoked()
-        elif limits.key is not key:
-            limits.change(key)
-        return Caller(key.name, limits, self._metrics)
+        caller = self._callers.get(key.name)
+        if caller is None or caller.key is None or caller.key.sha256 != key.sha256:
+            names = {each.name for each in self._ring.keys}
+            self._callers = {name: each for name, each in self._callers.items() if name in names}
+            caller = self._callers[key.name] = Caller(key, self._metrics)
+        elif caller.key is not key:
+            caller.change(key)
+        return caller
 
     def _refused(self, reason: str, message: str) -> Unauthenticated:
         self._metrics.unauthenticated.labels(reason=reason).inc()
         return Unauthenticated(message)
-
-    def _forget_revoked(self) -> None:
-        assert self._ring is not None
-        names = {key.name for key in self._ring.keys}
-        self._limits = {name: limits for name, limits in self._limits.items() if name in names}
 
 
 def _secret(authorization: str | None) -> str | None:

@@ -50,15 +50,15 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
-            visit = self._admission.visit(Headers(scope=scope).get("authorization"))
+            incoming = self._admission.incoming(Headers(scope=scope).get("authorization"))
         except OutriderError as error:
             await error_response(error)(scope, receive, send)
             return
-        scope["visit"] = visit
+        scope["incoming"] = incoming
         try:
             await self._app(scope, receive, send)
         finally:
-            visit.held.release()
+            incoming.release()
 
 
 class Envelope:

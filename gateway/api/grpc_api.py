@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from gateway.admission.admission import NUM_LARGEST, Admission, Visit
+from gateway.admission.admission import NUM_LARGEST, Admission, IncomingRequest
 from gateway.admission.requests import Chat, Demand, FieldNames, Prompt
 from gateway.api.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, unexpected
 from gateway.generation import (
@@ -83,24 +83,24 @@ class GenerationServicer:
             await abort(context, failure)
 
     async def _generate(self, context: Context, answer_id: str) -> None:
-        visit = self._visit(context)
+        incoming = self._incoming(context)
         try:
-            visit.caller.take_request()
-            request = await self._read(context, gateway_pb2.GenerateRequest, visit)
+            incoming.caller.take_request()
+            request = await self._read(context, gateway_pb2.GenerateRequest, incoming)
             demand = demand_of(request, answer_id)
-            async with self._admission.answers(demand, visit) as answering:
-                async for index, output in answering.outputs.stream():
+            async with self._admission.answers(demand, incoming) as answers:
+                async for index, output in answers.stream():
                     await _write(context, response_of(demand.request_id, index, output))
         finally:
-            visit.held.release()
+            incoming.release()
 
     async def GetModels(self, _: object, context: Context) -> gateway_pb2.GetModelsResponse:
         try:
-            visit = self._visit(context)
+            incoming = self._incoming(context)
             try:
-                await self._read(context, gateway_pb2.GetModelsRequest, visit)
+                await self._read(context, gateway_pb2.GetModelsRequest, incoming)
             finally:
-                visit.held.release()
+                incoming.release()
         except OutriderError as error:
             await abort(context, error)
         return gateway_pb2.GetModelsResponse(
@@ -116,12 +116,12 @@ class GenerationServicer:
             ]
         )
 
-    def _visit(self, context: Context) -> Visit:
-        return self._admission.visit(_metadata(context, "authorization"))
+    def _incoming(self, context: Context) -> IncomingRequest:
+        return self._admission.incoming(_metadata(context, "authorization"))
 
-    async def _read(self, context: Context, kind: type[Request], visit: Visit) -> Request:
+    async def _read(self, context: Context, kind: type[Request], incoming: IncomingRequest) -> Request:
         """The call's one message. Raises RequestTooSlow, Overloaded, or InvalidRequest for what is none."""
-        caller = visit.caller.name or host_of(context)
+        caller = incoming.caller.name or host_of(context)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S), self._turns.one(caller):
                 data: Any = await context.read()
@@ -129,7 +129,7 @@ class GenerationServicer:
             raise RequestTooSlow(f"the message did not arrive within {BODY_TIMEOUT_S:g} s; send it faster") from None
         if not isinstance(data, bytes):  # grpc.aio.EOF
             raise InvalidRequest(f"the call ended without its {kind.DESCRIPTOR.full_name}")
-        visit.held.add(len(data))
+        incoming.hold(len(data))
         request: Request = parse_message(kind.FromString, data)
         return request
 

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.admission.admission import Held
+from gateway.admission.admission import IncomingRequest
 from gateway.telemetry.request_record import note_failure
 from outrider.wire.errors import InvalidRequest, OutriderError, RequestTooLarge, RequestTooSlow, Unauthenticated
 from outrider.wire.log import describe, get_logger
@@ -71,19 +71,19 @@ def unexpected(error: Exception) -> OutriderError:
     return OutriderError("internal error; the gateway's log has the place")
 
 
-async def read_json(request: Request, held: Held) -> Any:
+async def read_json(request: Request, incoming: IncomingRequest) -> Any:
     """Raises RequestTooLarge as soon as the size is known, RequestTooSlow, Overloaded when too many are being read, and
     InvalidRequest for what is no JSON.
     """
-    body = await _read_body(request, held)
+    body = await _read_body(request, incoming)
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
 
 
-async def _read_body(request: Request, held: Held) -> bytearray:
-    max_bytes = held.max_bytes
+async def _read_body(request: Request, incoming: IncomingRequest) -> bytearray:
+    max_bytes = incoming.max_bytes
     too_large = RequestTooLarge(f"the body is over {max_bytes} bytes (max_body_bytes); send less")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
@@ -92,7 +92,7 @@ async def _read_body(request: Request, held: Held) -> bytearray:
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
-                held.add(len(part))
+                incoming.hold(len(part))
                 body += part
                 if len(body) > max_bytes:
                     raise too_large

@@ -13,7 +13,7 @@ from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse, Response
 
-from gateway.admission.admission import Admission, Visit
+from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.requests import Demand, find_model
 from gateway.api.answer_schemas import (
     Alive,
@@ -66,9 +66,9 @@ class BodyRoute(APIRoute):
         endpoint, model = self.endpoint, get_type_hints(self.endpoint)["body"]
 
         async def handle(request: Request) -> Response:
-            visit = _visit(request)
-            visit.caller.take_request()
-            body = parse_body(model, await read_json(request, visit.held))
+            incoming = _incoming(request)
+            incoming.caller.take_request()
+            body = parse_body(model, await read_json(request, incoming))
             response: Response = await endpoint(request, body)
             return response
 
@@ -133,34 +133,34 @@ class Routes:
     async def _answer(
         self, request: Request, demand: Demand, make_form: MakeForm, stream: bool, include_usage: bool
     ) -> Response:
-        visit = _visit(request)
+        incoming = _incoming(request)
         if stream:
-            return EventStream(lambda: self._events(demand, visit, make_form, include_usage))
-        whole = await while_connected(request.receive, self._whole(demand, visit, make_form))
+            return EventStream(lambda: self._events(demand, incoming, make_form, include_usage))
+        whole = await while_connected(request.receive, self._whole(demand, incoming, make_form))
         return Response(status_code=CLIENT_CLOSED) if whole is None else JsonResponse(whole)
 
-    async def _whole(self, demand: Demand, visit: Visit, make_form: MakeForm) -> Json:
-        async with self.admission.answers(demand, visit) as answering:
-            requests = answering.requests
+    async def _whole(self, demand: Demand, incoming: IncomingRequest, make_form: MakeForm) -> Json:
+        async with self.admission.answers(demand, incoming) as answers:
+            requests = answers.requests
             form = make_form(requests)
-            answers = [Answer() for _ in requests]
-            async for index, output in answering.outputs.stream():
-                answers[index].add(output)
-        choices = [form.choice(index, answer) for index, answer in enumerate(answers)]
-        usages = {index: answer.usage for index, answer in enumerate(answers) if answer.usage is not None}
+            wholes = [Answer() for _ in requests]
+            async for index, output in answers.stream():
+                wholes[index].add(output)
+        choices = [form.choice(index, whole) for index, whole in enumerate(wholes)]
+        usages = {index: whole.usage for index, whole in enumerate(wholes) if whole.usage is not None}
         head = _head(demand, requests, form.object)
         return {**head, "choices": choices, "usage": usage_of(_by_prompt(usages, demand))}
 
     async def _events(
-        self, demand: Demand, visit: Visit, make_form: MakeForm, include_usage: bool
+        self, demand: Demand, incoming: IncomingRequest, make_form: MakeForm, include_usage: bool
     ) -> AsyncGenerator[bytes]:
         """One event per round and choice; rounds that only held text back send none."""
         usages: dict[int, AnswerUsage] = {}
         seen: set[int] = set()
-        async with self.admission.answers(demand, visit) as answering:
-            form = make_form(answering.requests)
-            head = _head(demand, answering.requests, form.chunk_object) | ({"usage": None} if include_usage else {})
-            async for index, output in answering.outputs.stream():
+        async with self.admission.answers(demand, incoming) as answers:
+            form = make_form(answers.requests)
+            head = _head(demand, answers.requests, form.chunk_object) | ({"usage": None} if include_usage else {})
+            async for index, output in answers.stream():
                 first = index not in seen
                 seen.add(index)
                 if output.usage is not None:
@@ -205,10 +205,10 @@ class Routes:
         return JsonResponse(request.app.openapi())
 
 
-def _visit(request: Request) -> Visit:
+def _incoming(request: Request) -> IncomingRequest:
     """Made by `gateway.api.app.Gate`."""
-    visit: Visit = request.scope["visit"]
-    return visit
+    incoming: IncomingRequest = request.scope["incoming"]
+    return incoming
 
 
 def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) -> Json:

@@ -29,15 +29,15 @@ KEYS = (
     ),
     Mutant(
         ACCESS,
-        '        self._refuse("requests_per_minute", self._requests, self._requests.wait_s(1))\n',
+        '            self._take("requests_per_minute", self._requests, 1)\n',
         "",
         "nothing bounds the requests of a minute",
         LIMITS,
     ),
     Mutant(
         ACCESS,
-        "            self._tokens.take(num_used - num_charged)",
-        "            self._tokens.take(num_used)",
+        "            self._tokens.take(num_prompt + num_output - num_charged)",
+        "            self._tokens.take(num_prompt + num_output)",
         "what was charged before an answer is not given back when it is shorter",
         LIMITS,
     ),

@@ -90,20 +90,16 @@ class ScriptedGenerator:
     def ready(self) -> str | None:
         return self.reason
 
-    def check_room(self, model_id: str, num_answers: int) -> None:
+    def admit(self, model_id: str, num_answers: int) -> Playback:
         if self.refusal is not None:
             raise self.refusal
-
-    def admit(self, requests: tuple[GenerationRequest, ...]) -> Playback:
-        self.check_room(requests[0].model, len(requests))
-        self.requests.extend(requests)
-        return Playback(self, requests)
+        return Playback(self)
 
 
 @dataclass
 class Playback:
     generator: ScriptedGenerator
-    requests: tuple[GenerationRequest, ...]
+    requests: tuple[GenerationRequest, ...] = ()
     num_output_tokens: int = 0
 
     async def __aenter__(self) -> Playback:
@@ -114,6 +110,10 @@ class Playback:
         self.generator.num_open -= 1
         if not self.generator.num_open:
             self.generator.all_left.set()
+
+    def start(self, requests: tuple[GenerationRequest, ...]) -> None:
+        self.requests = requests
+        self.generator.requests.extend(requests)
 
     async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
         """Choices interleaved round by round, as a batch would give them."""

@@ -9,9 +9,7 @@ import pytest
 
 from gateway.admission.queue import BURST_S, CALM_S, AdmissionQueue, QueueEstimate, QueueLimit
 from gateway.coordinator import Coordinator
-from gateway.generation import GenerationRequest
 from outrider.wire.errors import Overloaded, Unavailable
-from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import connection_of, link_of, served_model
 
@@ -37,18 +35,27 @@ def coordinator_of(**settings: Any) -> tuple[Coordinator, AdmissionQueue, str, C
 
 
 def admit(coordinator: Coordinator, model_id: str, count: int = 1) -> None:
-    coordinator.admit(tuple(GenerationRequest("r", model_id, (1,), SamplingParams()) for _ in range(count)))
+    coordinator.admit(model_id, count)
 
 
 def test_a_full_queue_says_when_it_is_expected_to_have_been_worked_off() -> None:
     coordinator, places, model_id, _ = coordinator_of()
     admit(coordinator, model_id, 2)
     admit(coordinator, model_id, 2)
-    for call in (lambda: admit(coordinator, model_id), lambda: coordinator.check_room(model_id, 1)):
-        with pytest.raises(Overloaded, match=r"4 answers are running or waiting, 1 more .* limit of 4") as full:
-            call()
-        assert full.value.retry_after_s == 3 * 8.0 / 2
-    assert (places.num_admitted, places.num_refused) == (4, 2)
+    with pytest.raises(Overloaded, match=r"4 answers are running or waiting, 1 more .* limit of 4") as full:
+        admit(coordinator, model_id)
+    assert full.value.retry_after_s == 3 * 8.0 / 2
+    assert (places.num_admitted, places.num_refused) == (4, 1)
+
+
+async def test_who_leaves_before_the_answers_begin_gives_every_place_back() -> None:
+    coordinator, places, model_id, _ = coordinator_of()
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            async with coordinator.admit(model_id, 4):
+                assert places.num_admitted == coordinator.num_admitted == 4
+                raise ZeroDivisionError
+        assert places.num_admitted == coordinator.num_admitted == 0
 
 
 def test_a_burst_at_an_idle_model_waits_and_what_comes_after_it_is_refused() -> None:
@@ -95,7 +102,7 @@ def test_a_batch_that_would_rather_wait_fills_the_queue() -> None:
 def test_a_gateway_that_stops_and_a_model_without_a_target_are_unavailable() -> None:
     coordinator, _, model_id, _ = coordinator_of()
     with pytest.raises(Unavailable):
-        coordinator.check_room("another", 1)
+        coordinator.admit("another", 1)
     coordinator.draining = True
     with pytest.raises(Unavailable, match="stopping"):
-        coordinator.check_room(model_id, 1)
+        coordinator.admit(model_id, 1)

@@ -22,10 +22,11 @@ async def test_a_handler_that_is_cancelled_while_it_leaves_gives_its_place_back(
     model = served_model({}, {})
     model.places.num_running = model.places.capacity  # nobody gets a place
     request = GenerationRequest("request", "target", (1,), SamplingParams())
-    answers = Answers(model, (request, request), changes.append)
+    answers = Answers(model, 2, changes.append)
 
     async def handler() -> None:
         async with answers:
+            answers.start((request, request))
             await asyncio.sleep(60)
 
     task = asyncio.create_task(handler())
@@ -58,9 +59,8 @@ async def test_who_reads_slowly_gets_no_more_after_the_requests_life(monkeypatch
     )
     changes: list[int] = []
     num_read = 0
-    async with Answers(
-        model, (GenerationRequest("request", "target", (1,), SamplingParams()),), changes.append
-    ) as answers:
+    async with Answers(model, 1, changes.append) as answers:
+        answers.start((GenerationRequest("request", "target", (1,), SamplingParams()),))
         with pytest.raises(DeadlineExceeded, match="request_timeout_s"):
             async for _ in answers.stream():
                 num_read += 1

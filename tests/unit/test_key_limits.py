@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
-from gateway.admission.keys import KeyLimits
+from gateway.admission.keys import AccessMetrics, Caller
 from outrider.wire.errors import InvalidRequest, RateLimited
 from outrider.wire.settings.api_keys import ApiKey
 
@@ -19,8 +20,9 @@ class Clock:
         return self.now
 
 
-def limits(clock: Clock, **fields: object) -> KeyLimits:
-    return KeyLimits(ApiKey(name="me", sha256="0" * 64, **fields), clock)
+def limits(clock: Clock, **fields: object) -> Caller:
+    key = ApiKey(name="me", sha256="0" * 64, **fields)
+    return Caller(key, AccessMetrics(CollectorRegistry()), clock)
 
 
 def test_a_minutes_requests_at_once_then_evenly() -> None:
@@ -58,9 +60,9 @@ def test_tokens_are_charged_before_and_settled_after() -> None:
     with pytest.raises(RateLimited, match="tokens_per_minute") as refused:
         key.charge(200)
     assert refused.value.retry_after_s == 10.0
-    key.settle(500, 50)
+    key.settle(500, 30, 20)
     key.charge(200)
-    key.settle(200, 200)
+    key.settle(200, 150, 50)
     key.charge(350)
 
 
@@ -68,7 +70,7 @@ def test_more_than_a_minute_allows_waits_for_a_full_bucket_and_its_debt_is_waite
     clock = Clock()
     key = limits(clock, tokens_per_minute=600)
     key.charge(5000)
-    key.settle(5000, 1200)
+    key.settle(5000, 1000, 200)
     with pytest.raises(RateLimited) as refused:
         key.charge(1)
     assert refused.value.retry_after_s == pytest.approx(60.1)
@@ -101,6 +103,7 @@ def test_a_limit_that_changes_leaves_the_others_as_they_are() -> None:
     key = limits(clock, requests_per_minute=1, tokens_per_minute=10)
     key.take_request()
     key.charge(10)
+    assert key.key is not None
     key.change(key.key.model_copy(update={"requests_per_minute": 2}))
     key.take_request()
     with pytest.raises(RateLimited):
