@@ -114,7 +114,7 @@ bench-trees: $(STAMP)
 bench-alpha: $(STAMP)
 	$(BIN)/python -m benchmarks.alpha $(ARGS)
 
-# Speed by K as `outrider tune` measures it, and what it recommends, at temperatures 0 and 1: most of an hour.
+# Speed as `outrider tune` expects it and as it is, at temperatures 0 and 1: an hour.
 bench-tune: $(STAMP)
 	$(BIN)/python -m benchmarks.tune $(ARGS)
 

@@ -37,7 +37,7 @@ def test_a_running_pair_is_measured(stack: Stack, tmp_path: Path) -> None:
     picture = tmp_path / "curve.png"
     study = study_of("--address", stack.grpc, "--temperature", "1", "--png", str(picture))
     assert [point["k"] for point in study["speeds"]] == [0, 1, 2]
-    assert all(point["tokens_per_s"] > 0 and point["paper_speedup"] > 0 for point in study["speeds"])
+    assert all(point["tokens_per_s"] > 0 and point["expected_tokens_per_s"] > 0 for point in study["speeds"])
     assert study["speeds"][1]["tokens_per_round"] > 1.0
     assert [cost["k"] for cost in study["costs"]] == [0, 1, 2]
     assert study["costs"][0]["draft_s"] == 0.0 < study["costs"][2]["draft_s"]

@@ -10,7 +10,7 @@ from outrider.cli.tuning.runs import Pass
 from outrider.cli.tuning.settings import PLAIN
 
 TIE = 0.02
-"""A simpler setting is taken that is behind by no more than this share, and ahead in at least one repeat."""
+"""A simpler setting is taken that is behind by no more than this, and ahead in at least one repeat."""
 
 Speeds = Mapping[str, Sequence[float]]
 """Tokens per second by setting, simplest first, one of each a repeat: passes of the same repeat are compared."""
@@ -48,7 +48,7 @@ def speeds_of(passes: Mapping[str, Sequence[Pass]]) -> dict[str, list[float]]:
 
 
 def choose(speeds: Speeds) -> Recommendation:
-    """Return the fastest, or what is simpler and as fast within noise. PLAIN is one of them."""
+    """The fastest, or what is simpler and as fast within noise. PLAIN is one of them."""
     plain = speeds[PLAIN]
     fastest = max(speeds, key=lambda name: statistics.median(speeds[name]))
     name = next(name for name in speeds if name == fastest or _ties(speeds[name], speeds[fastest]))
@@ -56,7 +56,7 @@ def choose(speeds: Speeds) -> Recommendation:
 
 
 def fastest_of(speeds: Speeds) -> str:
-    """Return the name of the fastest setting but for plain decoding."""
+    """But for plain decoding."""
     return max((name for name in speeds if name != PLAIN), key=lambda name: statistics.median(speeds[name]))
 
 

@@ -1,4 +1,4 @@
-"""Finds what a round costs by K."""
+"""What a round costs by K."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class Costs:
 
     @property
     def step_s(self) -> float:
-        """Return the seconds of a plain step of the target."""
+        """A plain step of the target."""
         return self.by_k[0].verify_s
 
     @property
     def draft_token_s(self) -> float:
-        """Return the seconds of a draft token at the largest k."""
+        """At the largest k."""
         k = max(self.by_k)
         return self.by_k[k].draft_s / k
 
     @property
     def c(self) -> float:
-        """Return a draft token's time over a step of the target (Leviathan et al. 2023, definition 3.7)."""
+        """A draft token's time over a step of the target (Leviathan et al. 2023, definition 3.7)."""
         return self.draft_token_s / self.step_s
 
 
@@ -57,7 +57,7 @@ _NAMES = [field.name for field in fields(Cost)]
 
 
 def costs_of(passes: Mapping[int, Sequence[Pass]], max_tokens: int) -> Costs:
-    """Return the costs by k: medians over passes of a pass's mean, without what a hiccup does to one pass.
+    """By k. Of each value the median over passes of a pass's mean: what a hiccup does to one pass is left out.
 
     Raises ConfigError when the answers are too short to tell.
     """

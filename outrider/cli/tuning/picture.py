@@ -21,7 +21,7 @@ _DPI = 120
 
 
 def check_can_draw(path: Path) -> None:
-    """Raise ConfigError before anything was measured if the picture cannot be drawn."""
+    """Raises ConfigError before anything was measured."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--png needs matplotlib: pip install 'outrider[tune]'")
     if path.suffix.lower() != ".png":
@@ -31,7 +31,7 @@ def check_can_draw(path: Path) -> None:
 
 
 def draw(studies: Sequence[Study], title: str, path: Path) -> None:
-    """Draw a row of two panels for each temperature."""
+    """A row of two panels for each temperature."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2 * len(studies) + 0.4), dpi=_DPI, layout="constrained")
@@ -49,6 +49,7 @@ def _draw_speed(axes: Axes, study: Study) -> None:
     below = [point.speedup.median - point.speedup.low for point in study.points]
     above = [point.speedup.high - point.speedup.median for point in study.points]
     axes.errorbar(ks, middle, yerr=[below, above], fmt="o", capsize=3, color="tab:blue", label="measured, range")
+    axes.plot(ks, [point.expected_speedup for point in study.points], color="tab:orange", label="expected")
     paper = f"Theorem 3.8, alpha {study.acceptance.alpha:.2f}, c {study.costs.c:.2f}"
     axes.plot(ks, [point.paper_speedup for point in study.points], "--", color="tab:gray", label=paper)
     axes.axhline(1.0, color="black", linewidth=0.8)

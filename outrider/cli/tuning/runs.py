@@ -78,7 +78,7 @@ class Workload:
 
 
 async def lead_in(client: AsyncClient, load: Workload, speculation: Speculation) -> None:
-    """Make an answer that nobody measures: the gateway learns how long this setting's proposals take."""
+    """An answer that nobody measures: the gateway learns how long this setting's proposals take."""
     k = speculation.num_draft_tokens
     two_rounds = 2 * (k + 1) if isinstance(k, int) else 0
     num_tokens = min(max(_LEAD_IN_TOKENS, two_rounds), load.max_tokens)
@@ -114,10 +114,9 @@ async def _run_answer(
 async def run_interleaved(
     client: AsyncClient, load: Workload, settings: Mapping[str, Speculation], repeats: range, done: Callable[[], None]
 ) -> dict[str, list[Pass]]:
-    """Return a pass for each repeat, by setting.
-
-    Every prompt is answered under all settings before the next one, and from answer to answer forwards and backwards:
-    what the machine does besides lasts longer than that, and hits all settings alike.
+    """By setting a pass for each repeat. Every prompt is answered under all settings before the next one, and from
+    answer to answer forwards and backwards: what the machine does besides lasts longer than that, and hits all settings
+    alike.
 
     repeats: the seeds' numbers. done: called after each answer.
     """

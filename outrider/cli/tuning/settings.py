@@ -1,4 +1,4 @@
-"""The settings that are compared, simplest first, and how a deployment is given one."""
+"""The settings that are compared, simplest first, and how a deployment is told of one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def chain_name(k: int) -> str:
 
 
 def chain(k: int, temperature: float) -> Speculation:
-    """Return what is simplest: the draft's next k tokens, by rejection."""
+    """What is simplest: the draft's next k tokens, by rejection."""
     return _drafted(k, temperature, Drafter.MODEL) if k else Speculation(enabled=False)
 
 
@@ -33,10 +33,8 @@ def chains(ks: Iterable[int], temperature: float) -> dict[str, Speculation]:
 
 
 def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Drafter]) -> dict[str, Speculation]:
-    """Return what to compare with the draft's chain of k tokens, by name, simplest first.
-
-    That is plain decoding, drafters that need no draft worker, the chain of as many tokens as the gateway thinks fit,
-    and of k, other encodings and rules for it, other drafters beside it, and trees.
+    """By name, simplest first: plain decoding, drafters that need no draft worker, the draft's chain of as many tokens
+    as the gateway thinks fit, and of k, other encodings and rules for it, other drafters beside it, and trees.
 
     offered: drafters that the deployment has.
     """
@@ -52,21 +50,21 @@ def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Draft
     return found | _trees(k, temperature)
 
 
-def needs_draft(asked: Speculation) -> bool:
-    """Return whether a draft worker has any part in it."""
-    return asked.enabled and asked.drafter in _ASKING_A_MODEL
+def needs_draft(wish: Speculation) -> bool:
+    """Whether a draft worker has any part in it."""
+    return wish.enabled and wish.drafter in _ASKING_A_MODEL
 
 
-def gateway_settings(asked: Speculation) -> dict[str, str]:
-    """Return the settings of a gateway whose every answer is to be so."""
-    if not asked.enabled:
+def gateway_settings(wish: Speculation) -> dict[str, str]:
+    """Of the gateway whose every answer is to be so."""
+    if not wish.enabled:
         return {"num_draft_tokens": "0"}
     values = {
-        "num_draft_tokens": asked.num_draft_tokens,
-        "tree": asked.tree,
-        "drafter": asked.drafter,
-        "acceptance": asked.acceptance,
-        "draft_logprobs": f"topk:{asked.draft_topk}" if asked.draft_topk else asked.draft_logprobs,
+        "num_draft_tokens": wish.num_draft_tokens,
+        "tree": wish.tree,
+        "drafter": wish.drafter,
+        "acceptance": wish.acceptance,
+        "draft_logprobs": f"topk:{wish.draft_topk}" if wish.draft_topk else wish.draft_logprobs,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -99,8 +97,8 @@ def _widths(*first: str, depth: int) -> str:
     return "x".join([*first, *["1"] * (depth - len(first))])
 
 
-def _coupled(asked: Speculation) -> Speculation:
-    return replace(asked, draft_logprobs=None, acceptance=AcceptanceRule.COUPLED)
+def _coupled(wish: Speculation) -> Speculation:
+    return replace(wish, draft_logprobs=None, acceptance=AcceptanceRule.COUPLED)
 
 
 def _encoded_and_coupled(k: int) -> dict[str, Speculation]:
@@ -114,5 +112,5 @@ def _encoded_and_coupled(k: int) -> dict[str, Speculation]:
 
 
 def environment(settings: dict[str, str]) -> str:
-    """Return the settings as a shell takes them before a command."""
+    """As a shell takes it before a command."""
     return " ".join(f"OUTRIDER_GATEWAY_{name.upper()}={value}" for name, value in settings.items())
