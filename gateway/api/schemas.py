@@ -6,6 +6,7 @@ checks them for every front end.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from typing_extensions import TypedDict
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Chat, Demand, FieldNames
-from gateway.generation import AcceptanceRule, DraftLogprobs, SpeculationOptions
+from gateway.generation import AcceptanceRule, SpeculationOptions
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS
 from outrider.wire.params import (
@@ -36,13 +37,23 @@ from outrider.wire.params import (
 from outrider.wire.tree_shape import TreeShape
 
 DEFAULT_MAX_TOKENS = 16
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+)
+"""Fields that SamplingParams has under the same name, with the same default."""
 MAX_FIELDS = 64
 """Fields of a JSON object that is no map; more than any has."""
 MAX_PROMPTS = 4096
 SEED = Range(-(2**63), 2**64 - 1)
 """OpenAI's seeds are signed."""
-MAX_DIGITS = 10
-"""Digits of a token id or a size of 32 bits."""
+TOKEN_ID = "^(0|[1-9][0-9]{0,9})$"
+"""As JSON writes a number: 3, and not 03."""
 
 IGNORED = {
     "metadata": "nothing is stored",
@@ -119,38 +130,11 @@ Prompts = Annotated[
 ]
 
 
-def ranged(allowed: Range, description: str = "", **schema: Any) -> Any:
-    """Return a field whose description begins with its range. `schema`: what the schema says otherwise."""
-    text = f"{allowed}; {description}" if description else str(allowed)
-    return Field(default=None, description=text, json_schema_extra=allowed.schema | schema)
-
-
-def described(description: str, **schema: Any) -> Any:
+def described(description: str, allowed: Range | None = None, **schema: Any) -> Any:
+    """Return an optional field; `allowed` is its range, in the description too. `schema`: what OpenAPI says besides."""
+    if allowed is not None:
+        description, schema = f"{allowed}; {description}".removesuffix("; "), allowed.schema | schema
     return Field(default=None, description=description, json_schema_extra=schema or None)
-
-
-def is_number(text: str) -> bool:
-    """Whether it is written as JSON writes it: 3, and not 03."""
-    return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS and (text == "0" or text[0] != "0")
-
-
-def draft_logprobs_of(text: str | None) -> tuple[DraftLogprobs | None, int | None]:
-    """Return the kind, and N of topk:N. Raises InvalidRequest."""
-    if text is None:
-        return None, None
-    try:
-        return read_draft_logprobs(text)
-    except ValueError as error:
-        raise InvalidRequest(
-            f"draft_logprobs is {reprlib.repr(text)}, {error}", param="speculation.draft_logprobs"
-        ) from None
-
-
-Value = TypeVar("Value")
-
-
-def or_else(value: Value | None, default: Value) -> Value:
-    return default if value is None else value
 
 
 class TextPart(TypedDict):
@@ -182,12 +166,12 @@ class SpeculationBody(_Strict):
     enabled: bool | None = None
     num_draft_tokens: Annotated[
         Any, BeforeValidator(_draft_tokens, json_schema_input_type=int | Literal["auto"] | None)
-    ] = ranged(DRAFT_TOKENS, "or auto")
+    ] = described("or auto", DRAFT_TOKENS)
     draft_logprobs: str | None = described(
         "auto, full, topk or topk:N", pattern="^(auto|full|topk|topk:[1-9][0-9]{0,8})$"
     )
     acceptance: Literal["rejection", "coupled"] | None = None
-    lenience: float | None = ranged(LENIENCE)
+    lenience: float | None = described("", LENIENCE)
     drafter: Literal["model", "ngram", "lookup", "unigram", "bigram", "ngram+model", "lookup+model"] | None = None
     tree: str | None = described(
         "children by depth, 4x2x1, or best:NODESxDEPTH",
@@ -195,14 +179,24 @@ class SpeculationBody(_Strict):
     )
 
     def options(self) -> SpeculationOptions:
-        kind, topk = draft_logprobs_of(self.draft_logprobs)
-        enabled = True if self.enabled is None else self.enabled
-        rule = None if self.acceptance is None else AcceptanceRule[self.acceptance.upper()]
-        drafter = None if self.drafter is None else DRAFTERS[self.drafter]
-        tree = None if self.tree is None else TreeShape.parse(self.tree, "speculation.tree")
+        """Raises InvalidRequest for a text that cannot be read."""
+        try:
+            kind, topk = (None, None) if self.draft_logprobs is None else read_draft_logprobs(self.draft_logprobs)
+        except ValueError as error:
+            text = f"draft_logprobs is {reprlib.repr(self.draft_logprobs)}, {error}"
+            raise InvalidRequest(text, param="speculation.draft_logprobs") from None
         adaptive = self.num_draft_tokens == AUTO
-        count = None if isinstance(self.num_draft_tokens, str) else self.num_draft_tokens
-        return SpeculationOptions(enabled, count, kind, topk, rule, self.lenience, drafter, tree, adaptive)
+        return SpeculationOptions(
+            enabled=self.enabled is not False,
+            num_draft_tokens=None if adaptive else self.num_draft_tokens,
+            draft_logprobs=kind,
+            draft_topk=topk,
+            acceptance=None if self.acceptance is None else AcceptanceRule[self.acceptance.upper()],
+            lenience=self.lenience,
+            drafter=None if self.drafter is None else DRAFTERS[self.drafter],
+            tree=None if self.tree is None else TreeShape.parse(self.tree, "speculation.tree"),
+            adaptive=adaptive,
+        )
 
 
 class StreamOptions(_Strict):
@@ -244,16 +238,16 @@ class _Body(_Strict):
         f"{DEFAULT_MAX_TOKENS}; chats: what the context leaves",
         minimum=1,
     )
-    temperature: float | None = ranged(RANGES["temperature"], "0 is greedy. Default: 1")
-    top_p: float | None = ranged(RANGES["top_p"], "Default: 1")
-    top_k: int | None = ranged(RANGES["top_k"], "0 or -1 = off. Default: 0", minimum=-1)
-    min_p: float | None = ranged(RANGES["min_p"], "Default: 0")
-    presence_penalty: float | None = ranged(RANGES["presence_penalty"], "over the output. Default: 0")
-    frequency_penalty: float | None = ranged(RANGES["frequency_penalty"], "over the output. Default: 0")
-    repetition_penalty: float | None = ranged(RANGES["repetition_penalty"], "over prompt and output. Default: 1")
+    temperature: float | None = described("0 is greedy. Default: 1", RANGES["temperature"])
+    top_p: float | None = described("Default: 1", RANGES["top_p"])
+    top_k: int | None = described("0 or -1 = off. Default: 0", RANGES["top_k"], minimum=-1)
+    min_p: float | None = described("Default: 0", RANGES["min_p"])
+    presence_penalty: float | None = described("over the output. Default: 0", RANGES["presence_penalty"])
+    frequency_penalty: float | None = described("over the output. Default: 0", RANGES["frequency_penalty"])
+    repetition_penalty: float | None = described("over prompt and output. Default: 1", RANGES["repetition_penalty"])
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = described(
         f"token ids (as strings) to numbers {LOGIT_BIAS}; at most {MAX_LOGIT_BIAS}",
-        propertyNames={"pattern": "^(0|[1-9][0-9]{0,9})$"},
+        propertyNames={"pattern": TOKEN_ID},
     )
     bad_words: Annotated[Strings, Field(max_length=MAX_BAD_WORDS)] | None = described(
         f"strings of 1 to {MAX_STOP_CHARS} characters that must not appear, each tokenised as it stands and after a "
@@ -270,7 +264,7 @@ class _Body(_Strict):
     min_tokens: int | None = described(
         "no end of sequence and no stop id before this many tokens; stop strings do end it. Default: 0", minimum=0
     )
-    n: int | None = ranged(CHOICES, "different answers under one seed. Default: 1")
+    n: int | None = described("different answers under one seed. Default: 1", CHOICES)
     seed: int | None = described(
         "64 bits, signed (two's complement) or unsigned. Without one, 53 random bits are drawn for each prompt. At a "
         "temperature above 0 the same text comes again under `speculation.acceptance: coupled`; under `rejection` when "
@@ -316,51 +310,39 @@ class _Body(_Strict):
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def sampling(self, num_logprobs: int | None) -> SamplingParams:
-        """All but max_tokens, seed, choice and bad words. Ranges are checked with the model's own."""
-        top_k = self.top_k or 0
-        return SamplingParams(
-            temperature=or_else(self.temperature, 1.0),
-            top_k=0 if top_k == -1 else top_k,  # vLLM's way to say off
-            top_p=or_else(self.top_p, 1.0),
-            min_p=or_else(self.min_p, 0.0),
-            repetition_penalty=or_else(self.repetition_penalty, 1.0),
-            presence_penalty=or_else(self.presence_penalty, 0.0),
-            frequency_penalty=or_else(self.frequency_penalty, 0.0),
-            logit_bias=self._biases(),
-            min_tokens=or_else(self.min_tokens, 0),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=bool(self.ignore_eos),
-            num_logprobs=num_logprobs,
-        )
-
-    def common(self) -> dict[str, Any]:
-        """The fields of Demand that need no more than this."""
-        return {
-            "model": self.model or "",
-            "num_choices": or_else(self.n, 1),
-            "seed": self._seed(),
-            "stop": tuple(self.stop or ()),
-            "bad_words": tuple(self.bad_words or ()),
-            "speculation": SpeculationOptions() if self.speculation is None else self.speculation.options(),
-            "cache_salt": self.cache_salt,
-            "user": self.user or self.safety_identifier or None,
-        }
-
-    def _seed(self) -> int | None:
-        if self.seed is None:
-            return None
-        SEED.check("seed", self.seed)
-        return self.seed % 2**64
-
-    def _biases(self) -> dict[int, float]:
+    def _demand(
+        self, request_id: str, names: FieldNames, prompts: tuple[Any, ...], max_tokens: int | None, logprobs: int | None
+    ) -> Demand:
+        """Raises InvalidRequest. Most ranges are checked later, with the model's own."""
+        if self.seed is not None:
+            SEED.check("seed", self.seed)
         for key in self.logit_bias or {}:
-            if not is_number(key):
-                raise InvalidRequest(
-                    f"logit_bias has the key {reprlib.repr(key)}, must be a token id such as '50256'",
-                    param="logit_bias",
-                )
-        return {int(key): bias for key, bias in (self.logit_bias or {}).items()}
+            if re.fullmatch(TOKEN_ID, key) is None:
+                text = f"logit_bias has the key {reprlib.repr(key)}, must be a token id such as '50256'"
+                raise InvalidRequest(text, param="logit_bias")
+        given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        return Demand(
+            request_id=request_id,
+            model=self.model or "",
+            prompts=prompts,
+            names=names,
+            params=SamplingParams(
+                **given,
+                top_k=0 if self.top_k in (None, -1) else self.top_k,  # -1 is vLLM's way to say off
+                logit_bias={int(key): bias for key, bias in (self.logit_bias or {}).items()},
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                ignore_eos=bool(self.ignore_eos),
+                num_logprobs=logprobs,
+            ),
+            max_tokens=max_tokens,
+            seed=None if self.seed is None else self.seed % 2**64,
+            num_choices=1 if self.n is None else self.n,
+            stop=tuple(self.stop or ()),
+            bad_words=tuple(self.bad_words or ()),
+            speculation=SpeculationOptions() if self.speculation is None else self.speculation.options(),
+            cache_salt=self.cache_salt,
+            user=self.user or self.safety_identifier or None,
+        )
 
 
 class CompletionBody(_Body):
@@ -371,28 +353,21 @@ class CompletionBody(_Body):
         f"*p* has index *p · n + i*. At most {MAX_PROMPTS} prompts, and no more answers than `--max-running` for each "
         "target and `--max-queue` together"
     )
-    logprobs: int | None = ranged(
-        LOGPROBS, "best tokens besides the chosen one, of the target's unmodified distribution. Default: none"
+    logprobs: int | None = described(
+        "best tokens besides the chosen one, of the target's unmodified distribution. Default: none", LOGPROBS
     )
     echo: bool | None = described("the prompt in front of each answer; not together with `logprobs`. Default: false")
     best_of: int | None = described("must equal `n`. Default: `n`", **CHOICES.schema)
 
     def demand(self, request_id: str) -> Demand:
-        if self.best_of is not None and self.best_of != or_else(self.n, 1):
-            raise InvalidRequest(
-                f"best_of is {self.best_of} and n is {or_else(self.n, 1)}; only best_of equal to n is offered",
-                param="best_of",
-            )
+        n = 1 if self.n is None else self.n
+        if self.best_of not in (None, n):
+            text = f"best_of is {self.best_of} and n is {n}; only best_of equal to n is offered"
+            raise InvalidRequest(text, param="best_of")
         if self.echo and self.logprobs is not None:
             raise InvalidRequest("echo with logprobs is not offered: prompts get no log-probs here", param="echo")
-        return Demand(
-            request_id=request_id,
-            prompts=tuple(self.prompt),
-            names=FieldNames(prompt="prompt"),
-            params=self.sampling(self.logprobs),
-            max_tokens=or_else(self.max_tokens, DEFAULT_MAX_TOKENS),
-            **self.common(),
-        )
+        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        return self._demand(request_id, FieldNames(prompt="prompt"), tuple(self.prompt), max_tokens, self.logprobs)
 
 
 class ChatBody(_Body):
@@ -407,40 +382,25 @@ class ChatBody(_Body):
         "the same as `max_tokens`, which it must equal when both are given", minimum=1
     )
     logprobs: bool | None = described("whether tokens have log-probs, of the target's unmodified distribution")
-    top_logprobs: int | None = ranged(LOGPROBS, "needs `logprobs`. Default: 0")
+    top_logprobs: int | None = described("needs `logprobs`. Default: 0", LOGPROBS)
     add_generation_prompt: bool | None = described("passed to the chat template. Default: true")
     chat_template_kwargs: dict[str, Any] | None = described(
         "more variables for the chat template, such as `enable_thinking`"
     )
 
     def demand(self, request_id: str) -> Demand:
-        messages = tuple(message.model_dump(exclude_none=True) for message in self.messages)
-        name, max_tokens = self._max_tokens()
-        chat = Chat(messages, or_else(self.add_generation_prompt, True), self.chat_template_kwargs or {})
-        return Demand(
-            request_id=request_id,
-            prompts=(chat,),
-            names=FieldNames(prompt="messages", max_tokens=name, num_logprobs="top_logprobs"),
-            params=self.sampling(self._num_logprobs()),
-            max_tokens=max_tokens,
-            **self.common(),
-        )
-
-    def _num_logprobs(self) -> int | None:
-        if self.logprobs:
-            return or_else(self.top_logprobs, 0)
-        if self.top_logprobs:
-            raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
-        return None
-
-    def _max_tokens(self) -> tuple[str, int | None]:
-        """(the name that was used, the value)."""
         old, new = self.max_tokens, self.max_completion_tokens
-        if old is not None and new is not None and old != new:
-            raise InvalidRequest(
-                f"max_tokens is {old} and max_completion_tokens is {new}; give one of them", param="max_tokens"
-            )
-        return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
+        if old is not None and new not in (None, old):
+            text = f"max_tokens is {old} and max_completion_tokens is {new}; give one of them"
+            raise InvalidRequest(text, param="max_tokens")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+        max_tokens_name = "max_tokens" if new is None else "max_completion_tokens"
+        names = FieldNames(prompt="messages", max_tokens=max_tokens_name, num_logprobs="top_logprobs")
+        messages = tuple(message.model_dump(exclude_none=True) for message in self.messages)
+        chat = Chat(messages, self.add_generation_prompt is not False, self.chat_template_kwargs or {})
+        max_tokens = old if new is None else new
+        return self._demand(request_id, names, (chat,), max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
 
 
 Body = TypeVar("Body", CompletionBody, ChatBody)

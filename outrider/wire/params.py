@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
@@ -68,7 +68,7 @@ class Range:
         return f"greater than {low} and at most {high}" if self.above_low else f"from {low} to {high}"
 
     @property
-    def schema(self) -> dict[str, float]:
+    def schema(self) -> dict[str, Any]:
         """In JSON schema's words."""
         return {"exclusiveMinimum" if self.above_low else "minimum": self.low, "maximum": self.high}
 
