@@ -39,10 +39,10 @@ class Coordinator:
         self.draining = False
 
     def models(self) -> tuple[ModelFacts, ...]:
-        return tuple(model.model_facts() for model in self._known())
+        return tuple(model.facts() for model in self._known())
 
     def tokenizer(self, model_id: str) -> Tokenizer:
-        return self._model(model_id).tokenizer
+        return self._model(model_id).reference.tokenizer
 
     def ready(self) -> str | None:
         if self.draining:
@@ -99,11 +99,11 @@ class Coordinator:
 
     def _known(self) -> list[ServedModel]:
         """Those that have had a target: before that nothing is known of the model."""
-        return [model for model in self._pools.models.values() if model.reference is not None]
+        return [model for model in self._pools.models.values() if model.referenced.is_set()]
 
     def _model(self, model_id: str) -> ServedModel:
         for model in self._known():
-            if model.facts.id == model_id:
+            if model.id == model_id:
                 return model
         raise Unavailable(f"the model {model_id!r} is no longer served here", retry_after_s=1.0)
 
@@ -209,7 +209,7 @@ class Answers:
         metrics = self._model.metrics
         metrics.prompt_tokens.inc(len(request.prompt_ids))
         self._model.retries.request()
-        session = Session(request, self._model.tokenizer, next(self._model.slot_ids))
+        session = Session(request, self._model.reference.tokenizer, next(self._model.slot_ids))
         last_s: float | None = None
         async with contextlib.aclosing(Decoder(self._model, session, self._deadline_s).run()) as outputs:
             async for output in outputs:

@@ -4,6 +4,7 @@ opened again, or in one error.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import AsyncGenerator
 
@@ -93,7 +94,7 @@ class Decoder:
         self._truncate()
         target = await self.target.place()
         await self.target.open(target)
-        ticket, started_s = self.model.new_ticket(), time.monotonic()
+        ticket, started_s = secrets.randbits(64), time.monotonic()  # nobody can guess a ticket
 
         # 1 PROPOSE: leaves now; the proposal goes from the draft to the target directly, or the target makes its own
         own = self.own.plan(target, self.target.member)

@@ -347,7 +347,7 @@ class Drafting:
             num_draft_tokens=num_draft_tokens,
             ticket=ticket,
             draft_logprobs=encoding.value,
-            draft_topk=min(topk, self._model.facts.vocab_size),
+            draft_topk=min(topk, self._model.reference.info.vocab_size),
             tree=None if tree is None else tree.to_proto(),
             min_confidence=0.0 if self._is_named else config.min_confidence,
         )

@@ -245,7 +245,7 @@ class Pools:
             for task in waiting:
                 task.cancel()
         for model in models:
-            if model.reference is not None:
+            if model.referenced.is_set():
                 await model.reference.check_draft(info, link)
 
     def _member_of(self, name: str, link: WorkerLink) -> TargetMember | DraftMember | None:

@@ -1,19 +1,15 @@
-"""A served model: a pool of targets and the drafts that serve it. Which of them a request is given, and what users see.
-
-Everything here is of the event loop's thread.
-
-What a worker must be to serve a model, and which difference is named when it is not.
+"""A served model: a pool of targets and the drafts that serve it, which worker must fit which, and which of them a
+request is given. Everything here is of the event loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
+import functools
 import itertools
-import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.admission.queue import AdmissionQueue, QueueLimit
 from gateway.generation import GenerationRequest, ModelFacts
@@ -39,6 +35,9 @@ class ReferenceTarget:
 
     info: pb.WorkerInfo
     files: pb.TokenizerFiles
+    tokenizer: Tokenizer
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix seconds."""
 
     def check_target(self, info: pb.WorkerInfo) -> None:
         """Raises IncompatiblePair."""
@@ -96,19 +95,8 @@ TARGET_WAIT_S = 120.0
 """How long a request waits for a target when none is usable. Twice as much: it fails twice as late."""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetFacts:
-    """Of the pool's first target. One that comes back as another model is refused, see `handshake`."""
-
-    id: str
-    vocab_size: int
-    context_limit: int
-    created: int
-    """Unix seconds."""
-
-
 class Shared:
-    """What all served models of a gateway have in common."""
+    """Holds what all served models of a gateway have in common."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics, chat_template: str | None) -> None:
         self.config = config
@@ -122,7 +110,11 @@ class Shared:
 
 
 class ServedModel:
+    """Knows the workers of one model. What the model is, its first target says."""
+
     def __init__(self, spec: PoolSpec, shared: Shared) -> None:
+        self.id = ""
+        """What requests name it by; empty until `referenced` is set."""
         self.spec = spec
         self.config = shared.config
         self.metrics = shared.metrics
@@ -136,39 +128,33 @@ class ServedModel:
         self.places = AdmissionQueue(self.config.max_running)
         self.lengths = AnswerLengths()
         self.queue_limit = QueueLimit(self.config.max_queue_wait_s)
-        self.reference: ReferenceTarget | None = None
+        self.warn_once = functools.cache(log.warning)
         self.referenced = asyncio.Event()
         """Set once `reference` is known."""
         self.num_rounds = self.num_late = 0
         """That waited for a proposal, and of these those whose proposal came too late."""
         self.removed = False
         self._shared = shared
-        self._facts: TargetFacts | None = None
-        self._tokenizer: Tokenizer | None = None
+        self._reference: ReferenceTarget | None = None
         self._draft_id = ""
-        self._warned: set[str] = set()
         self._changed = asyncio.Event()
 
     @property
-    def facts(self) -> TargetFacts:
-        assert self._facts is not None, f"nobody asks before {self.spec.name} has had a target"
-        return self._facts
+    def reference(self) -> ReferenceTarget:
+        """Return what the model is. Nobody asks before `referenced` is set."""
+        assert self._reference is not None, f"{self.spec.name} has had no target"
+        return self._reference
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        assert self._tokenizer is not None, f"nobody asks before {self.spec.name} has had a target"
-        return self._tokenizer
-
-    def model_facts(self) -> ModelFacts:
-        facts = self.facts
+    def facts(self) -> ModelFacts:
+        info = self.reference.info
         drafter = DRAFTERS[self.config.drafter]
         drafts = sorted(self.drafts.values(), key=lambda draft: _rank(draft, drafter))
         ids = [draft.connection.info.model_id for draft in drafts if draft.connection is not None]
         return ModelFacts(
-            id=facts.id,
-            context_limit=facts.context_limit,
-            vocab_size=facts.vocab_size,
-            created=facts.created,
+            id=self.id,
+            context_limit=info.context_limit,
+            vocab_size=info.vocab_size,
+            created=self.reference.created,
             max_answers=self.config.max_running * max(1, len(self.targets)) + self.config.max_queue,
             draft_id=ids[0] if ids else None,
             drafters=self._drafters(),
@@ -201,66 +187,51 @@ class ServedModel:
                 return f"the {role} {infos[0].model_id} {why} and takes chains alone"
         return None
 
-    def new_ticket(self) -> int:
-        """Nobody can guess one: a proposal enters under it alone."""
-        return secrets.randbits(64)
-
     def pair_metrics(self, draft: DraftMember | None) -> PairMetrics:
-        """Rounds without a draft count with the pool's last one."""
-        info = None if draft is None else draft.link.info
-        if info is not None:
-            self._draft_id = info.model_id
-        target_id = "" if self.reference is None else self.reference.info.model_id
-        return self.metrics.pair(target_id, self._draft_id)
+        """Return the series of rounds that this draft is asked for; without one, of the pool's last."""
+        if draft is not None and draft.link.info is not None:
+            self._draft_id = draft.link.info.model_id
+        return self.metrics.pair(self.reference.info.model_id, self._draft_id)
 
     def drafter_for(self, request: GenerationRequest) -> Drafter:
-        """As it asks, a model where it asks for a tree, or else as the gateway's settings say."""
+        """Return what the request asks for, a model where it asks for a tree, or else the gateway's default."""
         options = request.speculation
         default = DRAFTERS[self.config.drafter] if options.tree is None else Drafter.MODEL
         return options.drafter or default
 
     def own_metrics(self, drafter: Drafter) -> PairMetrics:
-        """Of rounds that the target drafts for itself."""
-        target_id = "" if self.reference is None else self.reference.info.model_id
-        return self.metrics.pair(target_id, drafter.label)
-
-    def warn_once(self, what: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
-            log.warning("%s", what)
+        """Return the series of rounds that the target drafts for itself."""
+        return self.metrics.pair(self.reference.info.model_id, drafter.label)
 
     # who may serve
 
     async def accept_target(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
-        """The first one says what the model is. Raises IncompatiblePair for one that differs from it."""
-        if self.reference is None:
+        """Let the first target say what the model is. Raises IncompatiblePair for one that differs from it."""
+        if not self.referenced.is_set():
             files = await link.get_tokenizer()
             tokenizer = await asyncio.to_thread(Tokenizer.from_files, files, self._shared.chat_template)
-            if self.reference is None:
-                self.refer(ReferenceTarget(info, files), tokenizer)
-        assert self.reference is not None
+            if not self.referenced.is_set():
+                self.refer(ReferenceTarget(info, files, tokenizer))
         self.reference.check_target(info)
 
-    def refer(self, reference: ReferenceTarget, tokenizer: Tokenizer) -> None:
-        """From now on the model is known. Raises IncompatiblePair when another pool serves one of its id."""
-        info = reference.info
-        name = self.spec.model_name or info.model_id
+    def refer(self, reference: ReferenceTarget) -> None:
+        """Learn what the model is. Raises IncompatiblePair when another pool serves one of its id."""
+        name = self.spec.model_name or reference.info.model_id
         pool = self._shared.pools_by_id.setdefault(name, self.spec.name)
         if pool != self.spec.name:
             raise IncompatiblePair(
                 f"the model id {name!r} of the pool {self.spec.name} is that of the pool {pool} already; give one of "
                 "them a model_name"
             )
-        self._facts = TargetFacts(name, info.vocab_size, info.context_limit, int(time.time()))
-        self._tokenizer, self.reference = tokenizer, reference
+        self._reference, self.id = reference, name
         self.referenced.set()
 
     def change(self, spec: PoolSpec) -> None:
-        """The pool is described anew; its model may be served under another id from now on."""
+        """Take another description of the pool, whose model may be served under another id from now on."""
         self.spec = spec
-        if self._facts is None or self.reference is None:
+        if not self.referenced.is_set():
             return
-        name, old = spec.model_name or self.reference.info.model_id, self._facts.id
+        name, old = spec.model_name or self.reference.info.model_id, self.id
         pools_by_id = self._shared.pools_by_id
         if pools_by_id.get(name, spec.name) != spec.name:
             log.error(
@@ -269,20 +240,20 @@ class ServedModel:
         elif name != old:
             del pools_by_id[old]
             pools_by_id[name] = spec.name
-            self._facts = dataclasses.replace(self._facts, id=name)
+            self.id = name
 
     def remove(self) -> None:
-        """Its pool is gone; its requests fail."""
+        """Take leave: the pool is gone, and its requests fail."""
         self.removed = True
-        if self._facts is not None:
-            self._shared.pools_by_id.pop(self._facts.id, None)
+        if self.referenced.is_set():
+            self._shared.pools_by_id.pop(self.id, None)
         self.note_change()
 
     def note_change(self) -> None:
-        """A member came, went, or changed."""
+        """Take note that a member came, went, or changed."""
         usable = sum(member.connection is not None and not member.draining for member in self.targets.values())
         self.places.capacity = self.config.max_running * max(1, usable)
-        if self.reference is not None:
+        if self.referenced.is_set():
             for draft in self.drafts.values():
                 if draft.connection is not None:
                     self.pair_metrics(draft)
@@ -303,7 +274,7 @@ class ServedModel:
     # placement
 
     def choose_target(self, key: bytes, avoid: str | None = None) -> TargetMember | None:
-        """`avoid`: only when there is no other."""
+        """Return where such a request goes; to `avoid` only when there is no other."""
         members = list(self.targets.values())
         usable = [member.load for member in members if member.usable]
         others = [load for load in usable if load.name != avoid]
@@ -312,10 +283,7 @@ class ServedModel:
         return None if name is None else self.targets[name]
 
     async def place_target(self, request: object, key: bytes, avoid: str | None = None) -> TargetMember:
-        """Attaches the request to a target; waits while none is usable.
-
-        Raises Unavailable when none becomes usable within TARGET_WAIT_S.
-        """
+        """Attach the request to a target. Raises Unavailable when none is usable within TARGET_WAIT_S."""
         give_up_s = time.monotonic() + TARGET_WAIT_S
         while True:
             member = self.choose_target(key, avoid)
@@ -324,17 +292,19 @@ class ServedModel:
                 return member
             if self.removed or time.monotonic() >= give_up_s:
                 raise Unavailable(self.reason() or "every target is failing; try again later", retry_after_s=1.0)
-            await self._wait_changed(POLL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._changed.wait()
 
     def has_room_beside(self, target: TargetMember) -> bool:
-        """Another target has a free slot."""
+        """Whether another target has a free slot."""
         return any(member is not target and member.usable and not member.load.full for member in self.targets.values())
 
     def choose_draft(
         self, target: TargetMember, avoid: str | None = None, drafter: Drafter = Drafter.MODEL
     ) -> DraftMember | None:
-        """One that drafts as wished, else one with a model, else any. None when no draft is usable for requests at this
-        target, `avoid` aside.
+        """Return one that drafts as asked, else one with a model, else any; never `avoid`. None when no draft is usable
+        for requests at this target.
         """
         usable = [
             draft
@@ -348,7 +318,7 @@ class ServedModel:
         return None
 
     def has_better_draft(self, draft: DraftMember, target: TargetMember, avoid: str | None, drafter: Drafter) -> bool:
-        """One that is usable and nearer to what is wished."""
+        """Whether another is usable that drafts more nearly as asked."""
         if len(self.drafts) < 2:
             return False
         rank = _rank(draft, drafter)
@@ -356,13 +326,8 @@ class ServedModel:
         return other is not None and _rank(other, drafter) < rank
 
     def _fits(self, draft: DraftMember) -> bool:
-        """It was compared with another model that it serves as well."""
-        return self.reference is not None and draft.link.info is not None and self.reference.fits(draft.link.info)
-
-    async def _wait_changed(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
+        """Whether it fits here: when it connected, it may have been compared with another model that it serves."""
+        return self.referenced.is_set() and draft.link.info is not None and self.reference.fits(draft.link.info)
 
 
 def _rank(draft: DraftMember, drafter: Drafter) -> int:

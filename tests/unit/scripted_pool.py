@@ -34,7 +34,7 @@ def served_model(
     """Links by the names of their workers."""
     config = gateway or GatewayConfig(target="127.0.0.1:9")
     model = ServedModel(PoolSpec("target", "target"), Shared(config, GatewayMetrics(), None))
-    model.refer(ReferenceTarget(INFO, pb.TokenizerFiles()), byte_level())
+    model.refer(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level()))
     for name, link in targets.items():
         model.targets[name] = TargetMember(MemberSpec(name, "target", "target", name, name), cast(Any, link))
     for name, link in drafts.items():

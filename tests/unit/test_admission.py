@@ -31,7 +31,7 @@ def coordinator_of(**settings: Any) -> tuple[Coordinator, AdmissionQueue, str, C
     with model.places.estimate.served():
         clock.now += 8.0
     pools: Any = SimpleNamespace(models={"target": model}, metrics=model.metrics)
-    return Coordinator(cast(Any, pools)), model.places, model.facts.id, clock
+    return Coordinator(cast(Any, pools)), model.places, model.id, clock
 
 
 def admit(coordinator: Coordinator, model_id: str, count: int = 1) -> None:

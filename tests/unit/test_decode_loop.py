@@ -66,7 +66,7 @@ async def test_tokens_leave_before_the_draft_s_reply_is_here(monkeypatch: pytest
     model = served_model({"target-0": link_of(ScriptedTarget())}, {"draft-0": link_of(draft)})
     options = SpeculationOptions(num_draft_tokens=K)
     request = GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=9), speculation=options)
-    decoder = Decoder(model, Session(request, model.tokenizer, 1), deadline_s=1e9)
+    decoder = Decoder(model, Session(request, model.reference.tokenizer, 1), deadline_s=1e9)
     async with contextlib.aclosing(decoder.run()) as outputs, asyncio.timeout(10):
         assert len((await anext(outputs)).tokens) == K + 1
         second = asyncio.ensure_future(anext(outputs))

@@ -91,11 +91,11 @@ def test_a_request_goes_to_the_kind_that_it_asks_for_as_soon_as_it_may() -> None
 
 def test_what_drafts_say_without_a_model_may_be_asked_for() -> None:
     model = mixed()
-    assert model.model_facts().drafters == (Drafter.MODEL, Drafter.NGRAM, Drafter.BIGRAM)
-    assert model.model_facts().draft_id == "small"
+    assert model.facts().drafters == (Drafter.MODEL, Drafter.NGRAM, Drafter.BIGRAM)
+    assert model.facts().draft_id == "small"
     lost(model, "small")
-    assert model.model_facts().draft_id == "ngram"
-    assert mixed(drafter="bigram").model_facts().draft_id == "bigram"
+    assert model.facts().draft_id == "ngram"
+    assert mixed(drafter="bigram").facts().draft_id == "bigram"
 
 
 def test_the_request_comes_before_the_gateways() -> None:

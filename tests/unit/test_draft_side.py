@@ -48,7 +48,7 @@ def side_of(
     request = GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=max_tokens), speculation=speculation)
     member = model.targets["target-0"]
     member.planner.num_slots = 1
-    return Drafting(model, Session(request, model.tokenizer, 1)), member
+    return Drafting(model, Session(request, model.reference.tokenizer, 1)), member
 
 
 async def round_of(draft: ScriptedDraft, side: Drafting, member: Any, ticket: int, wait_s: float) -> int:
@@ -93,7 +93,7 @@ async def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said
     link = link_of(draft)
     config = GatewayConfig(target="127.0.0.1:9", num_draft_tokens=5)
     model = served_model({"target-0": link_of(target)}, {"draft-0": link}, gateway=config)
-    session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.tokenizer, 1)
+    session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.reference.tokenizer, 1)
     side = Drafting(model, session)
     assert side.propose(1, target, model.targets["target-0"]) == 5
     for _, future in draft.calls:

@@ -18,6 +18,7 @@ from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
 from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of
+from tests.unit.test_detokenizer import byte_level
 
 CHAT, CODE = PoolSpec("chat", "target"), PoolSpec("code", "target", "coder")
 SMALL, TINY = PoolSpec("small", "draft", serves=("chat", "code")), PoolSpec("tiny", "draft", serves=("code",))
@@ -139,7 +140,7 @@ async def test_a_start_goes_on_without_a_pool_when_its_time_is_up_and_another_ca
 
 
 def test_what_a_later_target_must_be() -> None:
-    reference = ReferenceTarget(INFO, pb.TokenizerFiles())
+    reference = ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level())
     same = pb.WorkerInfo()
     same.CopyFrom(INFO)
     reference.check_target(same)

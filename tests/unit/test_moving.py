@@ -48,7 +48,7 @@ class ScriptedTarget:
 
 
 def side_of(model: ServedModel) -> Verification:
-    session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.tokenizer, 1)
+    session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.reference.tokenizer, 1)
     return Verification(model, session, time.monotonic() + 60, TargetDrafts(model, session))
 
 

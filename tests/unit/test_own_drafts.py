@@ -41,7 +41,7 @@ MEMBER: Any = SimpleNamespace(planner=TargetPlanner())
 def own_drafts(wish: SpeculationOptions, max_tokens: int = 50, **settings: Any) -> TargetDrafts:
     model = served_model({}, {}, gateway=GatewayConfig(target="127.0.0.1:9", **({"num_draft_tokens": 5} | settings)))
     request = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=max_tokens), speculation=wish)
-    return TargetDrafts(model, Session(request, model.tokenizer, 1))
+    return TargetDrafts(model, Session(request, model.reference.tokenizer, 1))
 
 
 def planned(own: TargetDrafts, target: Any) -> int | None:
@@ -93,13 +93,13 @@ def test_a_drafter_that_nobody_has_is_refused_with_those_there_are() -> None:
 def test_what_may_be_asked_for_is_what_workers_say() -> None:
     target, draft = connection(*NGRAM), connection_of()
     model = served_model({"target-0": link_of(target, target.info)}, {"draft-0": link_of(draft)})
-    assert model.model_facts().drafters == (Drafter.MODEL, *NGRAM, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)
+    assert model.facts().drafters == (Drafter.MODEL, *NGRAM, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)
     model.drafts["draft-0"].link.connection = None  # type: ignore[assignment]
-    assert Drafter.MODEL in model.model_facts().drafters  # it may be back
+    assert Drafter.MODEL in model.facts().drafters  # it may be back
     model.drafts.clear()
-    assert model.model_facts().drafters == NGRAM
+    assert model.facts().drafters == NGRAM
     model.has_draft_pool = True  # whose workers are all gone for now
-    assert Drafter.NGRAM_MODEL in model.model_facts().drafters
+    assert Drafter.NGRAM_MODEL in model.facts().drafters
 
 
 def test_every_side_knows_the_same_names() -> None:

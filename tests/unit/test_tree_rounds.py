@@ -57,5 +57,5 @@ def test_refused_by_name(wishes: dict[str, Any], no_trees: str | None, why: str)
 def test_what_the_workers_say_decides_what_is_offered(trees: tuple[bool, bool], refused: str | None) -> None:
     connection, draft = connection_of(), connection_of()
     connection.info, draft.info = (worker_info(each) for each in trees)
-    why = served_model({"t": link_of(connection)}, {"d": link_of(draft)}).model_facts().no_trees
+    why = served_model({"t": link_of(connection)}, {"d": link_of(draft)}).facts().no_trees
     assert (why is None) if refused is None else (why is not None and f"the {refused}" in why)
