@@ -54,22 +54,28 @@ class CompletionLogprobs(_Answer):
     text_offset: list[int]
 
 
-class CompletionChoice(_Answer):
+class _Choice(_Answer):
     index: int
-    text: str
-    logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: str | int | None
 
 
-class Completion(_Answer):
-    """Also a chunk of a stream; then `finish_reason` is null but in a choice's last one."""
-
+class _Whole(_Answer):
     id: str
-    object: Literal["text_completion"]
     created: int
     model: str
     system_fingerprint: None
+
+
+class CompletionChoice(_Choice):
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class Completion(_Whole):
+    """Also a chunk of a stream; then `finish_reason` is null but in a choice's last one."""
+
+    object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: UsageAnswer | None = None
 
@@ -95,20 +101,14 @@ class AssistantMessage(_Answer):
     refusal: None
 
 
-class ChatChoice(_Answer):
-    index: int
+class ChatChoice(_Choice):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"]
-    stop_reason: str | int | None
 
 
-class ChatCompletion(_Answer):
-    id: str
+class ChatCompletion(_Whole):
     object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: None
     choices: list[ChatChoice]
     usage: UsageAnswer
 
@@ -118,20 +118,13 @@ class Delta(_Answer):
     content: str
 
 
-class ChatChunkChoice(_Answer):
-    index: int
+class ChatChunkChoice(_Choice):
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
-    stop_reason: str | int | None
 
 
-class ChatChunk(_Answer):
-    id: str
+class ChatChunk(_Whole):
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    system_fingerprint: None
     choices: list[ChatChunkChoice]
     usage: UsageAnswer | None = Field(default=None, description="With stream_options.include_usage; in the last chunk.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any, TypeVar
 
 import grpc
@@ -12,7 +13,6 @@ from gateway.admission.admission import NUM_LARGEST, Admission, IncomingRequest
 from gateway.admission.requests import Chat, Demand, FieldNames, Prompt
 from gateway.api.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, unexpected
 from gateway.generation import (
-    AnswerUsage,
     FinishReason,
     OutputTimings,
     OutputToken,
@@ -222,7 +222,7 @@ def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb
         finish_reason=FINISH_REASONS[output.finish_reason],
         num_drafted=output.num_drafted,
         num_accepted=output.num_accepted,
-        usage=None if output.usage is None else _usage_of(output.usage),
+        usage=None if output.usage is None else gateway_pb2.Usage(**dataclasses.asdict(output.usage)),
         stop_reason="" if output.stop_reason is None else str(output.stop_reason),
         timings=_timings_of(output.timings),
     )
@@ -235,21 +235,6 @@ def _token_of(token: OutputToken) -> gateway_pb2.GeneratedToken:
         message.logprobs.top_ids.extend(token_id for token_id, _ in token.logprobs.top)
         message.logprobs.top_logprobs.extend(logprob for _, logprob in token.logprobs.top)
     return message
-
-
-def _usage_of(usage: AnswerUsage) -> gateway_pb2.Usage:
-    return gateway_pb2.Usage(
-        num_prompt_tokens=usage.num_prompt_tokens,
-        num_completion_tokens=usage.num_completion_tokens,
-        num_rounds=usage.num_rounds,
-        num_draft_tokens=usage.num_draft_tokens,
-        num_accepted_tokens=usage.num_accepted_tokens,
-        num_plain_steps=usage.num_plain_steps,
-        num_wasted_tokens=usage.num_wasted_tokens,
-        seed=usage.seed,
-        num_cached_prompt_tokens=usage.num_cached_prompt_tokens,
-        lenience=usage.lenience,
-    )
 
 
 def _timings_of(timings: OutputTimings) -> gateway_pb2.RoundTimings:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
-from gateway.generation import AnswerUsage, FinishReason, OutputLogprobs, OutputToken, RoundOutput
+from gateway.generation import AnswerUsage, OutputLogprobs, OutputToken, RoundOutput
 from gateway.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -16,88 +16,54 @@ FLOOR_LOGPROB = -9999.0
 """OpenAI's number for a token that cannot be: JSON has no minus infinity."""
 
 
-@dataclass(slots=True)
-class Answer:
-    """One choice as it grows."""
-
-    texts: list[str] = field(default_factory=list)
-    tokens: list[OutputToken] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    usage: AnswerUsage | None = None
-
-    def add(self, output: RoundOutput) -> None:
-        self.texts.append(output.text_delta)
-        self.tokens.extend(output.tokens)
-        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
-        self.usage = output.usage
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-
-class Form(Protocol):
-    """How an endpoint spells its choices."""
-
-    @property
-    def object(self) -> str: ...
-
-    @property
-    def chunk_object(self) -> str: ...
-
-    def choice(self, index: int, answer: Answer) -> Json: ...
-
-    def chunk(self, index: int, output: RoundOutput, first: bool) -> Json: ...
-
-
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """`echoes`: text in front of each answer, one per choice; empty when no echo was asked for."""
+    """Spells choices as /v1/completions does. `echoes`: text in front of each; empty when no echo was asked for."""
 
     tokenizer: Tokenizer
     logprobs: bool
-    echoes: Sequence[str] = ()
-    object: str = "text_completion"
-    chunk_object: str = "text_completion"
+    echoes: Sequence[str]
+    object = chunk_object = "text_completion"
 
-    def choice(self, index: int, answer: Answer) -> Json:
-        return self._entry(index, self._echo(index) + answer.text, answer.tokens, answer)
+    def choice(self, index: int, output: RoundOutput) -> Json:
+        return self.chunk(index, output, first=True)
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json:
-        text = self._echo(index) + output.text_delta if first else output.text_delta
-        return self._entry(index, text, output.tokens, output)
-
-    def _echo(self, index: int) -> str:
-        return self.echoes[index] if self.echoes else ""
-
-    def _entry(self, index: int, text: str, tokens: Sequence[OutputToken], end: Answer | RoundOutput) -> Json:
-        logprobs = completion_logprobs(tokens, self.tokenizer) if self.logprobs else None
-        return {"index": index, "text": text, "logprobs": logprobs, **_ending(end)}
+        text = self.echoes[index] + output.text_delta if first and self.echoes else output.text_delta
+        logprobs = completion_logprobs(output.tokens, self.tokenizer) if self.logprobs else None
+        return {"index": index, "text": text, "logprobs": logprobs, **_ending(output)}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
+    """Spells choices as /v1/chat/completions does."""
+
     tokenizer: Tokenizer
     logprobs: bool
-    object: str = "chat.completion"
-    chunk_object: str = "chat.completion.chunk"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
 
-    def choice(self, index: int, answer: Answer) -> Json:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": self._logprobs(answer.tokens), **_ending(answer)}
+    def choice(self, index: int, output: RoundOutput) -> Json:
+        message = {"role": "assistant", "content": output.text_delta, "refusal": None}
+        return {"index": index, "message": message, "logprobs": self._logprobs(output), **_ending(output)}
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json:
         delta = {"role": "assistant", "content": output.text_delta} if first else {"content": output.text_delta}
-        return {"index": index, "delta": delta, "logprobs": self._logprobs(output.tokens), **_ending(output)}
+        return {"index": index, "delta": delta, "logprobs": self._logprobs(output), **_ending(output)}
 
-    def _logprobs(self, tokens: Sequence[OutputToken]) -> Json | None:
-        return chat_logprobs(tokens, self.tokenizer) if self.logprobs else None
+    def _logprobs(self, output: RoundOutput) -> Json | None:
+        return chat_logprobs(output.tokens, self.tokenizer) if self.logprobs else None
 
 
-def _ending(end: Answer | RoundOutput) -> Json:
-    reason = None if end.finish_reason is None else end.finish_reason.value
-    return {"finish_reason": reason, "stop_reason": end.stop_reason}
+def joined(outputs: Sequence[RoundOutput]) -> RoundOutput:
+    """Return all rounds of an answer as one."""
+    tokens = tuple(token for output in outputs for token in output.tokens)
+    return replace(outputs[-1], tokens=tokens, text_delta="".join(output.text_delta for output in outputs))
+
+
+def _ending(output: RoundOutput) -> Json:
+    reason = None if output.finish_reason is None else output.finish_reason.value
+    return {"finish_reason": reason, "stop_reason": output.stop_reason}
 
 
 def completion_logprobs(tokens: Sequence[OutputToken], tokenizer: Tokenizer) -> Json:
@@ -151,12 +117,12 @@ def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else FLOOR_LOGPROB
 
 
-def usage_of(prompts: Sequence[Sequence[AnswerUsage]]) -> Json:
+def usage_of(usages: Sequence[AnswerUsage], num_choices: int) -> Json:
     """Sums over the answers of each prompt; a prompt counts once, however many answers it got.
 
-    Of a prompt's tokens those are cached that no answer had to compute.
+    Of a prompt's tokens those are cached that no answer had to compute. usages: of num_choices answers to each prompt.
     """
-    usages = [usage for answers in prompts for usage in answers]
+    prompts = [usages[first : first + num_choices] for first in range(0, len(usages), num_choices)]
     num_prompt_tokens = sum(answers[0].num_prompt_tokens for answers in prompts)
     cached = sum(min(usage.num_cached_prompt_tokens for usage in answers) for answers in prompts)
     completion = sum(usage.num_completion_tokens for usage in usages)

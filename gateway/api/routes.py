@@ -26,10 +26,10 @@ from gateway.api.answer_schemas import (
     TargetGroup,
 )
 from gateway.api.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
-from gateway.api.openai_responses import Answer, ChatForm, CompletionForm, Form, Json, usage_of
+from gateway.api.openai_responses import ChatForm, CompletionForm, Json, joined, usage_of
 from gateway.api.openapi import errors, events
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
-from gateway.generation import AnswerUsage, GenerationRequest, ModelFacts
+from gateway.generation import AnswerUsage, GenerationRequest, ModelFacts, RoundOutput
 from gateway.workers.member import Member
 from outrider.wire.transport.address import join_host_port
 
@@ -66,16 +66,13 @@ class BodyRoute(APIRoute):
         endpoint, model = self.endpoint, get_type_hints(self.endpoint)["body"]
 
         async def handle(request: Request) -> Response:
-            incoming = _incoming(request)
+            incoming: IncomingRequest = request.scope["incoming"]  # made by gateway.api.app.Gate
             incoming.caller.take_request()
             body = parse_body(model, await read_json(request, incoming))
             response: Response = await endpoint(request, body)
             return response
 
         return handle
-
-
-MakeForm = Callable[[tuple[GenerationRequest, ...]], Form]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,54 +109,41 @@ class Routes:
 
     async def completions(self, request: Request, body: CompletionBody) -> Response:
         """Complete prompts, whole or as a stream."""
-        demand = body.demand(request.scope["answer_id"])
-
-        def form(requests: tuple[GenerationRequest, ...]) -> Form:
-            tokenizer = self.admission.generator.tokenizer(requests[0].model)
-            echoes = [tokenizer.decode(each.prompt_ids) for each in requests] if body.echo else ()
-            return CompletionForm(tokenizer, body.logprobs is not None, echoes)
-
-        return await self._answer(request, demand, form, bool(body.stream), body.include_usage())
+        return await self._answer(request, body)
 
     async def chat(self, request: Request, body: ChatBody) -> Response:
         """Answer a chat, whole or as a stream."""
+        return await self._answer(request, body)
+
+    async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
         demand = body.demand(request.scope["answer_id"])
-
-        def form(requests: tuple[GenerationRequest, ...]) -> Form:
-            return ChatForm(self.admission.generator.tokenizer(requests[0].model), bool(body.logprobs))
-
-        return await self._answer(request, demand, form, bool(body.stream), body.include_usage())
-
-    async def _answer(
-        self, request: Request, demand: Demand, make_form: MakeForm, stream: bool, include_usage: bool
-    ) -> Response:
-        incoming = _incoming(request)
-        if stream:
-            return EventStream(lambda: self._events(demand, incoming, make_form, include_usage))
-        whole = await while_connected(request.receive, self._whole(demand, incoming, make_form))
+        if body.stream:
+            return EventStream(lambda: self._events(body, demand, request.scope["incoming"]))
+        whole = await while_connected(request.receive, self._whole(body, demand, request.scope["incoming"]))
         return Response(status_code=CLIENT_CLOSED) if whole is None else JsonResponse(whole)
 
-    async def _whole(self, demand: Demand, incoming: IncomingRequest, make_form: MakeForm) -> Json:
+    async def _whole(self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest) -> Json:
         async with self.admission.answers(demand, incoming) as answers:
-            requests = answers.requests
-            form = make_form(requests)
-            wholes = [Answer() for _ in requests]
+            form = self._form(body, answers.requests)
+            rounds: list[list[RoundOutput]] = [[] for _ in answers.requests]
             async for index, output in answers.stream():
-                wholes[index].add(output)
-        choices = [form.choice(index, whole) for index, whole in enumerate(wholes)]
-        usages = {index: whole.usage for index, whole in enumerate(wholes) if whole.usage is not None}
-        head = _head(demand, requests, form.object)
-        return {**head, "choices": choices, "usage": usage_of(_by_prompt(usages, demand))}
+                rounds[index].append(output)
+        head = _head(demand, answers.requests, form.object)
+        choices = [form.choice(index, joined(outputs)) for index, outputs in enumerate(rounds)]
+        usages = [outputs[-1].usage for outputs in rounds if outputs[-1].usage is not None]
+        return {**head, "choices": choices, "usage": usage_of(usages, demand.num_choices)}
 
     async def _events(
-        self, demand: Demand, incoming: IncomingRequest, make_form: MakeForm, include_usage: bool
+        self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest
     ) -> AsyncGenerator[bytes]:
         """One event per round and choice; rounds that only held text back send none."""
         usages: dict[int, AnswerUsage] = {}
         seen: set[int] = set()
         async with self.admission.answers(demand, incoming) as answers:
-            form = make_form(answers.requests)
-            head = _head(demand, answers.requests, form.chunk_object) | ({"usage": None} if include_usage else {})
+            form = self._form(body, answers.requests)
+            head = _head(demand, answers.requests, form.chunk_object)
+            if body.include_usage:
+                head["usage"] = None
             async for index, output in answers.stream():
                 first = index not in seen
                 seen.add(index)
@@ -167,9 +151,19 @@ class Routes:
                     usages[index] = output.usage
                 if first or output.text_delta or output.finish_reason or demand.params.num_logprobs is not None:
                     yield event({**head, "choices": [form.chunk(index, output, first)]})
-        if include_usage:
-            yield event({**head, "choices": [], "usage": usage_of(_by_prompt(usages, demand))})
+        if body.include_usage:
+            usage = usage_of([usages[index] for index in sorted(usages)], demand.num_choices)
+            yield event({**head, "choices": [], "usage": usage})
         yield DONE
+
+    def _form(
+        self, body: CompletionBody | ChatBody, requests: tuple[GenerationRequest, ...]
+    ) -> CompletionForm | ChatForm:
+        tokenizer = self.admission.generator.tokenizer(requests[0].model)
+        if isinstance(body, ChatBody):
+            return ChatForm(tokenizer, bool(body.logprobs))
+        echoes = [tokenizer.decode(each.prompt_ids) for each in requests] if body.echo else ()
+        return CompletionForm(tokenizer, body.logprobs is not None, echoes)
 
     async def models(self) -> Response:
         """List the served models."""
@@ -205,21 +199,9 @@ class Routes:
         return JsonResponse(request.app.openapi())
 
 
-def _incoming(request: Request) -> IncomingRequest:
-    """Made by `gateway.api.app.Gate`."""
-    incoming: IncomingRequest = request.scope["incoming"]
-    return incoming
-
-
 def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) -> Json:
     facts = {"created": int(time.time()), "model": requests[0].model, "system_fingerprint": None}
     return {"id": demand.request_id, "object": kind, **facts}
-
-
-def _by_prompt(usages: dict[int, AnswerUsage], demand: Demand) -> list[list[AnswerUsage]]:
-    """[num_prompts][num_choices], all answers having ended."""
-    count = demand.num_choices
-    return [[usages[p * count + choice] for choice in range(count)] for p in range(len(demand.prompts))]
 
 
 def _model(facts: ModelFacts) -> Json:

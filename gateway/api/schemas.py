@@ -304,16 +304,16 @@ class _Body(_Strict):
                 raise InvalidRequest(f"{name} is not offered by this server; leave it out", param=name)
         return {name: each for name, each in value.items() if name not in NEUTRAL and name not in IGNORED}
 
+    @property
     def include_usage(self) -> bool:
-        """Raises InvalidRequest when stream_options come without stream."""
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def _demand(
         self, request_id: str, names: FieldNames, prompts: tuple[Any, ...], max_tokens: int | None, logprobs: int | None
     ) -> Demand:
         """Raises InvalidRequest. Most ranges are checked later, with the model's own."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
         if self.seed is not None:
             SEED.check("seed", self.seed)
         for key in self.logit_bias or {}:
