@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from gateway.telemetry.request_record import RequestRecords, RoundRecord, note_round_end
+from gateway.telemetry.request_record import RequestRecords, RoundRecord, current_record
 from outrider.engine.worker.worker_service import SlotSpans
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
@@ -63,7 +63,7 @@ def best_us(work: Callable[[], object]) -> float:
 def gateway_round() -> None:
     record = RoundRecord(9, time.monotonic(), "target", 5, "draft")
     record.verdict = VERDICT
-    note_round_end(record)
+    current_record().add_round(record)
 
 
 def worker_round(slots: SlotSpans) -> None:

@@ -20,11 +20,9 @@ from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
 
-LEAST_RETRY_S = 1.0
-
 
 class Coordinator:
-    """Places are given first come, first served; what does not fit the queue is refused at admission."""
+    """Admits answers to the queues of the models, and knows all that run or wait."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -59,46 +57,34 @@ class Coordinator:
         return self._num_admitted
 
     async def wait_idle(self, timeout_s: float) -> None:
-        """Until no answer is running or waiting, or the time is up."""
+        """Return when no answer is running or waiting, or the time is up."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
 
     def admit(self, model_id: str, num_answers: int) -> Answers:
-        """Raises Unavailable, or Overloaded with the time after which the queue may take them."""
+        """Take places in the queue. Raises Unavailable, or Overloaded with the time after which it may take them."""
         model = self._model(model_id)
         reason = "the gateway is stopping" if self.draining else model.reason()
         if reason is not None:
             raise Unavailable(reason, retry_after_s=1.0)
-        places, config = model.places, model.config
-        limit, wait_s = places.capacity + config.max_queue, places.wait_s()
-        if places.num_admitted + num_answers > limit:
-            why = f"{num_answers} more would pass the limit of {limit}"
-        elif not model.queue_limit.admits(places.capacity, places.num_admitted, wait_s):
-            why = (
-                f"one more would wait for about {wait_s:.3g} s; the queue has been longer than max_queue_wait_s "
-                f"{config.max_queue_wait_s:g} and for now lets in only whom a place is free for"
-            )
-        else:
-            self._change(model, num_answers)
-            answers = Answers(model, num_answers, lambda by: self._change(model, by))
-            self._answers.add(answers)
-            return answers
-        places.num_refused += num_answers
-        self._metrics.requests.labels(outcome="refused").inc(num_answers)
-        retry_after_s = min(max(wait_s, LEAST_RETRY_S), config.request_timeout_s)
-        raise Overloaded(
-            f"{places.num_admitted} answers are running or waiting, {why}; try again later",
-            retry_after_s=float(f"{retry_after_s:.3g}"),
-        )
+        try:
+            model.places.check(num_answers)
+        except Overloaded:
+            self._metrics.requests.labels(outcome="refused").inc(num_answers)
+            raise
+        self._change(model, num_answers)
+        answers = Answers(model, num_answers, lambda by: self._change(model, by))
+        self._answers.add(answers)
+        return answers
 
     def end_all(self, error: OutriderError) -> None:
-        """Every answer that is not through ends with this error."""
+        """End every answer that is not through with this error."""
         for answers in list(self._answers):
             answers.end(error)
 
     def _known(self) -> list[ServedModel]:
-        """Those that have had a target: before that nothing is known of the model."""
+        """Return those that have had a target: before that nothing is known of the model."""
         return [model for model in self._pools.models.values() if model.referenced.is_set()]
 
     def _model(self, model_id: str) -> ServedModel:
@@ -153,11 +139,11 @@ class Answers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def end(self, error: OutriderError) -> None:
-        """`stream` raises this next; what runs is cancelled when its reader leaves the block."""
+        """Let `stream` raise this next; what runs is cancelled when its reader leaves the block."""
         self._outputs.put_nowait((0, error))
 
     async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
-        """Raises the first error of any answer; the others are cancelled by leaving the block.
+        """Yield what the answers output. Raises the first error of any; the others are cancelled by leaving the block.
 
         Who reads so slowly that the request's life ends meanwhile gets no more: what is not read lies in memory, though
         its place is free.
@@ -193,7 +179,7 @@ class Answers:
 
     @contextlib.asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """One of max_running. Raises DeadlineExceeded when the request's life ends in the queue."""
+        """Hold one of max_running places. Raises DeadlineExceeded when the request's life ends in the queue."""
         try:
             async with asyncio.timeout(self._deadline_s - time.monotonic()):
                 await self._model.places.acquire()

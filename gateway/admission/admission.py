@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from gateway.admission.keys import Access, Caller, KeyRing
 from gateway.admission.requests import Demand, build_requests, check_demand
 from gateway.generation import AdmittedGenerations, Generator
-from gateway.telemetry.request_record import RequestRecords, note_admitted, note_key, note_ok
+from gateway.telemetry.request_record import RequestRecords, current_record
 from outrider.wire.errors import Overloaded, RateLimited
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.trace import Spans
@@ -106,7 +106,7 @@ class Admission:
     def incoming(self, authorization: str | None) -> IncomingRequest:
         """Return the request of whoever sends this header. Raises Unauthenticated. Whoever calls it releases it."""
         caller = self.access.caller(authorization)
-        note_key(caller.name)
+        current_record().key = caller.name
         return IncomingRequest(caller, self.bodies)
 
     @asynccontextmanager
@@ -118,8 +118,9 @@ class Admission:
             async with self.generator.admit(facts.id, demand.num_answers) as answers:
                 tokenizer = self.generator.tokenizer(facts.id)
                 requests = await build_requests(demand, facts, tokenizer, self.config, caller.name)
-                note_admitted(requests)
                 num_prompt = sum(len(each.prompt_ids) for each in requests[:: demand.num_choices])
+                record = current_record()
+                record.model, record.num_prompt_tokens = facts.id, num_prompt
                 num_charged = num_prompt + sum(each.params.max_tokens for each in requests)
                 caller.charge(num_charged)
                 try:
@@ -128,4 +129,4 @@ class Admission:
                     yield answers
                 finally:
                     caller.settle(num_charged, num_prompt, answers.num_output_tokens)
-        note_ok()
+        record.outcome = "ok"

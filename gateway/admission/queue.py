@@ -1,8 +1,5 @@
-"""Who may be decoded now, first come, first served, and how many wait. One for each served model.
-
-How long a new answer would wait for a place, from how long answers hold theirs. Pure; no I/O.
-
-Whether a new answer may wait for a place, so that those who are let in keep their pace. Pure; no I/O.
+"""Lets answers wait for a place, first come, first served, and refuses those that would wait in vain. One queue for
+each served model. No I/O.
 """
 
 from __future__ import annotations
@@ -14,48 +11,22 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from outrider.wire.errors import Overloaded
+from outrider.wire.settings.config import GatewayConfig
+
 BURST_S = 0.25
 """What comes within this of an idle moment is a burst, which the whole queue is for: what one caller sends at once, and
 little of what many send all the time."""
 CALM_S = 1.0
 """Overload is over when nobody has found all places taken for so long."""
-
-
-class QueueLimit:
-    """Of one queue. A short one evens out arrivals. Once it has grown longer than `most_wait_s`, more comes than can be
-    served, and waiting helps nobody: until that is over, only who finds a free place is let in.
-    """
-
-    def __init__(self, most_wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most_wait_s = most_wait_s
-        self._clock = clock
-        self._idle_s = self._full_s = -math.inf
-        self._overloaded = False
-
-    def admits(self, num_places: int, num_admitted: int, wait_s: float) -> bool:
-        """Whether one more may come beside those that run or wait, when it is expected to wait for `wait_s`. Who finds
-        nobody waiting may, unless there is overload: with few places a single turn may be longer than the limit.
-        """
-        now_s = self._clock()
-        if num_admitted <= num_places // 8:
-            self._idle_s = now_s
-        if now_s - self._full_s >= CALM_S:
-            self._overloaded = False
-        if num_admitted < num_places:
-            return True
-        self._full_s = now_s
-        if now_s - self._idle_s < BURST_S:
-            return True
-        self._overloaded |= num_admitted > num_places and wait_s > self._most_wait_s
-        return not self._overloaded
-
-
+LEAST_RETRY_S = 1.0
+"""The soonest that who is refused is asked to come back. Doubled, places may stand empty for twice as long."""
 MEMORY = 32
-"""Answers that the mean looks back on."""
+"""Answers that the mean looks back on. Doubled, it follows a change of the load half as fast."""
 
 
 class QueueEstimate:
-    """Of one queue before `num_places` places, first come, first served."""
+    """Expects how long a new answer waits for one of `num_places`, from how long answers hold theirs."""
 
     def __init__(self, num_places: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_places = num_places
@@ -96,15 +67,19 @@ class QueueEstimate:
 class AdmissionQueue:
     """`capacity` follows the number of targets; when it falls, nobody who runs is sent away."""
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self.estimate = QueueEstimate(capacity)
-        self._line: deque[asyncio.Future[None]] = deque()
+    def __init__(self, config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.estimate = QueueEstimate(config.max_running, clock)
         self.num_admitted = 0
         """Answers running or waiting."""
         self.num_running = 0
         self.num_refused = 0
         """Since the start."""
+        self._config = config
+        self._clock = clock
+        self._capacity = config.max_running
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._idle_s = self._full_s = -math.inf
+        self._overloaded = False
 
     @property
     def capacity(self) -> int:
@@ -119,9 +94,43 @@ class AdmissionQueue:
     def num_queued(self) -> int:
         return self.num_admitted - self.num_running
 
-    def wait_s(self) -> float:
-        """How long an answer that came now is expected to wait for its turn."""
-        return self.estimate.wait_s(self.num_admitted)
+    def check(self, num_answers: int) -> None:
+        """Raises Overloaded, with the time after which they may come, where so many more answers cannot be admitted."""
+        config, limit = self._config, self._capacity + self._config.max_queue
+        wait_s = self.estimate.wait_s(self.num_admitted)
+        if self.num_admitted + num_answers > limit:
+            why = f"{num_answers} more would pass the limit of {limit}"
+        elif not self._may_wait(wait_s):
+            why = (
+                f"one more would wait for about {wait_s:.3g} s; the queue has been longer than max_queue_wait_s "
+                f"{config.max_queue_wait_s:g} and for now lets in only whom a place is free for"
+            )
+        else:
+            return
+        self.num_refused += num_answers
+        retry_after_s = min(max(wait_s, LEAST_RETRY_S), config.request_timeout_s)
+        raise Overloaded(
+            f"{self.num_admitted} answers are running or waiting, {why}; try again later",
+            retry_after_s=float(f"{retry_after_s:.3g}"),
+        )
+
+    def _may_wait(self, wait_s: float) -> bool:
+        """A short queue evens out arrivals. Once it has grown longer than max_queue_wait_s, more comes than can be
+        served, and waiting helps nobody: until that is over, only who finds a free place is let in. Who finds nobody
+        waiting may wait, unless there is overload: with few places a single turn may be longer than the limit.
+        """
+        now_s = self._clock()
+        if self.num_admitted <= self._capacity // 8:
+            self._idle_s = now_s
+        if now_s - self._full_s >= CALM_S:
+            self._overloaded = False
+        if self.num_admitted < self._capacity:
+            return True
+        self._full_s = now_s
+        if now_s - self._idle_s < BURST_S:
+            return True
+        self._overloaded |= self.num_admitted > self._capacity and wait_s > self._config.max_queue_wait_s
+        return not self._overloaded
 
     async def acquire(self) -> None:
         """Returns when it is the caller's turn. Cancelled: the place goes to the next."""

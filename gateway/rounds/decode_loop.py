@@ -13,7 +13,7 @@ from gateway.rounds.draft_length import TargetDrafts
 from gateway.rounds.drafting import Drafting
 from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
-from gateway.telemetry.request_record import RoundRecord, note_round_end
+from gateway.telemetry.request_record import RoundRecord, current_record
 from gateway.telemetry.round_metrics import note_round, note_truncate
 from gateway.workers.links import WorkerSlot
 from gateway.workers.served import ServedModel
@@ -84,7 +84,8 @@ class Decoder:
             self.target.why_again = error.reason
         finally:
             record, self._record = self._record, None
-            note_round_end(record)
+            if record is not None:
+                current_record().add_round(record)
         return None
 
     async def run_round(self) -> RoundOutput | None:

@@ -15,7 +15,7 @@ from gateway.generation import (
     TokenKind,
 )
 from gateway.rounds.detokenizer import Detokenizer, Pushed
-from gateway.telemetry.request_record import note_answer, traceparent
+from gateway.telemetry.request_record import current_record
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -32,7 +32,7 @@ class Session:
         self.finished = False
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, request.stop)
-        note_answer(self.usage)
+        current_record().usages.append(self.usage)
 
     @property
     def committed_len(self) -> int:
@@ -54,7 +54,7 @@ class Session:
             num_prompt_tokens=self.num_prompt,
             params=self.request.params.to_proto(),
             cache_salt=self.request.cache_salt,
-            traceparent=traceparent(),
+            traceparent=current_record().traceparent,
         )
 
     def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:

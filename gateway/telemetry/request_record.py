@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from gateway.generation import AnswerUsage, GenerationRequest
+from gateway.generation import AnswerUsage
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import about, get_logger, log_fields
@@ -27,58 +27,14 @@ _FALLBACKS = {tpb.FALLBACK_REASON_LATE: "late", tpb.FALLBACK_REASON_REFUSED: "re
 _record: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
 
 
-def current_record() -> RequestRecord | None:
-    """Return the record of the request that this task works for, None outside of any."""
-    return _record.get()
-
-
-def note_key(name: str | None) -> None:
-    """Note the name of the API key that the current request came with."""
-    record = _record.get()
-    if record is not None:
-        record.key = name
-
-
-def note_admitted(requests: Sequence[GenerationRequest]) -> None:
-    """Note the answers that the current request asks for."""
-    record = _record.get()
-    if record is not None:
-        record.model = requests[0].model
-        record.num_prompt_tokens = sum(len(each.prompt_ids) for each in requests if each.params.choice == 0)
-
-
-def note_answer(usage: AnswerUsage) -> None:
-    """Note that an answer of the current request begins; its session counts `usage` on."""
-    record = _record.get()
-    if record is not None:
-        record.usages.append(usage)
-
-
-def note_round_end(ended: RoundRecord | None) -> None:
-    """Note that a round of the current request has ended; None if it had not begun."""
-    record = _record.get()
-    if record is not None and ended is not None:
-        record.add_round(ended)
-
-
-def note_ok() -> None:
-    """Note that the current request got all it asked for."""
-    record = _record.get()
-    if record is not None:
-        record.outcome = "ok"
+def current_record() -> RequestRecord:
+    """Return the record of the request that this task works for; outside of any, one that nobody reads."""
+    return _record.get() or RequestRecord("", "")
 
 
 def note_failure(error: OutriderError) -> None:
     """Note the error that the current request ends in."""
-    record = _record.get()
-    if record is not None:
-        record.outcome = "internal" if type(error) is OutriderError else type(error).__name__
-
-
-def traceparent() -> str:
-    """Return the header for the workers' slots, empty when the current request is not traced."""
-    record = _record.get()
-    return "" if record is None or record.place is None else str(record.place)
+    current_record().outcome = "internal" if type(error) is OutriderError else type(error).__name__
 
 
 def request_id_of(given: str | None, prefix: str) -> tuple[str, str]:
@@ -159,6 +115,11 @@ class RequestRecord:
             "targets": ",".join(sorted(self.targets)) or None,
             "drafts": ",".join(sorted(self.drafts)) or None,
         }
+
+    @property
+    def traceparent(self) -> str:
+        """Return the header for the workers' slots, empty when the request is not traced."""
+        return "" if self.place is None else str(self.place)
 
     def add_round(self, ended: RoundRecord) -> None:
         """Add a round that has ended just now, with a verdict or without."""

@@ -11,7 +11,7 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-from gateway.admission.queue import AdmissionQueue, QueueLimit
+from gateway.admission.queue import AdmissionQueue
 from gateway.generation import GenerationRequest, ModelFacts
 from gateway.planning.answer_lengths import AnswerLengths
 from gateway.tokenizer import Tokenizer
@@ -125,9 +125,8 @@ class ServedModel:
         """Of all draft pools that serve this one."""
         self.has_draft_pool = False
         """Whether there is such a pool, though it may have no member now."""
-        self.places = AdmissionQueue(self.config.max_running)
+        self.places = AdmissionQueue(self.config)
         self.lengths = AnswerLengths()
-        self.queue_limit = QueueLimit(self.config.max_queue_wait_s)
         self.warn_once = functools.cache(log.warning)
         self.referenced = asyncio.Event()
         """Set once `reference` is known."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.admission.queue import BURST_S, CALM_S, AdmissionQueue, QueueEstimate, QueueLimit
+from gateway.admission.queue import BURST_S, CALM_S, AdmissionQueue
 from gateway.coordinator import Coordinator
 from outrider.wire.errors import Overloaded, Unavailable
 from outrider.wire.settings.config import GatewayConfig
@@ -26,8 +26,7 @@ def coordinator_of(**settings: Any) -> tuple[Coordinator, AdmissionQueue, str, C
     config = GatewayConfig(target="127.0.0.1:9", **{"max_running": 2, "max_queue": 2} | settings)
     model = served_model({"a": link_of(connection_of())}, {}, gateway=config)
     clock = Clock()
-    model.queue_limit = QueueLimit(config.max_queue_wait_s, clock)
-    model.places.estimate = QueueEstimate(2, clock)
+    model.places = AdmissionQueue(config, clock)
     with model.places.estimate.served():
         clock.now += 8.0
     pools: Any = SimpleNamespace(models={"target": model}, metrics=model.metrics)

@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from gateway.admission.queue import AdmissionQueue
+from outrider.wire.settings.config import GatewayConfig
+
+
+def queue_of(num_places: int) -> AdmissionQueue:
+    return AdmissionQueue(GatewayConfig(target="127.0.0.1:9", max_running=num_places))
 
 
 async def waiting(places: AdmissionQueue, order: list[int], index: int) -> None:
@@ -18,7 +23,7 @@ async def settle() -> None:
 
 
 async def test_first_come_first_served_within_the_capacity() -> None:
-    places, order = AdmissionQueue(2), list[int]()
+    places, order = queue_of(2), list[int]()
     tasks = [asyncio.create_task(waiting(places, order, index)) for index in range(5)]
     await settle()
     assert order == [0, 1]
@@ -33,7 +38,7 @@ async def test_first_come_first_served_within_the_capacity() -> None:
 
 
 async def test_who_gives_up_waiting_takes_no_place_with_them() -> None:
-    places, order = AdmissionQueue(1), list[int]()
+    places, order = queue_of(1), list[int]()
     await places.acquire()
     tasks = [asyncio.create_task(waiting(places, order, index)) for index in range(3)]
     await settle()

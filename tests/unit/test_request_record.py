@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import AnswerUsage, GenerationRequest
+from gateway.generation import AnswerUsage
 from gateway.telemetry.request_record import (
     RequestRecords,
-    note_admitted,
-    note_answer,
-    note_key,
-    note_ok,
+    current_record,
     request_id_of,
 )
-from outrider.wire.params import SamplingParams
 from outrider.wire.trace import TraceParent
 
 
@@ -44,12 +40,6 @@ class Begun:
 
     def end(self, end: int, facts: Any, error: str | None) -> None:
         self.recorded.add(self.name, self.parent, self.start, end, facts, error=error)
-
-
-def requests(num_choices: int = 2) -> tuple[GenerationRequest, ...]:
-    return tuple(
-        GenerationRequest("req-1", "m", (31337, 7, 7), SamplingParams(choice=choice)) for choice in range(num_choices)
-    )
 
 
 @pytest.fixture
@@ -80,13 +70,13 @@ def test_a_name_that_could_harm_a_log_is_not_taken(told: str | None) -> None:
 
 def test_one_line_says_what_the_request_was_and_how_it_ended(lines: pytest.LogCaptureFixture) -> None:
     with RequestRecords().record("req-1", "chat", None):
-        note_key("alice")
-        note_admitted(requests())
+        record = current_record()
+        record.key, record.model, record.num_prompt_tokens = "alice", "m", 3
         for accepted in (3, 4):
-            note_answer(
+            record.usages.append(
                 AnswerUsage(num_completion_tokens=10, num_rounds=2, num_draft_tokens=8, num_accepted_tokens=accepted)
             )
-        note_ok()
+        record.outcome = "ok"
     (line,) = lines.records
     fields = line.fields  # type: ignore[attr-defined]
     assert line.getMessage().startswith("request req-1: ok in 0.")
