@@ -80,7 +80,7 @@ async def serve(config: GatewayConfig) -> None:
 
 
 async def _start(pools: Pools, registry: RegistryClient | None) -> None:
-    """Until the workers are there."""
+    """Return when the workers are there."""
     if registry is None:
         pools.update(from_config(pools.config))
     else:

@@ -75,7 +75,7 @@ class Bucket:
         self._filled_s = clock()
 
     def wait_s(self, amount: float) -> float:
-        """Seconds until `amount` is there, 0 for now. More than a minute allows waits for a full bucket."""
+        """Return the seconds until `amount` is there. More than a minute allows waits for a full bucket."""
         now = self._clock()
         self._level = min(self.per_minute, self._level + (now - self._filled_s) * self.per_minute / MINUTE_S)
         self._filled_s = now
@@ -83,7 +83,7 @@ class Bucket:
         return missing * MINUTE_S / self.per_minute if missing > ROUNDING else 0.0
 
     def take(self, amount: float) -> None:
-        """Negative gives back."""
+        """Take `amount` out; a negative one is given back."""
         self._level -= amount
 
 
@@ -189,9 +189,10 @@ Mark = tuple[int, int, int, int, int, int]
 
 
 class KeyRing:
-    """Raises ConfigError for a file that cannot be used at start. One that breaks later is logged; the keys stay."""
+    """Reads the file of API keys, again when it changes. One that breaks is logged, and its last keys stay."""
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: str, clock: Clock = time.monotonic) -> None:
+        """Raises ConfigError for a file that cannot be used."""
         self._path = path
         self._clock = clock
         self._mark = _mark_of(path)
@@ -202,12 +203,12 @@ class KeyRing:
         self.keys = read_keys(path)
 
     def is_outdated(self) -> bool:
-        """Whether the file cannot be used now, so that older keys are in force."""
+        """Return whether the file cannot be used now, so that older keys are in force."""
         self._look()
         return self._failure is not None
 
     def find(self, secret: str) -> ApiKey | None:
-        """The key of this secret. It is compared with all of them, each in constant time."""
+        """Return the key of this secret. It is compared with all of them, each in constant time."""
         self._look()
         digest = digest_of(secret)
         found = None

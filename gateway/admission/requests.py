@@ -1,8 +1,6 @@
-"""From what a caller asked for to `GenerationRequest`s. Both front ends translate to a `Demand`; the rest is here.
+"""Makes `GenerationRequest`s of what a caller asked for. Both front ends translate to a `Demand`; the rest is here.
 
 Every refusal is an InvalidRequest (or ModelNotFound) that names the field as the caller spelt it.
-
-Whose cached prefixes a request may use, and who may use its own. Called by `gateway.admission.requests`.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _DIGEST_BYTES = 32
 
 
 def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None) -> bytes:
-    """-> what the workers are given: 32 bytes, or none for what everybody shares.
+    """Return what the workers are given: 32 bytes, or none for what everybody shares.
 
     scope: shared, or user: then prefixes are shared by requests of one API key and user alone. One that names neither,
     nor a salt, shares with nobody: what cannot be told apart must not be guessed from its timing.
@@ -50,7 +48,7 @@ def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None
 
 
 def _digest(kind: bytes, *parts: str) -> bytes:
-    """Each part by its own digest, so that no two lists of parts read the same."""
+    """Take each part by its own digest, so that no two lists of parts read the same."""
     found = blake2b(digest_size=_DIGEST_BYTES, person=kind)
     for part in parts:
         found.update(blake2b(part.encode()).digest())
@@ -126,7 +124,8 @@ class Demand:
 async def build_requests(
     demand: Demand, facts: ModelFacts, tokenizer: Tokenizer, config: GatewayConfig, key_name: str | None = None
 ) -> tuple[GenerationRequest, ...]:
-    """Answer `prompt * num_choices + choice` stands at that index. Long texts are tokenised off the event loop.
+    """Return one request an answer: `prompt * num_choices + choice` stands at that index. Long texts are tokenised off
+    the event loop.
 
     `demand` has passed `check_demand`; key_name: of the API key that asks.
     """
@@ -150,7 +149,7 @@ async def build_requests(
 
 
 def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> AcceptanceRule:
-    """Who asks for lenience alone asks for the rule that has it."""
+    """Return the rule; who asks for lenience alone asks for the rule that has it."""
     if options.acceptance is not None:
         return options.acceptance
     is_lenient = options.lenience is not None and options.lenience < 1.0
@@ -158,7 +157,7 @@ def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> Acceptanc
 
 
 def _lenience(options: SpeculationOptions, config: GatewayConfig) -> float:
-    """1 where nothing is drafted."""
+    """Return the lenience, 1 where nothing is drafted."""
     lenience = 1.0 if options.lenience is None else options.lenience
     num_draft_tokens = options.num_draft_tokens
     if num_draft_tokens is None and not options.adaptive and options.tree is None and config.num_draft_tokens != AUTO:
@@ -172,7 +171,7 @@ T = TypeVar("T")
 
 
 async def _tokenised(num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Long texts on a thread, so that nobody else waits for them."""
+    """Work on long texts on a thread, so that nobody else waits for them."""
     if num_chars > INLINE_CHARS:
         return await asyncio.to_thread(work, *args, **kwargs)
     return work(*args, **kwargs)
@@ -199,7 +198,7 @@ def find_model(served: Sequence[ModelFacts], name: str) -> ModelFacts:
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word as a text's start and, where that differs, after a space (as vLLM)."""
+    """Return each word as a text's start and, where that differs, after a space (as vLLM)."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.strip()
@@ -274,7 +273,7 @@ def _check_speculation(options: SpeculationOptions, vocab_size: int) -> None:
 
 
 def _check_drafted(options: SpeculationOptions, most: int) -> None:
-    """As many draft tokens as this server's operator allows."""
+    """Raises InvalidRequest for more draft tokens than this server's operator allows."""
     count, tree = options.num_draft_tokens or 0, options.tree
     if count > most:
         name, shown = "speculation.num_draft_tokens", f"num_draft_tokens is {count}"
@@ -318,7 +317,7 @@ def _check_tree(options: SpeculationOptions, facts: ModelFacts) -> None:
 
 
 def _num_chars(prompt: Prompt) -> int:
-    """At least those of the text that will be tokenised."""
+    """Return at least the characters of the text that will be tokenised."""
     if isinstance(prompt, Chat):
         if prompt.template_kwargs:
             return INLINE_CHARS + 1  # a template may print them, however deep they hold text
@@ -362,7 +361,7 @@ def _answers(
 
 
 def _max_tokens(demand: Demand, context_limit: int, num_prompt: int) -> int:
-    """Largest number of output tokens. Raises ContextExceeded with the numbers when prompt and output do not fit."""
+    """Return the most output tokens. Raises ContextExceeded with the numbers when prompt and output do not fit."""
     left, name = context_limit - num_prompt, demand.names.prompt
     if left < 1:
         raise ContextExceeded(

@@ -1,9 +1,7 @@
 """The gateway's end of a worker: connects, learns the epoch, keeps one Control stream, reconnects for ever.
 
-Who is alive is what these streams say. A Connection is one life of the stream: slots opened on it are gone when it is
-gone, whatever the worker's epoch. Beside it the worker is asked now and then how it is: its load, whether it drains.
-
-A request's slot on one worker, as the gateway knows it: where it is open, and up to where both sides agree.
+A Connection is one life of the stream: slots opened on it are gone when it is gone, whatever the worker's epoch. Beside
+it the worker is asked now and then how it is: its load, whether it drains.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ RequestType = type[dpb.DraftRequest] | type[tpb.TargetRequest]
 
 
 class WorkerSlot:
-    """A slot does not outlive the connection it was opened on."""
+    """Knows a request's slot on one worker: where it is open, and the committed length that both sides agree on."""
 
     def __init__(self, slot_id: int, request_type: RequestType) -> None:
         self.agreed_len = 0
-        """Committed length that both sides agreed on last."""
+        """Tokens that both sides agreed on last."""
         self._slot_id = slot_id
         self._request_type = request_type
         self._connection: Connection | None = None
@@ -52,16 +50,16 @@ class WorkerSlot:
         self.agreed_len, self._needs_open = committed_len, False
 
     def open_again(self) -> None:
-        """The worker's slot is not what we thought: the next message opens it anew, under the same id."""
+        """Let the next message open the slot anew, under the same id: the worker's is not what we thought."""
         self._needs_open = True
 
     def truncate(self, committed_len: int, reason: pb.TruncateReason) -> bool:
-        """One way, coalesced with what leaves next. False when there is no slot to truncate."""
+        """Send, with what leaves next, that the slot is cut. Return False when there is no slot to truncate."""
         message = pb.Truncate(slot=self._slot_id, committed_len=committed_len, reason=reason)
         return self._send(self._request_type(truncate=message))
 
     def close(self) -> None:
-        """One way. A round in flight is cancelled by it."""
+        """Send that the slot is not needed, which cancels a round in flight."""
         self._send(self._request_type(close=pb.CloseSlot(slot=self._slot_id)))
         self._connection = None
 
@@ -77,7 +75,7 @@ log = get_logger(__name__)
 RECONNECT_S = 0.2
 CALL_TIMEOUT_S = 10.0
 POLL_S = 0.5
-"""Between two questions how a worker is."""
+"""Between two questions how a worker is. Doubled, its load is known half as often."""
 POLL_TIMEOUT_S = 1.0
 RTT_GAIN = 1 / 8
 _TYPES: dict[str, tuple[Any, Any]] = {
@@ -136,7 +134,7 @@ class Connection:
         self._stream.cancel()
 
     async def run(self) -> None:
-        """Reads replies until the stream ends."""
+        """Read replies until the stream ends."""
 
         async def batches() -> AsyncIterator[list[Any]]:
             async for batch in self._stream:
@@ -153,7 +151,7 @@ class Connection:
 
     @property
     def has_work(self) -> bool:
-        """Something was asked and is not answered."""
+        """Whether something was asked and is not answered."""
         return len(self._pending) > 0
 
 
@@ -205,18 +203,18 @@ class WorkerLink:
 
     @property
     def connection(self) -> Connection | None:
-        """None from the moment the stream ends: a round must not go to a worker that is known to be gone."""
+        """Return None from the moment the stream ends: a round must not go to a worker that is known to be gone."""
         return self._connection if self._connection is not None and self._connection.alive else None
 
     @property
     def heard_s(self) -> float:
-        """time.monotonic when it last answered anything; 0.0 while it is not connected."""
+        """Return the time.monotonic at which it last answered anything, 0.0 while it is not connected."""
         connection = self.connection
         return 0.0 if connection is None else max(connection.heard_s, self._answered_s)
 
     @property
     def silent_s(self) -> float:
-        """How long it has made no step and answered nothing, with work to do."""
+        """Return for how long it has made no step and answered nothing, with work to do."""
         connection, watch = self.connection, self._hang
         if connection is None or watch is None or not connection.has_work:
             return 0.0
@@ -248,13 +246,13 @@ class WorkerLink:
             await asyncio.sleep(RECONNECT_S)
 
     def _note_failure(self, why: str) -> None:
-        """Each reason is said once while a worker is away: it is asked again for ever, and they take turns."""
+        """Log each reason once while a worker is away: it is asked again for ever, and they take turns."""
         if why not in self._failures:
             log.warning("no answer from the %s at %s: %s", self.name, self.address, why)
         self._failures.add(why)
 
     async def _connect_once(self) -> None:
-        """Until the stream ends."""
+        """Connect, and return when the stream ends."""
         self._stub = self._stub_type(self._dialer.channel())  # another one, once our certificates were replaced
         info = await self.get_info()
         if self.refused is not None and info.epoch == self._refused_epoch:
@@ -287,7 +285,7 @@ class WorkerLink:
             self._set(None, None)
 
     async def _watch(self, connection: Connection) -> None:
-        """Asks how the worker is, and drops the stream of one that hangs."""
+        """Ask how the worker is, and drop the stream of one that hangs."""
         watch = self._hang = HangWatch(*self._silence_s, time.monotonic())
         while connection.alive:
             await asyncio.sleep(min(POLL_S, self._silence_s[1] / 4))
@@ -330,7 +328,7 @@ class WorkerLink:
         self._on_change(before, connection)
 
     def ask_again(self) -> None:
-        """What the worker must fit has changed: one that was refused may fit now."""
+        """Try one that was refused again: what it must fit has changed."""
         self._refused_epoch = 0
 
     async def close(self) -> None:

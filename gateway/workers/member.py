@@ -1,8 +1,5 @@
-"""A worker as the gateway uses it: its link, whether it may be used, and what is known of its load.
-
-Whose turn it is when all the target's slots are in use: first come, first served.
-
-Memory is the target's own business: a slot that has none yet waits inside it.
+"""A worker as the gateway uses it: its link, whether it may be used, what is known of its load, and who waits for a
+slot of a target, first come, first served. A slot that has no memory yet waits inside the target.
 """
 
 from __future__ import annotations
@@ -25,22 +22,22 @@ from outrider.wire.kinds import Drafter
 from outrider.wire.settings.config import GatewayConfig
 
 POLL_S = 0.25
-"""The head of the line also tries again by itself: a slot may be freed by another gateway's requests."""
+"""The head of the line tries again so often by itself: another gateway's requests may have freed a slot."""
 
 
 class Room:
-    """One per target. Every new slot asks here; while somebody waits, nobody overtakes."""
+    """Lines up those who need a slot of one target; while somebody waits, nobody overtakes."""
 
     def __init__(self) -> None:
         self._line = asyncio.Lock()
         self._freed = asyncio.Event()
 
     def note_freed(self) -> None:
-        """A slot of ours was closed."""
+        """Take note that a slot of ours was closed."""
         self._freed.set()
 
     async def enter(self, try_open: Callable[[], Awaitable[bool]]) -> None:
-        """Returns once `try_open` has returned True. Its errors pass through."""
+        """Return once `try_open` has returned True. Its errors pass through."""
         if not self._line.locked() and await try_open():
             return
         async with self._line:  # asyncio's lock is fair
@@ -71,6 +68,8 @@ class State(Enum):
 
 
 class Member:
+    """Knows one worker, whatever it does."""
+
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         self.spec = spec
         self.link = link
@@ -96,19 +95,19 @@ class Member:
 
     @property
     def draining(self) -> bool:
-        """It finishes what runs there."""
+        """Whether it only finishes what runs there."""
         info = self.link.info
         told = info is not None and (info.draining or info.epoch == self._told_draining_epoch)
         return self.spec.draining or told
 
     @property
     def usable(self) -> bool:
-        """A request may be placed here."""
+        """Whether a request may be placed here."""
         return self.connection is not None and not self.draining and self.health.usable
 
     @property
     def usable_alone(self) -> bool:
-        """A request may be placed here when it can be placed nowhere else."""
+        """Whether a request may be placed here when it can be placed nowhere else."""
         return self.connection is not None and not self.draining and self.health.usable_alone
 
     @property
@@ -121,12 +120,12 @@ class Member:
 
     @property
     def silent(self) -> bool:
-        """It has work and shows no sign of life, though not for long enough to be given up."""
+        """Whether it has work and shows no sign of life, though not for long enough to be given up."""
         return self.link.silent_s > SILENT_S
 
     @property
     def load(self) -> WorkerLoad:
-        """Slots of other gateways count by what the worker said last. One that it refused counts till then."""
+        """Return its load. Others' slots count by what the worker said last; one that it refused counts till then."""
         info = self.link.info or pb.WorkerInfo()
         num_requests = self.num_requests + self._num_others
         num_slots = num_requests if self._refused_slot else info.num_slots
@@ -134,7 +133,7 @@ class Member:
         return WorkerLoad(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.silent)
 
     def heard(self, info: pb.WorkerInfo) -> None:
-        """It said how it is, now and then. Slots that this gateway gave back meanwhile are not others'."""
+        """Take note of how it says it is. Slots that this gateway gave back meanwhile are not others'."""
         self._num_others = max(0, info.num_slots_in_use - self._most_requests)
         self._most_requests = self.num_requests
         self._refused_slot = False
@@ -149,19 +148,19 @@ class Member:
         self.num_requests -= 1
 
     def told_draining(self) -> None:
-        """It refused a slot because it is about to stop."""
+        """Take note that it refused a slot because it is about to stop."""
         self._told_draining_epoch = 0 if self.link.info is None else self.link.info.epoch
 
     def told_exhausted(self) -> None:
-        """It had no slot to give."""
+        """Take note that it had no slot to give."""
         self._refused_slot = True
 
     def restarted(self) -> None:
-        """It is another process than before."""
+        """Forget what was known of the process before."""
         self.health.restarted()
 
     def changed(self, before: Connection | None, after: Connection | None) -> None:
-        """Its connection went or came."""
+        """Take note that its connection went or came."""
         if before is not None and after is None:
             self.health.note(Outcome.LOST if before.hung else Outcome.REFUSED)
         if after is not None:
@@ -182,7 +181,7 @@ class TargetMember(Member):
 
     @property
     def deliver_address(self) -> str:
-        """Where drafts reach it."""
+        """Return where drafts reach it."""
         return self.spec.deliver_address
 
 
@@ -198,10 +197,10 @@ class DraftMember(Member):
 
     @property
     def kind(self) -> Drafter:
-        """MODEL, or what it drafts by without one."""
+        """Return MODEL, or what it drafts by without one."""
         drafters = () if self.link.info is None else self.link.info.drafters
         return next((_DRAFTERS[name] for name in drafters if name in _DRAFTERS), Drafter.MODEL)
 
     def serves(self, target: str) -> bool:
-        """A request at this target may be given to it."""
+        """Whether a request at this target may be given to it."""
         return self.usable and self.deliveries[target].usable

@@ -47,7 +47,7 @@ class Membership:
 
 
 def from_config(config: GatewayConfig) -> Membership:
-    """Of `--target a,b --draft c,d`. Raises ConfigError for lists that do not fit together."""
+    """Read `--target a,b --draft c,d`. Raises ConfigError for lists that do not fit together."""
     targets, drafts = _addresses("target", config.target), _addresses("draft", config.draft)
     deliver = _addresses("target_for_draft", config.target_for_draft) or targets
     if len(deliver) != len(targets):
@@ -71,7 +71,7 @@ def from_config(config: GatewayConfig) -> Membership:
 
 
 def from_proto(message: rpb.Membership) -> Membership:
-    """Pools and members of a role that this gateway does not know are left out."""
+    """Read what the registry says, without pools and members of a role that this gateway does not know."""
     return Membership(
         tuple(
             PoolSpec(pool.name, _ROLES[pool.role], pool.model_name or None, tuple(pool.serves))

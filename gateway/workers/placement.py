@@ -47,13 +47,13 @@ class WorkerLoad:
 
 
 def prefix_key(prompt_ids: Sequence[int], cache_salt: bytes) -> bytes:
-    """What requests that may share a cached prefix have in common."""
+    """Return what requests that may share a cached prefix have in common."""
     first = array("I", prompt_ids[:PREFIX_TOKENS]).tobytes()
     return hashlib.blake2b(first, digest_size=16, key=hashlib.blake2b(cache_salt, digest_size=32).digest()).digest()
 
 
 def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
-    """The name, or None when there is none."""
+    """Return the name, or None when there is none."""
     if not targets:
         return None
     best = min((load.silent, load.full) for load in targets)
@@ -66,7 +66,7 @@ def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
 
 
 def choose_draft(drafts: Sequence[WorkerLoad]) -> str | None:
-    """The name, or None when there is none with a free slot."""
+    """Return the name, or None when there is none with a free slot."""
     free = [load for load in drafts if load.num_requests < load.num_slots]
     best = min(free, key=lambda load: (load.silent, load.num_requests, load.rtt_s, load.name), default=None)
     return None if best is None else best.name

@@ -42,6 +42,8 @@ HEARD_S = 2.0
 
 
 class Pools:
+    """Holds the served models and all their workers."""
+
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         """Raises ConfigError for a chat template or certificates that cannot be read."""
         self.config = config
@@ -60,7 +62,7 @@ class Pools:
         metrics.registry.register(self._series)
 
     def update(self, membership: Membership) -> None:
-        """From now on these are the pools and members."""
+        """Serve these pools and members from now on."""
         self._membership = membership
         targets = {pool.name: pool for pool in membership.pools if pool.role == "target"}
         self._serves = {pool.name: pool.serves for pool in membership.pools if pool.role == "draft"}
@@ -90,16 +92,18 @@ class Pools:
         self._note_change()
 
     def _as_seen(self, spec: MemberSpec) -> MemberSpec:
-        """A launcher that sees nothing of a worker takes it to be starting: whose stream is up, lives."""
+        """Correct a launcher that takes a worker to be starting because it sees nothing of it: if its stream is up, it
+        lives.
+        """
         member = self.members.get(spec.name)
         if member is None or member.connection is None or not spec.starting or member.spec.pool != spec.pool:
             return spec
         return member.spec if spec.address in ("", member.spec.address) else spec
 
     async def wait_ready(self) -> None:
-        """At start: a target of every pool, and every draft that is a member then, fit and are connected. Drafts are
-        waited for no longer than DRAFTS_WAIT_S: they are never needed. With a registry, where members come and go, one
-        pool that can be served is enough when the time is up.
+        """Wait, at start, until a target of every pool and every draft fit and are connected. Drafts are waited for no
+        longer than DRAFTS_WAIT_S: they are never needed. With a registry, where members come and go, one pool that can
+        be served is enough when the time is up.
 
         Raises Unavailable when no target comes in time, IncompatiblePair naming the first difference.
         """
@@ -123,7 +127,7 @@ class Pools:
 
     @property
     def can_serve(self) -> bool:
-        """One of the models, at least."""
+        """Whether at least one of the models can be served."""
         return any(model.reason() is None for model in self.models.values())
 
     def _check_refused(self) -> None:
@@ -147,7 +151,7 @@ class Pools:
         return None
 
     def report(self) -> rpb.GatewayReport:
-        """For the launcher, but for the gateway's name."""
+        """Return what the launcher is to know, but for the gateway's name."""
         since_s = time.monotonic() - HEARD_S
         heard = [name for name, member in self.members.items() if member.link.heard_s >= since_s]
         return rpb.GatewayReport(pools=self._loads(), heard=heard)
@@ -235,7 +239,7 @@ class Pools:
         return link
 
     async def _accept_draft(self, pool: str, info: pb.WorkerInfo, link: WorkerLink) -> None:
-        """Compared with every model it serves that is known; waits while none is."""
+        """Compare a draft with every model it serves that is known; wait while none is."""
         models = [self.models[name] for name in self._serves.get(pool, ()) if name in self.models]
         waiting = [asyncio.create_task(model.referenced.wait()) for model in models]
         try:
@@ -249,7 +253,7 @@ class Pools:
                 await model.reference.check_draft(info, link)
 
     def _member_of(self, name: str, link: WorkerLink) -> TargetMember | DraftMember | None:
-        """None once it has left, also when another has come under its name."""
+        """Return None once it has left, also when another has come under its name."""
         member = self.members.get(name)
         return member if member is not None and member.link is link else None
 
@@ -275,7 +279,7 @@ class Pools:
 
 
 def _silence_s(role: Role) -> tuple[float, float]:
-    """A target that waits for a proposal makes no step meanwhile."""
+    """Return the least and the most; a target that waits for a proposal makes no step meanwhile."""
     waits_s = wait_budget.MOST_WAIT_S + 1.0 if role == "target" else 0.0
     return max(MIN_SILENCE_S, waits_s), ROUND_TIMEOUT_S
 

@@ -87,7 +87,7 @@ class RegistryClient:
             await asyncio.sleep(REJOIN_S)
 
     async def _join(self) -> None:
-        """Until the stream ends."""
+        """Join, and return when the stream ends."""
         call = registry_pb2_grpc.RegistryServiceStub(self._dialer.channel()).Join()
         reporting = asyncio.create_task(self._keep_reporting(call))
         joined = False
@@ -118,7 +118,7 @@ class RegistryClient:
                 await asyncio.sleep(REPORT_S)
 
     def _take(self, message: rpb.Membership) -> None:
-        """A launcher that has no pools yet knows less than we do."""
+        """Pass on what is newer. A launcher that has no pools yet knows less than we do."""
         version = (message.epoch, message.version)
         if not message.pools or (version[0] == self._version[0] and version[1] <= self._version[1]):
             return

@@ -177,7 +177,7 @@ class ServedModel:
         return tuple(each for each in Drafter if offered(each))
 
     def _no_trees(self) -> str | None:
-        """Why no proposal can be a tree now."""
+        """Return why no proposal can be a tree now."""
         for role, members in (("target", self.targets), ("draft", self.drafts)):
             infos = [member.connection.info for member in members.values() if member.connection is not None]
             if infos and not any(info.trees for info in infos):
@@ -260,7 +260,7 @@ class ServedModel:
         self._changed = asyncio.Event()
 
     def reason(self) -> str | None:
-        """Why no request can be served now; None when one can."""
+        """Return why no request can be served now; None when one can."""
         if self.removed:
             return f"the pool {self.spec.name} is no longer served"
         members = list(self.targets.values())
