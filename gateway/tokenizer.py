@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any
@@ -88,11 +88,7 @@ class _GenerationBlock(Extension):
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         lineno = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_contents"), [], [], body).set_lineno(lineno)
-
-    def _contents(self, caller: Callable[[], str]) -> str:
-        return caller()
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(lineno)
 
 
 def _raise_exception(message: str) -> None:

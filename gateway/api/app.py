@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+import outrider
 from gateway.admission.admission import Admission
 from gateway.api.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, unexpected
 from gateway.api.openapi import App
@@ -29,7 +30,9 @@ OPERATIONS = {"/v1/completions": ("cmpl", "text_completion"), "/v1/chat/completi
 
 def create_app(admission: Admission, members: Callable[[], Iterable[Member]] = tuple) -> App:
     """`members`: the workers as they are when it is called, for /sd."""
-    app = App(openapi_url=None, redirect_slashes=False)
+    description = "OpenAI's interface, over disaggregated speculative decoding."
+    version = outrider.__version__
+    app = App(title="Outrider", version=version, description=description, openapi_url=None, redirect_slashes=False)
     app.include_router(Routes(admission, members).router())
     app.add_exception_handler(OutriderError, _outrider_error)
     app.add_exception_handler(HTTPException, _no_route)

@@ -72,17 +72,9 @@ def unexpected(error: Exception) -> OutriderError:
 
 
 async def read_json(request: Request, incoming: IncomingRequest) -> Any:
-    """Raises RequestTooLarge as soon as the size is known, RequestTooSlow, Overloaded when too many are being read, and
-    InvalidRequest for what is no JSON.
+    """Return the body. Raises RequestTooLarge as soon as the size is known, RequestTooSlow, Overloaded when too many
+    are being read, and InvalidRequest for what is no JSON.
     """
-    body = await _read_body(request, incoming)
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-
-
-async def _read_body(request: Request, incoming: IncomingRequest) -> bytearray:
     max_bytes = incoming.max_bytes
     too_large = RequestTooLarge(f"the body is over {max_bytes} bytes (max_body_bytes); send less")
     declared = request.headers.get("content-length", "")
@@ -98,7 +90,10 @@ async def _read_body(request: Request, incoming: IncomingRequest) -> bytearray:
                     raise too_large
     except TimeoutError:
         raise RequestTooSlow(f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster") from None
-    return body
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:

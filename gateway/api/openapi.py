@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-import outrider
 from gateway.api.answer_schemas import ChatChunk, Error
 
 Json = dict[str, Any]
@@ -36,7 +34,7 @@ class App(FastAPI):
     def openapi(self) -> Json:
         """Return the document, made once: it takes long enough to be felt by running streams."""
         if self.openapi_schema is None:
-            self.openapi_schema = _document(self)
+            self.openapi_schema = _completed(super().openapi())
         return self.openapi_schema
 
 
@@ -59,9 +57,7 @@ def events(chunk: type[BaseModel]) -> Json:
     return {"responses": {"200": {"content": {"text/event-stream": {"schema": schema}}}}}
 
 
-def _document(app: FastAPI) -> Json:
-    description = "OpenAI's interface, over disaggregated speculative decoding."
-    document = get_openapi(title="Outrider", version=outrider.__version__, description=description, routes=app.routes)
+def _completed(document: Json) -> Json:
     schemas = document["components"]["schemas"]
     schemas |= models_json_schema([(ChatChunk, "serialization")], ref_template=REF)[1]["$defs"]
     for name in ("HTTPValidationError", "ValidationError"):

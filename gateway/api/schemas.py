@@ -426,8 +426,7 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     message = first.get("ctx", {}).get("error", first["msg"])
     if not param:
         kind = type(first["input"]).__name__
-        is_object = kind == "dict"
-        return InvalidRequest(f"the body {message}" if is_object else f"the body is a JSON {kind}, must be an object")
+        return InvalidRequest(f"the body {message if kind == 'dict' else f'is a JSON {kind}, must be an object'}")
     if first["type"] == "model_type":
         message = "must be an object" + (', such as {"enabled": false}' if param == "speculation" else "")
     return InvalidRequest(f"{param} is {reprlib.repr(first['input'])}: {message}", param=param)
