@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -83,24 +85,18 @@ class GenerationServicer:
             await abort(context, failure)
 
     async def _generate(self, context: Context, answer_id: str) -> None:
-        incoming = self._incoming(context)
-        try:
+        with self._incoming(context) as incoming:
             incoming.caller.take_request()
             request = await self._read(context, gateway_pb2.GenerateRequest, incoming)
             demand = demand_of(request, answer_id)
             async with self._admission.answers(demand, incoming) as answers:
                 async for index, output in answers.stream():
                     await _write(context, response_of(demand.request_id, index, output))
-        finally:
-            incoming.release()
 
     async def GetModels(self, _: object, context: Context) -> gateway_pb2.GetModelsResponse:
         try:
-            incoming = self._incoming(context)
-            try:
+            with self._incoming(context) as incoming:
                 await self._read(context, gateway_pb2.GetModelsRequest, incoming)
-            finally:
-                incoming.release()
         except OutriderError as error:
             await abort(context, error)
         return gateway_pb2.GetModelsResponse(
@@ -116,8 +112,13 @@ class GenerationServicer:
             ]
         )
 
-    def _incoming(self, context: Context) -> IncomingRequest:
-        return self._admission.incoming(_metadata(context, "authorization"))
+    @contextmanager
+    def _incoming(self, context: Context) -> Iterator[IncomingRequest]:
+        incoming = self._admission.incoming(_metadata(context, "authorization"))
+        try:
+            yield incoming
+        finally:
+            incoming.release()
 
     async def _read(self, context: Context, kind: type[Request], incoming: IncomingRequest) -> Request:
         """The call's one message. Raises RequestTooSlow, Overloaded, or InvalidRequest for what is none."""
