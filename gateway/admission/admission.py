@@ -22,7 +22,7 @@ from outrider.wire.trace import Spans
 
 RETRY_S = 1.0
 NUM_LARGEST = 16
-"""Requests of the largest size that are held at once; smaller ones many more."""
+"""Requests of the largest size that are held at once; smaller ones many more. Doubled, they take twice the memory."""
 NUM_SHARES = 4
 """An API key may hold one of so many equal parts, so that who sends its bodies slowly keeps none of the others out."""
 
@@ -56,13 +56,10 @@ class BodyBudget:
                 param="max_body_bytes",
                 retry_after_s=RETRY_S,
             )
+        self.change(key_name, num_bytes)
 
-        self._change(key_name, num_bytes)
-
-    def give_back(self, key_name: str | None, num_bytes: int) -> None:
-        self._change(key_name, -num_bytes)
-
-    def _change(self, key_name: str | None, by: int) -> None:
+    def change(self, key_name: str | None, by: int) -> None:
+        """Hold so many more, or fewer, without a question."""
         self.num_bytes += by
         if key_name is not None:
             self.num_bytes_of[key_name] += by
@@ -86,7 +83,7 @@ class IncomingRequest:
 
     def release(self) -> None:
         """Hold no bytes any more. It may be called again."""
-        self._bodies.give_back(self.caller.name, self._num_bytes)
+        self._bodies.change(self.caller.name, -self._num_bytes)
         self._num_bytes = 0
 
 
