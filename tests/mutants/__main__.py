@@ -84,6 +84,9 @@ def plant(folder: Path, mutant: Mutant) -> str | None:
 
 def main(words: list[str]) -> int:
     mutants = [mutant for mutant in MUTANTS if not words or any(word in mutant.file for word in words)]
+    if not mutants:
+        print(f"no planted fault is in a file with {' or '.join(words)} in its path\n\n{__doc__}", file=sys.stderr)
+        return 2
     for mutant in mutants:
         mutant.apply((REPO / mutant.file).read_text())
     with tempfile.TemporaryDirectory() as name:
