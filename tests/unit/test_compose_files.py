@@ -11,7 +11,7 @@ import yaml
 
 from deploy.docker.requirements import requirements
 from deploy.env_example import env_example
-from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, load
 from outrider.wire.settings.system import SystemConfig
 
 REPO = Path(__file__).resolve().parents[2]
@@ -117,3 +117,8 @@ def test_the_pools_are_those_that_the_containers_are_for() -> None:
         assert service["healthcheck"]["test"][-1] == f"hostname:{pool.worker.port}"
         labels = ",".join(f"{key}={value}" for key, value in pool.labels.items())
         assert service["environment"]["OUTRIDER_NODE_LABELS"] == labels
+
+
+def test_the_gateways_command_is_taken() -> None:
+    config = load(GatewayConfig, compose()["services"]["gateway"]["command"])
+    assert (config.registry, config.port, config.grpc_port) == ("ray-head:7000", 8000, 8001)

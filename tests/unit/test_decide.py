@@ -221,6 +221,13 @@ class TestDecide:
         on_device = waiting_once(step.logits, lambda: decide_on_device(step.ready, step.states, step.logits))
         assert on_device == wanted
 
+    def test_penalties_count_the_drafts_before_each_position(self) -> None:
+        for seed in range(20):
+            step = make_step([1, 6, 11], [4, 4, 4], seed)
+            wanted = in_words(step)
+            assert decide(step.ready, step.states, step.logits) == wanted
+            assert decide_on_device(step.ready, step.states, step.logits) == wanted
+
     def test_padding_beside_a_wider_slot_is_no_draft(self) -> None:
         """Token 0 pads, and lenience lets many tokens pass."""
         for seed in range(40):
