@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-RECOVERED_WITHIN_S = 8.0
-"""After a strike is over: what hung is noticed within 6 s, and a link is made anew in 2."""
+RECOVERED_WITHIN_S = 14.0
+"""After a strike is over: what hung is noticed within 12 s, and a link is made anew in 2."""
 TARGET_WAIT_S = 120.0
-"""How long an answer waits for a target before its gateway gives it up (`start_timeout_s`)."""
+"""How long an answer waits for a target before its gateway gives it up."""
 
 Span = tuple[float, float]
 """From and to, monotonic; to = inf while it lasts."""

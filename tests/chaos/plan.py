@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 PAUSE_BEFORE_S = 20.0
 """Streams run undisturbed for so long first: what is usual is measured then."""
-SHORTEST_S, LONGEST_S = 1.0, 12.0
+SHORTEST_S, LONGEST_S = 1.0, 20.0
 """Of what lasts: a hang, a cut, a draft that is slow or lies. Some end before they are noticed."""
 LONGEST_AWAY_S = 5.0
 """Between a process's end and its start anew."""
