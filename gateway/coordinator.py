@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 
-from gateway.generation import GenerationRequest, ModelFacts, RoundOutput
+from gateway.generation import GenerationRequest, RoundOutput, ServedFacts
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
 from gateway.rounds.verification import timed_out
@@ -36,7 +36,7 @@ class Coordinator:
         self._answers: weakref.WeakSet[Answers] = weakref.WeakSet()
         self.draining = False
 
-    def models(self) -> tuple[ModelFacts, ...]:
+    def models(self) -> tuple[ServedFacts, ...]:
         return tuple(model.facts() for model in self._known())
 
     def tokenizer(self, model_id: str) -> Tokenizer:

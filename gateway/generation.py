@@ -120,7 +120,7 @@ class RoundOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ServedFacts:
     """Facts of a served pair that front ends may show."""
 
     id: str
@@ -141,7 +141,7 @@ class ModelFacts:
 class Generator(Protocol):
     """Separates front ends from the decode loop. `gateway.coordinator.Coordinator` implements it."""
 
-    def models(self) -> tuple[ModelFacts, ...]: ...
+    def models(self) -> tuple[ServedFacts, ...]: ...
 
     def tokenizer(self, model_id: str) -> Tokenizer:
         """Return the tokenizer of one of `models`."""

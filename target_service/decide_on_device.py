@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_device
-from outrider.engine.sampling.acceptance import Outcome, accept_block, accept_matching, accept_token
+from outrider.engine.sampling.acceptance import Accepted, accept_block, accept_matching, accept_token
 from outrider.engine.sampling.coupled import coupled_ids
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked, sound_rows
@@ -40,7 +40,7 @@ class Decided:
     """The nodes of a tree that were accepted."""
 
 
-Rule = Callable[["Batch", Tensor, list[LogitRow]], Outcome]
+Rule = Callable[["Batch", Tensor, list[LogitRow]], Accepted]
 """Decides slots of one rule from (these, the step's processed logits [R, V], its rows)."""
 
 
@@ -111,7 +111,7 @@ def _rule_of(ready: ReadyVerify, by_block: bool) -> Rule:
     return _by_block if by_block and params.lenience == 1.0 else _by_token
 
 
-def _greedy(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+def _greedy(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Accepted:
     index = batch.row_index()
     target_ids = argmax(processed)[index]  # [B, K+1] int64
     if batch.is_lenient:  # a draft with `lenience` times the best one's probability will do
@@ -121,14 +121,14 @@ def _greedy(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
     return accept_matching(target_ids, batch.draft_ids, batch.num_drafted)
 
 
-def _coupled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+def _coupled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Accepted:
     used = batch.used_rows()
     keys = batch.keys_of_used_rows()
     target_ids = coupled_ids(_laws(processed, rows, used), *keys)[batch.row_index(used)]  # [B, K+1] int64
     return accept_matching(target_ids, batch.draft_ids, batch.num_drafted)
 
 
-def _copied(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+def _copied(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Accepted:
     used = batch.used_rows()
     index = batch.row_index(used)  # [B, K+1]
     (u,) = batch.uniforms((Purpose.TARGET,))  # [B, K+1]
@@ -136,7 +136,7 @@ def _copied(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
     ids, sound = inverse_cdf(weights.flatten(0, 1), u.flatten())
     matched = accept_matching(ids.view(index.shape), batch.draft_ids, batch.num_drafted)
     decided = sound.view(index.shape).gather(1, matched.num_accepted[:, None])[:, 0]
-    return Outcome(matched.num_accepted, matched.next_ids, decided)
+    return Accepted(matched.num_accepted, matched.next_ids, decided)
 
 
 def _laws(processed: Tensor, rows: list[LogitRow], used: list[int]) -> Tensor:
@@ -146,11 +146,11 @@ def _laws(processed: Tensor, rows: list[LogitRow], used: list[int]) -> Tensor:
     return distributions(processed, [rows[i] for i in used])
 
 
-def _by_block(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+def _by_block(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Accepted:
     return accept_block(*_sampled(batch, processed, rows))
 
 
-def _by_token(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Outcome:
+def _by_token(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Accepted:
     return accept_token(*_sampled(batch, processed, rows), batch.lenience())
 
 

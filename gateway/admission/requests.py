@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, ParamSpec, TypeVar
 
-from gateway.generation import AcceptanceRule, Drafter, DraftLogprobs, GenerationRequest, ModelFacts, SpeculationOptions
+from gateway.generation import (
+    AcceptanceRule,
+    Drafter,
+    DraftLogprobs,
+    GenerationRequest,
+    ServedFacts,
+    SpeculationOptions,
+)
 from gateway.tokenizer import Message, Tokenizer
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
 from outrider.wire.params import (
@@ -122,7 +129,7 @@ class Demand:
 
 
 async def build_requests(
-    demand: Demand, facts: ModelFacts, tokenizer: Tokenizer, config: GatewayConfig, key_name: str | None = None
+    demand: Demand, facts: ServedFacts, tokenizer: Tokenizer, config: GatewayConfig, key_name: str | None = None
 ) -> tuple[GenerationRequest, ...]:
     """Return one request an answer: `prompt * num_choices + choice` stands at that index. Long texts are tokenised off
     the event loop.
@@ -177,7 +184,7 @@ async def _tokenised(num_chars: int, work: Callable[P, T], *args: P.args, **kwar
     return work(*args, **kwargs)
 
 
-def _wanted_model(served: Sequence[ModelFacts], name: str) -> ModelFacts:
+def _wanted_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
     """Raises InvalidRequest when no model is named and there are several."""
     if name or not served:
         return find_model(served, name)
@@ -187,7 +194,7 @@ def _wanted_model(served: Sequence[ModelFacts], name: str) -> ModelFacts:
     return served[0]
 
 
-def find_model(served: Sequence[ModelFacts], name: str) -> ModelFacts:
+def find_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
     """Return the model of this id. Raises ModelNotFound naming what is served."""
     for facts in served:
         if facts.id == name:
@@ -209,7 +216,7 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
     return tuple(found)
 
 
-def check_demand(demand: Demand, served: Sequence[ModelFacts]) -> ModelFacts:
+def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
     """Check all that needs no tokens, before anything dear is done. Return the model that is asked for."""
     facts = _wanted_model(served, demand.model)
     names, num_choices = demand.names, demand.num_choices
@@ -284,7 +291,7 @@ def _check_drafted(options: SpeculationOptions, most: int) -> None:
     raise InvalidRequest(f"{shown}, and this server drafts at most {most} tokens (max_draft_tokens)", param=name)
 
 
-def _check_drafter(drafter: Drafter | None, facts: ModelFacts) -> None:
+def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
     """Raises InvalidRequest. A drafter that is away, and may be back, is no reason: its rounds are plain meanwhile."""
     if drafter is None or drafter in facts.drafters:
         return
@@ -296,7 +303,7 @@ def _check_drafter(drafter: Drafter | None, facts: ModelFacts) -> None:
     )
 
 
-def _check_tree(options: SpeculationOptions, facts: ModelFacts) -> None:
+def _check_tree(options: SpeculationOptions, facts: ServedFacts) -> None:
     if options.tree is None:
         return
     shown, name = f"speculation.tree is {options.tree}", "speculation.tree"
@@ -336,7 +343,7 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
 
 
 def _answers(
-    demand: Demand, facts: ModelFacts, base: SamplingParams, ids: tuple[int, ...], salt: bytes, key_name: str | None
+    demand: Demand, facts: ServedFacts, base: SamplingParams, ids: tuple[int, ...], salt: bytes, key_name: str | None
 ) -> list[GenerationRequest]:
     max_tokens = _max_tokens(demand, facts.context_limit, len(ids))
     check_token_ids(demand.names.prompt, ids, facts.vocab_size)

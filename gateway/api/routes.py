@@ -29,7 +29,7 @@ from gateway.api.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, 
 from gateway.api.openai_responses import ChatForm, CompletionForm, Json, joined, usage_of
 from gateway.api.openapi import errors, events
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
-from gateway.generation import AnswerUsage, GenerationRequest, ModelFacts, RoundOutput
+from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
 from gateway.workers.member import Member
 from outrider.wire.transport.address import join_host_port
 
@@ -204,7 +204,7 @@ def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) ->
     return {"id": demand.request_id, "object": kind, **facts}
 
 
-def _model(facts: ModelFacts) -> Json:
+def _model(facts: ServedFacts) -> Json:
     sizes = {"max_model_len": facts.context_limit, "vocab_size": facts.vocab_size}
     drafts = {"draft": facts.draft_id, "drafters": [drafter.label for drafter in facts.drafters]}
     return {"id": facts.id, "object": "model", "created": facts.created, "owned_by": "outrider", **sizes, **drafts}

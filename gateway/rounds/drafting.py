@@ -1,8 +1,7 @@
-"""The draft's part of a round: when to ask it, what to ask, what its answers teach. Nothing here waits for long.
+"""The draft's part of a round. Nothing here waits for long.
 
-`DraftAssignment` says which draft it is.
-
-Which draft a request has, and when it is given another.
+`DraftAssignment` says which draft a request has, and when it is given another; `Drafting` when to ask it, what to ask,
+and what its answers teach.
 """
 
 from __future__ import annotations

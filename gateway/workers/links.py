@@ -1,7 +1,8 @@
-"""The gateway's end of a worker: connects, learns the epoch, keeps one Control stream, reconnects for ever.
+"""The gateway's end of a worker.
 
-A Connection is one life of the stream: slots opened on it are gone when it is gone, whatever the worker's epoch. Beside
-it the worker is asked now and then how it is: its load, whether it drains.
+A `WorkerLink` keeps one worker connected for ever, and asks it twice a second how it is: its load, whether it drains,
+whether it makes steps. Each life of its Control stream is a `Connection`, and what was opened on one is gone with it: a
+`WorkerSlot` knows on which connection a request's slot is open.
 """
 
 from __future__ import annotations
@@ -25,7 +26,25 @@ from outrider.wire.transport.rpc import max_control_bytes
 from outrider.wire.transport.streams import Outbox, PendingReplies
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
+log = get_logger(__name__)
+
 RequestType = type[dpb.DraftRequest] | type[tpb.TargetRequest]
+
+RECONNECT_S = 0.2
+"""Seconds between two attempts to connect. Doubled, a worker that is back waits so much longer for its requests."""
+CALL_TIMEOUT_S = 10.0
+"""Seconds for what is asked once of each life of a worker. Doubled, one that hangs then is tried half as often."""
+POLL_S = 0.5
+"""Seconds between two questions how a worker is. Doubled, its load is known half as often."""
+POLL_TIMEOUT_S = 1.0
+"""Seconds for the answer. Doubled, one that does not come delays the next question so much longer."""
+RTT_GAIN = 1 / 8
+"""Share of the newest round trip in the smoothed time, TCP's (RFC 6298). Doubled, it follows twice as fast, and jitter
+moves it twice as much."""
+_TYPES: dict[str, tuple[Any, Any]] = {
+    "draft": (draft_pb2_grpc.DraftServiceStub, dpb.DraftRequestBatch),
+    "target": (target_pb2_grpc.TargetServiceStub, tpb.TargetRequestBatch),
+}
 
 
 class WorkerSlot:
@@ -68,20 +87,6 @@ class WorkerSlot:
             return False
         self._connection.send(request)
         return True
-
-
-log = get_logger(__name__)
-
-RECONNECT_S = 0.2
-CALL_TIMEOUT_S = 10.0
-POLL_S = 0.5
-"""Between two questions how a worker is. Doubled, its load is known half as often."""
-POLL_TIMEOUT_S = 1.0
-RTT_GAIN = 1 / 8
-_TYPES: dict[str, tuple[Any, Any]] = {
-    "draft": (draft_pb2_grpc.DraftServiceStub, dpb.DraftRequestBatch),
-    "target": (target_pb2_grpc.TargetServiceStub, tpb.TargetRequestBatch),
-}
 
 
 class Connection:

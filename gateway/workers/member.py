@@ -22,7 +22,12 @@ from outrider.wire.kinds import Drafter
 from outrider.wire.settings.config import GatewayConfig
 
 POLL_S = 0.25
-"""The head of the line tries again so often by itself: another gateway's requests may have freed a slot."""
+"""Seconds after which the head of the line tries again by itself: another gateway's requests may have freed a slot.
+Doubled, it waits so much longer."""
+SILENT_S = 1.0
+"""Seconds without a step, two questions long, after which a worker with work gets no request while there is another.
+Doubled, so many more requests go to one that hangs."""
+_DRAFTERS = {each.value: each for each in Drafter}
 
 
 class Room:
@@ -48,10 +53,6 @@ class Room:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await self._freed.wait()
-
-
-_DRAFTERS = {each.value: each for each in Drafter}
-SILENT_S = 1.0
 
 
 class State(Enum):

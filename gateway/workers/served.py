@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 from gateway.admission.queue import AdmissionQueue
-from gateway.generation import GenerationRequest, ModelFacts
+from gateway.generation import GenerationRequest, ServedFacts
 from gateway.planning.answer_lengths import AnswerLengths
 from gateway.tokenizer import Tokenizer
 from gateway.workers.links import WorkerLink
@@ -27,6 +27,14 @@ from outrider.wire.kinds import DRAFTERS, TABLES, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 from outrider.wire.settings.config import GatewayConfig
+
+log = get_logger(__name__)
+
+POLL_S = 0.1
+"""Seconds after which a request without a target looks again: a pause ends without a word. Doubled, it waits so much
+longer."""
+TARGET_WAIT_S = 120.0
+"""How long a request waits for a target when none is usable. Twice as much: it fails twice as late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +95,6 @@ def _identity(info: pb.WorkerInfo) -> str:
     return f"{info.model_id} in {info.dtype} (quantization {quantization}{exact}) ending at {list(info.eos_token_ids)}"
 
 
-log = get_logger(__name__)
-
-POLL_S = 0.1
-"""A request without a target looks again so often: a pause ends without a word. Twice as long delays it so much."""
-TARGET_WAIT_S = 120.0
-"""How long a request waits for a target when none is usable. Twice as much: it fails twice as late."""
-
-
 class Shared:
     """Holds what all served models of a gateway have in common."""
 
@@ -144,12 +144,12 @@ class ServedModel:
         assert self._reference is not None, f"{self.spec.name} has had no target"
         return self._reference
 
-    def facts(self) -> ModelFacts:
+    def facts(self) -> ServedFacts:
         info = self.reference.info
         drafter = DRAFTERS[self.config.drafter]
         drafts = sorted(self.drafts.values(), key=lambda draft: _rank(draft, drafter))
         ids = [draft.connection.info.model_id for draft in drafts if draft.connection is not None]
-        return ModelFacts(
+        return ServedFacts(
             id=self.id,
             context_limit=info.context_limit,
             vocab_size=info.vocab_size,

@@ -21,7 +21,7 @@ def chat(
     max_tokens: opt.MaxTokens = 256,
     *,
     generation: opt.Generation,
-    connection: opt.Connection,
+    connection: opt.CallOptions,
 ) -> None:
     """Talk with the model. /reset forgets, /quit or Ctrl-D leaves, Ctrl-C stops an answer."""
     with errors_as_lines():

@@ -23,7 +23,7 @@ def generate(
     max_tokens: opt.MaxTokens = 128,
     *,
     generation: opt.Generation,
-    connection: opt.Connection,
+    connection: opt.CallOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, when all is done.")] = False,
 ) -> None:
     """Continue PROMPT. The text goes to stdout, tokens coloured by kind; figures go to stderr."""

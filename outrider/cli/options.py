@@ -105,7 +105,7 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Connection:
+class CallOptions:
     """Which model is asked, for how long, and how the gateway is reached."""
 
     model: Annotated[str | None, typer.Option(help="A served model's id; absent = the only one.")] = None
@@ -130,7 +130,7 @@ class Connection:
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacementOptions:
     """Where the workers of a pair run, and in which type of numbers."""
 
     target_device: Annotated[str | None, typer.Option(help="cpu, cuda or auto; without Ray also cuda:N.")] = None

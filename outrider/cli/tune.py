@@ -22,7 +22,7 @@ from outrider.cli.supervisor import Supervisor
 from outrider.cli.tuning.picture import check_can_draw, draw
 from outrider.cli.tuning.report import show, to_json, unsteady
 from outrider.cli.tuning.runs import Workload
-from outrider.cli.tuning.settings import environment, gateway_settings, needs_draft
+from outrider.cli.tuning.settings import environment, gateway_settings, max_draft_tokens, needs_draft
 from outrider.cli.tuning.study import Study, study
 from outrider.cli.up import failures_as_lines, log_to
 from outrider.client import AsyncClient, Drafter, Model
@@ -53,7 +53,7 @@ def tune(
     address: Address = None,
     target: Target = None,
     draft: Draft = None,
-    placement: opt.Placement,
+    placement: opt.PlacementOptions,
     prompts: Prompts = None,
     num_prompts: Annotated[int, typer.Option(help="The first so many of the file.")] = 8,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each answer.")] = 96,
@@ -66,7 +66,7 @@ def tune(
         int, typer.Option(help="Answers to each prompt under each setting, in turn with the others.")
     ] = 3,
     png: Png = None,
-    connection: opt.Connection,
+    connection: opt.CallOptions,
     verbose: opt.Verbose = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
@@ -101,7 +101,7 @@ def tune(
         for each in temperatures:
             SamplingParams(temperature=each, **cuts).check(ANY_VOCABULARY)  # type: ignore[arg-type]
         options = TuneOptions(texts, max_tokens, temperatures, cuts, max_k, repeats, connection, stop)
-        with _gateway(address, workers, stop, notes, verbose) as gateway, telling(notes, "starting") as tell:
+        with _gateway(address, workers, max_k, stop, notes, verbose) as gateway, telling(notes, "starting") as tell:
             served, studies = asyncio.run(_studies(gateway, options, tell))
         started = None if address is not None else workers
         if as_json:
@@ -124,12 +124,14 @@ class TuneOptions:
     cuts: dict[str, float]
     max_k: int
     repeats: int
-    connection: opt.Connection
+    connection: opt.CallOptions
     stop: StopFlag
 
 
 @contextmanager
-def _gateway(address: str | None, workers: Workers, stop: StopFlag, notes: Console, verbose: bool) -> Iterator[str]:
+def _gateway(
+    address: str | None, workers: Workers, max_k: int, stop: StopFlag, notes: Console, verbose: bool
+) -> Iterator[str]:
     """Yield the address of the gateway that runs, or of one that is started with its pair and ended afterwards."""
     if address is not None:
         given = [flag_of(role, name) for role in workers for name, value in workers[role].items() if value is not None]
@@ -146,7 +148,8 @@ def _gateway(address: str | None, workers: Workers, stop: StopFlag, notes: Conso
             f"{given[0]} {workers[given[0].lstrip('-')]['model']} without {missing}: say both models of the pair; "
             "what needs no model, such as ngram, is measured beside them"
         )
-    flags = {**workers, "gateway": {"port": 0, "grpc_port": 0}, "ray": {"address": None}}
+    gateway = {"port": 0, "grpc_port": 0, "max_draft_tokens": max_draft_tokens(max_k)}
+    flags = {**workers, "gateway": gateway, "ray": {"address": None}}
     settings = merged({}, flags, no_draft=False, no_ray=True)
     with Supervisor(settings, stop, log_to(notes, verbose)) as system:
         with StartProgress(notes) as progress:

@@ -79,7 +79,7 @@ def up(
     target: Target = None,
     draft: Draft = None,
     no_draft: NoDraft = False,
-    placement: opt.Placement,
+    placement: opt.PlacementOptions,
     host: Host = None,
     port: HttpPort = None,
     grpc_port: GrpcPort = None,

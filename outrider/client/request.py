@@ -143,47 +143,47 @@ def _num_choices(n: int) -> int:
     return int(n)
 
 
-def _speculation(wish: Speculation | bool) -> gateway_pb2.SpeculationOptions:
-    if isinstance(wish, bool):
-        return gateway_pb2.SpeculationOptions(enabled=wish)
-    if not isinstance(wish, Speculation):
-        raise InvalidRequest(f"speculation is {wish!r}, must be a Speculation, True or False", param="speculation")
-    if wish.draft_topk is not None and wish.draft_topk < 1:  # 0 would mean "the server's default" on the wire
+def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
+    if isinstance(options, bool):
+        return gateway_pb2.SpeculationOptions(enabled=options)
+    if not isinstance(options, Speculation):
+        raise InvalidRequest(f"speculation is {options!r}, must be a Speculation, True or False", param="speculation")
+    if options.draft_topk is not None and options.draft_topk < 1:  # 0 would mean "the server's default" on the wire
         raise InvalidRequest(
-            f"speculation.draft_topk is {wish.draft_topk}, must be at least 1", param="speculation.draft_topk"
+            f"speculation.draft_topk is {options.draft_topk}, must be at least 1", param="speculation.draft_topk"
         )
-    message = gateway_pb2.SpeculationOptions(enabled=wish.enabled)
-    if wish.num_draft_tokens == AUTO:
+    message = gateway_pb2.SpeculationOptions(enabled=options.enabled)
+    if options.num_draft_tokens == AUTO:
         message.adaptive = True
-    elif wish.num_draft_tokens is not None:
-        message.num_draft_tokens = _draft_tokens(wish.num_draft_tokens)
-    if wish.draft_logprobs is not None:
-        message.draft_logprobs = _DRAFT_LOGPROBS[_member(DraftLogprobs, "draft_logprobs", wish.draft_logprobs)]
-    if wish.draft_topk is not None:
-        _encode("speculation.draft_topk", lambda: setattr(message, "draft_topk", wish.draft_topk))
-    if wish.acceptance is not None:
-        message.acceptance = _ACCEPTANCE[_member(AcceptanceRule, "acceptance", wish.acceptance)]
-    if wish.lenience is not None:
-        message.lenience = _lenience(wish.lenience)
-    if wish.drafter is not None:
-        message.drafter = DRAFTERS[_member(Drafter, "drafter", wish.drafter).value].value
-    if wish.tree is not None:
-        if not isinstance(wish.tree, str):
-            raise InvalidRequest(f"speculation.tree is {wish.tree!r}; write {FORMS}", param="speculation.tree")
-        message.tree.CopyFrom(TreeShape.parse(wish.tree, "speculation.tree").to_proto())
+    elif options.num_draft_tokens is not None:
+        message.num_draft_tokens = _draft_tokens(options.num_draft_tokens)
+    if options.draft_logprobs is not None:
+        message.draft_logprobs = _DRAFT_LOGPROBS[_member(DraftLogprobs, "draft_logprobs", options.draft_logprobs)]
+    if options.draft_topk is not None:
+        _encode("speculation.draft_topk", lambda: setattr(message, "draft_topk", options.draft_topk))
+    if options.acceptance is not None:
+        message.acceptance = _ACCEPTANCE[_member(AcceptanceRule, "acceptance", options.acceptance)]
+    if options.lenience is not None:
+        message.lenience = _lenience(options.lenience)
+    if options.drafter is not None:
+        message.drafter = DRAFTERS[_member(Drafter, "drafter", options.drafter).value].value
+    if options.tree is not None:
+        if not isinstance(options.tree, str):
+            raise InvalidRequest(f"speculation.tree is {options.tree!r}; write {FORMS}", param="speculation.tree")
+        message.tree.CopyFrom(TreeShape.parse(options.tree, "speculation.tree").to_proto())
     return message
 
 
 Kind = TypeVar("Kind", bound=Enum)
 
 
-def _member(kind: type[Kind], name: str, wish: Kind | str) -> Kind:
+def _member(kind: type[Kind], name: str, value: Kind | str) -> Kind:
     try:
-        return kind(wish)
+        return kind(value)
     except ValueError:
         known = ", ".join(str(each.value) for each in kind)
         raise InvalidRequest(
-            f"speculation.{name} is {wish!r}, must be one of {known}", param=f"speculation.{name}"
+            f"speculation.{name} is {value!r}, must be one of {known}", param=f"speculation.{name}"
         ) from None
 
 

@@ -71,7 +71,9 @@ class Health:
             self._pause(request)
 
     def note(self, outcome: Outcome) -> None:
-        """Note how a request fared. While the peer is down, only the probe's outcome counts, and any success."""
+        """Note how a request fared. While the peer is down any success brings it back. Once a probe is under way any
+        failure ends it, be it another request's, and the pause doubles.
+        """
         if outcome is Outcome.OK:
             self.is_down, self._probe, self._weight, self._pause_s = False, None, 0, FIRST_PAUSE_S
         elif not self.is_down:

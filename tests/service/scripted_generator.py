@@ -15,11 +15,11 @@ from gateway.generation import (
     Drafter,
     FinishReason,
     GenerationRequest,
-    ModelFacts,
     OutputLogprobs,
     OutputTimings,
     OutputToken,
     RoundOutput,
+    ServedFacts,
     TokenKind,
 )
 from gateway.rounds.detokenizer import Detokenizer, Pushed
@@ -76,11 +76,11 @@ class ScriptedGenerator:
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     all_left: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def models(self) -> tuple[ModelFacts, ...]:
+    def models(self) -> tuple[ServedFacts, ...]:
         vocab_size, created = self.own_tokenizer.vocab_size, 1_700_000_000
         drafters = (Drafter.MODEL,)
         return tuple(
-            ModelFacts(name, CONTEXT_LIMIT, vocab_size, created, MAX_ANSWERS, "draft", drafters)
+            ServedFacts(name, CONTEXT_LIMIT, vocab_size, created, MAX_ANSWERS, "draft", drafters)
             for name in self.model_ids
         )
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.sampling.acceptance import Outcome, accept_matching, accept_token
+from outrider.engine.sampling.acceptance import Accepted, accept_matching, accept_token
 from tests.unit.drawing import draw
 
 INF = math.inf
@@ -20,7 +20,7 @@ def u(rows: object) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def pairs(outcome: Outcome) -> list[tuple[int, int]]:
+def pairs(outcome: Accepted) -> list[tuple[int, int]]:
     return list(zip(outcome.num_accepted.tolist(), outcome.next_ids.tolist(), strict=True))
 
 

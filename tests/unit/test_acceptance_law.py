@@ -93,7 +93,7 @@ class Round:
     RULE = staticmethod(accept_token)
     NAME, WHERE = "rejection by token", "batch on a device"
 
-    def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Outcome:
+    def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Accepted:
         counts = torch.full_like(rows, self.num_drafted)
         return self.RULE(self.target[rows], self.shipped[rows], self.ids[rows], counts, accept, recover, extra)
 
@@ -188,11 +188,11 @@ class HostRound(Round):
         self.target_laws = [[sparse(row) for row in rows] for rows in self.target]
         self.draft_laws = [[sparse(row) for row in rows] for rows in self.shipped]
 
-    def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Outcome:
+    def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Accepted:
         noises = map(Noise, accept.numpy(), recover.numpy(), extra.numpy())
         found = [self.decide_one(row, noise) for row, noise in zip(rows.tolist(), noises, strict=True)]
         num_accepted, next_ids = torch.tensor(found).T
-        return acceptance.Outcome(num_accepted, next_ids, torch.ones_like(rows, dtype=torch.bool))
+        return acceptance.Accepted(num_accepted, next_ids, torch.ones_like(rows, dtype=torch.bool))
 
     def decide_one(self, row: int, noise: Noise) -> tuple[int, int]:
         n = self.num_drafted
@@ -396,7 +396,7 @@ def lenient(share: float) -> tuple[type[Round], type[Round]]:
     """On a device and a slot at a time."""
 
     class OnDevice(Round):
-        def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Outcome:
+        def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Accepted:
             counts, shares = torch.full_like(rows, self.num_drafted), torch.full_like(rows, share, dtype=torch.float64)
             laws = self.target[rows], self.shipped[rows], self.ids[rows]
             return accept_token(*laws, counts, accept, recover, extra, shares)
@@ -471,7 +471,7 @@ def simulate(
     draft: Tensor,
     k: int,
     purposes: dict[Purpose, Purpose],
-    rule: Callable[..., acceptance.Outcome] = accept_token,
+    rule: Callable[..., acceptance.Accepted] = accept_token,
     round_counts: bool = True,
 ) -> Tensor:
     """Decode LENGTH tokens under NUM_RUNS seeds with the real generator; returns counts [VOCAB ** LENGTH].

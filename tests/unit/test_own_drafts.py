@@ -10,7 +10,7 @@ import pytest
 
 from gateway.admission.requests import Demand, FieldNames, check_demand
 from gateway.api.schemas import SpeculationBody
-from gateway.generation import GenerationRequest, ModelFacts, SpeculationOptions
+from gateway.generation import GenerationRequest, ServedFacts, SpeculationOptions
 from gateway.planning.planner import TargetPlanner
 from gateway.rounds.draft_length import TargetDrafts
 from gateway.rounds.session import Session
@@ -78,7 +78,7 @@ def demand(drafter: Drafter | None) -> Demand:
 
 
 def test_a_drafter_that_nobody_has_is_refused_with_those_there_are() -> None:
-    facts = ModelFacts("m", 512, 128, 0, 320, None, (Drafter.NGRAM, Drafter.UNIGRAM))
+    facts = ServedFacts("m", 512, 128, 0, 320, None, (Drafter.NGRAM, Drafter.UNIGRAM))
     for drafter in (None, Drafter.NGRAM, Drafter.UNIGRAM):
         assert check_demand(demand(drafter), [facts]) is facts
     refusal = r"drafter is bigram, .* offered: ngram, unigram; .*OUTRIDER_TARGET_DRAFTER_TEXT=FILE"

@@ -20,7 +20,14 @@ from outrider.cli.tuning.costs import Costs, costs_of
 from outrider.cli.tuning.expected import Acceptance, expected_speed, expected_tokens, improvement
 from outrider.cli.tuning.report import reason, show, to_json, unsteady
 from outrider.cli.tuning.runs import Pass, TimedAnswer, Workload
-from outrider.cli.tuning.settings import alternatives, chain_name, environment, gateway_settings
+from outrider.cli.tuning.settings import (
+    alternatives,
+    chain,
+    chain_name,
+    environment,
+    gateway_settings,
+    max_draft_tokens,
+)
 from outrider.cli.tuning.study import Study, points_of
 from outrider.client import Drafter, Speculation, TokenKind
 from outrider.wire.errors import ConfigError
@@ -296,6 +303,11 @@ def test_a_setting_is_told_to_the_gateway_in_full() -> None:
     coupled = {"num_draft_tokens": "4", "drafter": "model", "acceptance": "coupled"}
     assert gateway_settings(found["K = 4, coupled"]) == coupled
     assert gateway_settings(found["plain"]) == {"num_draft_tokens": "0"}
+    assert gateway_settings(chain(33, 0.0)) == {
+        "num_draft_tokens": "33",
+        "max_draft_tokens": "33",
+        "drafter": "model",
+    }
     assert environment({"num_draft_tokens": "4", "acceptance": "coupled"}) == (
         "OUTRIDER_GATEWAY_NUM_DRAFT_TOKENS=4 OUTRIDER_GATEWAY_ACCEPTANCE=coupled"
     )
@@ -315,7 +327,7 @@ def test_trees_are_small_or_as_deep_as_the_chain_and_no_larger_than_a_step(k: in
     assert list(found) == [f"tree {shape}{rule}" for shape in shapes for rule in ("", ", coupled")]
     for wish in found.values():
         assert wish.tree is not None and wish.num_draft_tokens is None
-        assert TreeShape.parse(wish.tree).most_nodes <= 32
+        assert TreeShape.parse(wish.tree).most_nodes <= max_draft_tokens(k)
     assert gateway_settings(found[f"tree {shapes[0]}, coupled"]) == {
         "tree": shapes[0],
         "drafter": "model",

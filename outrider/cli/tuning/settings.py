@@ -1,4 +1,4 @@
-"""The settings that are compared, simplest first, and how a deployment is told of one."""
+"""The settings that are compared, simplest first, and the gateway's settings and variables that stand for one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import replace
 
 from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
 from outrider.wire.params import AUTO, DraftTokens
+from outrider.wire.settings.config import GatewayConfig
 
 PLAIN = "plain"
 TOPK = 128
 _OWN_K = 8
-"""Of drafts that the target makes itself: they cost nothing, so that more of them may pay than of a model's."""
+"""K of drafts that the target makes itself: they cost nothing, so that more of them may pay than of a model's."""
 _DEEPEST = 8
-"""Of trees: with four nodes for each level there are few enough for one step."""
+"""Levels of the largest trees: with four nodes for each they just fit the gateway's own `max_draft_tokens`."""
 _SMALL_DEPTH = 4
-"""Of small trees: three nodes for each of so many levels were the fastest trees of `make bench-trees`."""
+"""Levels of small trees: three nodes for each of so many were the fastest trees of `make bench-trees`."""
+_MAX_DRAFT_TOKENS: int = GatewayConfig.model_fields["max_draft_tokens"].default
 _ASKING_A_MODEL = (Drafter.MODEL, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)
 
 
@@ -24,7 +26,7 @@ def chain_name(k: int) -> str:
 
 
 def chain(k: int, temperature: float) -> Speculation:
-    """What is simplest: the draft's next k tokens, by rejection."""
+    """Return what is simplest: the draft's next k tokens, by rejection; plain decoding for 0."""
     return _drafted(k, temperature, Drafter.MODEL) if k else Speculation(enabled=False)
 
 
@@ -33,8 +35,8 @@ def chains(ks: Iterable[int], temperature: float) -> dict[str, Speculation]:
 
 
 def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Drafter]) -> dict[str, Speculation]:
-    """By name, simplest first: plain decoding, drafters that need no draft worker, the draft's chain of as many tokens
-    as the gateway thinks fit, and of k, other encodings and rules for it, other drafters beside it, and trees.
+    """Return by name, simplest first: plain decoding, drafters that need no draft worker, the draft's chain of as many
+    tokens as the gateway thinks fit, and of k, other encodings and rules for it, other drafters beside it, and trees.
 
     offered: drafters that the deployment has.
     """
@@ -50,35 +52,41 @@ def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Draft
     return found | _trees(k, temperature)
 
 
-def needs_draft(wish: Speculation) -> bool:
-    """Whether a draft worker has any part in it."""
-    return wish.enabled and wish.drafter in _ASKING_A_MODEL
+def needs_draft(options: Speculation) -> bool:
+    """Return whether a draft worker has any part in it."""
+    return options.enabled and options.drafter in _ASKING_A_MODEL
 
 
-def gateway_settings(wish: Speculation) -> dict[str, str]:
-    """Of the gateway whose every answer is to be so."""
-    if not wish.enabled:
+def max_draft_tokens(k: int) -> int:
+    """Return the gateway's setting that allows chains of k and every tree that is compared."""
+    return max(k, _MAX_DRAFT_TOKENS)
+
+
+def gateway_settings(options: Speculation) -> dict[str, str]:
+    """Return the settings of a gateway that speculates so for every request."""
+    if not options.enabled:
         return {"num_draft_tokens": "0"}
+    k = options.num_draft_tokens
     values = {
-        "num_draft_tokens": wish.num_draft_tokens,
-        "tree": wish.tree,
-        "drafter": wish.drafter,
-        "acceptance": wish.acceptance,
-        "draft_logprobs": f"topk:{wish.draft_topk}" if wish.draft_topk else wish.draft_logprobs,
+        "num_draft_tokens": k,
+        "max_draft_tokens": k if isinstance(k, int) and k > _MAX_DRAFT_TOKENS else None,
+        "tree": options.tree,
+        "drafter": options.drafter,
+        "acceptance": options.acceptance,
+        "draft_logprobs": f"topk:{options.draft_topk}" if options.draft_topk else options.draft_logprobs,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def _drafted(k: DraftTokens, temperature: float, drafter: Drafter) -> Speculation:
-    """At temperature 0 there is no rule to choose, and no distribution travels."""
-    if not temperature:
+    if not temperature:  # there is no rule to choose, and no distribution travels
         return Speculation(num_draft_tokens=k, drafter=drafter)
     rule, encoding = AcceptanceRule.REJECTION, DraftLogprobs.AUTO
     return Speculation(num_draft_tokens=k, drafter=drafter, acceptance=rule, draft_logprobs=encoding)
 
 
 def _trees(k: int, temperature: float) -> dict[str, Speculation]:
-    """Small ones, no deeper than the chain, then those that are as deep: each with more guesses at the first tokens
+    """Return small trees, no deeper than the chain, then trees as deep: each with more guesses at the first tokens
     alone, and with the best nodes of any form.
     """
     small, depth = min(k, _SMALL_DEPTH), min(max(k, 2), _DEEPEST)
@@ -97,8 +105,8 @@ def _widths(*first: str, depth: int) -> str:
     return "x".join([*first, *["1"] * (depth - len(first))])
 
 
-def _coupled(wish: Speculation) -> Speculation:
-    return replace(wish, draft_logprobs=None, acceptance=AcceptanceRule.COUPLED)
+def _coupled(options: Speculation) -> Speculation:
+    return replace(options, draft_logprobs=None, acceptance=AcceptanceRule.COUPLED)
 
 
 def _encoded_and_coupled(k: int) -> dict[str, Speculation]:
@@ -112,5 +120,5 @@ def _encoded_and_coupled(k: int) -> dict[str, Speculation]:
 
 
 def environment(settings: dict[str, str]) -> str:
-    """As a shell takes it before a command."""
+    """Return the settings as variables before a shell's command."""
     return " ".join(f"OUTRIDER_GATEWAY_{name.upper()}={value}" for name, value in settings.items())

@@ -96,17 +96,17 @@ async def study(
 
 
 async def _run(
-    client: AsyncClient, load: Workload, wishes: Mapping[str, Speculation], repeats: range, tell: Tell, stage: str
+    client: AsyncClient, load: Workload, compared: Mapping[str, Speculation], repeats: range, tell: Tell, stage: str
 ) -> dict[str, list[Pass]]:
-    num_done, num_all = 0, len(repeats) * len(load.prompts) * len(wishes)
+    num_done, num_all = 0, len(repeats) * len(load.prompts) * len(compared)
 
     def done() -> None:
         nonlocal num_done
         num_done += 1
-        if not num_done % len(wishes):  # a prompt under all of them
+        if not num_done % len(compared):  # a prompt under all of them
             tell(f"temperature {load.temperature:g}, {stage}: {num_done} of {num_all} answers")
 
-    return await run_interleaved(client, load, wishes, repeats, done)
+    return await run_interleaved(client, load, compared, repeats, done)
 
 
 def points_of(passes: Mapping[str, Sequence[Pass]], expected: Sequence[float], alpha: float, c: float) -> list[Point]:
@@ -135,15 +135,15 @@ def _tokens_per_pass(passes: Sequence[Pass]) -> float:
 
 
 async def _offered(
-    client: AsyncClient, load: Workload, wishes: Mapping[str, Speculation]
+    client: AsyncClient, load: Workload, compared: Mapping[str, Speculation]
 ) -> tuple[dict[str, Speculation], dict[str, str]]:
     """Those that the deployment takes, and what it said to the others."""
     tried, refused = {}, {}
-    for name, wish in wishes.items():
+    for name, speculation in compared.items():
         try:
-            await lead_in(client, load, wish)
+            await lead_in(client, load, speculation)
         except InvalidRequest as error:
             refused[name] = error.message
         else:
-            tried[name] = wish
+            tried[name] = speculation
     return tried, refused

@@ -80,8 +80,8 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
     del network  # before free memory is counted: a path with weights of its own form does not keep it
     if isinstance(runner.path, Repacks):
         num_weight_bytes = runner.path.weights_bytes
-    # Ranks count together instead: with the lock they would wait for each other forever.
-    with memory.in_turn() if group is None else contextlib.nullcontext():
+    # On a CPU nothing is taken yet. Ranks count together instead: with the lock they would wait for each other forever.
+    with memory.in_turn() if device.type == "cuda" and group is None else contextlib.nullcontext():
         budget = _budget(runner, made_of, num_weight_bytes, config)
         num_blocks = _num_blocks(runner, budget, config)
         if group is not None:
@@ -290,7 +290,7 @@ def _log_memory(runner: ModelRunner, budget: Budget) -> None:
 
 
 def _allocate(runner: ModelRunner, num_blocks: int) -> None:
-    """Take the cache's memory at load, so that no request finds out, and on a GPU nobody else counts it as free."""
+    """Reserve the cache. A GPU's memory is taken now, so that nobody else counts it as free; a CPU's as it is used."""
     num_tokens = num_blocks * runner.path.block_size
     num_bytes = num_tokens * runner.kv_bytes_per_token
     try:

@@ -104,7 +104,7 @@ def readable_bytes(count: int) -> str:
 
 @contextlib.contextmanager
 def in_turn() -> Iterator[None]:
-    """Hold a lock while free memory is counted and taken, so that two workers do not count the same.
+    """Hold a lock while free memory of a GPU is counted and taken, so that two workers do not count the same.
 
     The lock is this user's on this machine. Without a folder for temporary files nobody waits.
     """

@@ -25,7 +25,7 @@ from outrider.engine.sampling.sampling import inverse_cdf, probabilities
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Accepted:
     """The decisions of a round, per row. The first num_accepted drafts and then next_ids are the target's output."""
 
     num_accepted: Tensor
@@ -100,7 +100,7 @@ def accept_token_one(
     return num_drafted, target_law(num_drafted).draw(float(noise.target[num_drafted]))
 
 
-def accept_matching(target_ids: Tensor, draft_ids: Tensor, num_drafted: Tensor) -> Outcome:
+def accept_matching(target_ids: Tensor, draft_ids: Tensor, num_drafted: Tensor) -> Accepted:
     """Keep drafts while they are what the target says: greedy and coupled.
 
     target_ids [B, K+1] int64: the target's own token at each position; draft_ids [B, K] int64; num_drafted [B] int64
@@ -109,7 +109,7 @@ def accept_matching(target_ids: Tensor, draft_ids: Tensor, num_drafted: Tensor) 
     kept = target_ids[:, :-1] == draft_ids  # [B, K]
     num_accepted = _leading(kept, num_drafted)
     next_ids = target_ids.gather(1, num_accepted[:, None])[:, 0]
-    return Outcome(num_accepted, next_ids, torch.ones_like(next_ids, dtype=torch.bool))
+    return Accepted(num_accepted, next_ids, torch.ones_like(next_ids, dtype=torch.bool))
 
 
 def accept_block(
@@ -120,7 +120,7 @@ def accept_block(
     accept_u: Tensor,
     recover_u: Tensor,
     target_u: Tensor,
-) -> Outcome:
+) -> Accepted:
     """Keep the longest prefix of the drafts that a draw of its own keeps. Shapes as for `accept_token`.
 
     kept[n] = min(1, kept[n - 1] * target / draft) of the first n drafts; the prefix of n < num_drafted of them is kept
@@ -163,7 +163,7 @@ def accept_token(
     recover_u: Tensor,
     target_u: Tensor,
     lenience: Tensor | None = None,
-) -> Outcome:
+) -> Accepted:
     """Keep draft j with probability min(1, target / draft); replace the first rejected one from max(target - draft, 0).
 
     target_log_probs [B, K+1, V] float32 and draft_log_probs [B, K, V] float32, -inf outside the support; row b's extra
@@ -203,7 +203,7 @@ def _with_next(
     recover_u: Tensor,
     target_u: Tensor,
     left_of: Callable[[Tensor, Tensor], Tensor],
-) -> Outcome:
+) -> Accepted:
     """Recover from left_of(target, draft) after a rejection, else draw from the target's law."""
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
     weights = probabilities(target_log_probs[rows, num_accepted])  # [B, V] float64
@@ -214,7 +214,7 @@ def _with_next(
         left = left_of(weights, probabilities(draft_log_probs[rows, at]))
         weights = torch.where(rejected[:, None], left, weights)
         u = torch.where(rejected, recover_u[rows, at], u)
-    return Outcome(num_accepted, *inverse_cdf(weights, u))
+    return Accepted(num_accepted, *inverse_cdf(weights, u))
 
 
 def residual(target_probs: Array, draft_probs: Array) -> Array:

@@ -25,8 +25,36 @@ from google.protobuf.message import DecodeError
 from outrider.wire.errors import InvalidRequest, OutriderError
 from outrider.wire.log import get_logger
 
+log = get_logger(__name__)
+
+Options = list[tuple[str, int]]
 Parse = Callable[[Any, bytes], Any]
 Abort = Callable[[Any, OutriderError], Any]
+
+PING_TIMEOUT_MS = 10_000
+"""A peer that acknowledges nothing for so long is gone. Longer than `hang_watch.MIN_SILENCE_S`, for a process that gets
+no CPU answers no ping, and lives: whether one that has work hangs is for the hang watch to say. Twice as long, and what
+a peer that hangs or is cut off holds is freed so much later.
+"""
+_TOKEN_ID_BYTES = 5
+"""Bytes of a uint32 on the wire, at most."""
+CONTROL_BYTES = 1 << 20
+"""Bytes of a Control message beside token ids: sampling parameters, and small items that travel with it; and of a
+message of facts, whole. Twice as much lets a peer hold up a worker's event loop by some 30 ms more a message.
+"""
+MAX_CONNECTIONS = 4096
+"""To one server; a further one is closed at once. Twice as many may hold twice the memory of handshakes."""
+MAX_CALLS_OF_CONNECTION = 1024
+"""Calls open at once on one connection; clients wait with a further one."""
+HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
+"""Who connects and says nothing is left after this."""
+MAX_METADATA_BYTES = 16 * 1024
+"""Bytes of a call's metadata; one with more is refused with RESOURCE_EXHAUSTED."""
+MAX_ERROR_BYTES = 1300
+"""Bytes of an error's message: it travels as metadata, each byte as up to three, and clients take 8 KiB of that."""
+MAX_MESSAGE_BYTES = 64 << 20
+"""Bytes of a message between parts. Proposals go row by row: a vocabulary of 16 million would fit. Twice as much: so
+much more may be held of each message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,38 +126,6 @@ def _generating(inner: Any, abort: Abort) -> Any:
             await abort(context, error)
 
     return guarded
-
-
-log = get_logger(__name__)
-
-Options = list[tuple[str, int]]
-
-PING_TIMEOUT_MS = 10_000
-"""A peer that acknowledges nothing for so long is gone. Longer than `hang_watch.MIN_SILENCE_S`, for a process that gets
-no CPU answers no ping, and lives: whether one that has work hangs is for the hang watch to say. Twice as long, and what
-a peer that hangs or is cut off holds is freed so much later.
-"""
-_TOKEN_ID_BYTES = 5
-"""Bytes of a uint32 on the wire, at most."""
-CONTROL_BYTES = 1 << 20
-"""Bytes of a Control message beside token ids: sampling parameters, and small items that travel with it; and of a
-message of facts, whole. Twice as much lets a peer hold up a worker's event loop by some 30 ms more a message.
-"""
-MAX_CONNECTIONS = 4096
-"""To one server; a further one is closed at once. Twice as many may hold twice the memory of handshakes."""
-MAX_CALLS_OF_CONNECTION = 1024
-"""Calls open at once on one connection; clients wait with a further one."""
-HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
-"""Who connects and says nothing is left after this."""
-MAX_METADATA_BYTES = 16 * 1024
-"""Bytes of a call's metadata; one with more is refused with RESOURCE_EXHAUSTED."""
-MAX_ERROR_BYTES = 1300
-"""Bytes of an error's message: it travels as metadata, each byte as up to three, and clients take 8 KiB of that."""
-
-
-MAX_MESSAGE_BYTES = 64 << 20
-"""Bytes of a message between parts. Proposals go row by row: a vocabulary of 16 million would fit. Twice as much: so
-much more may be held of each message."""
 
 
 def _common(max_message_bytes: int) -> Options:
