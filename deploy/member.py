@@ -36,22 +36,22 @@ class Replica(Protocol):
 
 @dataclass(slots=True, eq=False)
 class PoolMember:
-    """One of a pool."""
+    """Holds what the launcher knows of one worker of a pool."""
 
     name: str
     pool: Pool
     worker: Replica
     state: registry_pb2.MemberState = STARTING
     started: Started | None = None
-    """Of its last life that said where it is, until that is known to be over."""
+    """Where its last life that said so is, until that life is known to be over."""
     epoch: int = 0
-    """Of its last life that did."""
+    """The epoch of its last life that said where it is."""
     is_watched: bool = False
     """It is asked for its facts where it says it is. Not while it is lost."""
     info: common_pb2.WorkerInfo | None = None
-    """Of that life, too."""
+    """What it said of itself when it was last asked in that life."""
     info_at_s: float = 0.0
-    """When it was asked for it."""
+    """When it was asked for `info`, monotonic seconds."""
     was_there: bool = False
     """A launcher before this one started it."""
     may_be_used: bool = False
@@ -61,7 +61,7 @@ class PoolMember:
     failing_since_s: float | None = None
     """When it was last asked for its facts in vain for the first time; None once Ray says that its process ended."""
     hanging_since_s: float | None = None
-    """The same, for as long as it says nothing at all, or that its engine hangs: who refuses to answer lives."""
+    """Since when it says nothing at all, or that its engine hangs; None while neither. Refusing is an answer."""
     is_silent: bool = False
     """Nothing came back when it was asked last."""
     seen_at_s: float | None = None
@@ -84,12 +84,12 @@ class PoolMember:
 
     @property
     def is_well(self) -> bool:
-        """Whether it can be used, as far as it is seen."""
+        """Return whether it can be used, as far as it is seen."""
         return self.is_watched and self.info is not None and self.failing_since_s is None
 
     @property
     def usefulness(self) -> tuple[bool, int, int]:
-        """Order by which workers go: one that nobody uses yet, then the one with the fewest answers, then the last."""
+        """Return the order of going: one that nobody uses yet, then the one with the fewest answers, then the last."""
         slots = self.info.num_slots_in_use if self.info is not None else 0
         return (self.state == SERVING, slots, -int(self.name.rpartition("-")[2]))
 

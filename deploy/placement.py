@@ -30,7 +30,7 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What one worker of a pool asks of Ray, and what it is given; of a split target, what each of its ranks is."""
+    """Says what one worker of a pool asks of Ray and is given; of a split target, what each of its ranks is given."""
 
     device: str
     """"cpu" or "cuda"; Ray shows a worker its own GPU only, as the first."""

@@ -41,26 +41,28 @@ SMALL_PAYLOAD_BYTES = 64 * 1024
 
 
 class Sender:
+    """Decides when which part of a proposal leaves for its target."""
+
     def __init__(self, engine: EngineThread, deliver: Callable[[PartOut], None]) -> None:
         """`deliver` runs on the gRPC loop's thread."""
         self._engine = engine
         self._deliver = deliver
 
     def send_due(self, a: Asked) -> None:
-        """Whole laws leave row by row, so that the wire works while the draft does; small payloads leave at the end."""
+        """Send whole laws row by row, so that the wire works while the draft does, and small payloads at the end."""
         if a.unsent and (a.topk is None or len(a.unsent) * a.topk * 8 > SMALL_PAYLOAD_BYTES):
             self._deliver_part(a)
         if a.done and (a.num_sent < len(a.draft_ids) or not a.draft_ids):
             self._deliver_part(a)
 
     def send_large(self, a: Asked) -> None:
-        """Of a proposal that is there at once: what has grown too large for one part leaves before the rest."""
+        """Send, of a proposal that is there at once, what has grown too large for one part, before the rest."""
         if sum(law.scores.nbytes for law in a.unsent) > SMALL_PAYLOAD_BYTES:
             self._deliver_part(a)
 
     def send_tree(self, a: Asked) -> None:
-        """When it is grown, for then it is known how many nodes it has. Wide laws go one by one, each with the tokens
-        that were drawn from it.
+        """Send a tree that is grown, for then it is known how many nodes it has. Wide laws go one by one, each with the
+        tokens that were drawn from it.
         """
         if a.unsent and (a.topk is None or len(a.unsent) * a.topk * 8 > SMALL_PAYLOAD_BYTES):
             for _, siblings in groupby(a.parents):
@@ -69,7 +71,7 @@ class Sender:
             self._deliver_part(a)
 
     def _deliver_part(self, a: Asked, num_ids: int | None = None, num_laws: int | None = None) -> None:
-        """The next tokens with their laws; all that there are without a number."""
+        """Send the next tokens with their laws; all that there are without a number."""
         laws, a.unsent = a.unsent[:num_laws], [] if num_laws is None else a.unsent[num_laws:]
         end = len(a.draft_ids) if num_ids is None else a.num_sent + num_ids
         ids = tuple(a.draft_ids[a.num_sent : end])
@@ -100,7 +102,7 @@ class Sender:
 
 
 class Deliverer:
-    """Streams are opened at the first proposal for an address and opened anew after they break."""
+    """Opens a stream at the first proposal for an address, and opens it anew after it breaks."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class GrownNode:
 
 
 class Urn:
-    """A law that is drawn from without replacement."""
+    """Draws from a law without replacement."""
 
     def __init__(self, law: RowLaw) -> None:
         self.law = law
@@ -43,7 +43,7 @@ class Urn:
         """Largest probability, under the whole law, that is left; 0 when nothing is."""
 
     def draw(self, numbers: Iterator[float]) -> bool:
-        """One more id by the next number. False when nothing is left."""
+        """Draw one more id by the next number. Return False when nothing is left."""
         if self.best_prob == 0.0:
             return False
         place = draw_place(self._weights, next(numbers))
@@ -55,7 +55,7 @@ class Urn:
 
 @dataclass(slots=True)
 class Growth:
-    """Owned by the proposal. `nodes` are all that were drawn or guessed, in the order in which they were."""
+    """Holds what a proposal has grown. `nodes` are all that were drawn or guessed, in the order in which they were."""
 
     shape: TreeShape
     nodes: list[GrownNode] = field(default_factory=list)
@@ -75,18 +75,18 @@ class Growth:
         return () if node == ROOT else self.nodes[node].prefix
 
     def most_drawn(self) -> int:
-        """Uniform numbers that the next level may take."""
+        """Return how many uniform numbers the next level may take."""
         if not self.shape.widths:
             return self._share()
         return len(self.frontier) * self.shape.widths[self.num_levels]
 
     def num_ranked(self) -> int:
-        """Guesses wanted of each node of the frontier."""
+        """Return how many guesses are wanted of each node of the frontier."""
         return self.shape.widths[self.num_levels] if self.shape.widths else self.shape.num_nodes
 
     def draw(self, laws: Sequence[RowLaw], uniforms: Sequence[float]) -> None:
-        """The next level under `rejection`. laws: of the frontier's nodes, as they will be sent; uniforms in (0, 1):
-        `most_drawn` of them, independent of each other.
+        """Grow the next level under `rejection`. laws: of the frontier's nodes, as they will be sent; uniforms:
+        `most_drawn` of them in (0, 1), independent of each other.
         """
         urns = [Urn(law) for law in laws]
         numbers = iter(uniforms)
@@ -105,7 +105,7 @@ class Growth:
         self._grown(list(range(first, len(self.nodes))))
 
     def guess(self, guesses: Sequence[Guesses]) -> None:
-        """The next level under `greedy` and `coupled`. guesses: `num_ranked` of each node of the frontier, or all."""
+        """Grow the next level under `greedy` and `coupled`. guesses: `num_ranked` of each frontier node, or all."""
         first = len(self.nodes)
         for node, (ids, probs) in zip(self.frontier, guesses, strict=True):
             for token_id, prob in zip(ids, probs, strict=True):
@@ -118,7 +118,7 @@ class Growth:
         self._grown(new)
 
     def tree(self) -> tuple[DraftTree, list[RowLaw]]:
-        """What is sent: the tree, and under `rejection` a law for each of its inner nodes, in that order."""
+        """Return what is sent: the tree, and under `rejection` a law for each of its inner nodes in order."""
         kept = range(len(self.nodes)) if self.shape.widths or self.laws else self._best()
         place = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}
         nodes = [self.nodes[node] for node in kept]
@@ -161,8 +161,8 @@ class Growth:
 
 
 def tree_row(slot: Slot, growth: Growth) -> Row:
-    """A tree's share of the next forward: all committed tokens and nodes to be fed that are not cached yet. The logits
-    wanted are those of the frontier.
+    """Return a tree's share of the next forward: all committed tokens and nodes to be fed that are not cached yet. The
+    logits wanted are those of the frontier.
     """
     num_cached, num_committed = len(slot.cached), len(slot.committed)
     tail = slot.committed[num_cached:]

@@ -49,7 +49,7 @@ def lines(
     most: float | None = None,
     link: Link | None = None,
 ) -> timeseries.Panel:
-    """Lines over time; the axis begins at 0. `width` of GRID_WIDTH."""
+    """Return lines over time; the axis begins at 0. `width` of GRID_WIDTH."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -76,7 +76,7 @@ def lines(
 def number(
     title: str, description: str, query: Query, unit: str, *, width: int = 3, steps: Sequence[tuple[float, str]] = ()
 ) -> stat.Panel:
-    """The last value, with its course behind it. `steps`: (from this value on, colour)."""
+    """Return the last value, with its course behind it. `steps`: (from this value on, colour)."""
     thresholds = [model.Threshold(value=None, color="text"), *(model.Threshold(value, color) for value, color in steps)]
     return (
         stat.Panel()
@@ -96,7 +96,7 @@ def number(
 
 
 def buckets(title: str, description: str, expr: str, unit: str, *, width: int = 8) -> heatmap.Panel:
-    """A histogram over time. `expr`: sum by (le) of the rate of its buckets."""
+    """Return a histogram over time. `expr`: sum by (le) of the rate of its buckets."""
     target = _target(Query(expr, "{{le}}"), 0).format(PromQueryFormat.HEATMAP)
     return (
         heatmap.Panel()
@@ -114,7 +114,7 @@ def buckets(title: str, description: str, expr: str, unit: str, *, width: int = 
 
 
 def rows(title: str, description: str, query: Query, hidden: Sequence[str], *, width: int = 12) -> table.Panel:
-    """One row for each series of the last instant: its labels, without `hidden`, and its value."""
+    """Return a table of a row for each series of the last instant: its labels, without `hidden`, and its value."""
     organize = model.DataTransformerConfig(id_val="organize", options={"excludeByName": dict.fromkeys(hidden, True)})
     return (
         table.Panel()

@@ -14,13 +14,13 @@ def rate(series: str, labels: str = "") -> str:
 
 
 def ratio(part: str, whole: str, by: str = "", labels: str = "") -> str:
-    """Of the rates of two counters."""
+    """Return the ratio of the rates of two counters."""
     space = f"{by} " if by else ""
     return f"sum {space}({rate(part, labels)}) / sum {space}({rate(whole, labels)})"
 
 
 def quantiles(series: str, labels: str = "") -> list[Query]:
-    """p50, p95 and p99 of a histogram over all gateways."""
+    """Return queries of p50, p95 and p99 of a histogram over all gateways."""
     inner = f"sum by (le) ({rate(f'{series}_bucket', labels)})"
     return [Query(f"histogram_quantile({q / 100}, {inner})", f"p{q}") for q in (50, 95, 99)]
 

@@ -1,8 +1,7 @@
-"""A certificate authority of one's own: its key and certificate in a folder, and a folder for each part beside them.
+"""`outrider certs`: certificates for mutual TLS between the parts, and for the gateway's users.
 
-Imports cryptography (the extra `certs`), so `certs` imports it when it is asked for.
-
-`outrider certs`: certificates for mutual TLS between the parts, and for the gateway's users.
+They are signed by an authority of one's own, whose key and certificate lie in a folder, with a folder for each part
+beside them. Needs cryptography (the extra `certs`).
 """
 
 from __future__ import annotations

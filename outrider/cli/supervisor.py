@@ -1,9 +1,8 @@
 """Starts a whole system, watches it, and ends all of it. Used by `outrider up` and `outrider demo`.
 
 Its child processes are the launcher and the gateways with Ray, whose children the workers then are, else the workers
-and the gateways.
-
-When a part of a running system that ended is started again: later each time, and no more once it keeps ending.
+and the gateways. A gateway that ends is started again, as is a launcher that finds its workers again: later
+each time, and no more once it keeps ending.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class SamplingParams:
 
     @property
     def determined(self) -> bool:
-        """Whether the next token is a function of those before it: drafts are guesses of it, whatever their law."""
+        """Return whether the next token is a function of those before it: drafts are guesses, whatever their law."""
         return self.greedy or self.acceptance is AcceptanceRule.COUPLED
 
     def check(self, vocab_size: int) -> None:

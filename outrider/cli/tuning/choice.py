@@ -18,7 +18,7 @@ Speeds = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of speeds, by repeat."""
+    """Compares speeds, repeat by repeat: the ratio of one setting's to another's."""
 
     median: float
     low: float
@@ -48,7 +48,7 @@ def speeds_of(passes: Mapping[str, Sequence[Pass]]) -> dict[str, list[float]]:
 
 
 def choose(speeds: Speeds) -> Recommendation:
-    """The fastest, or what is simpler and as fast within noise. PLAIN is one of them."""
+    """Return the fastest, or what is simpler and as fast within noise. PLAIN is one of them."""
     plain = speeds[PLAIN]
     fastest = max(speeds, key=lambda name: statistics.median(speeds[name]))
     name = next(name for name in speeds if name == fastest or _ties(speeds[name], speeds[fastest]))
@@ -56,7 +56,7 @@ def choose(speeds: Speeds) -> Recommendation:
 
 
 def fastest_of(speeds: Speeds) -> str:
-    """But for plain decoding."""
+    """Return the name of the fastest setting but for plain decoding."""
     return max((name for name in speeds if name != PLAIN), key=lambda name: statistics.median(speeds[name]))
 
 

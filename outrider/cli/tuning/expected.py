@@ -11,14 +11,14 @@ from outrider.client import TokenKind
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """Of a round with k drafts, each kept with probability alpha (Leviathan et al. 2023, equation 1)."""
+    """Return the tokens of a round of k drafts kept with probability alpha (Leviathan et al. 2023, equation 1)."""
     if alpha == 1.0:
         return k + 1.0
     return (1.0 - alpha ** (k + 1)) / (1.0 - alpha)
 
 
 def improvement(alpha: float, k: int, c: float) -> float:
-    """Factor on the speed of plain decoding (Leviathan et al. 2023, Theorem 3.8).
+    """Return the factor on the speed of plain decoding (Leviathan et al. 2023, Theorem 3.8).
 
     c: a draft token's time over a step of the target, which is taken to be as fast with k + 1 tokens as with one.
     """
@@ -26,13 +26,13 @@ def improvement(alpha: float, k: int, c: float) -> float:
 
 
 def best_k(alpha: float, c: float, most: int) -> int:
-    """The k of the largest improvement, 0 to `most` (Leviathan et al. 2023, Figure 3); the smaller of equals."""
+    """Return the k of the largest improvement, 0 to `most` (Leviathan et al. 2023, Figure 3); the smaller of equals."""
     return max(range(most + 1), key=lambda k: (improvement(alpha, k, c), -k))
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What became of the drafts of rounds with one K, or with several."""
+    """Counts what became of the drafts of rounds with one K, or with several."""
 
     shortest: int
     """The smallest of these K."""
@@ -45,7 +45,7 @@ class Acceptance:
 
     @classmethod
     def of(cls, passes: Mapping[int, Sequence[Pass]]) -> Acceptance:
-        """passes: by K."""
+        """Count the rounds of the passes, which are by K."""
         most = max(passes)
         reached, accepted = [0] * most, [0] * most
         answers = [answer for own in passes.values() for each in own for answer in each.answers]
@@ -57,16 +57,16 @@ class Acceptance:
 
     @property
     def alpha(self) -> float:
-        """Kept over looked at; 0 when nothing was drafted."""
+        """Return the drafts kept over those looked at; 0 when nothing was drafted."""
         return sum(self.accepted) / sum(self.reached) if sum(self.reached) else 0.0
 
     @property
     def by_position(self) -> list[float | None]:
-        """None where no round came that far."""
+        """Return the same by position; None where no round came that far."""
         return [kept / seen if seen else None for kept, seen in zip(self.accepted, self.reached, strict=True)]
 
     def chances(self) -> list[list[float]]:
-        """By answer and position: the probability that the draft's guess there is kept. [answers][tokens]
+        """Return, by answer and position, the probability that the draft's guess there is kept. [answers][tokens]
 
         A draft that was kept or replaced says so itself: a rule by token looks at the tokens before it and not at where
         its round began, so that it would have said the same in a round of any K; the rule by block is a little kinder
@@ -90,13 +90,13 @@ def _kinds(answer: TimedAnswer) -> tuple[TokenKind, ...]:
 
 
 def expected_speed(chances: Sequence[Sequence[float]], costs: Costs, k: int, max_tokens: int) -> float:
-    """Tokens per second of the same answers with k drafts a round."""
+    """Return the tokens per second of the same answers with k drafts a round."""
     by_k = [costs.by_k[num_drafts] for num_drafts in range(k + 1)]
     return sum(map(len, chances)) / sum(_expected_s(own, by_k, max_tokens) for own in chances)
 
 
 def _expected_s(chances: Sequence[float], by_k: Sequence[Cost], max_tokens: int) -> float:
-    """Of one answer: backwards over the positions at which a round may begin, which decides all that follows."""
+    """Go backwards over the positions at which a round may begin, each of which decides all that follows."""
     k = len(by_k) - 1
     num_tokens = len(chances)
     rest_s = [0.0] * (num_tokens + k + 2)  # from each position to the end

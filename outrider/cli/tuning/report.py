@@ -21,6 +21,7 @@ faster than its tokens a pass allow.
 
 
 def show(study: Study, console: Console) -> None:
+    """Print the tables of a study, what it recommends, and why that might not be relied on."""
     _show_acceptance(study, console)
     _show_costs(study, console)
     _show_speeds(study, console)
@@ -32,7 +33,7 @@ def show(study: Study, console: Console) -> None:
 
 
 def unsteady(study: Study) -> str | None:
-    """What says that the machine had other things to do, so that nothing follows; None when nothing does."""
+    """Return what says that the machine had other things to do, so that nothing follows; None when nothing does."""
     plain = study.points[0]
     first, middle, last = plain.expected_tokens_per_s, plain.tokens_per_s, statistics.median(study.speeds[PLAIN])
     if max(first, middle, last) > UNSTEADY * min(first, middle, last):
@@ -48,7 +49,7 @@ def unsteady(study: Study) -> str | None:
 
 
 def reason(study: Study) -> str:
-    """The recommendation and the numbers that it rests on."""
+    """Return the recommendation and the numbers that it rests on."""
     choice = study.choice
     because = f"the draft's alpha {study.acceptance.alpha:.2f}, c {study.costs.c:.2f}"
     if choice.name == PLAIN:
@@ -131,6 +132,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def to_json(study: Study) -> dict[str, Any]:
+    """Return all that was measured, expected and recommended."""
     return {
         "temperature": study.temperature,
         "unsteady": unsteady(study),

@@ -407,7 +407,7 @@ class Turn:
 
     @property
     def worked(self) -> bool:
-        """Whether a further call would decide otherwise."""
+        """Return whether a further call would decide otherwise."""
         return bool(self.running or self.pieces or self.num_admitted)
 
 
