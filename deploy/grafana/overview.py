@@ -113,7 +113,7 @@ def service() -> list[Panel]:
         ),
         lines(
             "Answers by outcome",
-            "Ended a second. ok: whole. refused: 429 at the door. cancelled: its client left. Others: what went wrong.",
+            "Ended a second. ok: whole. refused: 429 on arrival. cancelled: its client left. Others: what went wrong.",
             [Query(f"sum by (outcome) ({rate('outrider_requests_total')})", "{{outcome}}")],
             PER_S,
             stacked=True,

@@ -21,7 +21,7 @@ class MemberSeries(Collector):
     """`outrider_worker_connected{worker="draft"} == 0`: that draft is gone, or is being started.
     `outrider_worker_lost == 1`: the worker ought to serve, and does not.
     `sum by (pool, state) (outrider_members)`: members by state, of every pool, whether it has any or not.
-    `outrider_breaker_open == 1`: the member failed several times in a row and is left alone.
+    `outrider_breaker_open == 1`: the member is down by its health, and left alone.
     `outrider_member_requests`: requests placed there by this gateway.
     """
 
@@ -60,7 +60,7 @@ class MemberSeries(Collector):
         )
         states = GaugeMetricFamily("outrider_members", "Workers of a pool, by state.", labels=["pool", "role", "state"])
         breakers = GaugeMetricFamily(
-            "outrider_breaker_open", "1 while the worker is left alone because it failed.", labels=["member"]
+            "outrider_breaker_open", "1 while the worker is down by its health, and left alone.", labels=["member"]
         )
         requests = GaugeMetricFamily(
             "outrider_member_requests", "Requests that this gateway has placed there.", labels=["member", "pool"]

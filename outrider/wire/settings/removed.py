@@ -25,7 +25,7 @@ REMOVED = {
     "gateway.lenience": "speculation.lenience of the requests that want it",
     "gateway.wait_budget_min_ms": _CONSTANT,
     "gateway.wait_budget_max_ms": _CONSTANT,
-    "gateway.round_timeout_s": "leave it out: a worker that makes no step for 8 times its longest is lost after 30 s",
+    "gateway.round_timeout_s": "leave it out: a worker is lost after 8 times its longest step, within 4 s to 30 s",
     "gateway.start_timeout_s": "leave it out: a gateway waits 300 s for its workers, a request 120 s for a target",
     "gateway.trace_sample_ratio": "OTEL_TRACES_SAMPLER=parentbased_traceidratio and OTEL_TRACES_SAMPLER_ARG",
     "ray.target_gpus": _PLACED,
