@@ -13,7 +13,7 @@ from tests.chaos.checks import leaks, not_recovered, open_streams
 from tests.chaos.excuses import Outages
 from tests.chaos.faults import Chaos, possible
 from tests.chaos.load import REQUEST_TIMEOUT_S, STREAM_TIMEOUT_S, Gateway, Load
-from tests.chaos.plan import PAUSE_BEFORE_S, make_plan
+from tests.chaos.plan import LONGEST_S, PAUSE_BEFORE_S, SHORTEST_S, make_plan
 from tests.chaos.questions import answered, questions
 from tests.chaos.results import add_recovery, add_streams, add_strikes, add_verdict, quiet_waits
 from tests.chaos.system import running_system
@@ -87,7 +87,8 @@ def main() -> int:
         f"machine, the demo pair with --batch-invariant and a KV cache of {options.kv_cache_tokens} tokens a worker; "
         f"{options.streams[0]} to {options.streams[-1]} streams at once, a fault about every {options.every:g} s, "
         f"seed {options.seed}. A killed process is started again up to 5 s later; a hang, a cut, a full disk, a slow "
-        "or lying draft lasts 1 to 12 s. Right answers: those of the same system, plain, before the first fault."
+        f"or lying draft lasts {SHORTEST_S:g} to {LONGEST_S:g} s. Right answers: those of the same system, plain, "
+        "before the first fault."
     )
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.logs or Path(temporary)
