@@ -41,6 +41,7 @@ from outrider.wire.transport.tls import CertificateFolder
 log = get_logger(__name__)
 
 _POLL_S = 0.1
+"""Seconds between two looks at the workers. Doubled, one that has ended is noticed so much later."""
 _HERE = "127.0.0.1:0"
 _ALONE = "0.0.0.0:7000"
 _TLS_DIR = "OUTRIDER_LAUNCHER_TLS_DIR"

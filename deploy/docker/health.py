@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 4.0
+"""Seconds for an answer. Doubled, a part that hangs is called unhealthy so much later."""
 TLS_DIR = Path("/etc/outrider/secrets")
 """Where the compose file and the Kubernetes manifests mount a part's certificate, if it has one."""
 COMMAND_LINE = Path("/proc/1/cmdline")

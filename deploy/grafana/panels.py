@@ -95,7 +95,7 @@ def number(
     )
 
 
-def buckets(title: str, description: str, expr: str, unit: str, *, width: int = 8) -> heatmap.Panel:
+def buckets(title: str, description: str, expr: str, unit: str) -> heatmap.Panel:
     """Return a histogram over time. `expr`: sum by (le) of the rate of its buckets."""
     target = _target(Query(expr, "{{le}}"), 0).format(PromQueryFormat.HEATMAP)
     return (
@@ -103,7 +103,7 @@ def buckets(title: str, description: str, expr: str, unit: str, *, width: int = 
         .title(title)
         .description(description)
         .datasource(SOURCE)
-        .span(width)
+        .span(8)
         .height(HEIGHT)
         .with_target(target)
         .calculate(False)

@@ -48,8 +48,8 @@ def dashboard() -> Dashboard:
     )
 
 
-def counted(series: str, labels: str = WORKER, by: str = BY_MEMBER) -> str:
-    return f"sum {by} ({rate(series, labels)})"
+def counted(series: str, by: str = BY_MEMBER) -> str:
+    return f"sum {by} ({rate(series, WORKER)})"
 
 
 def what() -> list[Panel]:

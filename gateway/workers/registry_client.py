@@ -27,8 +27,11 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 log = get_logger(__name__)
 
 REPORT_S = 1.0
+"""Seconds between two reports of what is asked of each pool. Doubled, pools grow and shrink so much later."""
 REJOIN_S = 0.5
+"""Seconds between two attempts to join. Doubled, a registry that is back is heard of so much later."""
 MAX_MESSAGE_BYTES = 16 << 20
+"""Bytes of a membership. Doubled, a registry may have a gateway hold twice as many."""
 
 
 class RegistryClient:

@@ -21,7 +21,7 @@ from outrider.wire.errors import OutriderError
 from outrider.wire.kinds import DRAFTERS
 from outrider.wire.processes import StopFlag, StopRequested
 from outrider.wire.settings.pools import Values
-from outrider.wire.settings.system import SystemConfig, merged, read_yaml
+from outrider.wire.settings.system import DEMO_NAME, SystemConfig, merged, read_yaml
 
 _ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to ')
 """Finds, in either form of log, the lines shown without --verbose: faults, and pools that grow or shrink."""
@@ -178,9 +178,8 @@ def _show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) 
     rounds = " -K 5" if with_draft or own is not None else ""
     console.print(f"  outrider generate 'import os'{rounds} --address {endpoints.grpc}{trusted}\n", markup=False)
     if rounds:
-        console.print(
-            "-K 5 always drafts 5 tokens; without it K adapts, to none where drafts do not pay: often on the demo."
-        )
+        often = ": often on the demo" if settings.gateway.get("model_name") == DEMO_NAME else ""
+        console.print(f"-K 5 always drafts 5 tokens; without it K adapts, to none where drafts do not pay{often}.")
     if key:
         console.print(f"Both read an API key from {KEY_VARIABLE}.", markup=False)
     console.print("Ctrl-C stops everything.")

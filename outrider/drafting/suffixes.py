@@ -43,11 +43,6 @@ class SuffixIndex:
         return self._first + len(self._ids)
 
     @property
-    def num_keys(self) -> int:
-        """Return the number of different runs of min_n tokens that can be found."""
-        return len(self._last)
-
-    @property
     def is_empty(self) -> bool:
         return not self._ids
 

@@ -1,8 +1,8 @@
 """Count which sequences hold which cache blocks and which blocks hold which prefix, on host integers alone.
 
 A path holds the storage. A block holds `block_size` consecutive tokens of one sequence, in every layer. Blocks are
-counted by reference, so a forked table shares its prefix and copies a block only when it writes into one that somebody
-else reads. A block is held (by tables), idle (nobody holds it, but the prefix cache knows what it contains) or blank.
+counted by reference: tables that begin alike share them, and copy a block only to write into one that another reads.
+A block is held (by tables), idle (nobody holds it, but the prefix cache knows what it contains) or blank.
 
 The prefix cache saves feeding a prompt that begins like an earlier one. A full block is known by the digest of its
 tokens and of the digest before it, so that a digest stands for everything from the first token on. The first digest
@@ -35,10 +35,6 @@ class PrefixCache:
         self._pool = pool
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
-
-    @property
-    def num_published(self) -> int:
-        return len(self._digest_of)
 
     def is_published(self, block: int) -> bool:
         return block in self._digest_of
@@ -285,14 +281,6 @@ class BlockTable:
         dropped = self.blocks[keep:]
         del self.blocks[keep:]
         return self._pool.release(dropped)
-
-    def fork(self) -> BlockTable:
-        """Return a second table over the same tokens; either may go on, neither sees the other's writes."""
-        other = BlockTable(self._pool)
-        other.blocks, other.num_tokens = list(self.blocks), self.num_tokens
-        other.digests = list(self.digests)
-        self._pool.share(other.blocks)
-        return other
 
     def free(self) -> int:
         """Drop everything; return how many blocks became free. The table can be used again."""

@@ -31,18 +31,16 @@ def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
     return hashlib.sha256(json.dumps(entries, ensure_ascii=True).encode()).hexdigest()
 
 
-def first_difference(
-    a_json: bytes, b_json: bytes, *, a_name: str = "the target", b_name: str = "the draft"
-) -> str | None:
+def first_difference(target_json: bytes, draft_json: bytes) -> str | None:
     """Return the lowest id at which the two disagree, as a sentence; None when they agree.
 
     Raises ConfigError when either is not a tokenizer.json.
     """
-    a, b = _read(a_json), _read(b_json)
-    for token_id in sorted(a.tokens.keys() | b.tokens.keys()):
-        a_text, b_text = _describe(a, token_id), _describe(b, token_id)
-        if a_text != b_text:
-            return f"id {token_id} is {a_text} in {a_name} and {b_text} in {b_name}"
+    target, draft = _read(target_json), _read(draft_json)
+    for token_id in sorted(target.tokens.keys() | draft.tokens.keys()):
+        in_target, in_draft = _describe(target, token_id), _describe(draft, token_id)
+        if in_target != in_draft:
+            return f"id {token_id} is {in_target} in the target and {in_draft} in the draft"
     return None
 
 

@@ -59,6 +59,8 @@ class StopFlag:
         self._event.set()
 
 
+_KILLED_WITHIN_S = 10.0
+"""Seconds for SIGKILL to end a process. Doubled, one that the kernel holds is waited for so much longer."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # Loaded here, since little may safely be done in the forked child.
@@ -214,7 +216,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def end_descendants(grace_s: float, give_up_s: float = 10.0) -> list[int]:
+def end_descendants(grace_s: float) -> list[int]:
     """End every process below this one by pid: SIGTERM, and SIGKILL after `grace_s`. Return those it had to end.
 
     With `become_subreaper` called first, none can have escaped by losing its parent.
@@ -223,7 +225,7 @@ def end_descendants(grace_s: float, give_up_s: float = 10.0) -> list[int]:
     start = time.monotonic()
     while left := descendants(os.getpid()):
         elapsed_s = time.monotonic() - start
-        if elapsed_s > grace_s + give_up_s:
+        if elapsed_s > grace_s + _KILLED_WITHIN_S:
             break
         new = [pid for pid in left if pid not in ended]
         ended += new

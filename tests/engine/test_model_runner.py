@@ -23,6 +23,7 @@ from outrider.engine.step_plan import FORWARD_COST_TOKENS, Row, group_rows
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.settings.config import TargetConfig
 from tests import rounds
+from tests.forked_table import forked
 from tests.rounds import Fed, step
 from tests.tiny_models import tiny_llama
 
@@ -73,7 +74,7 @@ def test_forks_diverge_inside_a_shared_block(llama: ModelRunner) -> None:
     trunk = Fed(llama, uncached(llama), some_ids(60, 1))
     step(llama, [(trunk, 21, 0)])
     branch = Fed(llama, uncached(llama), trunk.ids[:21] + some_ids(30, 2))
-    branch.table, branch.num_cached = trunk.table.fork(), 21
+    branch.table, branch.num_cached = forked(llama.pool, trunk.table), 21
     assert step(llama, [(trunk, 27, 6), (branch, 26, 5)]) < TOLERANCE
     assert step(llama, [(trunk, 28, 1), (branch, 27, 1)]) < TOLERANCE
     trunk.table.free()

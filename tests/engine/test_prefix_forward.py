@@ -15,6 +15,7 @@ from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.paths.choice import BLOCK_SIZE, FACTORIES
 from outrider.engine.step_plan import Row
 from outrider.wire.settings.config import TargetConfig
+from tests.forked_table import forked
 from tests.native import skip_without_library
 from tests.tiny_models import tiny_llama
 
@@ -109,7 +110,7 @@ def test_a_table_that_got_its_copy_before_memory_ran_out_keeps_its_tokens(
     ids = some_ids(20, 11)
     one = runner.pool.new_table()
     feed(runner, one, ids)
-    two, three = one.fork(), runner.pool.new_table()
+    two, three = forked(runner.pool, one), runner.pool.new_table()
     longer, long = ids + some_ids(3, 12), some_ids(30, 13)
     with pytest.raises(OutOfBlocks):
         runner.forward([Row.of(two, longer, 20, 1), Row.of(three, long, 0, 1)])

@@ -21,6 +21,7 @@ from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.choice import FACTORIES, choose_path, tree_refusal
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
+from tests.forked_table import forked
 from tests.native import skip_without_library
 from tests.rounds import Fed, Grown, Truth, some_ids, some_parents, truth_of
 from tests.tiny_models import random_model
@@ -191,7 +192,7 @@ def test_a_fork_made_before_the_decision_keeps_the_whole_tree(path: str) -> None
     tree.nodes, tree.parents = some_ids(14, VOCAB_SIZE, 3), [-1, 0, 0, 2, 1, 3, 2, 5, 7, 8, 9, 10, 11, 12]
     runner.forward([Row.of(tree.table, tree.ids, 0, 0)])
     feed(tree, [], [])
-    fork = Grown(runner, tree.table.fork(), tree.ids, tree.nodes, tree.parents)
+    fork = Grown(runner, forked(runner.pool, tree.table), tree.ids, tree.nodes, tree.parents)
     shared = list(fork.table.blocks)
     tree.keep(13)  # over an end of a block
     assert fork.table.blocks == shared and tree.table.blocks[0] == shared[0] and tree.table.blocks[1] != shared[1]

@@ -41,6 +41,7 @@ from outrider.engine.step_plan import Row
 from outrider.engine.worker.slots import Behind, Slot, SlotTable
 from outrider.wire.errors import InvalidRequest, Overloaded
 from outrider.wire.params import SamplingParams
+from tests.forked_table import forked
 from tests.rounds import Grown
 from tests.tiny_models import random_model
 
@@ -430,7 +431,7 @@ class Workers(RuleBasedStateMachine):
         for slot in getattr(self, "table", ()):
             ids = [*slot.cached, slot.committed[-1]]
             if len(ids) <= CONTEXT and self.table.pool.num_in_use < NUM_BLOCKS:
-                fork = slot.table.fork()
+                fork = forked(self.table.pool, slot.table)
                 self.compare(ids, self.runner.forward([Row.of(fork, ids, len(slot.cached), 1)])[0])
                 fork.free()
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engine.kv_pool import TRASH_BLOCK, KVPool, OutOfBlocks
+from tests.forked_table import forked
 
 
 def test_reserve_takes_whole_blocks_and_reports_tokens() -> None:
@@ -66,7 +67,7 @@ def test_a_fork_copies_the_shared_partial_block_when_it_writes() -> None:
     pool = KVPool(8, block_size=4)
     table = pool.new_table()
     table.reserve(6)
-    fork = table.fork()
+    fork = forked(pool, table)
     shared = list(table.blocks)
     copies = fork.reserve(7)
     assert copies == [(shared[1], fork.blocks[1])] and fork.blocks[0] == shared[0] and fork.blocks[1] != shared[1]
@@ -79,7 +80,7 @@ def test_a_fork_rolled_back_into_a_shared_block_copies_it_too() -> None:
     pool = KVPool(8, block_size=4)
     table = pool.new_table()
     table.reserve(8)
-    fork = table.fork()
+    fork = forked(pool, table)
     assert fork.truncate(5) == 0
     assert fork.reserve(6) == [(table.blocks[1], fork.blocks[1])]
     assert fork.truncate(4) == 1
@@ -92,7 +93,7 @@ def test_stored_tokens_are_rewritten_in_blocks_of_their_own() -> None:
     table = pool.new_table()
     table.reserve(14)
     pool.prefix.publish(table, range(14))  # blocks 0 to 2
-    fork = table.fork()
+    fork = forked(pool, table)
     before = list(table.blocks)
     assert table.rewrite(6, 6) == []
     copies = table.rewrite(6, 12)  # blocks 1 and 2
@@ -129,7 +130,7 @@ def test_references_always_equal_the_tables_that_hold_a_block(
         if action == "new":
             tables.append(pool.new_table())
         elif action == "fork":
-            tables.append(table.fork())
+            tables.append(forked(pool, table))
         elif action == "free":
             table.free()
         elif action == "truncate":

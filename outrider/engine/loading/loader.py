@@ -43,9 +43,9 @@ ANSWER_TOKENS = 4096
 """Tokens of a slot that the cache has room for on a CPU, where contexts are longer. Doubling it doubles its memory,
 once they are used."""
 CPU_FRACTION = 0.1
+"""Share of a CPU's free memory for the cache: it is everybody's. Doubling it leaves less to other processes."""
 GPU_FRACTION = 0.9
-"""Share of the free memory for the cache: a CPU's is everybody's, a GPU's is ours, captured graphs included. Doubling
-the first leaves less to other processes."""
+"""Share of a GPU's, which is ours, captured graphs included: the rest is for what torch takes beside them."""
 VERIFY_TOKENS = 6
 """Positions of a slot in a full step, for the estimate of its memory: the default K and one. Doubling it leaves
 less to the cache."""

@@ -9,7 +9,7 @@ drafter-invariant speculative decoding", 2024, section 3). Used by the proposer 
 Which id wins must not depend on the device: the integer bits are Philox's, and `fixed_log` is a fixed sequence of IEEE
 operations, in place of a library's logarithm, whose last bits differ. `coupled_ids` is the law in torch, for a batch of
 rows on any device, and waits for nothing; `coupled_id` gives the same ids row by row on the host, with logarithms for
-the few that may win, and stays for what it saves of a step (`make bench-sampling`).
+the few that may win, and stays for what it saves of a step: `host_sampling.py` says how much.
 """
 
 from __future__ import annotations

@@ -16,11 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, process_row
-from outrider.engine.sampling.row_law import Ids, RowLaw, Scores, exactly_best, kth_best, nucleus
+from outrider.engine.sampling.row_law import COLDEST, Ids, RowLaw, Scores, exactly_best, kth_best, nucleus
 from outrider.wire.params import SamplingParams
-
-COLDEST = float(np.finfo(np.float32).tiny)
-"""Least temperature; lower ones act as this one, for float32 would divide by zero."""
 
 
 class HostLogits:

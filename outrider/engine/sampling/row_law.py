@@ -24,6 +24,8 @@ Weights = NDArray[np.float64]
 Array = TypeVar("Array", Tensor, NDArray[np.float64])
 """Takes and returns either kind, where one function serves both."""
 
+COLDEST = float(np.finfo(np.float32).tiny)
+"""Least temperature; lower ones act as this one, for float32 would divide by zero."""
 _MAX_CHUNK = 64
 """Most entries that one maximum stands for. Doubling it halves the maxima, and lets more entries pass the bound."""
 _MIN_CHUNKS = 4
@@ -36,9 +38,9 @@ _NUM_BINS = 1024
 _LEAST, _WORST = 1e-30, 745.0
 """Bounds of a score below 0: far from dividing by zero, and so low that its exponential is 0 in float64."""
 _SLACK = 1e-3
+"""Margin of a bound on scores, far above their rounding: too much is kept, never too little. Doubled, a little more."""
 _SURE = 1e-9
-"""Margins far above the rounding of what they are compared with: a bound may keep too much, never too little. Doubling
-them keeps a little more."""
+"""The same of the mass 1 - top_p: with less, no bound is used."""
 
 
 def kth_best(x: Scores, k: int) -> np.float32:

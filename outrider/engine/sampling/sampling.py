@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_device
-from outrider.engine.sampling.host_sampling import COLDEST
 from outrider.engine.sampling.penalties import LogitRow
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import COLDEST, RowLaw
 from outrider.wire.params import SamplingParams
 
 _HALF = 16

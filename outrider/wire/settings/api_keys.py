@@ -17,7 +17,9 @@ from outrider.wire.settings.files import write_whole
 
 PREFIX = "or-"
 KEY_BYTES = 32
+"""Random bytes of a key: twice as many are no harder to guess in practice, and longer to paste."""
 MAX_FILE_BYTES = 4 << 20
+"""Bytes of the file, read on the event loop. Doubled, a change of the largest one holds it up twice as long."""
 HEADING = (
     "# API keys of an Outrider gateway, hashed. Written by `outrider keys`; docs/keys.md says what the fields mean.\n"
 )

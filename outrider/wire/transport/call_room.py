@@ -33,6 +33,7 @@ the largest size, so that twice as many drafts may hold twice the memory of a ta
 MAX_LOOKING = 16
 """Calls that watch health or ask for the services, of each caller a quarter."""
 RETRY_S = 1.0
+"""Seconds after which a caller that was refused is told to try again. Doubled, it waits so much longer."""
 
 _END: Any = getattr(grpc.aio, "EOF")  # noqa: B009  # the stubs lack it
 
