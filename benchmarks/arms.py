@@ -44,6 +44,7 @@ PLAIN, EXACT, LENIENT = "plain", "rejection", "lenience 0.5"
 WITHOUT_MODEL = ("ngram", "lookup")
 RULES: Mapping[str, Speculation] = {
     EXACT: Speculation(),
+    "rejection by token": Speculation(lenience=1 - 1e-6),  # the rule under lenience, and next to none of it
     "coupled": Speculation(acceptance=AcceptanceRule.COUPLED),
     "lenience 0.8": Speculation(lenience=0.8),
     LENIENT: Speculation(lenience=0.5),

@@ -88,7 +88,10 @@ def _place(start: int, node: int) -> int:
 def decide(
     ready: Sequence[ReadyVerify], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
 ) -> list[Decided]:
-    """Decide each slot. logits: [sum(K_b + 1), V] float32, slots in order. by_block: how `rejection` looks at drafts.
+    """Decide each slot.
+
+    logits: [sum(K_b + 1), V] float32, slots in order. by_block: how rejection looks at drafts without lenience; false
+    is for tests alone, which compare the rule of lenience, by token, with the exact law.
 
     Raises NonFiniteLogits, naming a row of every slot that cannot be decided for it. Rows that nothing is decided by
     may hold anything on the host.

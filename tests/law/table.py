@@ -77,6 +77,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         "vocabulary of eight are drawn through real services, and their first three and last three tokens compared "
         "with the target's law, which transformers computes without cache. Target and draft are unrelated random "
         "models. The seeds are fixed. That broken rules fail the same test: `tests/law`.",
+        "By block is how rejection looks at drafts; by token is how it looks at them under lenience, here without any. "
         "Under rejection the law is exact as long as whether a proposal comes in time does not depend on what "
         "was drafted. A law that is sent as its entries (`topk`, or under top-k, top-p and min-p) has as many "
         "as the parameters leave of it, which depends on the tokens before it: on a link so slow that these "
