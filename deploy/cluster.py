@@ -98,8 +98,16 @@ class Cluster:
                 "_temp_dir": str(Path(self._folder, "ray")),  # Ray opens its folders to everybody; ours is closed
             }
         try:
-            _ray().init(address=self._wanted or "local", namespace=NAMESPACE, **local)
-        except Exception as error:  # also bare ones: that its own parts were not up in time
+            try:
+                _ray().init(address=self._wanted or "local", namespace=NAMESPACE, **local)
+            except Exception as error:  # a bare one: its own parts were not up within 30 s, on a machine that is busy
+                if not self.is_ours or "timed out during startup" not in str(error):
+                    raise
+                log.warning("Ray was not up within the 30 s that it waits for itself; it is started once more")
+                _ray().shutdown()
+                end_descendants(STOP_GRACE_S)
+                _ray().init(address="local", namespace=NAMESPACE, **local)
+        except Exception as error:
             where = "on this machine" if self.is_ours else f"at {self._wanted!r}"
             raise ConfigError(f"no Ray {where}: {_reason(error)}; start one, or use --no-ray") from error
         except SystemExit:  # Ray's own answer to SIGTERM while it starts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from ray.exceptions import AuthenticationError
 
@@ -37,3 +39,25 @@ def test_a_cluster_that_refuses_our_token_is_told_so(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ray.init", init)
     with pytest.raises(ConfigError, match="Failed to connect to Ray cluster: its token is not RAY_AUTH_TOKEN"):
         Cluster("auto").__enter__()
+
+
+@pytest.mark.parametrize("num_slow", [1, 2])
+def test_a_ray_that_was_not_up_in_time_is_started_once_more(monkeypatch: pytest.MonkeyPatch, num_slow: int) -> None:
+    started = []
+
+    def init(**given: object) -> None:
+        started.append(given)
+        if len(started) <= num_slow:
+            raise Exception("The current node timed out during startup. This could happen because")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    monkeypatch.setattr("deploy.cluster.os.environ", dict(os.environ))
+    monkeypatch.setattr("deploy.cluster.become_subreaper", lambda: None)
+    monkeypatch.setattr("deploy.cluster.end_descendants", lambda _: [])
+    if num_slow == 1:
+        Cluster(None).__enter__().__exit__(None, None, None)
+    else:
+        with pytest.raises(ConfigError, match=r"no Ray on this machine: .* timed out during startup"):
+            Cluster(None).__enter__()
+    assert len(started) == 2
