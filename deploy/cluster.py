@@ -98,25 +98,31 @@ class Cluster:
                 "_temp_dir": str(Path(self._folder, "ray")),  # Ray opens its folders to everybody; ours is closed
             }
         try:
-            try:
-                _ray().init(address=self._wanted or "local", namespace=NAMESPACE, **local)
-            except Exception as error:  # a bare one: its own parts were not up within 30 s, on a machine that is busy
-                if not self.is_ours or "timed out during startup" not in str(error):
-                    raise
-                log.warning("Ray was not up within the 30 s that it waits for itself; it is started once more")
-                _ray().shutdown()
-                end_descendants(STOP_GRACE_S)
-                _ray().init(address="local", namespace=NAMESPACE, **local)
+            self._init(local)
         except Exception as error:
             where = "on this machine" if self.is_ours else f"at {self._wanted!r}"
             raise ConfigError(f"no Ray {where}: {_reason(error)}; start one, or use --no-ray") from error
         except SystemExit:  # Ray's own answer to SIGTERM while it starts
             raise StopRequested from None
 
-    def _end(self) -> None:
+    def _init(self, local: Mapping[str, Any]) -> None:
+        """Join, or start a Ray of our own; once more if it was not up in time, as on a machine that is busy."""
+        try:
+            _ray().init(address=self._wanted or "local", namespace=NAMESPACE, **local)
+        except Exception as error:  # Ray raises no class of its own for it
+            if not self.is_ours or "timed out during startup" not in str(error):
+                raise
+            log.warning("Ray was not up within the 30 s that it waits for itself; it is started once more")
+            self._end_ray()
+            _ray().init(address="local", namespace=NAMESPACE, **local)
+
+    def _end_ray(self) -> None:
         _ray().shutdown()
         if self.is_ours and (left := end_descendants(STOP_GRACE_S)):
             log.debug("ended what Ray left behind: %s", left)
+
+    def _end(self) -> None:
+        self._end_ray()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
