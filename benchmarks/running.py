@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -31,6 +33,8 @@ def running(
 
     Signals keep their own meaning, so that Ctrl-C ends a measurement at once.
     """
+    if gateway_module != "gateway":  # not installed, and children do not look into the current folder
+        os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[1]))
     ports = {"port": 0, "grpc_port": 0}
     ray: dict[str, Any] | None = {} if with_ray else None
     config = SystemConfig.read({"target": target, "draft": draft, "ray": ray, "gateway": {**ports, **(gateway or {})}})

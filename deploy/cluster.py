@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,8 +106,11 @@ class Cluster:
         except SystemExit:  # Ray's own answer to SIGTERM while it starts
             raise StopRequested from None
 
-    def _init(self, local: Mapping[str, Any]) -> None:
+    def _init(self, wanted: Mapping[str, Any]) -> None:
         """Join, or start a Ray of our own; once more if it was not up in time, as on a machine that is busy."""
+        # Ray has workers import from the driver's current folder first, whatever PYTHONSAFEPATH says; not for a client.
+        job_config = _ray().job_config.JobConfig(_client_job=sys.flags.safe_path)
+        local = {**wanted, "job_config": job_config}
         try:
             _ray().init(address=self._wanted or "local", namespace=NAMESPACE, **local)
         except Exception as error:  # Ray raises no class of its own for it

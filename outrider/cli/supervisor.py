@@ -79,6 +79,8 @@ _SERVED_TIMEOUT_S = 120.0
 """Seconds until a gateway whose workers are there must serve."""
 _GRACE_S = 5.0
 """Seconds beyond its drain_timeout_s in which a gateway tells the clients of running answers that they end."""
+_HURRIED_GRACE_S = 1.0
+"""Seconds that a gateway has for it after a second signal."""
 _WORKERS_GRACE_S = 30.0
 """Seconds for the launcher to stop its actors and Ray, beyond the time of what still runs there."""
 _SHOWN_LINES = 20
@@ -218,7 +220,8 @@ class Supervisor:
             grace_s = self.drain_timeout_s + _GRACE_S if is_gateway[name] else self._workers_grace_s()
             # Actors on a cluster that is not ours end only when the launcher kills them.
             joined = name == _LAUNCHER and self._config.ray is not None and self._config.ray.address is not None
-            self._children[name].stop(0.0 if self._stop_flag.hurry and not joined else grace_s)
+            hurried_grace_s = _HURRIED_GRACE_S if is_gateway[name] else grace_s if joined else 0.0
+            self._children[name].stop(grace_s, lambda: self._stop_flag.hurry, hurried_grace_s)
         end_descendants(grace_s=0.5)
         for child in self._children.values():
             child.close()

@@ -55,12 +55,14 @@ class StopFlag:
             raise StopRequested
 
     def _on_signal(self, number: int, frame: types.FrameType | None) -> None:
-        self.hurry = self._event.is_set()
+        self.hurry = self.hurry or self._event.is_set()
         self._event.set()
 
 
 _KILLED_WITHIN_S = 10.0
 """Seconds for SIGKILL to end a process. Doubled, one that the kernel holds is waited for so much longer."""
+_LOOK_S = 0.05
+"""Seconds between two looks whether a child is to hurry. Doubled, a second signal reaches it so much later."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # Loaded here, since little may safely be done in the forked child.
@@ -104,7 +106,8 @@ class Child:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=env,
+            # What lies in the user's folder under one of our names is none of our modules.
+            env={**(os.environ if env is None else env), "PYTHONSAFEPATH": "1"},
             start_new_session=True,
             preexec_fn=_die_with_parent(os.getpid()),
         )
@@ -136,12 +139,22 @@ class Child:
                 self.process.stdin.close()
         self.process.terminate()
 
-    def stop(self, grace_s: float) -> None:
-        """Ask it to stop, and send SIGKILL after `grace_s`. Does nothing to a process that has ended."""
+    def stop(self, grace_s: float, hurry: Callable[[], bool] = lambda: False, hurried_grace_s: float = 0.0) -> None:
+        """Ask it to stop, and send SIGKILL after `grace_s`. Does nothing to a process that has ended.
+
+        Once `hurry` says so it is asked again, and has `hurried_grace_s` from then on.
+        """
         self.ask_to_stop()
-        try:
-            self.process.wait(grace_s)
-        except subprocess.TimeoutExpired:
+        give_up = time.monotonic() + grace_s
+        hurried = False
+        while self.process.poll() is None and time.monotonic() < give_up:
+            if hurry() and not hurried:
+                hurried = True
+                self.process.terminate()
+                give_up = min(give_up, time.monotonic() + hurried_grace_s)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(min(_LOOK_S, max(0.0, give_up - time.monotonic())))
+        if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
 

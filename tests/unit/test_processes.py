@@ -1,0 +1,59 @@
+"""Children: whose modules they import, and how a second signal reaches one that is being waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from outrider.wire.processes import Child, StopFlag
+
+_STUBBORN = """
+import signal, sys, time
+got = []
+signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+print('{"event": "ready"}', flush=True)
+while len(got) < int(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
+
+def test_a_folder_of_our_name_where_the_user_is_hides_none_of_our_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outrider").mkdir()
+    (tmp_path / "outrider" / "__init__.py").write_text("raise RuntimeError('of the user')")
+    monkeypatch.chdir(tmp_path)
+    child = Child("one", [sys.executable, "-m", "outrider.wire.processes"], env=dict(os.environ))
+    code = child.process.wait(30)
+    lines = child.last_lines(5)
+    child.close()
+    assert (code, lines) == (0, [])
+
+
+@pytest.mark.parametrize(("signals", "code"), [(2, 0), (3, -signal.SIGKILL)])
+def test_a_second_signal_while_a_child_is_waited_for_reaches_it_and_shortens_its_grace(signals: int, code: int) -> None:
+    flag = StopFlag()
+    child = Child("one", [sys.executable, "-c", _STUBBORN, str(signals)])
+    child.events.get(timeout=30)
+    flag._on_signal(signal.SIGINT, None)
+    child.ask_to_stop()
+    time.sleep(0.2)
+    flag._on_signal(signal.SIGINT, None)
+    began = time.monotonic()
+    child.stop(20.0, lambda: flag.hurry, 0.5)
+    child.close()
+    assert time.monotonic() - began < 5
+    assert child.returncode == code
+
+
+def test_ctrl_c_while_the_command_line_imports_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "outrider.cli", "up"], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
