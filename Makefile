@@ -16,6 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is `$(PYTHON) -V 2>&1`, Outrider needs Python 3.11 or later; say make PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Installing, about two minutes'
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine,ray,trace,certs,dev]'
 	@touch $@
 

@@ -92,7 +92,7 @@ def test_a_drafter_that_lacks_its_text_or_needs_none_is_refused(said: str, messa
     [
         (
             {"targets": {"chat": {"model": "t", "max_slotz": 1}}},
-            "targets.chat.max_slotz is no setting; known: attention_path",
+            "targets.chat.max_slotz is no setting; did you mean max_slots?",
         ),
         ({"targets": {"chat": {}}}, "targets.chat.model is missing"),
         (

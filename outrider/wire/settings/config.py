@@ -5,9 +5,10 @@ Field `port` of the draft is `--port` on its command line and OUTRIDER_DRAFT_POR
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -304,8 +305,8 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> 
     refuse_removed(part_of(cls), [*ours.items(), *((flag[2:].replace("-", "_"), flag) for flag in flags)])
     for name, key in ours.items():
         if name not in cls.model_fields:
-            known = ", ".join(sorted(f"{prefix}{name}".upper() for name in cls.model_fields))
-            raise ConfigError(f"{key} is no setting of {cls.__name__}; known: {known}")
+            known = [f"{prefix}{name}".upper() for name in cls.model_fields]
+            raise ConfigError(f"{key} is no setting of the {part_of(cls)}; {meant(key.upper(), known)}")
     if argv is not None:
         given["_cli_parse_args"] = list(argv)
     try:
@@ -324,6 +325,12 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> 
 def part_of(cls: type[BaseSettings]) -> str:
     """Return which process the settings are of: target, draft or gateway."""
     return str(cls.model_config["env_prefix"]).removeprefix("OUTRIDER_").removesuffix("_").lower()
+
+
+def meant(written: str, known: Collection[str]) -> str:
+    """Return the known name that is most like what was written; all of them where none is."""
+    close = difflib.get_close_matches(written, known, 1, 0.75)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
 
 
 def reason(detail: Mapping[str, Any]) -> str:

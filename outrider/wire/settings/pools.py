@@ -19,6 +19,7 @@ from outrider.wire.settings.config import (
     TargetConfig,
     WorkerConfig,
     load,
+    meant,
     parse_cores,
     part_of,
     reason,
@@ -146,12 +147,12 @@ def read_part(name: str, cls: type[_Part], values: object, beside: Sequence[str]
     unknown = sorted(set(given) - set(cls.model_fields))
     refuse_removed(part_of(cls), [(setting, f"{name}.{setting}") for setting in unknown])
     if unknown:
-        raise ConfigError(
-            f"{name}.{unknown[0]} is no setting; known: {', '.join(sorted([*cls.model_fields, *beside]))}"
-        )
+        raise ConfigError(f"{name}.{unknown[0]} is no setting; {meant(unknown[0], [*cls.model_fields, *beside])}")
     try:
         return load(cls, **{key: None if value is None else str(value) for key, value in given.items()})
     except ConfigError as error:
+        if error.message.startswith(str(cls.model_config["env_prefix"])):  # of a variable, which says whose it is
+            raise
         raise ConfigError(f"{name}.{error.message}", param=error.param) from None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from outrider.wire.errors import ConfigError
 
-_CONSTANT = "leave it out: nobody needed another value"
+_CONSTANT = "leave it out: how long a proposal is waited for follows from what rounds take"
 _LOOKUP = "leave it out: lookup matches 2 to 8 tokens, and remembers 65,536"
 _MESSAGES = "leave it out: the limit follows from what the messages carry"
 _PLACED = "say num_gpus in the settings of that pool"

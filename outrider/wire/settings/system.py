@@ -185,12 +185,32 @@ def gateway_config(values: Values, **workers: str | None) -> GatewayConfig:
 def read_yaml(path: Path) -> Values:
     """Return the parts named in a YAML file. Raises ConfigError naming the file and what is wrong with it."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        _refuse_twice(path, yaml.compose(text, Loader=yaml.SafeLoader))
+        values = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is not YAML: {error}") from None
+    if values is None:
+        raise ConfigError(f"{path} is empty; name a part, such as target: {{model: FOLDER}}, or leave --config out")
     return mapping(str(path), values)
+
+
+def _refuse_twice(path: Path, node: yaml.Node | None) -> None:
+    """Raise ConfigError for a key that stands twice in one place: YAML would take the last."""
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, yaml.SequenceNode):
+            pending += node.value
+        elif isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                    raise ConfigError(f"{path}, line {key.start_mark.line + 1}: {key.value!r} is there twice; keep one")
+                seen.add(str(key.value))
+                pending.append(value)
 
 
 def flags(config: WorkerConfig | GatewayConfig) -> list[str]:
