@@ -106,19 +106,19 @@ class Cluster:
         except SystemExit:  # Ray's own answer to SIGTERM while it starts
             raise StopRequested from None
 
-    def _init(self, wanted: Mapping[str, Any]) -> None:
+    def _init(self, local: Mapping[str, Any]) -> None:
         """Join, or start a Ray of our own; once more if it was not up in time, as on a machine that is busy."""
         # Ray has workers import from the driver's current folder first, whatever PYTHONSAFEPATH says; not for a client.
         job_config = _ray().job_config.JobConfig(_client_job=sys.flags.safe_path)
-        local = {**wanted, "job_config": job_config}
+        options = {**local, "job_config": job_config}
         try:
-            _ray().init(address=self._wanted or "local", namespace=NAMESPACE, **local)
+            _ray().init(address=self._wanted or "local", namespace=NAMESPACE, **options)
         except Exception as error:  # Ray raises no class of its own for it
             if not self.is_ours or "timed out during startup" not in str(error):
                 raise
             log.warning("Ray was not up within the 30 s that it waits for itself; it is started once more")
             self._end_ray()
-            _ray().init(address="local", namespace=NAMESPACE, **local)
+            _ray().init(address="local", namespace=NAMESPACE, **options)
 
     def _end_ray(self) -> None:
         _ray().shutdown()

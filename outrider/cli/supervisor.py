@@ -80,7 +80,8 @@ _SERVED_TIMEOUT_S = 120.0
 _GRACE_S = 5.0
 """Seconds beyond its drain_timeout_s in which a gateway tells the clients of running answers that they end."""
 _HURRIED_GRACE_S = 1.0
-"""Seconds that a gateway has for it after a second signal."""
+"""Seconds that a gateway has for it after a second signal. Doubling it makes a second signal take twice as long where
+clients do not listen."""
 _WORKERS_GRACE_S = 30.0
 """Seconds for the launcher to stop its actors and Ray, beyond the time of what still runs there."""
 _SHOWN_LINES = 20

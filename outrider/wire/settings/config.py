@@ -300,13 +300,9 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> 
     Raises ConfigError naming the setting, its value and what is allowed. `--help` prints and exits.
     """
     prefix = str(cls.model_config["env_prefix"])
-    ours = {key.upper().removeprefix(prefix).lower(): key for key in os.environ if key.upper().startswith(prefix)}
     flags = [arg.partition("=")[0] for arg in argv or () if arg.startswith("--")]
-    refuse_removed(part_of(cls), [*ours.items(), *((flag[2:].replace("-", "_"), flag) for flag in flags)])
-    for name, key in ours.items():
-        if name not in cls.model_fields:
-            known = [f"{prefix}{name}".upper() for name in cls.model_fields]
-            raise ConfigError(f"{key} is no setting of the {part_of(cls)}; {meant(key.upper(), known)}")
+    refuse_removed(part_of(cls), ((flag[2:].replace("-", "_"), flag) for flag in flags))
+    check_variables(cls)
     if argv is not None:
         given["_cli_parse_args"] = list(argv)
     try:
@@ -320,6 +316,17 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> 
         if not name:  # settings that contradict each other
             raise ConfigError(reason(first)) from None
         raise ConfigError(f"{name} is {first.get('input')!r}: {reason(first)}", param=name) from None
+
+
+def check_variables(cls: type[BaseSettings]) -> None:
+    """Raise ConfigError for a variable of the process that is no setting of it, or none any more."""
+    prefix = str(cls.model_config["env_prefix"])
+    ours = {key.upper().removeprefix(prefix).lower(): key for key in os.environ if key.upper().startswith(prefix)}
+    refuse_removed(part_of(cls), ours.items())
+    for name, key in ours.items():
+        if name not in cls.model_fields:
+            known = [f"{prefix}{name}".upper() for name in cls.model_fields]
+            raise ConfigError(f"{key} is no setting of the {part_of(cls)}; {meant(key.upper(), known)}")
 
 
 def part_of(cls: type[BaseSettings]) -> str:

@@ -18,6 +18,7 @@ from outrider.wire.settings.config import (
     GatewayConfig,
     TargetConfig,
     WorkerConfig,
+    check_variables,
     load,
     meant,
     parse_cores,
@@ -148,11 +149,10 @@ def read_part(name: str, cls: type[_Part], values: object, beside: Sequence[str]
     refuse_removed(part_of(cls), [(setting, f"{name}.{setting}") for setting in unknown])
     if unknown:
         raise ConfigError(f"{name}.{unknown[0]} is no setting; {meant(unknown[0], [*cls.model_fields, *beside])}")
+    check_variables(cls)  # here, for a variable says itself whose it is
     try:
         return load(cls, **{key: None if value is None else str(value) for key, value in given.items()})
     except ConfigError as error:
-        if error.message.startswith(str(cls.model_config["env_prefix"])):  # of a variable, which says whose it is
-            raise
         raise ConfigError(f"{name}.{error.message}", param=error.param) from None
 
 

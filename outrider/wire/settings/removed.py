@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from outrider.wire.errors import ConfigError
 
-_CONSTANT = "leave it out: how long a proposal is waited for follows from what rounds take"
+_WAITS = "leave it out: how long a proposal is waited for follows from what rounds take"
 _LOOKUP = "leave it out: lookup matches 2 to 8 tokens, and remembers 65,536"
 _MESSAGES = "leave it out: the limit follows from what the messages carry"
 _PLACED = "say num_gpus in the settings of that pool"
@@ -23,8 +23,8 @@ REMOVED = {
     "draft.full_logprobs_budget_bytes": "the gateway's draft_logprobs, full or topk:N",
     "gateway.draft_topk": "draft_logprobs, as in topk:128",
     "gateway.lenience": "speculation.lenience of the requests that want it",
-    "gateway.wait_budget_min_ms": _CONSTANT,
-    "gateway.wait_budget_max_ms": _CONSTANT,
+    "gateway.wait_budget_min_ms": _WAITS,
+    "gateway.wait_budget_max_ms": _WAITS,
     "gateway.round_timeout_s": "leave it out: a worker is lost after 8 times its longest step, within 4 s to 30 s",
     "gateway.start_timeout_s": "leave it out: a gateway waits 300 s for its workers, a request 120 s for a target",
     "gateway.trace_sample_ratio": "OTEL_TRACES_SAMPLER=parentbased_traceidratio and OTEL_TRACES_SAMPLER_ARG",

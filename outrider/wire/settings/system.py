@@ -182,12 +182,24 @@ def gateway_config(values: Values, **workers: str | None) -> GatewayConfig:
     return read_part("gateway", GatewayConfig, {**values, **dict.fromkeys(FROM_POOLS), **workers})
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one place: YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                mark = key.start_mark  # its name is the file's
+                raise ConfigError(f"{mark.name}, line {mark.line + 1}: {key.value!r} is there twice; keep one")
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> Values:
     """Return the parts named in a YAML file. Raises ConfigError naming the file and what is wrong with it."""
     try:
-        text = path.read_text(encoding="utf-8")
-        _refuse_twice(path, yaml.compose(text, Loader=yaml.SafeLoader))
-        values = yaml.safe_load(text)
+        with path.open(encoding="utf-8") as file:
+            values = yaml.load(file, _Loader)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
@@ -195,22 +207,6 @@ def read_yaml(path: Path) -> Values:
     if values is None:
         raise ConfigError(f"{path} is empty; name a part, such as target: {{model: FOLDER}}, or leave --config out")
     return mapping(str(path), values)
-
-
-def _refuse_twice(path: Path, node: yaml.Node | None) -> None:
-    """Raise ConfigError for a key that stands twice in one place: YAML would take the last."""
-    pending = [node]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, yaml.SequenceNode):
-            pending += node.value
-        elif isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for key, value in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                    raise ConfigError(f"{path}, line {key.start_mark.line + 1}: {key.value!r} is there twice; keep one")
-                seen.add(str(key.value))
-                pending.append(value)
 
 
 def flags(config: WorkerConfig | GatewayConfig) -> list[str]:
