@@ -205,10 +205,10 @@ class Parity:
 
     @contextlib.contextmanager
     def system(self, draft: Path) -> Iterator[Endpoints]:
-        """Run a system with long wait budgets: the comparison needs verified drafts, not plain steps."""
+        """Run a system."""
         target = {"model": str(DEMO_TARGET), **self.target}
         draft_settings = {"model": str(draft), "dtype": self._options.dtype}
-        with running(target, draft_settings, gateway_module="benchmarks.patient_gateway") as endpoints:
+        with running(target, draft_settings) as endpoints:
             info = worker_info(endpoints.first("target"))
             if info.batch_invariant != (self._mode == INVARIANT):
                 sys.exit(f"the target computes on {info.attention_path}: that is not the mode {self._mode}")

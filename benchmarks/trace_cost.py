@@ -16,9 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 from gateway.telemetry.request_record import RequestRecords, RoundRecord, current_record
-from outrider.engine.worker.worker_service import SlotSpans
+from outrider.engine.worker.worker_service import Respond, SlotSpans
 from outrider.v1 import common_pb2 as pb
-from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.trace import Spans, TraceParent
 
@@ -43,10 +42,8 @@ VERDICT = tpb.Verdict(
     accept_us=300,
     batch_size=4,
 )
-VERIFY = tpb.TargetRequest(verify=tpb.Verify(slot=1, committed_ids=[1, 2], num_draft_tokens=5, ticket=9))
+VERIFY = tpb.TargetRequest(verify=tpb.Verify(slot=1, committed_ids=[1, 2], ticket=9, until_len=3))
 VERDICT_REPLY = tpb.TargetReply(verdict=VERDICT)
-PROPOSE = dpb.DraftRequest(propose=dpb.Propose(slot=1, committed_ids=[1, 2], num_draft_tokens=5, ticket=9))
-PROPOSED = dpb.DraftReply(propose=dpb.ProposeReply(draft_ids=[1] * 5, queue_us=30, compute_us=4000, encoding="topk"))
 
 
 def best_us(work: Callable[[], object]) -> float:
@@ -61,23 +58,22 @@ def best_us(work: Callable[[], object]) -> float:
 
 
 def gateway_round() -> None:
-    record = RoundRecord(9, time.monotonic(), "target", 5, "draft")
+    record = RoundRecord(9, 2, time.monotonic(), "target", "draft")
     record.verdict = VERDICT
     current_record().add_round(record)
 
 
-def worker_round(slots: SlotSpans) -> None:
-    """Make the spans of the draft and the target."""
-    for request, reply in ((PROPOSE, PROPOSED), (VERIFY, VERDICT_REPLY)):
-        answer = slots.asked(1, request)
-        if answer is not None:
-            answer(reply)
+def target_round(answer: Respond | None) -> None:
+    """Make the spans of a step."""
+    if answer is not None:
+        answer(VERDICT_REPLY)
 
 
-def slots_of(spans: Spans, traceparent: str) -> SlotSpans:
+def lease_of(spans: Spans, traceparent: str) -> Respond | None:
+    """Return what takes the verdicts of a slot's lease."""
     slots = SlotSpans(spans)
     slots.asked(1, tpb.TargetRequest(open=pb.OpenSlot(slot=1, traceparent=traceparent)))
-    return slots
+    return slots.asked(1, VERIFY)
 
 
 def main() -> None:
@@ -92,11 +88,11 @@ def main() -> None:
         with records.record("r", "chat", header):
             rows.append((f"gateway, {name}", best_us(gateway_round)))
     for name, place in (("not sampled", NOT_SAMPLED), ("sampled", SAMPLED)):
-        slots = slots_of(spans, str(place))
-        rows.append((f"draft and target, on, {name}", best_us(lambda slots=slots: worker_round(slots))))
+        lease = lease_of(spans, str(place))
+        rows.append((f"target, on, {name}", best_us(lambda lease=lease: target_round(lease))))
     kept = InMemorySpanExporter()
     spans._provider.add_span_processor(SimpleSpanProcessor(kept))
-    worker_round(slots)
+    target_round(lease)
     batch = kept.get_finished_spans()
     encoding_us = best_us(lambda: encode_spans(batch).SerializeToString())
     rows.append((f"encoding these {len(batch)} spans, on OpenTelemetry's thread", encoding_us))

@@ -110,10 +110,10 @@ class Scaler:
         if self._role == "target" and sight.num_queued + sight.num_refused > config.queue_high * sight.num_serving:
             refused = f" and {sight.num_refused} were refused" if sight.num_refused else ""
             return f"{sight.num_queued} answers wait for {sight.num_serving} targets{refused}"
-        if sight.busy_share is not None and sight.busy_share > config.busy_high:
+        if self._role == "target" and sight.busy_share is not None and sight.busy_share > config.busy_high:
             return f"busy for {sight.busy_share:.0%} of the time"
         if self._role == "draft" and sight.late_share is not None and sight.late_share > config.late_high:
-            return f"{sight.late_share:.0%} of the proposals come too late"
+            return f"{sight.late_share:.0%} of the steps get their drafts too late"
         return None
 
     def _too_little(self, sight: Sight) -> str | None:

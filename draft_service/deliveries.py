@@ -1,29 +1,21 @@
-"""Proposals on their way to targets: `Sender` decides what leaves when, `Deliverer` keeps a stream to each target.
+"""What a draft grew on its way to targets: a stream to each target. On the gRPC loop's thread.
 
-The sender decides on the engine thread, where the laws have come from a device already; the gRPC loop, on which
-messages are made, waits for nothing. What cannot be delivered is dropped, and so is the newest part when a target reads
-more slowly than the draft writes: the target's wait budget turns that round into a plain step.
+What cannot be delivered is dropped, and so is the newest when a target reads more slowly than the draft writes: to the
+target it is a guess that did not come.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import groupby
+from collections.abc import Callable
 
 import grpc.aio
 
-from draft_service.active import Asked, Payload
-from draft_service.jobs import PartOut
-from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.wire_tensors import encode_laws
-from outrider.engine.worker.engine_thread import EngineThread
+from outrider.engine.speculation.nodes import Nodes, to_proto
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.log import get_logger
-from outrider.wire.transport.codec import DenseRows, rows_to_proto
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.streams import Outbox
 from outrider.wire.transport.tls import CertificateFolder, Dialer
@@ -34,75 +26,12 @@ MAX_BACKLOG_BYTES = 256 << 20
 """Most bytes that may wait for one target; what is older is late already. Doubling it doubles what a slow target
 holds."""
 MAX_TARGETS = 256
-"""Streams kept at once; the one that was longest without a proposal gives way. Doubling it doubles their
+"""Streams kept at once; the one that was longest without a delivery gives way. Doubling it doubles their
 connections."""
-SMALL_PAYLOAD_BYTES = 64 * 1024
-"""Cut laws of up to this many bytes travel as one part; a wide cut of many tokens would pass the message limit."""
-
-
-class Sender:
-    """Decides when which part of a proposal leaves for its target."""
-
-    def __init__(self, engine: EngineThread, deliver: Callable[[PartOut], None]) -> None:
-        """`deliver` runs on the gRPC loop's thread."""
-        self._engine = engine
-        self._deliver = deliver
-
-    def send_due(self, a: Asked) -> None:
-        """Send whole laws row by row, so that the wire works while the draft does, and small payloads at the end."""
-        if a.unsent and (a.topk is None or len(a.unsent) * a.topk * 8 > SMALL_PAYLOAD_BYTES):
-            self._deliver_part(a)
-        if a.done and (a.num_sent < len(a.draft_ids) or not a.draft_ids):
-            self._deliver_part(a)
-
-    def send_large(self, a: Asked) -> None:
-        """Send, of a proposal that is there at once, what has grown too large for one part, before the rest."""
-        if sum(law.scores.nbytes for law in a.unsent) > SMALL_PAYLOAD_BYTES:
-            self._deliver_part(a)
-
-    def send_tree(self, a: Asked) -> None:
-        """Send a tree that is grown, for then it is known how many nodes it has. Wide laws go one by one, each with the
-        tokens that were drawn from it.
-        """
-        if a.unsent and (a.topk is None or len(a.unsent) * a.topk * 8 > SMALL_PAYLOAD_BYTES):
-            for _, siblings in groupby(a.parents):
-                self._deliver_part(a, len(list(siblings)), 1)
-        else:
-            self._deliver_part(a)
-
-    def _deliver_part(self, a: Asked, num_ids: int | None = None, num_laws: int | None = None) -> None:
-        """Send the next tokens with their laws; all that there are without a number."""
-        laws, a.unsent = a.unsent[:num_laws], [] if num_laws is None else a.unsent[num_laws:]
-        end = len(a.draft_ids) if num_ids is None else a.num_sent + num_ids
-        ids = tuple(a.draft_ids[a.num_sent : end])
-        part = PartOut(
-            address=a.deliver_to,
-            ticket=a.job.ticket,
-            target_epoch=a.target_epoch,
-            committed_len=len(a.slot.committed),
-            start=a.num_sent,
-            draft_ids=ids,
-            rows=None,
-            num_draft_tokens=a.num_announced,
-            parents=tuple(a.parents[a.num_sent : end]),
-        )
-        a.num_sent += len(ids)
-        self._engine.answer(lambda: self._send(part, laws, a.topk is not None, a.payload))
-
-    def _send(self, part: PartOut, laws: Sequence[RowLaw], prefer_sparse: bool, payload: Payload) -> None:
-        """On the gRPC loop's thread."""
-        if laws:
-            rows = encode_laws(laws, prefer_sparse=prefer_sparse)
-            part = replace(part, rows=rows)
-            full = isinstance(rows, DenseRows)
-            payload.encoding = "full" if full else "topk"
-            payload.num_bytes += len(rows.data) if full else len(rows.ids) + len(rows.log_probs)
-        payload.num_bytes += 4 * len(part.draft_ids)
-        self._deliver(part)
 
 
 class Deliverer:
-    """Opens a stream at the first proposal for an address, and opens it anew after it breaks."""
+    """Opens a stream at the first delivery for an address, and opens it anew after it breaks."""
 
     def __init__(
         self,
@@ -119,16 +48,16 @@ class Deliverer:
         self._links: OrderedDict[str, _Link] = OrderedDict()
         self._leaving: set[asyncio.Task[None]] = set()
 
-    def send(self, part: PartOut) -> None:
-        link = self._links.get(part.address)
+    def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
+        link = self._links.get(address)
         if link is None or link.broken:
-            dialer = self._dialer(part.address) if link is None else link.dialer
-            link = self._links[part.address] = _Link(part.address, self._max_message_bytes, dialer)
-        self._links.move_to_end(part.address)
+            dialer = self._dialer(address) if link is None else link.dialer
+            link = self._links[address] = _Link(address, self._max_message_bytes, dialer)
+        self._links.move_to_end(address)
         if len(self._links) > MAX_TARGETS:
             self._leave_oldest()
-        if not link.put(self._to_proto(part)):
-            self._dropped(len(part.draft_ids))
+        if not link.put(to_proto(nodes, target_epoch, self._vocab_size)):
+            self._dropped(len(nodes.ids))
 
     def _dialer(self, address: str) -> Dialer:
         return Dialer(address, Role.TARGET, self._max_message_bytes, self._certificates)
@@ -138,18 +67,6 @@ class Deliverer:
         leaving = asyncio.create_task(link.close())
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
-
-    def _to_proto(self, part: PartOut) -> tpb.Delivery:
-        return tpb.Delivery(
-            ticket=part.ticket,
-            target_epoch=part.target_epoch,
-            committed_len=part.committed_len,
-            start=part.start,
-            draft_ids=part.draft_ids,
-            distributions=None if part.rows is None else rows_to_proto(part.rows, self._vocab_size),
-            num_draft_tokens=part.num_draft_tokens,
-            parents=part.parents,
-        )
 
     async def close(self) -> None:
         links, self._links = list(self._links.values()), OrderedDict()

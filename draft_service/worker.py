@@ -12,13 +12,10 @@ from outrider.wire.settings.config import DraftConfig
 from outrider.wire.transport.host import prepare_process
 
 if TYPE_CHECKING:
-    from draft_service.jobs import PartOut
-    from draft_service.table_proposer import TableState
+    from draft_service.grower import Grower, Send
+    from draft_service.tables import TableState
     from outrider.engine.loading.loaded import Loaded
-    from outrider.engine.worker.engine_thread import EngineWorker
     from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle
-
-    Deliver = Callable[[PartOut], None]
 
 
 def start_worker(config: DraftConfig) -> WorkerHandle:
@@ -30,7 +27,7 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
     from outrider.engine.worker import worker_handle
 
     if not config.has_model:
-        from draft_service.table_proposer import load_tables
+        from draft_service.tables import load_tables
 
         return worker_handle.start("draft", config, len(cores), load_tables, _with_tables)
     from outrider.engine.loading.loaded import load
@@ -39,32 +36,27 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
 
 
 def _with_model(base: Base[Loaded]) -> Parts:
-    from draft_service.proposer import Proposer
+    from draft_service.grower import Grower
 
-    loaded, config = base.loaded, base.loaded.config
-    assert isinstance(config, DraftConfig)
+    loaded = base.loaded
+    vocab_size = loaded.runner.facts.vocab_size
 
-    def make(deliver: Deliver) -> EngineWorker:
-        rest = (base.metrics, loaded.max_prefill_tokens)
-        return Proposer(loaded.runner, base.keeper, base.engine, deliver, *rest)
+    def make(send: Send) -> Grower:
+        rest = (base.metrics, vocab_size, loaded.max_prefill_tokens)
+        return Grower(loaded.runner, base.keeper, base.engine, send, *rest)
 
-    return _parts(base, config, loaded.runner.facts.vocab_size, make)
+    return _parts(base, vocab_size, make)
 
 
 def _with_tables(base: Base[TableState]) -> Parts:
-    from draft_service.table_proposer import TableProposer
+    from draft_service.grower import Grower
 
-    loaded, config = base.loaded, base.loaded.config
-    assert isinstance(config, DraftConfig)
-
-    def make(deliver: Deliver) -> EngineWorker:
-        return TableProposer(base.keeper, base.engine, deliver, base.metrics, loaded.vocabulary.size)
-
-    return _parts(base, config, loaded.vocabulary.size, make)
+    vocab_size = base.loaded.vocabulary.size
+    return _parts(base, vocab_size, lambda send: Grower(None, base.keeper, base.engine, send, base.metrics, vocab_size))
 
 
-def _parts(base: Base[Any], config: DraftConfig, vocab_size: int, make: Callable[[Deliver], EngineWorker]) -> Parts:
-    """Return the parts of a draft. make: takes what delivers proposals and returns the proposer."""
+def _parts(base: Base[Any], vocab_size: int, make: Callable[[Send], Grower]) -> Parts:
+    """Return the parts of a draft. make: takes what delivers nodes and returns the grower."""
     from draft_service.deliveries import Deliverer
     from draft_service.servicer import DraftServicer
     from outrider.engine.worker.worker_handle import Parts
@@ -80,7 +72,7 @@ def _parts(base: Base[Any], config: DraftConfig, vocab_size: int, make: Callable
     )
 
     def add_services(server: Any) -> list[str]:
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service, vocab_size), server)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service), server)
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
     return Parts(make(deliverer.send), add_services, deliverer.close)

@@ -75,13 +75,18 @@ class OutputToken:
 
 @dataclass(frozen=True, slots=True)
 class OutputTimings:
-    """Seconds of one round by phase; the parts sum to total."""
+    """Seconds of one round by phase. The parts sum to total, unless verdicts were on their way together."""
 
     total_s: float = 0.0
+    """Since the round before, or since the target was told to begin."""
     propose_s: float = 0.0
+    """Always 0: the draft drafts beside the target's steps."""
     deliver_s: float = 0.0
+    """The target held its step back for drafts."""
     verify_s: float = 0.0
+    """Queue, forward and acceptance in the target."""
     overhead_s: float = 0.0
+    """The rest."""
 
 
 @dataclass(slots=True)
@@ -95,6 +100,7 @@ class AnswerUsage:
     num_accepted_tokens: int = 0
     num_plain_steps: int = 0
     num_wasted_tokens: int = 0
+    """Draft tokens that were right and came after their step."""
     seed: int = 0
     num_cached_prompt_tokens: int = 0
     """Prompt tokens that the target had in its prefix cache when the answer began."""

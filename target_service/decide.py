@@ -24,11 +24,11 @@ from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.side_by_side import side_by_side
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, TreeNoise, TreeWalk, accept_tree, walk_matching
 from target_service.decide_on_device import Decided, decide_on_device
-from target_service.waiting import ReadyVerify
+from target_service.lease import Ready
 
 
 def decide_tree(
-    ready: ReadyVerify, tree: DraftTree, state: SamplingState, host: HostLogits, raw: Tensor, start: int
+    ready: Ready, tree: DraftTree, state: SamplingState, host: HostLogits, raw: Tensor, start: int
 ) -> Decided:
     """Decide a slot whose proposal is a tree. host, raw: the step's logits [R, V]; start: the slot's first row.
 
@@ -54,7 +54,7 @@ def decide_tree(
     return Decided(len(walk.path), walk.next_id, _tree_reported(ready, tree, raw, start, walk), walk.path)
 
 
-def tree_noise(ready: ReadyVerify, tree: DraftTree) -> TreeNoise:
+def tree_noise(ready: Ready, tree: DraftTree) -> TreeNoise:
     """Return a tree's numbers: a node's is that of its position and its place among its siblings, as in a chain."""
     params, committed_len = ready.slot.params, len(ready.slot.committed)
     depths = [len(path) for path in tree.paths]
@@ -70,9 +70,7 @@ def tree_noise(ready: ReadyVerify, tree: DraftTree) -> TreeNoise:
     return TreeNoise(accept[: len(depths)], recover[len(depths) :], target[len(depths) :])
 
 
-def _tree_reported(
-    ready: ReadyVerify, tree: DraftTree, raw: Tensor, start: int, walk: TreeWalk
-) -> tuple[Reported, ...]:
+def _tree_reported(ready: Ready, tree: DraftTree, raw: Tensor, start: int, walk: TreeWalk) -> tuple[Reported, ...]:
     num_logprobs = ready.slot.params.num_logprobs
     if num_logprobs is None:
         return ()
@@ -86,7 +84,7 @@ def _place(start: int, node: int) -> int:
 
 
 def decide(
-    ready: Sequence[ReadyVerify], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
+    ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
 ) -> list[Decided]:
     """Decide each slot.
 
@@ -109,7 +107,7 @@ def decide(
             return decide_tree(r, r.tree, state, host, logits, start)
         if own is None:
             outcome = _matching(r, lambda j, guess: _says(r, state, host, start, j, guess))
-        elif r.copied:
+        elif r.guessed:
             laws = _laws(r, state, host, start)
             outcome = _matching(r, lambda j, _: laws(j).draw(float(own.target[j])))
         else:
@@ -121,7 +119,7 @@ def decide(
     return side_by_side(decide_one, range(len(ready)), logits.numel())
 
 
-def _matching(ready: ReadyVerify, says: Callable[[int, int | None], int]) -> tuple[int, int]:
+def _matching(ready: Ready, says: Callable[[int, int | None], int]) -> tuple[int, int]:
     """Keep drafts while they are what the target says. says(j, the draft there): the target's token after j drafts."""
     for j, token_id in enumerate(ready.draft_ids):
         own = says(j, token_id)
@@ -131,7 +129,7 @@ def _matching(ready: ReadyVerify, says: Callable[[int, int | None], int]) -> tup
     return num_drafted, says(num_drafted, None)
 
 
-def _says(ready: ReadyVerify, state: SamplingState, host: HostLogits, start: int, j: int, guess: int | None) -> int:
+def _says(ready: Ready, state: SamplingState, host: HostLogits, start: int, j: int, guess: int | None) -> int:
     """Return the target's token after j drafts: its best one (or a guess that is nearly as good, where that will do),
     or the one that the noise of its position picks.
     """
@@ -141,11 +139,11 @@ def _says(ready: ReadyVerify, state: SamplingState, host: HostLogits, start: int
     return coupled_id(host.law(start + j, row), state.params, len(ready.slot.committed) + j)
 
 
-def _laws(ready: ReadyVerify, state: SamplingState, host: HostLogits, start: int) -> Callable[[int], RowLaw]:
+def _laws(ready: Ready, state: SamplingState, host: HostLogits, start: int) -> Callable[[int], RowLaw]:
     return lambda j: host.law(start + j, _row(ready, state, j))
 
 
-def _reported(ready: ReadyVerify, raw: Tensor, num_accepted: int, next_id: int) -> tuple[Reported, ...]:
+def _reported(ready: Ready, raw: Tensor, num_accepted: int, next_id: int) -> tuple[Reported, ...]:
     """Return what is reported of the slot. raw: logits that begin with its own."""
     num_logprobs = ready.slot.params.num_logprobs
     if num_logprobs is None:
@@ -153,11 +151,11 @@ def _reported(ready: ReadyVerify, raw: Tensor, num_accepted: int, next_id: int) 
     return tuple(reported(raw[: num_accepted + 1], [*ready.draft_ids[:num_accepted], next_id], num_logprobs))
 
 
-def _row(ready: ReadyVerify, state: SamplingState, j: int) -> LogitRow:
+def _row(ready: Ready, state: SamplingState, j: int) -> LogitRow:
     return LogitRow(state, tuple(ready.draft_ids[:j]))
 
 
-def slots_noise(ready: Sequence[ReadyVerify]) -> list[Noise | None]:
+def slots_noise(ready: Sequence[Ready]) -> list[Noise | None]:
     """Return the numbers of every slot whose drafts are a chain and kept by chance, all made at once; None of the
     others.
     """

@@ -25,7 +25,7 @@ from outrider.engine.sampling.row_law import NothingToDraw
 from outrider.engine.sampling.sampling import argmax, distributions, inverse_cdf, probabilities
 from outrider.engine.sampling.wire_tensors import scattered
 from outrider.wire.params import SamplingParams
-from target_service.waiting import ReadyVerify
+from target_service.lease import Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ Rule = Callable[["Batch", Tensor, list[LogitRow]], Accepted]
 
 
 def decide_on_device(
-    ready: Sequence[ReadyVerify], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
+    ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
 ) -> list[Decided]:
     """Decide each slot. logits: [sum(K_b + 1), V] float32, slots in order. Raises NonFiniteLogits."""
     rows = [
@@ -58,7 +58,7 @@ def decide_on_device(
     outcomes: list[Tensor] = []
     order: list[int] = []
     rules = [_rule_of(r, by_block) for r in ready]
-    for rule in (_greedy, _coupled, _copied, _by_block, _by_token):
+    for rule in (_greedy, _coupled, _guessed, _by_block, _by_token):
         group = [b for b, own in enumerate(rules) if own is rule]
         if group:
             batch = Batch([ready[b] for b in group], [starts[b] for b in group], processed.device)
@@ -75,7 +75,7 @@ def decide_on_device(
     return _unpacked(ready, outcome_values.reshape(-1, 3), asked_values.reshape(asked.shape))
 
 
-def _asked_log_probs(ready: Sequence[ReadyVerify], starts: Sequence[int], decided: Tensor, logits: Tensor) -> Tensor:
+def _asked_log_probs(ready: Sequence[Ready], starts: Sequence[int], decided: Tensor, logits: Tensor) -> Tensor:
     """Return `reported.packed` of all rows of the slots that ask; rows past a slot's next token mean nothing."""
     asking = [b for b, r in enumerate(ready) if r.slot.params.num_logprobs is not None]
     if not asking:
@@ -86,7 +86,7 @@ def _asked_log_probs(ready: Sequence[ReadyVerify], starts: Sequence[int], decide
     return packed(logits[rows], chosen, max(ready[b].slot.params.num_logprobs or 0 for b in asking))
 
 
-def _unpacked(ready: Sequence[ReadyVerify], outcomes: NDArray[np.float64], asked: NDArray[np.float64]) -> list[Decided]:
+def _unpacked(ready: Sequence[Ready], outcomes: NDArray[np.float64], asked: NDArray[np.float64]) -> list[Decided]:
     """Read the decisions on the host. outcomes [B, 3]; asked: `packed` rows of the slots that ask."""
     if not outcomes[:, 2].all():
         raise NothingToDraw("nothing to draw from: a slot's law has no positive finite mass")
@@ -100,14 +100,14 @@ def _unpacked(ready: Sequence[ReadyVerify], outcomes: NDArray[np.float64], asked
     return decided
 
 
-def _rule_of(ready: ReadyVerify, by_block: bool) -> Rule:
+def _rule_of(ready: Ready, by_block: bool) -> Rule:
     params = ready.slot.params
     if params.greedy:
         return _greedy
     if params.determined:
         return _coupled
-    if ready.copied:
-        return _copied
+    if ready.guessed:
+        return _guessed
     return _by_block if by_block and params.lenience == 1.0 else _by_token
 
 
@@ -128,7 +128,7 @@ def _coupled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Accepted:
     return accept_matching(target_ids, batch.draft_ids, batch.num_drafted)
 
 
-def _copied(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Accepted:
+def _guessed(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Accepted:
     used = batch.used_rows()
     index = batch.row_index(used)  # [B, K+1]
     (u,) = batch.uniforms((Purpose.TARGET,))  # [B, K+1]
@@ -173,7 +173,7 @@ def _sampled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> tuple[Ten
 class Batch:
     """Holds slots of one acceptance rule, padded to the widest."""
 
-    def __init__(self, ready: list[ReadyVerify], starts: list[int], device: torch.device) -> None:
+    def __init__(self, ready: list[Ready], starts: list[int], device: torch.device) -> None:
         """Take slots and the row of the step's logits at which each begins."""
         self._ready = ready
         self._device = device

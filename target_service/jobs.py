@@ -1,4 +1,4 @@
-"""A verify and its verdict, as plain values."""
+"""Leases, deliveries and verdicts as plain values."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from outrider.engine.speculation.nodes import Nodes
 from outrider.engine.worker.jobs import JobError
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import TokenKind
+from outrider.wire.kinds import Drafter, TokenKind
 
 
 class Finish(Enum):
@@ -20,7 +21,7 @@ class Finish(Enum):
 
 
 class Fallback(Enum):
-    """Why a verify that asked for drafts became a plain step."""
+    """Why a step that was to have drafts had none."""
 
     LATE = tpb.FALLBACK_REASON_LATE
     REFUSED = tpb.FALLBACK_REASON_REFUSED
@@ -28,19 +29,44 @@ class Fallback(Enum):
 
 @dataclass(frozen=True, slots=True)
 class VerifyJob:
-    """Verify a proposal, or make a plain step."""
+    """Start a slot's lease, or set it back."""
 
     owner: int
     slot_id: int
     base_len: int
     committed_ids: tuple[int, ...]
-    num_draft_tokens: int
     ticket: int
-    wait_budget_s: float
+    until_len: int
+    is_drafted: bool
+    """A draft has been told of the slot."""
     arrived_s: float
     respond: Callable[[Verdict | JobError], None]
-    num_own_draft_tokens: int = 0
-    """K of drafts that the target makes itself; num_draft_tokens is then 0."""
+    """Takes a verdict a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendJob:
+    """Let a lease run on."""
+
+    owner: int
+    slot_id: int
+    ticket: int
+    until_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverJob:
+    """Park what a draft delivered."""
+
+    nodes: Nodes
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedDelivery:
+    """Note that a delivery under this ticket broke a rule."""
+
+    ticket: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +80,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Durations of one verify, and what its forward was fed."""
+    """Durations of one step, and what its forward was fed."""
 
     wait_s: float
     queue_s: float
@@ -71,10 +97,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision on one verify."""
+    """The decision on one step of a slot."""
 
     committed_len: int
-    """Length of the request that this answers, in tokens."""
+    """Length before the step, in tokens."""
     token_ids: tuple[int, ...]
     """Ids committed after it, cut at the first stop."""
     kinds: tuple[TokenKind, ...]
@@ -88,5 +114,9 @@ class Verdict:
     timings: Timings
     num_cached_tokens: int
     """Prompt tokens that the slot found in the prefix cache when it first began."""
-    drafter_has_next: bool
-    """Whether the slot's own drafter has a proposal after these tokens."""
+    drafter: Drafter | None
+    """Who drafted what was verified; None of a plain step."""
+    hit: bool | None
+    """Whether delivered drafts lay ready when the slot could go on; None where none had come yet."""
+    num_wasted: int
+    """Drafts on the committed path that came after their step, since the last verdict."""

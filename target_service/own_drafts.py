@@ -32,6 +32,7 @@ class OwnDrafts:
         self._drafters = drafters
         self._vocab_size = vocab_size
         self._followers: dict[SlotKey, Follower] = {}
+        self._kinds: dict[SlotKey, kinds.Drafter] = {}
 
     def __len__(self) -> int:
         """Return how many slots are followed."""
@@ -58,6 +59,7 @@ class OwnDrafts:
         if job.drafter is not None:
             drafter = self._drafters[job.drafter]
             self._followers[slot.key] = drafter.open(slot.committed, slot.num_prompt, job.cache_salt)
+            self._kinds[slot.key] = job.drafter
 
     def commit(self, job: VerifyJob) -> None:
         """Set the slot's tokens to committed[:base_len] + committed_ids."""
@@ -66,16 +68,22 @@ class OwnDrafts:
             follower.truncate(job.base_len)
             follower.append(job.committed_ids)
 
-    def append(self, key: SlotKey, token_ids: Sequence[int]) -> bool:
-        """Append the tokens that a verdict committed. Return whether the slot's drafter has a proposal after them."""
+    def append(self, key: SlotKey, token_ids: Sequence[int]) -> None:
+        """Append the tokens that a verdict committed."""
         follower = self._followers.get(key)
-        if follower is None:
-            return False
-        follower.append(token_ids)
-        return follower.has_next()
+        if follower is not None:
+            follower.append(token_ids)
 
     def follows(self, key: SlotKey) -> bool:
         return key in self._followers
+
+    def has_next(self, key: SlotKey) -> bool:
+        """Return whether the slot has a drafter, and that a guess worth verifying."""
+        follower = self._followers.get(key)
+        return follower is not None and follower.has_next()
+
+    def kind(self, key: SlotKey) -> kinds.Drafter:
+        return self._kinds[key]
 
     def draw(self, slot: Slot, state: SamplingState, num_draft_tokens: int) -> Chain:
         follower, committed_len = self._followers[slot.key], len(slot.committed)
@@ -85,6 +93,7 @@ class OwnDrafts:
     def close(self, key: SlotKey) -> None:
         """Stop following a closed slot, whose drafter may remember its tokens."""
         follower = self._followers.pop(key, None)
+        self._kinds.pop(key, None)
         if follower is not None:
             follower.close()
 

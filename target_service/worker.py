@@ -32,29 +32,23 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     from outrider.engine.loading.loaded import Loaded, load
     from outrider.engine.worker.worker_handle import Base, Parts, start
     from outrider.v1 import target_pb2, target_pb2_grpc
-    from target_service import tickets as tickets_of
+    from target_service.leases import Leases
     from target_service.own_drafts import make_own_drafts
     from target_service.servicer import TargetServicer
-    from target_service.tickets import TicketTable
     from target_service.verifier import Verifier
 
     def make(base: Base[Loaded]) -> Parts:
         metrics, loaded = base.metrics, base.loaded
         vocab_size = loaded.runner.facts.vocab_size
-        tickets = TicketTable(
-            tickets_of.MAX_PARKED_TICKETS,
-            config.max_parked_bytes,
-            tickets_of.PARKED_TTL_S,
-            on_drop=lambda why, num_tokens: metrics.dropped_tokens.labels(why=why).inc(num_tokens),
-        )
-        loaded.num_tickets = lambda: len(tickets)
+        leases = Leases(config.max_parked_bytes, metrics, base.engine.answer)
+        loaded.num_tickets = lambda: len(leases)
         own_drafts = make_own_drafts(config, loaded.tokenizer.tokenizer_json, vocab_size)
         loaded.drafters = own_drafts.offered
         rest = (metrics, loaded.max_prefill_tokens, own_drafts)
-        verifier = Verifier(loaded.runner, base.keeper, tickets, base.engine, *rest)
+        verifier = Verifier(loaded.runner, base.keeper, leases, base.engine, *rest)
 
         def add_services(server: Any) -> list[str]:
-            servicer = TargetServicer(base.service, tickets, vocab_size)
+            servicer = TargetServicer(base.service, vocab_size)
             target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
             return [target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name]
 

@@ -129,6 +129,21 @@ class Grown:
         assert self.table.num_tokens == len(kept)
         self.ids, self.nodes, self.parents = kept, [], []
 
+    def rebase(self, node: int) -> None:
+        """Go on behind the path to a node with what was grown under it; the tree has been fed whole."""
+        path, below = self.path_to(node), list[int]()
+        for other in range(len(self.nodes)):
+            if other not in path and node in self.path_to(other):
+                below.append(other)
+        keep = sorted([*path, *below])
+        place = {old: new for new, old in enumerate(keep)}
+        self._runner.rebase(self.table, len(self.ids), keep)
+        assert [place[each] for each in path] == list(range(len(path))), "a path is fed before what is below it"
+        self.ids = self.chain_to(node)
+        self.nodes, parents = [self.nodes[each] for each in below], [self.parents[each] for each in below]
+        self.parents = [-1 if each == node else place[each] - len(path) for each in parents]
+        assert self.table.num_tokens == len(self.ids) + len(self.nodes)
+
 
 def some_parents(count: int, seed: int) -> list[int]:
     """Of a tree whose nodes follow one of the four before them, or the token before the tree."""

@@ -25,7 +25,9 @@ class TcpRelay:
         self.upstream = upstream
         self.address = ""
         self.delay_s = 0.0
-        """That every byte is under way, in each direction."""
+        """That every byte is under way, in each direction: half a round trip."""
+        self.bandwidth: float | None = None
+        """Bytes per second of each connection and direction; None = as fast as they come."""
         self.num_connections = 0
         """Made so far."""
         self._port = port
@@ -117,13 +119,17 @@ class TcpRelay:
         now = asyncio.get_running_loop().time
 
         async def read() -> None:
+            sent_s = 0.0
             data: bytes | None = b"-"
             while data:
                 try:
                     data = await reader.read(CHUNK_BYTES)
                 except OSError:
                     data = None
-                await under_way.put((now() + self.delay_s, data))
+                sent_s = max(sent_s, now())
+                if data and self.bandwidth:
+                    sent_s += len(data) / self.bandwidth
+                await under_way.put((sent_s + self.delay_s, data))
 
         reading = asyncio.create_task(read())
         try:

@@ -7,6 +7,7 @@ from deploy.grafana.promql import BY_PAIR, PAIR, TOKENS_PER_PASS, quantiles, rat
 
 
 def drafts() -> list[Panel]:
+    hits = rate("spec_lookup_total", 'result="hit"')
     return [
         lines(
             "Acceptance by pair",
@@ -52,15 +53,25 @@ def drafts() -> list[Panel]:
             PLAIN,
         ),
         lines(
-            "Planned draft tokens, mean",
-            "K of the rounds whose K adapts, those without drafts included: 0 where drafts do not pay.",
+            "Draft tokens of a step, mean",
+            "Draft tokens verified over the target's passes, those without drafts included.",
             [
                 Query(
-                    ratio("spec_planned_draft_tokens_sum", "spec_planned_draft_tokens_count", BY_PAIR, PAIR),
+                    f"sum {BY_PAIR} ({rate('spec_draft_tokens_total', PAIR)}) / "
+                    f"(sum {BY_PAIR} ({rate('spec_rounds_total', PAIR)}) + "
+                    f"sum {BY_PAIR} ({rate('spec_plain_steps_total', PAIR)}))",
                     "{{target}} / {{draft}}",
                 )
             ],
             PLAIN,
+        ),
+        lines(
+            "Draft ahead of the target",
+            "Share of the steps for which drafts lay ready when the last verdict left. Where it is low, the draft is "
+            "too slow, or guesses what the target does not say.",
+            [Query(f"sum({hits}) / sum({rate('spec_lookup_total')})", "ready")],
+            SHARE,
+            most=1,
         ),
         buckets(
             "Accepted length",
@@ -71,9 +82,9 @@ def drafts() -> list[Panel]:
         lines(
             "Plain steps",
             "Share of the target's passes that had no drafts, by why. off: the request asks for none. end: no room is "
-            "left for one. no_draft: none is connected. does_not_pay: drafts would make the target slower. busy: the "
-            "draft has not answered yet. pause: it was late or refused just before. nothing: it had nothing to say. "
-            "not_waited: it was only to catch up. late, refused: what became of the proposal.",
+            "left for one. no_draft: none is connected. none_parked: none lay ready. nothing: a drafter without a "
+            "model had nothing to say. does_not_pay: to verify what lay ready would make the target slower. refused: "
+            "what came broke a rule.",
             [
                 Query(
                     f"sum by (reason) ({rate('spec_plain_steps_total', PAIR)}) / ignoring (reason) group_left () "
@@ -87,7 +98,7 @@ def drafts() -> list[Panel]:
         ),
         lines(
             "Wasted drafts",
-            "Draft tokens that were never verified, over those that were.",
+            "Draft tokens that were right and came after their step, over those that were verified.",
             [
                 Query(
                     ratio("spec_wasted_tokens_total", "spec_draft_tokens_total", BY_PAIR, PAIR),
@@ -97,13 +108,22 @@ def drafts() -> list[Panel]:
             SHARE,
         ),
         lines(
-            "Proposals that did not count",
-            "late: the wait budget ran out. refused: a value, shape, epoch or length was wrong.",
+            "Drafts refused, overrun",
+            "refused: steps for which drafts came that broke a rule. overrun: tokens made for answers that a stop "
+            "string had ended.",
             [
-                Query(f"sum({rate('spec_proposals_late_total')})", "late"),
                 Query(f"sum({rate('spec_proposals_refused_total')})", "refused"),
+                Query(f"sum({rate('spec_overrun_tokens_total')})", "overrun"),
             ],
             PER_S,
+        ),
+        lines(
+            "What became of delivered drafts",
+            "Of the nodes that drafts deliver. verified: given to a step. late: right, and after their step. pruned: "
+            "the answer went another way. refused: they broke a rule. expired: for no lease.",
+            [Query(f"sum by (fate) ({rate('outrider_worker_parked_tokens_total')})", "{{fate}}")],
+            PER_S,
+            stacked=True,
         ),
         lines(
             "Truncations",
@@ -120,8 +140,8 @@ def rounds() -> list[Panel]:
     return [
         lines(
             "Where a round's time goes",
-            "Mean of rounds with drafts. propose: the draft's work. deliver: the wire, and waiting for the proposal. "
-            "verify: queue, forward and acceptance in the target. overhead: the rest.",
+            "Mean of rounds with drafts. deliver: the step was held back for drafts. verify: queue, forward and "
+            "acceptance in the target. overhead: the rest. The draft drafts beside that.",
             [
                 Query(
                     f"sum by (phase) ({phases}) / ignoring (phase) group_left () sum({total})",
@@ -133,14 +153,26 @@ def rounds() -> list[Panel]:
         ),
         lines(
             "A round",
-            "From propose to commit, rounds with drafts.",
+            "From verdict to verdict, rounds with drafts.",
             quantiles("spec_round_seconds", f'{PAIR},phase="total"'),
             SECONDS,
         ),
         lines(
+            "Steps held back",
+            "Time that a step waits for drafts, of all answers.",
+            quantiles("spec_hold_seconds"),
+            SECONDS,
+        ),
+        lines(
             "Bytes on the wire",
-            "By link and encoding. draft_target: proposals, ids only where greedy. The others: control messages.",
-            [Query(f"sum by (link, encoding) ({rate('spec_wire_bytes_total')})", "{{link}} {{encoding}}")],
+            "gateway_draft, gateway_target: control messages. The others: what drafts deliver to targets, by encoding; "
+            "ids only where greedy.",
+            [
+                Query(f"sum by (link) ({rate('spec_wire_bytes_total')})", "{{link}}"),
+                Query(
+                    f"sum by (encoding) ({rate('outrider_worker_delivered_bytes_total')})", "draft_target {{encoding}}"
+                ),
+            ],
             BYTES_PER_S,
         ),
     ]

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Chat, Demand, FieldNames
 from gateway.generation import AcceptanceRule, SpeculationOptions
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import DRAFTERS
+from outrider.wire.kinds import DRAFTERS, drafter_label
 from outrider.wire.params import (
     AUTO,
     CHOICES,
@@ -172,7 +172,10 @@ class SpeculationBody(_Strict):
     )
     acceptance: Literal["rejection", "coupled"] | None = None
     lenience: float | None = described("", LENIENCE)
-    drafter: Literal["model", "ngram", "lookup", "unigram", "bigram", "ngram+model", "lookup+model"] | None = None
+    drafter: Annotated[
+        Literal["model", "ngram", "lookup", "unigram", "bigram", "ngram+model", "lookup+model"] | None,
+        BeforeValidator(lambda value: drafter_label(value) if isinstance(value, str) else value),
+    ] = None
     tree: str | None = described(
         "children by depth, 4x2x1, or best:NODESxDEPTH",
         pattern="^([1-9][0-9]?(x[1-9][0-9]?){0,63}|best:[1-9][0-9]?x[1-9][0-9]?)$",

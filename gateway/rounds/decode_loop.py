@@ -1,26 +1,27 @@
-"""Runs rounds. `run_round` is the whole of one: propose, verify, commit. A failure ends in tokens, in a slot that is
-opened again, or in one error.
+"""Runs answers. `run_round` is the whole of a round: the lease, its next verdict, commit and go on. A failure ends in
+tokens, in a lease that is begun again, or in one error.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import AsyncGenerator
 
-from gateway.generation import FinishReason, OutputTimings, RoundOutput
-from gateway.rounds.draft_length import TargetDrafts
+from gateway.generation import OutputTimings, RoundOutput
+from gateway.rounds.draft_limits import speculation_of
 from gateway.rounds.drafting import Drafting
 from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
 from gateway.telemetry.request_record import RoundRecord, current_record
-from gateway.telemetry.round_metrics import note_round, note_truncate
-from gateway.workers.links import WorkerSlot
+from gateway.telemetry.round_metrics import note_lookup, note_round, note_truncate, why_plain
+from gateway.workers.links import Connection
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import Unavailable, WorkerLost
+from outrider.wire.kinds import Drafter
 from outrider.wire.log import get_logger
+from outrider.wire.speculation import Speculation
 
 log = get_logger(__name__)
 
@@ -39,13 +40,15 @@ class Decoder:
         self.model = model
         self.session = session
         self.draft = Drafting(model, session)
-        self.own = TargetDrafts(model, session)
-        self.target = Verification(model, session, deadline_s, self.own)
+        self.target = Verification(model, session, deadline_s)
+        self._drafter = model.drafter_for(session.request)
+        self._speculation: Speculation | None = None
+        """What the target was told of drafts; None = nothing."""
+        self._own: Drafter | None = None
+        """The target's own drafter that follows the slot."""
+        self._began_s = 0.0
+        """When the round began: with the lease, or with the verdict before."""
         self._record: RoundRecord | None = None
-        self._reply_is_due = False
-        """The draft's reply to a verified proposal may still be on its way."""
-        self._truncation: tuple[tuple[WorkerSlot, ...], pb.TruncateReason] | None = None
-        """Slots that still hold what the last round dropped, and why it was dropped."""
 
     async def run(self) -> AsyncGenerator[RoundOutput]:
         """Run rounds until the answer is finished, and yield what each adds.
@@ -68,9 +71,7 @@ class Decoder:
                     raise Unavailable("the targets keep losing the request; try again later", retry_after_s=1.0)
                 await self.target.pay_for_retry()
         finally:
-            self._truncate()
             self.draft.close()
-            self.own.close()
             self.target.close()
 
     async def _try_round(self) -> RoundOutput | None:
@@ -89,73 +90,116 @@ class Decoder:
         return None
 
     async def run_round(self) -> RoundOutput | None:
-        """Run one round. Return None when nothing was committed and the slot has to be opened again."""
-        if self._reply_is_due:  # of the round before: its tokens have left for the user already
-            await self.draft.let_reply_arrive()
-        self._truncate()
+        """Run one round. Return None when nothing was committed and the lease has to be begun again."""
+        # 1 LEASE: the target steps by itself from here on, and what the draft grows comes to it under the ticket
         target = await self.target.place()
-        await self.target.open(target)
-        ticket, started_s = secrets.randbits(64), time.monotonic()  # nobody can guess a ticket
+        if not self.target.slot.is_open_on(target):
+            self._speculation = self._speculate(target)
+            self._own = self._own_drafter(target)
+            await self.target.open(target, self._speculation, self._own)
+        if self._asks_draft and self.draft.place(self.target.member):
+            self.target.end_lease()
+        if not self.target.leases:
+            self._began_s = time.monotonic()
+            self.target.begin_lease(target, is_drafted=self._asks_draft and self.draft.connection is not None)
+            self._advance(target)
 
-        # 1 PROPOSE: leaves now; the proposal goes from the draft to the target directly, or the target makes its own
-        own = self.own.plan(target, self.target.member)
-        num_draft_tokens = self.draft.propose(ticket, target, self.target.member) if own is None else 0
-        num_own = 0 if own is None else own.num_draft_tokens
-        draft = self.draft.member_name if num_draft_tokens else own.drafter if own is not None and num_own else None
-        self._record = record = RoundRecord(
-            ticket, started_s, self.target.member.name, num_draft_tokens or num_own, draft
-        )
-
-        # 2 VERIFY: leaves together with it; the target waits for the proposal within its budget
-        verdict = await self.target.verify(target, ticket, num_draft_tokens, self.draft.wait_budget_s, num_own)
+        # 2 VERDICT: of the step that follows the committed tokens, which may have been made long ago
+        started_s, committed_len = self._began_s, self.session.committed_len
+        self._record = record = RoundRecord(self.target.ticket, committed_len, started_s, self.target.member.name)
+        verdict = await self.target.next_verdict(target)
         if verdict is None:
             return None
-        verified_s, record.verdict = time.monotonic(), verdict
+        self._began_s, record.verdict = time.monotonic(), verdict
 
-        # 3 COMMIT
-        self._reply_is_due = num_draft_tokens > 0 and verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED
-        timings = self._timings(verdict, verified_s - started_s)
+        # 3 COMMIT, and let both go on: all of it one way
+        timings = _timings(verdict, self._began_s - started_s)
         output = self.session.apply(verdict, timings)
-        if own is None:
-            self.own.skip(verdict)
-            self.draft.note_verdict(verdict, ticket, time.monotonic() - started_s, self.target.is_new_step)
-            note_round(self.draft.metrics, verdict, output, timings, self.draft.why_plain, self.draft.asked_for_tree)
-        else:
-            self.draft.skip(target)
-            self.own.note_verdict(verdict, timings.total_s, self.target.is_new_step)
-            note_round(own.metrics, verdict, output, timings, own.why_plain, is_tree=False)
-        self._truncation = self._dropped(verdict, num_draft_tokens, output)
-        if output.finish_reason is not None:
-            self.model.lengths.ended(self.session.num_output, output.finish_reason is FinishReason.STOP)
+        self._note(verdict, output, record, target)
+        if not self.session.finished:
+            self.target.extend(target)
+            self._advance(target)
+        self._truncate(verdict, output)
         return output
 
-    def _timings(self, verdict: tpb.Verdict, total_s: float) -> OutputTimings:
-        """Split the round's time. Durations come from the workers' own clocks, so the clocks need not agree."""
-        verify_s = (verdict.queue_us + verdict.forward_us + verdict.accept_us) / 1e6
-        wait_s = verdict.wait_us / 1e6
-        propose_s = min(wait_s, self.draft.last_propose_s) if verdict.num_drafted else 0.0
-        return OutputTimings(total_s, propose_s, wait_s - propose_s, verify_s, max(0.0, total_s - verify_s - wait_s))
+    @property
+    def _asks_draft(self) -> bool:
+        """Whether a draft worker may draft: always where the target has no drafter as was asked for."""
+        return self._speculation is not None and (self._own is None or self._drafter.asks_model)
 
-    def _dropped(
-        self, verdict: tpb.Verdict, num_draft_tokens: int, output: RoundOutput
-    ) -> tuple[tuple[WorkerSlot, ...], pb.TruncateReason] | None:
-        """Return the slots that hold more than was committed, and why; None when neither does."""
-        if len(output.tokens) < len(verdict.token_ids):
-            return (self.target.slot, self.draft.slot), pb.TRUNCATE_REASON_STOP
-        if verdict.num_accepted < verdict.num_drafted:
-            return (self.target.slot, self.draft.slot), pb.TRUNCATE_REASON_REJECTED
-        if num_draft_tokens and verdict.fallback != tpb.FALLBACK_REASON_UNSPECIFIED:
-            return (self.draft.slot,), pb.TRUNCATE_REASON_WASTED
+    def _speculate(self, target: Connection) -> Speculation | None:
+        draft = self.draft.choose(self.target.member)
+        workers = (target.info,) if draft is None else (target.info, draft)
+        return speculation_of(self.session.request, self.model.config, workers, self.session.committed_len)
+
+    def _own_drafter(self, target: Connection) -> Drafter | None:
+        """Return which of the target's own drafters is to follow the slot; None where none is asked for, or there."""
+        kind = None if self._speculation is None else self._drafter.own
+        if kind is None or kind.value in target.info.drafters:
+            return kind
+        if not any(draft.kind is kind for draft in self.model.drafts.values()):
+            name = target.info.model_id
+            self.model.warn_once(
+                f"the target {name} has no drafter {kind.label}: its requests are drafted for by a model"
+            )
         return None
 
-    def _truncate(self) -> None:
-        """Tell both workers what was dropped, in the message that leaves next. Nobody waits for it, and correctness
-        does not depend on it.
-        """
-        truncation, self._truncation = self._truncation, None
-        if truncation is None:
+    def _advance(self, target: Connection) -> None:
+        if self._asks_draft:
+            self.draft.advance(self.target.ticket, target, self.target.member)
+
+    def _note(self, verdict: tpb.Verdict, output: RoundOutput, record: RoundRecord, target: Connection) -> None:
+        """Count the round, under the models' names or under those of the target's and of its own drafter."""
+        draft, own, metrics = self.draft.member, self._own, self.model.metrics
+        if own is not None and (verdict.drafter == own.value or not self._drafter.asks_model):
+            pair, record.draft = self.model.own_metrics(own), own.label
+        else:
+            pair, record.draft = self.draft.metrics, None if draft is None else draft.name
+        note_lookup(metrics, verdict)
+        self.draft.metrics.wasted_tokens.inc(verdict.num_wasted)
+        note_round(pair, verdict, output, self._why_plain(verdict, output), self._drafts_chains(verdict, target))
+        self.draft.note(verdict)
+        self.model.num_rounds += verdict.HasField("hit")
+        self.model.num_late += verdict.num_wasted > 0
+        if self.session.finished:
+            num_cut = len(verdict.token_ids) - len(output.tokens)
+            metrics.overrun_tokens.inc(num_cut + self.target.end_lease())
+
+    def _why_plain(self, verdict: tpb.Verdict, output: RoundOutput) -> str:
+        """Return why the step has no drafts, if it has none."""
+        if self._speculation is None or (self._own is None and not self.model.drafts):
+            return "off"
+        if self.session.draft_room() + len(output.tokens) < 1:
+            return "end"
+        draft = self.draft.member
+        return why_plain(verdict, self._own if draft is None else draft.kind)
+
+    def _drafts_chains(self, verdict: tpb.Verdict, target: Connection) -> bool:
+        """Whether what was verified was no tree: where the target chooses, it makes one of guesses that it can."""
+        params, speculation = self.session.request.params, self._speculation
+        if speculation is None or speculation.num_draft_tokens > 0 or verdict.drafter != pb.DRAFTER_MODEL:
+            return True
+        return speculation.tree is None and not (target.info.trees and params.determined and params.lenience == 1.0)
+
+    def _truncate(self, verdict: tpb.Verdict, output: RoundOutput) -> None:
+        """Tell both workers what was dropped. Nobody waits for it, and correctness does not depend on it."""
+        slots = {"target": self.target.slot, "draft": self.draft.slot}
+        if len(output.tokens) < len(verdict.token_ids):
+            reason = pb.TRUNCATE_REASON_STOP
+        elif verdict.num_accepted < verdict.num_drafted:
+            reason = pb.TRUNCATE_REASON_REJECTED
+        elif verdict.fallback != tpb.FALLBACK_REASON_UNSPECIFIED:
+            reason = pb.TRUNCATE_REASON_WASTED
+            del slots["target"]
+        else:
             return
-        slots, reason = truncation
-        for slot in slots:
+        for worker, slot in slots.items():
             if slot.truncate(self.session.committed_len, reason):
-                note_truncate(self.model.metrics, "target" if slot is self.target.slot else "draft", reason)
+                note_truncate(self.model.metrics, worker, reason)
+
+
+def _timings(verdict: tpb.Verdict, total_s: float) -> OutputTimings:
+    """Split the round's time. Durations come from the target's own clock, so the clocks need not agree."""
+    verify_s = (verdict.queue_us + verdict.forward_us + verdict.accept_us) / 1e6
+    wait_s = verdict.wait_us / 1e6
+    return OutputTimings(total_s, 0.0, wait_s, verify_s, max(0.0, total_s - verify_s - wait_s))

@@ -19,6 +19,7 @@ from gateway.telemetry.request_record import current_record
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.kinds import PROTOCOL
 
 
 class Session:
@@ -30,6 +31,8 @@ class Session:
         lenience = request.params.lenience if request.params.lenience < 1.0 else None
         self.usage = AnswerUsage(num_prompt_tokens=self.num_prompt, seed=request.params.seed, lenience=lenience)
         self.finished = False
+        self.segment_floor = 0
+        """committed_len right after the last token that the target drew in place of a draft token."""
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, request.stop)
         current_record().usages.append(self.usage)
@@ -43,7 +46,7 @@ class Session:
         return len(self.committed) - self.num_prompt
 
     def draft_room(self) -> int:
-        """Return how many draft tokens a round may still use: it commits one more than it accepts."""
+        """Return how many draft tokens a step may still use: it commits one more than it accepts."""
         return self.request.params.max_tokens - self.num_output - 1
 
     def open_message(self) -> pb.OpenSlot:
@@ -55,6 +58,7 @@ class Session:
             params=self.request.params.to_proto(),
             cache_salt=self.request.cache_salt,
             traceparent=current_record().traceparent,
+            protocol=PROTOCOL,
         )
 
     def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:
@@ -75,6 +79,8 @@ class Session:
             if stopped_by_id and verdict.stop_token_id in self.request.params.stop_token_ids:
                 stop_reason = verdict.stop_token_id
         self.committed.extend(ids)
+        if verdict.kinds[-1] == pb.TOKEN_KIND_RECOVERED:
+            self.segment_floor = self.committed_len
         self.usage.num_completion_tokens = self.num_output
         self.finished = finish is not None
         return RoundOutput(
@@ -97,6 +103,7 @@ class Session:
             self.usage.num_plain_steps += 1
         self.usage.num_draft_tokens += verdict.num_drafted
         self.usage.num_accepted_tokens += verdict.num_accepted
+        self.usage.num_wasted_tokens += verdict.num_wasted
 
     def _tokens(self, verdict: tpb.Verdict, ids: list[int], pushed: Pushed) -> tuple[OutputToken, ...]:
         tokens = []

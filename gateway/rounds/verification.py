@@ -1,4 +1,4 @@
-"""The target's part of a round: which target, a slot there, one verify, and what to do when it is answered otherwise.
+"""The lease at the target: which target, a slot there, its verdicts, and what to do when something else is answered.
 
 A request stays where it is while it can: its cache is there. It moves when its target is lost, hangs, fails or has no
 slot, and goes on from its committed tokens.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator
 
-from gateway.rounds.draft_length import TargetDrafts
+from gateway.rounds.draft_limits import num_ahead
 from gateway.rounds.session import Session
 from gateway.workers.links import Connection, WorkerSlot
 from gateway.workers.member import TargetMember
@@ -21,6 +22,12 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, WorkerFault, WorkerLost
 from outrider.wire.health import Outcome
+from outrider.wire.kinds import Drafter
+from outrider.wire.log import get_logger
+from outrider.wire.speculation import Speculation
+from outrider.wire.transport.streams import Replies
+
+log = get_logger(__name__)
 
 _REOPEN = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_CANCELLED)
 
@@ -38,21 +45,21 @@ class GoElsewhere(Exception):
 
 
 class Verification:
-    def __init__(self, model: ServedModel, session: Session, deadline_s: float, own_drafts: TargetDrafts) -> None:
+    def __init__(self, model: ServedModel, session: Session, deadline_s: float) -> None:
         """`deadline_s`: monotonic time at which the request's life ends."""
         self.slot = WorkerSlot(session.slot_id, tpb.TargetRequest)
         self.why_again = ""
         """Why the last round has to be done again: a label of outrider_retries_total."""
-        self.is_new_step = False
-        """The last verdict is the first of its step."""
+        self.ticket = 0
+        """Of the lease that began last."""
         self._model = model
         self._session = session
         self._deadline_s = deadline_s
-        self._own_drafts = own_drafts
+        self._num_ahead = 1
+        """Tokens that the target may commit past the last verdict."""
+        self._verdicts: Replies[tpb.TargetReply] | None = None
         self._key = prefix_key(session.request.prompt_ids, session.request.cache_salt)
         self._member: TargetMember | None = None
-        self._decodes = False
-        """It is in the steps there: not while it waits for a place or for memory."""
         self._avoid: str | None = None
         """Where it failed last."""
         self._num_faults = 0
@@ -64,7 +71,7 @@ class Verification:
         return self._member
 
     async def place(self) -> Connection:
-        """The target of the next round: the one it has, or another when it cannot go on there. Waits for one.
+        """Return the target of the next round: the one it has, or another when it cannot go on there. Waits for one.
 
         Raises WorkerLost, Unavailable or DeadlineExceeded.
         """
@@ -77,59 +84,89 @@ class Verification:
             raise WorkerLost("lost the worker: it went the moment it was chosen")
         return connection
 
-    async def open(self, target: Connection) -> None:
-        """Makes sure of a slot on this connection; waits its turn while no target has one free.
+    async def open(self, target: Connection, speculation: Speculation | None, own: Drafter | None) -> None:
+        """Open a slot on this connection; waits its turn while the target has none free.
+
+        own: the drafter of the target's own that is to follow the slot.
 
         Raises WorkerLost, GoElsewhere, DeadlineExceeded, InvalidRequest, WorkerFault.
         """
-        if not self.slot.is_open_on(target):
-            async with self._in_time():
-                await self.member.room.enter(lambda: self._try_open(target))
+        self.end_lease()
+        message = self._session.open_message()
+        if speculation is not None:
+            message.speculation.CopyFrom(speculation.to_proto())
+        if own is not None:
+            message.drafter = own.value
+        self._num_ahead = num_ahead(speculation, self._model.config.overlap)
+        async with self._in_time():
+            await self.member.room.enter(lambda: self._try_open(target, message))
 
     async def pay_for_retry(self) -> None:
-        """Waits while the gateway's retries are used up. Raises DeadlineExceeded."""
+        """Wait while the gateway's retries are used up. Raises DeadlineExceeded."""
         retries = self._model.retries
         async with self._in_time():
             while not retries.take():  # noqa: ASYNC110  (nobody tells when time has passed)
                 await asyncio.sleep(1 / retries.floor_per_s)
 
-    async def verify(
-        self,
-        target: Connection,
-        ticket: int,
-        num_draft_tokens: int,
-        wait_budget_s: float,
-        num_own_draft_tokens: int = 0,
-    ) -> tpb.Verdict | None:
-        """Asks for one round, of a proposal to wait for or one of the target's own. None: the slot is not as we
-        thought; go again.
+    @property
+    def leases(self) -> bool:
+        """Whether the target goes on by itself and its verdicts come."""
+        return self._verdicts is not None
+
+    def begin_lease(self, target: Connection, *, is_drafted: bool) -> None:
+        """Let the target go on from the committed tokens, under a new ticket. What it made beyond them is void.
+
+        is_drafted: a draft is about to be told.
+        """
+        self.end_lease()
+        self.ticket = secrets.randbits(64)  # nobody can guess it
+        verify = tpb.Verify(
+            slot=self._session.slot_id,
+            base_len=self.slot.agreed_len,
+            committed_ids=self._session.committed[self.slot.agreed_len :],
+            ticket=self.ticket,
+            until_len=self._session.committed_len + self._num_ahead,
+            is_drafted=is_drafted,
+        )
+        self._verdicts = target.subscribe(tpb.TargetRequest(verify=verify))
+
+    async def next_verdict(self, target: Connection) -> tpb.Verdict | None:
+        """Wait for the lease's next verdict. None: the slot is not as we thought; go again.
 
         Raises WorkerLost, DeadlineExceeded, WorkerFault.
         """
-        session = self._session
-        request = tpb.Verify(
-            slot=session.slot_id,
-            base_len=self.slot.agreed_len,
-            committed_ids=session.committed[self.slot.agreed_len :],
-            num_draft_tokens=num_draft_tokens,
-            ticket=ticket,
-            wait_budget_us=int(wait_budget_s * 1e6) if num_draft_tokens else 0,
-            num_own_draft_tokens=num_own_draft_tokens,
-        )
+        assert self._verdicts is not None, "begin_lease() comes first"
         async with self._in_time():
-            reply = await target.call(tpb.TargetRequest(verify=request))
-        if reply.WhichOneof("item") == "verdict":
-            self._check(reply.verdict)
-            self.member.health.note(Outcome.OK)
-            self._note_step(reply.verdict)
-            self.slot.agreed_len = reply.verdict.committed_len + len(reply.verdict.token_ids)
-            self._num_faults, self._avoid = 0, None
-            return reply.verdict  # type: ignore[no-any-return]
-        self._mend(target, reply.error)
-        return None
+            reply = await self._verdicts.next()
+        if reply.WhichOneof("item") != "verdict":
+            self.end_lease()
+            self._mend(target, reply.error)
+            return None
+        verdict: tpb.Verdict = reply.verdict
+        if verdict.committed_len != self._session.committed_len or not verdict.token_ids:
+            self._note_other_length(verdict)
+            return None
+        self.member.health.note(Outcome.OK)
+        self.slot.agreed_len = verdict.committed_len + len(verdict.token_ids)
+        self._num_faults, self._avoid = 0, None
+        return verdict
+
+    def extend(self, target: Connection) -> None:
+        """Let the lease run on."""
+        until_len = self._session.committed_len + self._num_ahead
+        extend = tpb.Extend(slot=self._session.slot_id, ticket=self.ticket, until_len=until_len)
+        target.send(tpb.TargetRequest(extend=extend))
+
+    def end_lease(self) -> int:
+        """Take no more verdicts. Returns how many tokens lay in those that are here."""
+        verdicts, self._verdicts = self._verdicts, None
+        if verdicts is None:
+            return 0
+        verdicts.close()
+        return sum(len(reply.verdict.token_ids) for reply in verdicts.take())
 
     def close(self) -> None:
-        """Free the slot. A round in flight is cancelled by it."""
+        """Free the slot, and end the lease."""
         self._leave()
 
     def _may_stay(self, member: TargetMember) -> bool:
@@ -139,18 +176,17 @@ class Verification:
         return self.slot.is_open_on(connection) or (not member.draining and self._avoid != member.name)
 
     def _leave(self) -> None:
+        self.end_lease()
         self.slot.close()
         if self._member is not None:
-            self._member.planner.num_slots -= self._decodes
-            self._decodes = False
             self._member.detach()
             self._member.room.note_freed()
             self._member = None
 
-    async def _try_open(self, target: Connection) -> bool:
-        """False: no slot is free now. A request that could never fit is refused as INVALID."""
+    async def _try_open(self, target: Connection, message: pb.OpenSlot) -> bool:
+        """Return False when no slot is free now. A request that could never fit is refused as INVALID."""
         self.slot.opened(target, self._session.committed_len)
-        reply = await target.call(tpb.TargetRequest(open=self._own_drafts.open_message(target)))
+        reply = await target.call(tpb.TargetRequest(open=message))
         if reply.WhichOneof("item") == "open":
             return True
         self.slot.open_again()
@@ -210,23 +246,18 @@ class Verification:
         except TimeoutError:
             raise timed_out(self._model.config.request_timeout_s) from None
 
-    def _note_step(self, verdict: tpb.Verdict) -> None:
-        step_s = (verdict.forward_us + verdict.accept_us) / 1e6
-        num_tokens, num_prompt_tokens = verdict.num_batch_tokens, verdict.num_batch_prompt_tokens
-        if not self._decodes:
-            self._decodes = True
-            self.member.planner.num_slots += 1
-        of_batch = (verdict.batch_size, num_tokens, num_prompt_tokens, step_s)
-        self.is_new_step = self.member.planner.note_step(verdict.step, *of_batch)
-
-    def _check(self, verdict: tpb.Verdict) -> None:
+    def _note_other_length(self, verdict: tpb.Verdict) -> None:
         """Never apply a verdict that is not for our length: it would repeat or lose tokens."""
-        if verdict.committed_len != self._session.committed_len or not verdict.token_ids:
-            self.member.health.note(Outcome.REFUSED)
-            raise WorkerFault(
-                f"the target's verdict is for length {verdict.committed_len} with {len(verdict.token_ids)} tokens, "
-                f"the request is at {self._session.committed_len}"
-            )
+        log.error(
+            "the target's verdict is for length %d with %d tokens, request %s is at %d: it is set back",
+            verdict.committed_len,
+            len(verdict.token_ids),
+            self._session.request.request_id,
+            self._session.committed_len,
+        )
+        self.member.health.note(Outcome.REFUSED)
+        self.why_again = "length"
+        self.end_lease()
 
 
 def timed_out(limit_s: float) -> DeadlineExceeded:

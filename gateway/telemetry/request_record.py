@@ -18,7 +18,7 @@ from gateway.generation import AnswerUsage
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import about, get_logger, log_fields
-from outrider.wire.trace import OpenSpan, Spans, TraceParent
+from outrider.wire.trace import OpenSpan, Spans, TraceParent, round_span_id
 
 log = get_logger("gateway.access")
 
@@ -47,23 +47,28 @@ def request_id_of(given: str | None, prefix: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class RoundRecord:
-    """Facts of one round. The id of its span is the ticket, which the workers know, too."""
+    """Facts of one round. The id of its span follows from ticket and length, which the target knows, too."""
 
     ticket: int
+    """Of the lease."""
+    committed_len: int
+    """At which it began."""
     started_s: float
     """Monotonic clock."""
     target: str
     """Name of the member."""
-    num_draft_tokens: int = 0
     draft: str | None = None
-    """Name of the member that was asked for drafts."""
+    """Name of the member that drafts for the answer, or of what drafted in the target itself."""
     verdict: tpb.Verdict | None = None
 
+    @property
+    def step_ns(self) -> int:
+        """Return how long its step took at the target, which may have begun it before the round before was heard of."""
+        verdict = self.verdict or tpb.Verdict()
+        return 1000 * (verdict.wait_us + verdict.queue_us + verdict.forward_us + verdict.accept_us)
+
     def facts(self) -> dict[str, str | int]:
-        facts: dict[str, str | int] = {
-            "outrider.target": self.target,
-            "outrider.num_draft_tokens": self.num_draft_tokens,
-        }
+        facts: dict[str, str | int] = {"outrider.target": self.target}
         if self.draft is not None:
             facts["outrider.draft"] = self.draft
         if self.verdict is not None:
@@ -129,10 +134,11 @@ class RequestRecord:
         if self.place is None or self.spans is None:
             return
         ended_ns = time.time_ns()
-        took_ns = int(1e9 * (time.monotonic() - ended.started_s))
+        took_ns = max(int(1e9 * (time.monotonic() - ended.started_s)), ended.step_ns)
         error = None if ended.verdict is not None else "no verdict"
         began_ns = ended_ns - took_ns
-        self.spans.add("round", self.place, began_ns, ended_ns, ended.facts(), error=error, span_id=ended.ticket)
+        span_id = round_span_id(ended.ticket, ended.committed_len)
+        self.spans.add("round", self.place, began_ns, ended_ns, ended.facts(), error=error, span_id=span_id)
 
 
 class RequestRecords:

@@ -18,12 +18,13 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import OutriderError, WorkerLost
+from outrider.wire.errors import IncompatiblePair, OutriderError, WorkerLost
+from outrider.wire.kinds import PROTOCOL
 from outrider.wire.log import get_logger
 from outrider.wire.transport.hang_watch import HangWatch
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import max_control_bytes
-from outrider.wire.transport.streams import Outbox, PendingReplies
+from outrider.wire.transport.streams import Outbox, PendingReplies, Replies
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 log = get_logger(__name__)
@@ -47,6 +48,15 @@ _TYPES: dict[str, tuple[Any, Any]] = {
 }
 
 
+def check_protocol(role: str, info: pb.WorkerInfo) -> None:
+    """Raise IncompatiblePair for a worker that speaks another protocol than this gateway."""
+    if info.protocol != PROTOCOL:
+        raise IncompatiblePair(
+            f"the {role} {info.model_id} (version {info.version or 'unknown'}) speaks protocol {info.protocol}, "
+            f"this gateway {PROTOCOL}; upgrade the older one; see docs/deploy.md"
+        )
+
+
 class WorkerSlot:
     """Knows a request's slot on one worker: where it is open, and the committed length that both sides agree on."""
 
@@ -60,7 +70,7 @@ class WorkerSlot:
         self._needs_open = True
 
     def is_open_on(self, connection: Connection, target_epoch: int = 0) -> bool:
-        """`target_epoch`: for a draft's slot, the target that its proposals are for."""
+        """`target_epoch`: for a draft's slot, the target that it delivers to."""
         same = self._connection is connection and self._target_epoch == target_epoch
         return same and connection.alive and not self._needs_open
 
@@ -90,7 +100,7 @@ class WorkerSlot:
 
 
 class Connection:
-    """One life of a Control stream. `call` and `send` never block; replies come as futures."""
+    """One life of a Control stream. `call`, `subscribe` and `send` never block."""
 
     def __init__(
         self,
@@ -106,6 +116,7 @@ class Connection:
         self.alive = True
         self.hung = False
         """It was given up because the worker made no step."""
+        self._owes_step = False
         self._stream = stream
         self._pending: PendingReplies[Any] = PendingReplies()
 
@@ -129,8 +140,23 @@ class Connection:
         self._outbox.put(request)
         return future
 
-    def send(self, request: Any) -> None:
-        """Send a one-way item, coalesced with whatever leaves next."""
+    def subscribe(self, request: Any, *, expects: bool = True) -> Replies[Any]:
+        """Send an item whose answers go on until they are closed. They fail with WorkerLost when the stream ends.
+
+        expects: the worker owes one as long as they are open.
+        """
+        message_id, replies = self._pending.subscribe(expects)
+        if not self.alive:
+            replies.close()
+            replies.fail(WorkerLost("lost the worker: the stream has ended"))
+            return replies
+        request.id, request.epoch = message_id, self.epoch
+        self._outbox.put(request)
+        return replies
+
+    def send(self, request: Any, *, owes_step: bool = False) -> None:
+        """Send a one-way item, coalesced with whatever leaves next. owes_step: the worker has to make a step for it."""
+        self._owes_step |= owes_step
         request.epoch = self.epoch
         self._outbox.put(request)
 
@@ -144,6 +170,7 @@ class Connection:
         async def batches() -> AsyncIterator[list[Any]]:
             async for batch in self._stream:
                 self.heard_s = time.monotonic()
+                self._owes_step = False
                 self._count_bytes(batch.ByteSize())
                 yield list(batch.items)
 
@@ -156,8 +183,12 @@ class Connection:
 
     @property
     def has_work(self) -> bool:
-        """Whether something was asked and is not answered."""
-        return len(self._pending) > 0
+        """Whether the worker owes a reply or a step."""
+        return self._owes_step or len(self._pending) > 0
+
+    def stepped(self) -> None:
+        """Note that the worker has made a step."""
+        self._owes_step = False
 
 
 class WorkerLink:
@@ -263,6 +294,7 @@ class WorkerLink:
         if self.refused is not None and info.epoch == self._refused_epoch:
             return  # it is still what it was
         self._refused_epoch = info.epoch
+        check_protocol(self.name, info)
         await self._accept(info, self)
         info = await self.get_info()  # the first may be old by now
         self._hear(info)
@@ -301,6 +333,8 @@ class WorkerLink:
                 now = time.monotonic()
             else:
                 now = time.monotonic()
+                if self.info is not None and info.num_steps != self.info.num_steps:
+                    connection.stepped()
                 self._note(info, now - asked_s)
                 watch.step_seen(info.num_steps, info.longest_step_us / 1e6, now)
             if not connection.has_work:

@@ -10,16 +10,12 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from enum import Enum
 
-from gateway.planning import wait_budget
-from gateway.planning.planner import TargetPlanner
-from gateway.planning.wait_budget import WaitBudget
 from gateway.workers.links import Connection, WorkerLink
 from gateway.workers.membership import MemberSpec
 from gateway.workers.placement import WorkerLoad
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.health import Health, Outcome
 from outrider.wire.kinds import Drafter
-from outrider.wire.settings.config import GatewayConfig
 
 POLL_S = 0.25
 """Seconds after which the head of the line tries again by itself: another gateway's requests may have freed a slot.
@@ -174,11 +170,6 @@ class TargetMember(Member):
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
         self.room = Room()
-        self.planner = TargetPlanner()
-
-    def restarted(self) -> None:
-        super().restarted()
-        self.planner.restarted()
 
     @property
     def deliver_address(self) -> str:
@@ -187,14 +178,10 @@ class TargetMember(Member):
 
 
 class DraftMember(Member):
-    def __init__(self, spec: MemberSpec, link: WorkerLink, config: GatewayConfig) -> None:
+    def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
-        limits_s = (wait_budget.LEAST_WAIT_S, wait_budget.MOST_WAIT_S)
-        self.wait_budget = WaitBudget(*limits_s)
-        self.first_wait_budget = WaitBudget(*limits_s)
-        """For proposals that feed a prompt, a slot's first above all: they say nothing about the others."""
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
-        """By target: whether proposals that were made in time arrive there."""
+        """By target: whether what it delivers arrives there."""
 
     @property
     def kind(self) -> Drafter:

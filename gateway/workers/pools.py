@@ -11,11 +11,10 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from gateway.planning import wait_budget
 from gateway.workers.links import Connection, WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.member_series import MemberSeries
-from gateway.workers.membership import Membership, MemberSpec, Role
+from gateway.workers.membership import Membership, MemberSpec
 from gateway.workers.served import ServedModel, Shared
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
@@ -186,16 +185,13 @@ class Pools:
             target = TargetMember(spec, link)
             self.members[spec.name] = model.targets[spec.name] = target
         else:
-            self.members[spec.name] = DraftMember(spec, self._link(spec, None), self.config)
+            self.members[spec.name] = DraftMember(spec, self._link(spec, None))
 
     def _remove(self, member: TargetMember | DraftMember) -> None:
         del self.members[member.name]
         for model in self.models.values():
             model.targets.pop(member.name, None)
             model.drafts.pop(member.name, None)
-        for other in self.members.values():
-            if isinstance(other, TargetMember):
-                other.planner.forget(member.name)
         self._in_background(member.link.close())
 
     def _share_drafts(self) -> None:
@@ -229,7 +225,7 @@ class Pools:
                 spec.role,
                 spec.address,
                 max_message_bytes=MAX_MESSAGE_BYTES,
-                silence_s=_silence_s(spec.role),
+                silence_s=(MIN_SILENCE_S, ROUND_TIMEOUT_S),
                 accept=accept,
                 count_bytes=count,
                 on_change=changed,
@@ -276,12 +272,6 @@ class Pools:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _silence_s(role: Role) -> tuple[float, float]:
-    """Return the least and the most; a target that waits for a proposal makes no step meanwhile."""
-    waits_s = wait_budget.MOST_WAIT_S + 1.0 if role == "target" else 0.0
-    return max(MIN_SILENCE_S, waits_s), ROUND_TIMEOUT_S
 
 
 def _read_template(config: GatewayConfig) -> str | None:

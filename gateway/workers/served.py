@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from gateway.admission.queue import AdmissionQueue
 from gateway.generation import GenerationRequest, ServedFacts
-from gateway.planning.answer_lengths import AnswerLengths
 from gateway.tokenizer import Tokenizer
 from gateway.workers.links import WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
@@ -126,12 +125,11 @@ class ServedModel:
         self.has_draft_pool = False
         """Whether there is such a pool, though it may have no member now."""
         self.places = AdmissionQueue(self.config)
-        self.lengths = AnswerLengths()
         self.warn_once = functools.cache(log.warning)
         self.referenced = asyncio.Event()
         """Set once `reference` is known."""
         self.num_rounds = self.num_late = 0
-        """That waited for a proposal, and of these those whose proposal came too late."""
+        """Verdicts that looked for draft tokens, and of these those that had to do without some that came too late."""
         self.removed = False
         self._shared = shared
         self._reference: ReferenceTarget | None = None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
+from outrider.wire.kinds import drafter_label
 from outrider.wire.params import DraftTokens
 
 
@@ -64,6 +65,12 @@ class Drafter(StrEnum):
     """NGRAM where it has seen the last tokens before, else a draft worker."""
     LOOKUP_MODEL = "lookup+model"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Drafter | None:
+        """Take a bar for the plus, as in ngram|model."""
+        label = drafter_label(value) if isinstance(value, str) else value
+        return next((each for each in cls if each.value == label), None)
+
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
@@ -105,13 +112,18 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimings:
-    """Seconds, measured by the gateway."""
+    """Seconds, measured by the gateway. The parts sum to total, unless rounds came together."""
 
     total_s: float
+    """Since the round before, or since the target was told to begin."""
     propose_s: float
+    """Always 0: the draft drafts beside the target's steps."""
     deliver_s: float
+    """The target held its step back for drafts."""
     verify_s: float
+    """Queue, forward and acceptance in the target."""
     overhead_s: float
+    """The rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +140,7 @@ class Usage:
     num_plain_steps: int
     """Steps without drafts."""
     num_wasted_tokens: int
-    """Drafted, but too late to be verified."""
+    """Draft tokens that were right and came after their step."""
     seed: int
     """The caller's seed, or the one that the gateway drew."""
     num_cached_prompt_tokens: int = 0

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine.cuda.host_copy import Moment
-from outrider.engine.kv_pool import KVPool
+from outrider.engine.kv_pool import BlockTable, KVPool
 from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
 from outrider.engine.step_plan import Row
 from outrider.engine.token_tree import check_parents, check_path, positions
@@ -112,15 +112,24 @@ class ModelRunner:
         assert row.parents is not None and isinstance(self.path, RunsTrees), "no token tree"
         assert row.table.num_tokens == row.num_tokens, f"{row.table.num_tokens} stored, {row.num_tokens} claimed"
         check_path(row.parents, path)
-        table, start = row.table, row.tree_start
-        moves = [(start + node, start + depth) for depth, node in enumerate(path) if node != depth]
+        self.rebase(row.table, row.tree_start, path)
+
+    @torch.inference_mode()
+    def rebase(self, table: BlockTable, start: int, keep: Sequence[int]) -> None:
+        """Keep, of the tokens stored after `start`, those at the ascending indices `keep`, moved together behind it.
+
+        What is before `start` is neither read nor written. Positions are not part of what is stored. What other tables
+        read stays as it is. Raises OutOfBlocks when that takes a copy and there is no room, changing nothing.
+        """
+        moves = [(start + node, start + place) for place, node in enumerate(keep) if node != place]
         if moves:
-            copies = table.rewrite(moves[0][1], start + len(path))
+            assert isinstance(self.path, RunsTrees), "no token tree"
+            copies = table.rewrite(moves[0][1], start + len(keep))
             if copies:
                 self.path.copy_blocks(copies)
             sources, destinations = (table.storage_indices(tokens) for tokens in zip(*moves, strict=True))
             self.path.move_tokens(sources, destinations)
-        table.truncate(start + len(path))
+        table.truncate(start + len(keep))
 
     def _reserve(self, rows: Sequence[Row]) -> None:
         copies: list[tuple[int, int]] = []

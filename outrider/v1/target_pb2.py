@@ -25,33 +25,37 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/target.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"?\n\x12TargetRequestBatch\x12)\n\x05items\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.TargetRequest\"\xd4\x01\n\rTargetRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12%\n\x04open\x18\x03 \x01(\x0b\x32\x15.outrider.v1.OpenSlotH\x00\x12%\n\x06verify\x18\x04 \x01(\x0b\x32\x13.outrider.v1.VerifyH\x00\x12)\n\x08truncate\x18\x05 \x01(\x0b\x32\x15.outrider.v1.TruncateH\x00\x12\'\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x16.outrider.v1.CloseSlotH\x00\x42\x06\n\x04item\"\x9f\x01\n\x06Verify\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x15\n\rcommitted_ids\x18\x03 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x0e\n\x06ticket\x18\x05 \x01(\x06\x12\x16\n\x0ewait_budget_us\x18\x06 \x01(\r\x12\x1c\n\x14num_own_draft_tokens\x18\x07 \x01(\r\";\n\x10TargetReplyBatch\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.outrider.v1.TargetReply\"\x9d\x01\n\x0bTargetReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x16.outrider.v1.OpenReplyH\x00\x12\'\n\x07verdict\x18\x03 \x01(\x0b\x32\x14.outrider.v1.VerdictH\x00\x12)\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x18.outrider.v1.WorkerErrorH\x00\x42\x06\n\x04item\"\x9e\x04\n\x07Verdict\x12\x15\n\rcommitted_len\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12%\n\x05kinds\x18\x03 \x03(\x0e\x32\x16.outrider.v1.TokenKind\x12\x13\n\x0bnum_drafted\x18\x04 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x05 \x01(\r\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x07 \x01(\rH\x00\x88\x01\x01\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12-\n\x08\x66\x61llback\x18\t \x01(\x0e\x32\x1b.outrider.v1.FallbackReason\x12\x0f\n\x07wait_us\x18\n \x01(\r\x12\x10\n\x08queue_us\x18\x0b \x01(\r\x12\x12\n\nforward_us\x18\x0c \x01(\r\x12\x11\n\taccept_us\x18\r \x01(\r\x12\x12\n\nbatch_size\x18\x0e \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x0f \x01(\r\x12\x18\n\x10\x64rafter_has_next\x18\x10 \x01(\x08\x12\x18\n\x10num_batch_tokens\x18\x11 \x01(\r\x12\x1f\n\x17num_batch_prompt_tokens\x18\x14 \x01(\r\x12\x0c\n\x04step\x18\x15 \x01(\x04\x42\x10\n\x0e_stop_token_id\"5\n\rDeliveryBatch\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.outrider.v1.Delivery\"\xcc\x01\n\x08\x44\x65livery\x12\x0e\n\x06ticket\x18\x01 \x01(\x06\x12\x14\n\x0ctarget_epoch\x18\x02 \x01(\x06\x12\x15\n\rcommitted_len\x18\x03 \x01(\r\x12\r\n\x05start\x18\x04 \x01(\r\x12\x11\n\tdraft_ids\x18\x05 \x03(\r\x12\x36\n\rdistributions\x18\x06 \x01(\x0b\x32\x1f.outrider.v1.TokenDistributions\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\r\x12\x0f\n\x07parents\x18\x08 \x03(\x11\"=\n\x0e\x44\x65liverSummary\x12\x16\n\x0enum_deliveries\x18\x01 \x01(\x04\x12\x13\n\x0bnum_refused\x18\x02 \x01(\x04*h\n\x0e\x46\x61llbackReason\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41LLBACK_REASON_LATE\x10\x01\x12\x1b\n\x17\x46\x41LLBACK_REASON_REFUSED\x10\x02\x32\xb4\x02\n\rTargetService\x12?\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x17.outrider.v1.WorkerInfo\x12M\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a\x1b.outrider.v1.TokenizerFiles\x12M\n\x07\x43ontrol\x12\x1f.outrider.v1.TargetRequestBatch\x1a\x1d.outrider.v1.TargetReplyBatch(\x01\x30\x01\x12\x44\n\x07\x44\x65liver\x12\x1a.outrider.v1.DeliveryBatch\x1a\x1b.outrider.v1.DeliverSummary(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/target.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"?\n\x12TargetRequestBatch\x12)\n\x05items\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.TargetRequest\"\xfb\x01\n\rTargetRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12%\n\x04open\x18\x03 \x01(\x0b\x32\x15.outrider.v1.OpenSlotH\x00\x12%\n\x06verify\x18\x04 \x01(\x0b\x32\x13.outrider.v1.VerifyH\x00\x12)\n\x08truncate\x18\x05 \x01(\x0b\x32\x15.outrider.v1.TruncateH\x00\x12\'\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x16.outrider.v1.CloseSlotH\x00\x12%\n\x06\x65xtend\x18\x07 \x01(\x0b\x32\x13.outrider.v1.ExtendH\x00\x42\x06\n\x04item\"\x88\x01\n\x06Verify\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x15\n\rcommitted_ids\x18\x03 \x03(\r\x12\x0e\n\x06ticket\x18\x05 \x01(\x06\x12\x11\n\tuntil_len\x18\x08 \x01(\r\x12\x12\n\nis_drafted\x18\t \x01(\x08J\x04\x08\x04\x10\x05J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08\"9\n\x06\x45xtend\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0e\n\x06ticket\x18\x02 \x01(\x06\x12\x11\n\tuntil_len\x18\x03 \x01(\r\";\n\x10TargetReplyBatch\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.outrider.v1.TargetReply\"\x9d\x01\n\x0bTargetReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x16.outrider.v1.OpenReplyH\x00\x12\'\n\x07verdict\x18\x03 \x01(\x0b\x32\x14.outrider.v1.VerdictH\x00\x12)\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x18.outrider.v1.WorkerErrorH\x00\x42\x06\n\x04item\"\xdf\x04\n\x07Verdict\x12\x15\n\rcommitted_len\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12%\n\x05kinds\x18\x03 \x03(\x0e\x32\x16.outrider.v1.TokenKind\x12\x13\n\x0bnum_drafted\x18\x04 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x05 \x01(\r\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x07 \x01(\rH\x00\x88\x01\x01\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12-\n\x08\x66\x61llback\x18\t \x01(\x0e\x32\x1b.outrider.v1.FallbackReason\x12\x0f\n\x07wait_us\x18\n \x01(\r\x12\x10\n\x08queue_us\x18\x0b \x01(\r\x12\x12\n\nforward_us\x18\x0c \x01(\r\x12\x11\n\taccept_us\x18\r \x01(\r\x12\x12\n\nbatch_size\x18\x0e \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x0f \x01(\r\x12\x18\n\x10num_batch_tokens\x18\x11 \x01(\r\x12\x1f\n\x17num_batch_prompt_tokens\x18\x14 \x01(\r\x12\x0c\n\x04step\x18\x15 \x01(\x04\x12%\n\x07\x64rafter\x18\x16 \x01(\x0e\x32\x14.outrider.v1.Drafter\x12\x10\n\x03hit\x18\x17 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\nnum_wasted\x18\x18 \x01(\rB\x10\n\x0e_stop_token_idB\x06\n\x04_hitJ\x04\x08\x10\x10\x11\"5\n\rDeliveryBatch\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.outrider.v1.Delivery\"\x82\x02\n\x08\x44\x65livery\x12\x0e\n\x06ticket\x18\x01 \x01(\x06\x12\x14\n\x0ctarget_epoch\x18\x02 \x01(\x06\x12\x10\n\x08root_len\x18\t \x01(\r\x12\x0c\n\x04path\x18\n \x01(\x0c\x12\x0b\n\x03ids\x18\x0b \x01(\x0c\x12\x0f\n\x07parents\x18\x0c \x01(\x0c\x12\r\n\x05ranks\x18\r \x01(\x0c\x12\r\n\x05kinds\x18\x0e \x01(\x0c\x12\x10\n\x08segments\x18\x0f \x01(\x0c\x12\x36\n\rdistributions\x18\x06 \x01(\x0b\x32\x1f.outrider.v1.TokenDistributions\x12\x0c\n\x04\x65nds\x18\x10 \x01(\x08J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06J\x04\x08\x07\x10\x08J\x04\x08\x08\x10\t\"=\n\x0e\x44\x65liverSummary\x12\x16\n\x0enum_deliveries\x18\x01 \x01(\x04\x12\x13\n\x0bnum_refused\x18\x02 \x01(\x04*h\n\x0e\x46\x61llbackReason\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41LLBACK_REASON_LATE\x10\x01\x12\x1b\n\x17\x46\x41LLBACK_REASON_REFUSED\x10\x02*`\n\x08NodeKind\x12\x19\n\x15NODE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fNODE_KIND_GUESS\x10\x01\x12\x11\n\rNODE_KIND_LAW\x10\x02\x12\x11\n\rNODE_KIND_KEY\x10\x03\x32\xb4\x02\n\rTargetService\x12?\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x17.outrider.v1.WorkerInfo\x12M\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a\x1b.outrider.v1.TokenizerFiles\x12M\n\x07\x43ontrol\x12\x1f.outrider.v1.TargetRequestBatch\x1a\x1d.outrider.v1.TargetReplyBatch(\x01\x30\x01\x12\x44\n\x07\x44\x65liver\x12\x1a.outrider.v1.DeliveryBatch\x1a\x1b.outrider.v1.DeliverSummary(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.target_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FALLBACKREASON']._serialized_start=1600
-  _globals['_FALLBACKREASON']._serialized_end=1704
+  _globals['_FALLBACKREASON']._serialized_start=1794
+  _globals['_FALLBACKREASON']._serialized_end=1898
+  _globals['_NODEKIND']._serialized_start=1900
+  _globals['_NODEKIND']._serialized_end=1996
   _globals['_TARGETREQUESTBATCH']._serialized_start=67
   _globals['_TARGETREQUESTBATCH']._serialized_end=130
   _globals['_TARGETREQUEST']._serialized_start=133
-  _globals['_TARGETREQUEST']._serialized_end=345
-  _globals['_VERIFY']._serialized_start=348
-  _globals['_VERIFY']._serialized_end=507
-  _globals['_TARGETREPLYBATCH']._serialized_start=509
-  _globals['_TARGETREPLYBATCH']._serialized_end=568
-  _globals['_TARGETREPLY']._serialized_start=571
-  _globals['_TARGETREPLY']._serialized_end=728
-  _globals['_VERDICT']._serialized_start=731
-  _globals['_VERDICT']._serialized_end=1273
-  _globals['_DELIVERYBATCH']._serialized_start=1275
-  _globals['_DELIVERYBATCH']._serialized_end=1328
-  _globals['_DELIVERY']._serialized_start=1331
-  _globals['_DELIVERY']._serialized_end=1535
-  _globals['_DELIVERSUMMARY']._serialized_start=1537
-  _globals['_DELIVERSUMMARY']._serialized_end=1598
-  _globals['_TARGETSERVICE']._serialized_start=1707
-  _globals['_TARGETSERVICE']._serialized_end=2015
+  _globals['_TARGETREQUEST']._serialized_end=384
+  _globals['_VERIFY']._serialized_start=387
+  _globals['_VERIFY']._serialized_end=523
+  _globals['_EXTEND']._serialized_start=525
+  _globals['_EXTEND']._serialized_end=582
+  _globals['_TARGETREPLYBATCH']._serialized_start=584
+  _globals['_TARGETREPLYBATCH']._serialized_end=643
+  _globals['_TARGETREPLY']._serialized_start=646
+  _globals['_TARGETREPLY']._serialized_end=803
+  _globals['_VERDICT']._serialized_start=806
+  _globals['_VERDICT']._serialized_end=1413
+  _globals['_DELIVERYBATCH']._serialized_start=1415
+  _globals['_DELIVERYBATCH']._serialized_end=1468
+  _globals['_DELIVERY']._serialized_start=1471
+  _globals['_DELIVERY']._serialized_end=1729
+  _globals['_DELIVERSUMMARY']._serialized_start=1731
+  _globals['_DELIVERSUMMARY']._serialized_end=1792
+  _globals['_TARGETSERVICE']._serialized_start=1999
+  _globals['_TARGETSERVICE']._serialized_end=2307
 # @@protoc_insertion_point(module_scope)

@@ -13,9 +13,20 @@ class FallbackReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FALLBACK_REASON_UNSPECIFIED: _ClassVar[FallbackReason]
     FALLBACK_REASON_LATE: _ClassVar[FallbackReason]
     FALLBACK_REASON_REFUSED: _ClassVar[FallbackReason]
+
+class NodeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_KIND_UNSPECIFIED: _ClassVar[NodeKind]
+    NODE_KIND_GUESS: _ClassVar[NodeKind]
+    NODE_KIND_LAW: _ClassVar[NodeKind]
+    NODE_KIND_KEY: _ClassVar[NodeKind]
 FALLBACK_REASON_UNSPECIFIED: FallbackReason
 FALLBACK_REASON_LATE: FallbackReason
 FALLBACK_REASON_REFUSED: FallbackReason
+NODE_KIND_UNSPECIFIED: NodeKind
+NODE_KIND_GUESS: NodeKind
+NODE_KIND_LAW: NodeKind
+NODE_KIND_KEY: NodeKind
 
 class TargetRequestBatch(_message.Message):
     __slots__ = ("items",)
@@ -24,38 +35,48 @@ class TargetRequestBatch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[TargetRequest, _Mapping]]] = ...) -> None: ...
 
 class TargetRequest(_message.Message):
-    __slots__ = ("id", "epoch", "open", "verify", "truncate", "close")
+    __slots__ = ("id", "epoch", "open", "verify", "truncate", "close", "extend")
     ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    EXTEND_FIELD_NUMBER: _ClassVar[int]
     id: int
     epoch: int
     open: _common_pb2.OpenSlot
     verify: Verify
     truncate: _common_pb2.Truncate
     close: _common_pb2.CloseSlot
-    def __init__(self, id: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenSlot, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., truncate: _Optional[_Union[_common_pb2.Truncate, _Mapping]] = ..., close: _Optional[_Union[_common_pb2.CloseSlot, _Mapping]] = ...) -> None: ...
+    extend: Extend
+    def __init__(self, id: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenSlot, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., truncate: _Optional[_Union[_common_pb2.Truncate, _Mapping]] = ..., close: _Optional[_Union[_common_pb2.CloseSlot, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ...) -> None: ...
 
 class Verify(_message.Message):
-    __slots__ = ("slot", "base_len", "committed_ids", "num_draft_tokens", "ticket", "wait_budget_us", "num_own_draft_tokens")
+    __slots__ = ("slot", "base_len", "committed_ids", "ticket", "until_len", "is_drafted")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
-    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
-    WAIT_BUDGET_US_FIELD_NUMBER: _ClassVar[int]
-    NUM_OWN_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_LEN_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     slot: int
     base_len: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
-    num_draft_tokens: int
     ticket: int
-    wait_budget_us: int
-    num_own_draft_tokens: int
-    def __init__(self, slot: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., ticket: _Optional[int] = ..., wait_budget_us: _Optional[int] = ..., num_own_draft_tokens: _Optional[int] = ...) -> None: ...
+    until_len: int
+    is_drafted: bool
+    def __init__(self, slot: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., ticket: _Optional[int] = ..., until_len: _Optional[int] = ..., is_drafted: _Optional[bool] = ...) -> None: ...
+
+class Extend(_message.Message):
+    __slots__ = ("slot", "ticket", "until_len")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_LEN_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    ticket: int
+    until_len: int
+    def __init__(self, slot: _Optional[int] = ..., ticket: _Optional[int] = ..., until_len: _Optional[int] = ...) -> None: ...
 
 class TargetReplyBatch(_message.Message):
     __slots__ = ("items",)
@@ -76,7 +97,7 @@ class TargetReply(_message.Message):
     def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenReply, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.WorkerError, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "drafter_has_next", "num_batch_tokens", "num_batch_prompt_tokens", "step")
+    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "num_batch_tokens", "num_batch_prompt_tokens", "step", "drafter", "hit", "num_wasted")
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
@@ -92,10 +113,12 @@ class Verdict(_message.Message):
     ACCEPT_US_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAFTER_HAS_NEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCH_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    HIT_FIELD_NUMBER: _ClassVar[int]
+    NUM_WASTED_FIELD_NUMBER: _ClassVar[int]
     committed_len: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     kinds: _containers.RepeatedScalarFieldContainer[_common_pb2.TokenKind]
@@ -111,11 +134,13 @@ class Verdict(_message.Message):
     accept_us: int
     batch_size: int
     num_cached_tokens: int
-    drafter_has_next: bool
     num_batch_tokens: int
     num_batch_prompt_tokens: int
     step: int
-    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., drafter_has_next: _Optional[bool] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    drafter: _common_pb2.Drafter
+    hit: bool
+    num_wasted: int
+    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ...) -> None: ...
 
 class DeliveryBatch(_message.Message):
     __slots__ = ("items",)
@@ -124,24 +149,30 @@ class DeliveryBatch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
 class Delivery(_message.Message):
-    __slots__ = ("ticket", "target_epoch", "committed_len", "start", "draft_ids", "distributions", "num_draft_tokens", "parents")
+    __slots__ = ("ticket", "target_epoch", "root_len", "path", "ids", "parents", "ranks", "kinds", "segments", "distributions", "ends")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
-    DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
-    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROOT_LEN_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     target_epoch: int
-    committed_len: int
-    start: int
-    draft_ids: _containers.RepeatedScalarFieldContainer[int]
+    root_len: int
+    path: bytes
+    ids: bytes
+    parents: bytes
+    ranks: bytes
+    kinds: bytes
+    segments: bytes
     distributions: _common_pb2.TokenDistributions
-    num_draft_tokens: int
-    parents: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., committed_len: _Optional[int] = ..., start: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Union[_common_pb2.TokenDistributions, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
+    ends: bool
+    def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., root_len: _Optional[int] = ..., path: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., segments: _Optional[bytes] = ..., distributions: _Optional[_Union[_common_pb2.TokenDistributions, _Mapping]] = ..., ends: _Optional[bool] = ...) -> None: ...
 
 class DeliverSummary(_message.Message):
     __slots__ = ("num_deliveries", "num_refused")

@@ -80,7 +80,7 @@ class TargetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Deliver(self, request_iterator, context):
-        """One per draft: proposals, row by row as they are drafted. Answered once, when the draft ends the stream.
+        """One per draft: nodes of its trees, as they grow. Answered once, when the draft ends the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

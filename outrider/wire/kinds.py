@@ -6,6 +6,9 @@ from enum import Enum
 
 from outrider.v1 import common_pb2 as pb
 
+PROTOCOL = 2
+"""Number of the protocol that this code speaks: of leases and trees. 1, which had no number, had rounds."""
+
 
 class TokenKind(Enum):
     """Why a token is in the answer."""
@@ -54,6 +57,13 @@ class Drafter(Enum):
 
 DRAFTERS = {each.label: each for each in Drafter}
 """Drafters by label."""
+
+
+def drafter_label(text: str) -> str:
+    """Return the label of a drafter that may be written with a bar, as ngram|model."""
+    return text.replace("|", "+")
+
+
 TABLES = "tables"
 """Attention path of a draft worker without a model."""
 

@@ -74,24 +74,10 @@ class AcceptanceRates(Collector):
 _PAIR = ("target", "draft")
 """Labels of what rounds do: the ids of the two models. The draft's is empty where there is none."""
 
-_PLANNED = (*range(9), 10, 12, 16)
-
-PLAIN_REASONS = (
-    "off",
-    "end",
-    "no_draft",
-    "does_not_pay",
-    "busy",
-    "pause",
-    "nothing",
-    "not_waited",
-    "late",
-    "refused",
-)
-"""Why a step had no drafts: the request or the gateway asks for none; no room is left for one; none is connected; they
-would make the target slower; the draft has not answered an earlier proposal; it is left alone for a while after that;
-it had nothing to say; its proposal was only to catch up, or to show how long it takes; it came too late; it broke a
-rule."""
+PLAIN_REASONS = ("off", "end", "no_draft", "none_parked", "nothing", "does_not_pay", "refused")
+"""Why a step had no drafts: the request or the gateway asks for none; no room is left for one; none is connected; none
+lay ready for it; a drafter without a model had nothing to say; to verify what lay ready would have taken longer than it
+brings; what came broke a rule."""
 
 _FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
@@ -113,7 +99,9 @@ class GatewayMetrics:
         """1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length."""
         self.rounds = Counter("spec_rounds", "Verifies with at least one draft token.", _PAIR, registry=r)
         """rate(spec_rounds_total[5m]): verifies with at least one draft token per second."""
-        self.wasted_tokens = Counter("spec_wasted_tokens", "Draft tokens that were never verified.", _PAIR, registry=r)
+        self.wasted_tokens = Counter(
+            "spec_wasted_tokens", "Draft tokens that were right and came after their step.", _PAIR, registry=r
+        )
         """rate(spec_wasted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m]): drafted too late, over verified."""
         self.truncates = Counter("spec_truncate", "Truncate RPCs sent.", ["worker", "reason"], registry=r)
         """sum by (worker, reason) (rate(spec_truncate_total[5m])): Truncate RPCs sent."""
@@ -136,7 +124,7 @@ class GatewayMetrics:
         """sum by (link, encoding) (rate(spec_wire_bytes_total[5m])): bytes per second on each link."""
         self.round_seconds = Histogram(
             "spec_round_seconds",
-            "A speculative round by phase: propose (draft's work), deliver (wire and waiting for the proposal), "
+            "From verdict to verdict, where there were drafts, by phase: deliver (the step was held back for them), "
             "verify (queue, forward and acceptance in the target), overhead (the rest), total.",
             [*_PAIR, "phase"],
             buckets=_FAST,
@@ -152,19 +140,25 @@ class GatewayMetrics:
             registry=r,
         )
         """histogram_quantile(0.5, rate(spec_accepted_length_bucket[5m])): tokens committed per speculative round."""
-        self.planned = Histogram(
-            "spec_planned_draft_tokens",
-            "K of a round as the planner chose it; 0 is a plain step.",
-            _PAIR,
-            buckets=_PLANNED,
-            registry=r,
+        self.lookups = Counter(
+            "spec_lookup", "Steps that were to have drafts, by whether some lay ready for them.", ["result"], registry=r
         )
-        """rate(spec_planned_draft_tokens_sum[5m]) / rate(spec_planned_draft_tokens_count[5m]): K, on average. No series
-        of rounds whose K is fixed."""
-        self.proposals_refused = Counter("spec_proposals_refused", "Proposals that broke a rule.", registry=r)
-        """rate(spec_proposals_refused_total[5m]): proposals that broke a rule; their rounds became plain steps."""
-        self.proposals_late = Counter("spec_proposals_late", "Rounds whose wait budget ran out.", registry=r)
-        """rate(spec_proposals_late_total[5m]): rounds whose wait budget ran out."""
+        """sum(rate(spec_lookup_total{result="hit"}[5m])) / sum(rate(spec_lookup_total[5m])): how often the draft is
+        ahead of the target. Steps of answers whose draft has delivered nothing yet do not count."""
+        for result in ("hit", "miss"):
+            self.lookups.labels(result=result)
+        self.hold_seconds = Histogram(
+            "spec_hold_seconds", "Time that a step was held back for drafts.", buckets=_FAST, registry=r
+        )
+        """rate(spec_hold_seconds_sum[5m]) / rate(spec_hold_seconds_count[5m]): time that a step waits, on average."""
+        self.overrun_tokens = Counter(
+            "spec_overrun_tokens", "Tokens of verdicts for an answer that a stop string had ended.", registry=r
+        )
+        """rate(spec_overrun_tokens_total[5m]) / sum(rate(spec_emitted_tokens_total[5m])): for nobody, over used."""
+        self.proposals_refused = Counter(
+            "spec_proposals_refused", "Steps for which drafts came that broke a rule.", registry=r
+        )
+        """rate(spec_proposals_refused_total[5m]): steps for which drafts came that broke a rule."""
         self.requests = Counter("outrider_requests", "Answers ended, by outcome.", ["outcome"], registry=r)
         """sum by (outcome) (rate(outrider_requests_total[5m])): answers ended, by outcome."""
         self.prompt_tokens = Counter("outrider_prompt_tokens", "Prompt tokens admitted.", registry=r)
@@ -192,8 +186,8 @@ class GatewayMetrics:
         where there is no registry."""
         self.retries = Counter("outrider_retries", "Rounds done again, by why.", ["reason"], registry=r)
         """sum by (reason) (rate(outrider_retries_total[5m])): rounds done again. lost: the target's stream ended;
-        fault: the target failed; slot: it knew no such slot; behind: it knew less of it; full, draining: the request
-        went to another target for a slot. gateway/workers/member_series.py makes the workers' own series."""
+        fault: the target failed; slot: it knew no such slot; behind: it knew less of it; length: its verdict was for
+        another length; full, draining: the request went to another target for a slot."""
 
     def pair(self, target: str, draft: str) -> PairMetrics:
         """Return the series of a pair of models by their ids; `draft` is empty where there is none."""
@@ -214,7 +208,6 @@ class PairMetrics:
         self.rounds: Counter = metrics.rounds.labels(**pair)
         self.wasted_tokens: Counter = metrics.wasted_tokens.labels(**pair)
         self.accepted_length: Histogram = metrics.accepted_length.labels(**pair)
-        self.planned: Histogram = metrics.planned.labels(**pair)
         self.emitted_tokens = _Bound(metrics.emitted_tokens, pair)
         self.plain_steps = _Bound(metrics.plain_steps, pair)
         for reason in PLAIN_REASONS:  # there from the start, at 0: a rate misses what a series is born with
@@ -270,6 +263,9 @@ class WorkerMetrics:
         rate(outrider_worker_batch_size_count[5m]): mean length of a step."""
         self.proposals_refused = counter("proposals_refused", "Proposals refused: values, shape, epoch or length.")
         """rate(outrider_worker_proposals_refused_total[5m]) (target)"""
+        self.parked_tokens = counters("parked_tokens", "Delivered draft tokens, by what became of them.", "fate")
+        """sum by (fate) (rate(outrider_worker_parked_tokens_total[5m])): verified, late (on the committed path, after
+        their step), pruned (the answer went another way), refused, expired (of no lease) (target)."""
         self.dropped_tokens = counters("dropped_draft_tokens", "Draft tokens never verified.", "why")
         """sum by (why) (rate(outrider_worker_dropped_draft_tokens_total[5m])): late, refused, expired, ... (target);
         backlog: no room for what a target does not read (draft)."""

@@ -32,6 +32,11 @@ Attributes = Mapping[str, str | int]
 _HEADER = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
+def round_span_id(ticket: int, committed_len: int) -> int:
+    """Return the id of the span of the round that began at committed_len under a lease."""
+    return (ticket ^ (committed_len * 0x9E3779B97F4A7C15)) & 0xFFFFFFFFFFFFFFFF or 1
+
+
 @dataclass(frozen=True, slots=True)
 class TraceParent:
     """W3C `traceparent`: names the span that others are children of."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import re
 import signal
@@ -15,14 +14,15 @@ import pytest
 from outrider.client import AsyncClient, FinishReason, Round, TokenKind
 from outrider.wire.health import FIRST_PAUSE_S
 from outrider.wire.transport.hang_watch import MIN_SILENCE_S
+from target_service.rows import MOST_HOLD_S
 from tests.e2e.faults import lying_draft
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
 from tests.samples import total
 from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside, running
 
-MAX_WAIT_S = 1.0
-"""The gateway's longest wait budget, its default."""
+MAX_WAIT_S = MOST_HOLD_S
+"""The longest that a target waits for drafts that a request names."""
 RETURNS = re.compile("p?(sp)+s")
 """Drafts, plain rounds without the draft, drafts again. A busy machine may add a late proposal before or after."""
 SETTLED_ROUNDS = 12
@@ -72,9 +72,7 @@ async def test_a_draft_killed_in_the_middle_changes_no_token_and_its_successor_d
 
 
 @pytest.mark.parametrize("hang_s", [3.0, pytest.param(15.0, marks=pytest.mark.slow)])
-async def test_a_draft_that_hangs_costs_each_request_one_wait_budget(
-    paced: Stack, client: AsyncClient, hang_s: float
-) -> None:
+async def test_a_draft_that_hangs_costs_each_request_one_wait(paced: Stack, client: AsyncClient, hang_s: float) -> None:
     """Three seconds may be those of a process that gets no CPU: its connection stands. Of fifteen another is made."""
     streams = [greedy(client, 1900) for _ in range(3)]
     seen = [Seen() for _ in streams]
@@ -84,26 +82,23 @@ async def test_a_draft_that_hangs_costs_each_request_one_wait_budget(
         await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
 
     await read_all(speculative(5))
-    late_before = paced.metrics()["spec_proposals_late_total"]
     os.kill(paced.draft.pid, signal.SIGSTOP)
     stopped_s = time.monotonic()
     await read_all(plain(SETTLED_ROUNDS))
-    num_late = paced.metrics()["spec_proposals_late_total"]
     await read_all(lambda rounds: time.monotonic() - stopped_s > hang_s)
     samples = paced.metrics()
-    assert samples["spec_proposals_late_total"] == num_late  # nobody waits for it again
     assert total(samples, "outrider_worker_connected", worker="draft") == (hang_s < MIN_SILENCE_S)
     os.kill(paced.draft.pid, signal.SIGCONT)
     await read_all(speculative(10))
     for stream in streams:
         await stream.aclose()
-    assert 1 <= num_late - late_before <= 2 * len(streams)  # one that was answered as it stopped may be late, too
     for one in seen:
         assert RETURNS.fullmatch(one.phases), one.phases
         waits = [
             b - a for a, b in zip(one.times_s, one.times_s[1:], strict=False) if stopped_s < b < stopped_s + hang_s
         ]
         assert max(waits) < MAX_WAIT_S + SLACK_S
+        assert sum(wait > MAX_WAIT_S / 2 for wait in waits) <= 2, "nobody waits for it again"
         assert len(waits) > hang_s / 0.2  # and the other rounds go at the pace of plain steps
     outputs = [(PROMPT, one.ids) for one in seen]
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *outputs)
@@ -140,10 +135,13 @@ def liar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def lied_to(liar: Stack) -> Iterator[Stack]:
-    """A gateway that has not heard a lie yet. Long wait budgets: a lie is refused at once, never waited out."""
-    budgets = ("@gateway.planning.wait_budget.LEAST_WAIT_S=20", "@gateway.planning.wait_budget.MOST_WAIT_S=20")
-    with gateway_beside(liar, *budgets) as gateway:
+    """A gateway that has not heard a lie yet."""
+    with gateway_beside(liar) as gateway:
         yield Stack(liar.target, liar.draft, gateway)
+
+
+def num_refused(stack: Stack) -> float:
+    return stack.metrics()["spec_proposals_refused_total"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +157,11 @@ async def test_a_draft_that_lies_is_refused_counted_and_changes_nothing(
     length = len(lied_to.target.log())
 
     def refusals() -> list[str]:
-        return [line for line in lied_to.target.log()[length:].splitlines() if "refused a proposal" in line]
+        return [
+            line
+            for line in lied_to.target.log()[length:].splitlines()
+            if "refused a delivery" in line or "refused drafts" in line
+        ]
 
     async with AsyncClient(lied_to.grpc) as client:
         while not all(any(lie in line for line in refusals()) for lie in lies.values()):
@@ -171,15 +173,13 @@ async def test_a_draft_that_lies_is_refused_counted_and_changes_nothing(
             assert told.usage.num_draft_tokens == told.usage.num_rounds == 0
             assert told.usage.num_plain_steps == told.usage.num_completion_tokens == 40
             num_wasted, seed = num_wasted + told.usage.num_wasted_tokens, seed + 1
-        num_before, asked_s = len(refusals()), time.monotonic()
+        before, asked_s = num_refused(lied_to), time.monotonic()
         for _ in range(4):
             told = await client.generate(PROMPT, max_tokens=40, temperature=temperature, ignore_eos=True)
             num_wasted += told.usage.num_wasted_tokens
-        assert len(refusals()) - num_before <= 1 + (time.monotonic() - asked_s) / FIRST_PAUSE_S
+        assert num_refused(lied_to) - before <= 1 + (time.monotonic() - asked_s) / FIRST_PAUSE_S
     after = lied_to.metrics()
-    num_refused = after["spec_proposals_refused_total"]
-    assert num_refused == len(refusals())
-    assert total(after, "spec_wasted_tokens_total") == num_wasted
-    assert math.ceil(num_wasted / 5) <= num_refused
+    assert 0 < num_refused(lied_to) <= len(refusals()), "a step counts once, whatever came for it"
+    assert total(after, "spec_wasted_tokens_total") == num_wasted == 0
     assert total(after, "spec_draft_tokens_total") == 0
     assert total(after, "outrider_breaker_open", member="draft-0") == 1

@@ -112,7 +112,10 @@ async def test_every_counter_equals_the_clients_own_count(fresh: Process, dev_pr
     assert sum(reasons.values()) == num_plain
     assert reasons["off"] >= 48 / 2, "one answer asked for no drafts"
     assert reasons["end"] > 0, "the last token of an answer has no room for a draft"
-    assert reasons["no_draft"] == reasons["refused"] == 0
+    assert reasons["no_draft"] == reasons["refused"] == reasons["nothing"] == 0
+    hits = {result: grown(before, after, "spec_lookup_total", "result", result) for result in ("hit", "miss")}
+    assert hits["hit"] > 0 and sum(hits.values()) <= len(rounds)
+    assert grown(before, after, "spec_hold_seconds_count", "", "") == len(rounds)
     kinds = Counter(token.kind.value for r in rounds for token in r.tokens)
     assert set(kinds) == {"accepted", "recovered", "bonus", "plain"}
     expected |= {("spec_emitted_tokens_total", "kind", kind): count for kind, count in kinds.items()}
@@ -153,8 +156,9 @@ async def test_the_phases_of_rounds_add_up_to_their_total(fresh: Process, dev_pr
     def seconds(phase: str) -> float:
         return grown(before, after, "spec_round_seconds_sum", "phase", phase)
 
-    parts = sum(seconds(phase) for phase in ("propose", "deliver", "verify", "overhead"))
-    assert parts == pytest.approx(seconds("total"), rel=1e-6)
+    parts = sum(seconds(phase) for phase in ("deliver", "verify", "overhead"))
+    assert parts >= seconds("total") * (1 - 1e-6), "steps whose verdicts came together count as long as they took"
+    assert seconds("propose") == 0
     told = sum(r.timings.total_s for r in rounds if r.num_drafted)
     assert told == pytest.approx(seconds("total"), abs=1e-6 * len(rounds))
     assert after["outrider_running"] == after["outrider_queue_depth"] == 0

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import pytest
 
 from outrider.client import AsyncClient, Usage
-from outrider.v1 import draft_pb2 as dpb
-from tests.service.control_client import ControlClient, new_ticket
 from tests.stack import Stack, read_metrics, running
 from tests.tiny_models import tiny_llama
 
@@ -38,10 +36,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def wide_stack(wide: str) -> Iterator[Stack]:
     """The same model as target and as draft: both have the same prompts to feed."""
-    gateway_args = ("@gateway.planning.wait_budget.MOST_WAIT_S=20",)
-    with running(
-        wide, wide, target_args=("@target_service.tickets.PARKED_TTL_S=2",), gateway_args=gateway_args
-    ) as stack:
+    with running(wide, wide, target_args=("@target_service.rows.MOST_HOLD_S=3",)) as stack:
         yield stack
 
 
@@ -94,29 +89,6 @@ async def test_the_targets_first_token_comes_early_for_a_known_prefix(wide_stack
     assert hits(wide_stack, "target") - hits_before == NUM_TRIES * NUM_WHOLE
     counted = wide_stack.metrics()["outrider_cached_prompt_tokens_total"]
     assert counted - counted_before == NUM_TRIES * NUM_WHOLE
-
-
-async def test_the_drafts_first_token_comes_early_for_a_known_prefix(wide_stack: Stack) -> None:
-    assert wide_stack.draft is not None
-    route = {"deliver_to": wide_stack.target.address, "target_epoch": wide_stack.target_info().epoch}
-    ratios = []
-    async with ControlClient(wide_stack.draft.address, "draft") as draft:
-
-        async def propose(slot: int, prompt: list[int]) -> dpb.ProposeReply:
-            await draft.opened(slot, prompt, **route)
-            asked = dpb.Propose(slot=slot, base_len=len(prompt), num_draft_tokens=1, ticket=new_ticket())
-            reply = await draft.ask(asked)
-            assert isinstance(reply, dpb.ProposeReply), reply
-            return reply
-
-        for attempt in range(NUM_TRIES):
-            shared = some_ids(NUM_SHARED, 300 + attempt)
-            prompts = [shared + some_ids(20, seed + attempt) for seed in (400, 500)]
-            first, second = [await propose(2 * attempt + i, prompt) for i, prompt in enumerate(prompts)]
-            assert (first.num_cached_tokens, second.num_cached_tokens) == (0, NUM_WHOLE)
-            assert (first.num_fed_tokens, second.num_fed_tokens) == (1520, 1520 - NUM_WHOLE)
-            ratios.append((second.queue_us + second.compute_us) / (first.queue_us + first.compute_us))
-    assert min(ratios) < MAX_RATIO, ratios
 
 
 async def test_speculation_over_cached_prompts_gives_the_same_text_and_salts_keep_apart(wide_stack: Stack) -> None:

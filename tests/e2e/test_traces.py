@@ -1,4 +1,4 @@
-"""Traces and logs of the whole system under load: what is told of a request in three processes, and what never is."""
+"""Traces and logs of the whole system under load: what is told of a request, and what never is."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def whole(trace_id: str, num_rounds: int) -> Callable[[list[Span]], bool]:
 
     def enough(spans: list[Span]) -> bool:
         names = [span.name for span in spans if span.trace_id == trace_id]
-        return "request" in names and names.count("verify") >= num_rounds and names.count("propose") >= 1
+        return "request" in names and names.count("verify") >= num_rounds
 
     return enough
 
@@ -99,7 +99,7 @@ def named(spans: list[Span], name: str) -> list[Span]:
     return [span for span in spans if span.name == name]
 
 
-def test_a_request_is_one_trace_through_three_processes(watched: Watched) -> None:
+def test_a_request_is_one_trace_through_two_processes(watched: Watched) -> None:
     headers = {"traceparent": f"00-{TRACE}-{CALLER}-01", "x-request-id": "my-request-1"}
     response = watched.post(headers=headers, stop=[SECRET], user=SECRET)
     assert response.headers["x-request-id"] == "my-request-1"
@@ -122,19 +122,19 @@ def test_a_request_is_one_trace_through_three_processes(watched: Watched) -> Non
     assert {(span.service, span.parent_id) for span in rounds.values()} == {("outrider-gateway", request.span_id)}
     assert sum(int(span.attributes["outrider.num_tokens"]) for span in rounds.values()) == usage["completion_tokens"]
 
-    verifies, proposes = named(spans, "verify"), named(spans, "propose")
+    verifies = named(spans, "verify")
     assert {span.parent_id for span in verifies} == set(rounds)
     assert {span.service for span in verifies} == {"outrider-target"}
-    assert {span.parent_id for span in proposes} <= set(rounds)
-    assert {span.service for span in proposes} == {"outrider-draft"}
-    for phase, parents in (("forward", verifies), ("accept", verifies), ("compute", proposes)):
-        assert {span.parent_id for span in named(spans, phase)} <= {span.span_id for span in parents}
+    for phase in ("forward", "accept"):
+        assert {span.parent_id for span in named(spans, phase)} <= {span.span_id for span in verifies}
         assert named(spans, phase), phase
     by_id = {span.span_id: span for span in spans}
     for span in spans:
         assert span.start_ns <= span.end_ns
         if span.parent_id != CALLER:  # on one machine a child begins within its parent, a clock's step aside
-            assert by_id[span.parent_id].start_ns - 1_000_000 <= span.start_ns <= by_id[span.parent_id].end_ns
+            parent = by_id[span.parent_id]
+            began_ns = request.start_ns if parent.name == "round" else parent.start_ns  # a target runs ahead of it
+            assert began_ns - 1_000_000 <= span.start_ns <= parent.end_ns
     assert len(by_id) == len(spans)
 
 
@@ -153,11 +153,7 @@ async def test_so_is_one_over_grpc(watched: Watched) -> None:
         replies = [reply async for reply in call]
     assert {reply.request_id for reply in replies} == {"gen-my-request-2"}
     spans = await asyncio.to_thread(watched.collector.wait, whole(trace_id, len(replies)))
-    assert {span.service for span in of_trace(trace_id)(spans)} == {
-        "outrider-gateway",
-        "outrider-draft",
-        "outrider-target",
-    }
+    assert {span.service for span in of_trace(trace_id)(spans)} == {"outrider-gateway", "outrider-target"}
     access = watched.access_line("my-request-2")
     assert access["trace_id"] == trace_id
     assert access["completion_tokens"] == sum(len(reply.tokens) for reply in replies)

@@ -20,7 +20,7 @@ CONTEXT = 2048
 PROMPT = [5 + (7 * i) % 300 for i in range(600)]
 OTHER_PROMPT = [5 + (11 * i) % 300 for i in range(1600)]
 """Does not fit beside the first one."""
-NUM_TOKENS = 700
+NUM_TOKENS = 1400
 """Takes several seconds."""
 WISHES = {"temperature": 0.0, "ignore_eos": True, "speculation": False}
 

@@ -6,7 +6,6 @@ two are replaced by direct calls.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,18 +16,16 @@ import torch
 
 import draft_service.deliveries
 import outrider.engine.worker.worker_handle as worker_handle
-import target_service.tickets
-from draft_service.jobs import PartOut, ProposeJob
+from draft_service.jobs import AdvanceJob
 from draft_service.worker import start_worker as start_draft
+from outrider.engine.speculation.nodes import Nodes
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import OpenJob
-from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig, TargetConfig
-from outrider.wire.tree_shape import TreeShape
-from target_service.jobs import VerifyJob
-from target_service.tickets import DeliveryPart
+from outrider.wire.speculation import Speculation
+from target_service.jobs import DeliverJob, ExtendJob, VerifyJob
 from target_service.worker import start_worker as start_target
 from tests.tiny_models import perturbed_copy, tiny_llama
 
@@ -73,14 +70,12 @@ class Worker:
 
 
 class Pair:
-    """slots of the same number in both workers."""
+    """Slots of the same number in both workers, which step as they are told."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, draft: str, target: str, **settings: Any) -> None:
-        self.parts: list[PartOut] = []
-        self.parents: list[tuple[int, ...]] = []
-        """Of what was delivered in the last round; () of a chain."""
-        self.tickets: Any = None
-        self._numbers = itertools.count(1)
+        self.delivered: list[Nodes] = []
+        self._known: dict[int, int] = {}
+        self._verdicts: list[Any] = []
         self._stand_in(monkeypatch)
         self.draft: Worker = start_draft(DraftConfig(model=draft, **settings))
         self.target: Worker = start_target(TargetConfig(model=target, **settings))
@@ -96,49 +91,36 @@ class Pair:
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 self.close = None
 
-            def send(self, part: PartOut) -> None:
-                pair.parts.append(part)
-
-        class TicketTable(target_service.tickets.TicketTable):
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                super().__init__(*args, **kwargs)
-                pair.tickets = self
+            def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
+                pair.delivered.append(nodes)
 
         monkeypatch.setattr(worker_handle, "start", start)
         monkeypatch.setattr(draft_service.deliveries, "Deliverer", Deliverer)
-        monkeypatch.setattr(target_service.tickets, "TicketTable", TicketTable)
 
-    def open(self, slot: int, prompt: Sequence[int], params: SamplingParams) -> None:
+    def open(self, slot: int, prompt: Sequence[int], params: SamplingParams, speculation: Speculation) -> None:
         for worker in (self.draft, self.target):
             answers: list[Any] = []
-            worker.handle(OpenJob(OWNER, slot, tuple(prompt), len(prompt), params, answers.append, deliver_to="here"))
+            rest: dict[str, Any] = {"deliver_to": "here", "speculation": speculation}
+            worker.handle(OpenJob(OWNER, slot, tuple(prompt), len(prompt), params, answers.append, **rest))
             assert answers and getattr(answers[0], "committed_len", None) == len(prompt), answers
+        self._known[slot] = num = len(prompt)
+        respond = self._verdicts.append
+        self.target.handle(VerifyJob(OWNER, slot, num, (), slot, num + 1, True, time.monotonic(), respond))
 
-    def round(
-        self,
-        slots: dict[int, Sequence[int]],
-        k: int,
-        encoding: DraftLogprobs = DraftLogprobs.AUTO,
-        tree: TreeShape | None = None,
-    ) -> list[Any]:
-        """Propose, deliver, verify; the verdicts in order. slots: committed ids of each; k: most nodes of a tree."""
-        now, tickets = time.monotonic(), {slot: next(self._numbers) for slot in slots}
-        proposed: list[Any] = []
-        verdicts: list[Any] = []
+    def round(self, slots: dict[int, Sequence[int]]) -> list[Any]:
+        """Tell the draft what is committed, let it grow to its end, deliver, and take a step; the verdicts in order."""
+        self._verdicts.clear()
         for slot, ids in slots.items():
-            job = ProposeJob(OWNER, slot, 0, tuple(ids), k, tickets[slot], encoding, 8, now, proposed.append, tree)
-            self.draft.handle(job)
-        while len(proposed) < len(slots):
-            assert self.draft.step()
-        self.parents = [part.parents for part in self.parts]
-        for part in self.parts:
-            fields = ("ticket", "committed_len", "start", "draft_ids", "rows", "num_draft_tokens", "parents")
-            part_in = DeliveryPart(**{name: getattr(part, name) for name in fields}, num_bytes=0)
-            self.tickets.deliver(part_in, time.monotonic())
-        self.parts.clear()
+            known = self._known[slot]
+            self.draft.handle(AdvanceJob(OWNER, slot, slot, known, tuple(ids[known:]), 0))
+            self._known[slot] = len(ids)
+        while self.draft.step():
+            pass
         for slot, ids in slots.items():
-            job = VerifyJob(OWNER, slot, 0, tuple(ids), k, tickets[slot], 60.0, now, verdicts.append)
-            self.target.handle(job)
-        while len(verdicts) < len(slots):
+            self.target.handle(ExtendJob(OWNER, slot, slot, len(ids) + 1))
+        for nodes in self.delivered:
+            self.target.handle(DeliverJob(nodes))
+        self.delivered.clear()
+        while len(self._verdicts) < len(slots):
             assert self.target.step()
-        return verdicts
+        return list(self._verdicts)

@@ -20,8 +20,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from draft_service import drawing
-from outrider.engine.cuda.host_copy import to_host
 from outrider.engine.model_runner import ModelRunner
 from tests.engine.cuda_waits import name_of, waits
 
@@ -71,13 +69,6 @@ class SyncCounter:
         ]
         where = f"{what} at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno} in {frames[-1].name}"
         (self.forward_waits if self._in_forward else self.waits).append(where)
-
-    def copies(self, *tensors: Tensor) -> list[Tensor]:
-        """`to_host`, as one wait."""
-        if self._in_step:
-            self.count("to_host")
-        with self.uncounted():
-            return to_host(*tensors)
 
     def is_wait(self, values: Any) -> bool:
         return self._in_forward or self.on_device(values)
@@ -136,4 +127,3 @@ def install(monkeypatch: pytest.MonkeyPatch, counter: SyncCounter) -> None:
         return logits
 
     monkeypatch.setattr(ModelRunner, "forward", counted_forward)
-    monkeypatch.setattr(drawing, "to_host", counter.copies)

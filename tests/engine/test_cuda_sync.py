@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from draft_service import drawing
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.params import SamplingParams
+from outrider.wire.speculation import Speculation
 from tests.engine.cuda_pair import Pair, tiny_pair
 from tests.engine.cuda_sync_counter import SyncCounter, install
 
@@ -54,7 +54,6 @@ def test_the_counter_sees_what_a_gpu_would_wait_for(counter: SyncCounter) -> Non
             lambda: float(shifted[0, 0]),
             lambda: shifted.cpu(),
             lambda: shifted.cpu().numpy(),
-            lambda: drawing.to_host(shifted, shifted),
         ):
             before = len(counter.waits)
             wait()
@@ -76,15 +75,14 @@ def test_one_wait_a_step(
 ) -> None:
     pair = Pair(monkeypatch, *models, device="cpu", max_slots=4)
     monkeypatch.setattr(HostLogits, "reads", staticmethod(lambda logits: False))  # on CPU the host would read them
-    committed = opened(pair, CASES[name])
-    advance(pair, committed, encoding)  # lazily made tables and such
-    waits_once_a_step(pair, committed, encoding, counter, monkeypatch)
+    committed = opened(pair, CASES[name], encoding)
+    advance(pair, committed)  # lazily made tables and such
+    waits_once_a_step(pair, committed, counter, monkeypatch)
 
 
 def waits_once_a_step(
     pair: Pair,
     committed: dict[int, list[int]],
-    encoding: DraftLogprobs,
     counter: SyncCounter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[list[str]]:
@@ -92,23 +90,23 @@ def waits_once_a_step(
     for worker in (pair.draft, pair.target):
         worker.around_step = counter.step
     steps = count_steps(monkeypatch, pair, counter)
-    advance(pair, committed, encoding)
+    advance(pair, committed)
     assert all(len(waits) == 1 for waits in steps), steps
     assert counter.forward_waits == []
     return steps
 
 
-def opened(pair: Pair, case: dict[str, Any]) -> dict[int, list[int]]:
+def opened(pair: Pair, case: dict[str, Any], encoding: DraftLogprobs) -> dict[int, list[int]]:
     params = SamplingParams(**{"max_tokens": 32, "seed": 3, "ignore_eos": True, **case})
     committed: dict[int, list[int]] = {}
     for slot, prompt in enumerate(PROMPTS, start=1):
-        pair.open(slot, prompt, params)
+        pair.open(slot, prompt, params, Speculation(3, 3, draft_logprobs=encoding, draft_topk=8))
         committed[slot] = list(prompt)
     return committed
 
 
-def advance(pair: Pair, committed: dict[int, list[int]], encoding: DraftLogprobs) -> None:
-    for ids, verdict in zip(committed.values(), pair.round(committed, 3, encoding), strict=True):
+def advance(pair: Pair, committed: dict[int, list[int]]) -> None:
+    for ids, verdict in zip(committed.values(), pair.round(committed), strict=True):
         ids.extend(verdict.token_ids)
 
 
@@ -120,7 +118,8 @@ def count_steps(monkeypatch: pytest.MonkeyPatch, pair: Pair, counter: SyncCounte
 
         def step(own: Any = own) -> bool:
             worked = own()
-            steps.append(list(counter.waits))
+            if worked:
+                steps.append(list(counter.waits))
             counter.waits.clear()
             return bool(worked)
 

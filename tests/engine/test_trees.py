@@ -132,6 +132,38 @@ def test_rounds_of_random_trees_equal_chains(path: str, name: str, num_ids: int,
     assert runner.pool.num_in_use == 0
 
 
+@pytest.mark.parametrize(("path", "name"), CASES)
+@settings(max_examples=6, deadline=None)
+@given(num_ids=st.integers(1, 70), size=st.integers(4, 24), shares=st.booleans(), seed=st.integers(0, 999))
+def test_a_tree_goes_on_under_what_was_committed(
+    path: str, name: str, num_ids: int, size: int, shares: bool, seed: int
+) -> None:
+    """Re-rooted and grown twice: what survives is not fed again, and no block of the trunk is copied."""
+    runner, expected, dice = runner_of(name, path), truth(name), random.Random(seed)
+    tree = grown(runner, some_ids(num_ids, VOCAB_SIZE, seed), size, seed)
+    runner.forward([Row.of(tree.table, tree.ids, 0, 0)])
+    errors: list[float] = []
+    other = forked(runner.pool, tree.table) if shares else None
+    trunk = list(tree.table.blocks[: num_ids // tree.table.block_size])
+    feed(tree, [], [])
+    for turn in range(2):
+        tree.rebase(dice.randrange(len(tree.nodes)))
+        assert tree.table.blocks[: len(trunk)] == trunk
+        before = len(tree.nodes)
+        tree.nodes += some_ids(size, VOCAB_SIZE, seed + turn)
+        tree.parents += [dice.randrange(-1, node) for node in range(before, before + size)]
+        logits = runner.forward([tree.row(before, len(tree.nodes))])
+        for node in range(before, len(tree.nodes)):
+            errors.append(error(logits[node - before], expected(tree.chain_to(node))[-1]))
+    if other is not None:
+        after = [*some_ids(num_ids, VOCAB_SIZE, seed), 7]
+        errors.append(error(runner.forward([Row.of(other, after, num_ids, 1)]), expected(after)[-1:]))
+        other.free()
+    tree.table.free()
+    assert max(errors) < TOLERANCE[torch.float32], errors
+    assert runner.pool.num_in_use == 0
+
+
 # The same bits, on the path that promises them.
 
 

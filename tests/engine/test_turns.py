@@ -13,23 +13,25 @@ from typing import Any
 
 import pytest
 
-from draft_service.jobs import Proposed, ProposeJob
-from draft_service.proposer import Proposer
+from draft_service.grower import Grower
+from draft_service.jobs import AdvanceJob
 from outrider.drafting.ngram import Ngram
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
+from outrider.engine.speculation.nodes import PATH_END, NodeKind, Nodes
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import SlotTable, needs_prefill
-from outrider.wire.kinds import Drafter, DraftLogprobs
+from outrider.wire.kinds import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
-from target_service.jobs import Verdict, VerifyJob
+from outrider.wire.speculation import Speculation
+from target_service.jobs import DeliverJob, Verdict, VerifyJob
+from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
-from target_service.tickets import DeliveryPart, TicketTable
 from target_service.verifier import Verifier
 from tests.tiny_models import tiny_llama
 
@@ -100,57 +102,48 @@ def open_job(slot: int, ids: list[int], **options: Any) -> OpenJob:
 
 
 class Target(Base):
-    """A verifier, and gateways that send the next verify as soon as they have a verdict, with drafts now and then."""
+    """A verifier, and gateways that let every slot run on, with drafts under every other of its steps."""
+
+    speculation = Speculation(max_draft_tokens=3)
+    drafter: Drafter | None = None
 
     def __init__(self, runner: ModelRunner, num_blocks: int, **options: Any) -> None:
         super().__init__(runner, num_blocks, **options)
-        self.tickets = TicketTable(64, 1 << 20, 10.0)
+        self.leases = Leases(1 << 20, self.metrics, self.engine.answer)
         self.own = OwnDrafts({Drafter.NGRAM: Ngram()}, runner.facts.vocab_size)
         rest = (MAX_PREFILL, self.own)
-        self.verifier = Verifier(runner, self.keeper, self.tickets, self.engine, self.metrics, *rest)
+        self.verifier = Verifier(runner, self.keeper, self.leases, self.engine, self.metrics, *rest)
         self.ids: dict[int, list[int]] = {}
-        self.idle: list[int] = []
-        self._num_rounds = 0
 
     def open(self, slot: int, ids: list[int], **options: Any) -> None:
         self.ids[slot] = list(ids)
-        self.verifier.handle(open_job(slot, ids, **options))
-        self.idle.append(slot)
-
-    def ask(self, slot: int) -> None:
-        """K = 3 every other round; drafts that repeat the last token are right sometimes."""
-        room = len(self.ids[slot]) < NUM_PROMPT + NUM_TOKENS - 4
-        self._ask(slot, 3 if (self._num_rounds + 1) % 2 and room else 0)
-
-    def _ask(self, slot: int, k: int, num_own: int = 0) -> None:
-        ids = self.ids[slot]
-        self._num_rounds += 1
-        if k:
-            part = DeliveryPart(self._num_rounds, len(ids), 0, (ids[-1],) * k, k, None, 12)
-            self.tickets.deliver(part, time.monotonic())
-
-        def respond(result: Verdict | JobError) -> None:
-            assert isinstance(result, Verdict), result
-            ids.extend(result.token_ids)
-            if result.finish is None:
-                self.idle.append(slot)
-            else:
-                self.verifier.handle(CloseJob(1, slot))
-
-        now = time.monotonic()
-        job = VerifyJob(1, slot, 0, tuple(ids), k, self._num_rounds, 10.0, now, respond, num_own)
+        job = replace(open_job(slot, ids, **options), drafter=self.drafter, speculation=self.speculation)
         self.verifier.handle(job)
+        self.lease(slot, lambda result: self.heard(slot, result))
 
-    def round(self) -> bool:
-        """Every gateway that has its verdict asks again, and one step. False when nothing is left to do."""
-        idle, self.idle = self.idle, []
-        for slot in idle:
-            self.ask(slot)
+    def lease(self, slot: int, respond: Callable[[Any], None]) -> None:
+        now = time.monotonic()
+        self.verifier.handle(VerifyJob(1, slot, 0, tuple(self.ids[slot]), slot, 10**6, False, now, respond))
+
+    def heard(self, slot: int, result: Verdict | JobError) -> None:
+        assert isinstance(result, Verdict), result
+        ids = self.ids[slot]
+        ids.extend(result.token_ids)
+        if result.finish is not None:
+            self.verifier.handle(CloseJob(1, slot))
+        elif len(ids) % 2 and self.drafter is None:  # the last token again is right sometimes
+            parents, kinds = [PATH_END, 0, 1], [NodeKind.GUESS] * 3
+            nodes = Nodes(slot, len(ids), (), [ids[-1]] * 3, parents, [0] * 3, kinds, [0] * 3, None, num_bytes=12)
+            self.verifier.handle(DeliverJob(nodes))
+
+    def step(self) -> bool:
+        """Take a step. Return False when nothing is left to do."""
         return self.verifier.step(time.monotonic())
 
     def run(self) -> dict[int, list[int]]:
-        for _ in range(4000):
-            if not self.round() and not self.table.num_in_use:
+        end_s = time.monotonic() + 60.0  # a step may be held for a guess that does not come
+        while time.monotonic() < end_s:
+            if not self.step() and not self.table.num_in_use:
                 return self.ids
         raise AssertionError(f"no end: {[(slot.key, len(slot.committed), slot.table.blocks) for slot in self.table]}")
 
@@ -158,13 +151,8 @@ class Target(Base):
 class OwnTarget(Target):
     """It drafts for itself."""
 
-    def open(self, slot: int, ids: list[int], **options: Any) -> None:
-        self.ids[slot] = list(ids)
-        self.verifier.handle(replace(open_job(slot, ids, **options), drafter=Drafter.NGRAM))
-        self.idle.append(slot)
-
-    def ask(self, slot: int) -> None:
-        self._ask(slot, 0, 3)
+    speculation = Speculation(num_draft_tokens=3, max_draft_tokens=3)
+    drafter = Drafter.NGRAM
 
 
 def answers(target: Target, prompts: dict[int, list[int]]) -> dict[int, list[int]]:
@@ -181,7 +169,7 @@ def test_a_target_short_of_memory_says_the_same(runner: ModelRunner, prefix_cach
     assert answers(small, prompts) == expected
     assert small.count("preemptions_total") > 0
     assert small.count("slots_waiting") == 0
-    assert small.pool.num_in_use == 0 and len(small.tickets) == 0
+    assert small.pool.num_in_use == 0 and len(small.leases) == 0
     assert (small.pool.num_cached > 0) is prefix_caching
 
 
@@ -199,26 +187,24 @@ def test_a_slot_whose_step_failed_goes_on_from_what_is_committed(
 ) -> None:
     expected = answers(Target(runner, LARGE), {0: prompt(0)})[0]
     target = OwnTarget(runner, LARGE)
+    target.heard = lambda slot, result: isinstance(result, JobError) or Target.heard(target, slot, result)  # type: ignore
     target.open(0, prompt(0))
     for _ in range(6):
-        target.round()
-    failed: list[object] = []
+        target.step()
     forward = runner.forward
 
     def fails(rows: Any) -> Any:
         raise RuntimeError("out of memory")
 
+    failed: list[object] = []
+    target.lease(0, failed.append)
     monkeypatch.setattr(runner, "forward", fails)
-    while not target.idle:
-        target.verifier.step(time.monotonic())
-    now = time.monotonic()
-    ids = tuple(target.ids[0])
-    target.verifier.handle(VerifyJob(1, 0, 0, ids, 0, 0, 10.0, now, failed.append, 3))
     with pytest.raises(RuntimeError):
-        target.verifier.step(now)
+        target.step()
     target.verifier.fail_step(RuntimeError("out of memory"))
-    assert isinstance(failed[0], JobError) and len(target.own) == 1
+    assert isinstance(failed[0], JobError) and len(target.own) == 1 and len(target.leases) == 0
     monkeypatch.setattr(runner, "forward", forward)
+    target.lease(0, lambda result: target.heard(0, result))
     assert target.run()[0] == expected and len(target.own) == 0
 
 
@@ -238,14 +224,14 @@ def test_a_long_prompt_keeps_no_verify_waiting(runner: ModelRunner) -> None:
     for slot in range(4):
         target.open(slot, prompt(slot), max_tokens=200)  # none ends meanwhile
     while any(len(ids) == NUM_PROMPT for ids in target.ids.values()):
-        target.round()
+        target.step()
     target.verifier.handle(open_job(9, prompt(9, 190)))
     late = target.table.get(1, 9)
     assert late is not None
     num_steps = num_feeding = 0
     while needs_prefill(late):
         num_cached, lengths = len(late.cached), [len(target.ids[slot]) for slot in range(4)]
-        assert target.round()
+        assert target.step()
         assert all(len(target.ids[slot]) > length for slot, length in enumerate(lengths))
         num_steps += 1
         num_feeding += len(late.cached) > num_cached
@@ -254,43 +240,55 @@ def test_a_long_prompt_keeps_no_verify_waiting(runner: ModelRunner) -> None:
 
 
 class Draft(Base):
-    """A proposer, and gateways that take two of every three drafts."""
+    """A grower, and gateways that commit two of the drafts and another token when a tree rests."""
 
     def __init__(self, runner: ModelRunner, num_blocks: int) -> None:
         super().__init__(runner, num_blocks)
-        self.proposer = Proposer(runner, self.keeper, self.engine, lambda part: None, self.metrics, MAX_PREFILL)
-        self.drafted: dict[int, list[tuple[int, ...]]] = {}
+        rest = (self.metrics, runner.facts.vocab_size, MAX_PREFILL)
+        self.grower = Grower(runner, self.keeper, self.engine, self.sent, *rest)
+        self.grown: dict[int, dict[tuple[int, ...], int]] = {}
 
-    def ask(self, slot: int, ids: list[int]) -> None:
-        def respond(result: Proposed | JobError) -> None:
-            assert isinstance(result, Proposed), result
-            self.drafted[slot].append(result.draft_ids)
-            ids.extend((*result.draft_ids[:2], 5))
-            if len(self.drafted[slot]) < 16:
-                self.ask(slot, ids)
-            else:
-                self.proposer.handle(CloseJob(1, slot))
+    def sent(self, address: str, epoch: int, nodes: Nodes) -> None:
+        paths: list[tuple[int, ...]] = []
+        for token_id, parent, kind in zip(nodes.ids, nodes.parents, nodes.kinds, strict=True):
+            before = tuple(nodes.path) if parent == PATH_END else paths[parent]
+            paths.append((*before, token_id))
+            if kind is not NodeKind.KEY:
+                self.grown[nodes.ticket].setdefault((nodes.root_len, *before), token_id)
 
-        now = time.monotonic()
-        job = ProposeJob(1, slot, NUM_PROMPT, tuple(ids[NUM_PROMPT:]), 3, 1, DraftLogprobs.AUTO, 8, now, respond)
-        self.proposer.handle(job)
-
-    def run(self, temperature: float) -> dict[int, list[tuple[int, ...]]]:
-        for slot in range(NUM_SLOTS):
-            self.drafted[slot] = []
-            self.proposer.handle(open_job(slot, prompt(slot), temperature=temperature, seed=slot))
-            self.ask(slot, prompt(slot))
-        for _ in range(4000):
-            if not self.proposer.step(time.monotonic()) and not self.table.num_in_use:
-                return self.drafted
-        raise AssertionError("no end")
+    def run(self, temperature: float) -> dict[int, dict[tuple[int, ...], int]]:
+        """Return what was proposed first after each path, by the committed length that it hangs under."""
+        ids = {slot: prompt(slot) for slot in range(NUM_SLOTS)}
+        for slot in ids:
+            self.grown[slot] = {}
+            job = open_job(slot, ids[slot], temperature=temperature, seed=slot)
+            self.grower.handle(replace(job, speculation=Speculation(3, 3)))
+        for _ in range(8):
+            for slot, known in ids.items():
+                self.grower.handle(AdvanceJob(1, slot, slot, NUM_PROMPT, tuple(known[NUM_PROMPT:]), len(known)))
+            while self.grower.step(time.monotonic()):
+                pass
+            for slot, known in ids.items():
+                path: tuple[int, ...] = (len(known),)
+                while len(path) < 3 and path in self.grown[slot]:  # who has no memory drafts nothing
+                    path = (*path, self.grown[slot][path])
+                known.extend((*path[1:], 5))
+        for slot in ids:
+            self.grower.handle(CloseJob(1, slot))
+        return self.grown
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_short_of_memory_drafts_the_same(runner: ModelRunner, temperature: float) -> None:
-    """Also when a proposal loses its memory half-way: it goes on from what it had drawn."""
+    """Also when a tree loses its memory half-way: it is grown again as it was."""
     expected = Draft(runner, LARGE).run(temperature)
     small = Draft(runner, SMALL)
-    assert small.run(temperature) == expected
+    found = small.run(temperature)
     assert small.count("preemptions_total") > 0
     assert small.pool.num_in_use == 0
+    num_both = 0
+    for slot, grown in found.items():
+        both = grown.keys() & expected[slot].keys()
+        assert {path: grown[path] for path in both} == {path: expected[slot][path] for path in both}
+        num_both += len(both)
+    assert num_both > 100

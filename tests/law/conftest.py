@@ -27,7 +27,7 @@ def services(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         started.stop()
 
 
-UNDRAFTED = ("late", "not_waited", "refused", "busy", "pause", "no_draft")
+UNDRAFTED = ("none_parked", "refused", "no_draft")
 """Reasons for a plain step where drafts were asked for and there was room for them."""
 
 
@@ -53,6 +53,8 @@ class Samples:
         self._samples: dict[str, Sample] = {}
         self.counters: dict[str, dict[str, float]] = {}
         """By group: the gateway's counters, increments while the group's batch was drawn."""
+        self.delivered: dict[str, dict[str, float]] = {}
+        """By group: the draft's counters after it."""
 
     def of(self, case: Case) -> Sample:
         if case.id not in self._samples:
@@ -62,9 +64,9 @@ class Samples:
     def gateway(self, batch: list[Case]) -> Process:
         """The services that the batch is meant for."""
         if batch[0].group == "unreliable draft":
-            return self._services.gateway(draft_module="tests.law.faults.unreliable", options=HASTY)
+            return self._services.gateway(draft_module="tests.law.faults.unreliable", target_options=HASTY)
         if batch[0].group == "K adapts":
-            return self._services.gateway(gateway_module="tests.law.faults.adaptive")
+            return self._services.gateway(target_module="tests.law.faults.adaptive")
         if batch[0].group == "by token":
             return self._services.gateway(target_module="tests.law.faults.by_token")
         if batch[0].group == "lenient":  # its first rounds must not find the draft full of another gateway's answers
@@ -80,6 +82,8 @@ class Samples:
         self._samples |= draw(str(gateway.ready["grpc"]), batch, self.num_answers)
         increments = {name: value - before.get(name, 0.0) for name, value in read_metrics(url).items()}
         self.counters |= {case.group: increments for case in batch}
+        metrics = self._services.draft_of[id(gateway)].ready["metrics_address"]
+        self.delivered |= {case.group: read_metrics(f"http://{metrics}/metrics") for case in batch}
 
 
 @pytest.fixture(scope="session")

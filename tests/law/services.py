@@ -13,17 +13,13 @@ from tests.tiny_models import tiny_llama
 
 BATCH = ("--max-queue-wait-s", "600")
 """Nobody is refused, however slow the machine is."""
-PATIENT = (
-    *BATCH,
-    f"@gateway.rounds.drafting.DRAFT_TOPK={TOPK}",
-    "@gateway.planning.wait_budget.LEAST_WAIT_S=10",
-    "@gateway.planning.wait_budget.MOST_WAIT_S=10",
-)
-"""No proposal is ever late: what is tested is speculation, not its fallback."""
-HASTY = (*BATCH, "@gateway.planning.wait_budget.LEAST_WAIT_S=0.3", "@gateway.planning.wait_budget.MOST_WAIT_S=0.3")
+OPTIONS = (*BATCH, f"@gateway.rounds.draft_limits.DEFAULT_TOPK={TOPK}")
+PATIENT = ("@target_service.rows.MOST_HOLD_S=3",)
+"""Hardly a draft is ever late: what is tested is speculation, not its fallback."""
+HASTY = ("@target_service.rows.MOST_HOLD_S=0.3",)
 """What is late is held back; the rest is in time on a slow machine, too."""
-AUTO_BUDGET_BYTES = 12 * 4 * VOCAB_SIZE
-"""`auto` sends whole laws for the first 12 proposals at work and cuts those of the rest."""
+AUTO_BUDGET_BYTES = 32 * 8 * 4 * VOCAB_SIZE
+"""`auto` sends whole laws of answers that begin beside few others, and cuts those of the rest."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +53,29 @@ class Services:
         self.models = models
         self._log_folder = log_folder
         self._started: dict[tuple[str, ...], Process] = {}
+        self.draft_of: dict[int, Process] = {}
+        """By the id of a gateway's process."""
 
     def gateway(
         self,
         target_module: str = "target_service",
         draft_module: str = "draft_service",
         gateway_module: str = "gateway",
-        options: tuple[str, ...] = PATIENT,
-        target_options: tuple[str, ...] = (),
+        options: tuple[str, ...] = OPTIONS,
+        target_options: tuple[str, ...] = PATIENT,
         draft_options: tuple[str, ...] = (),
     ) -> Process:
         cores = sorted(os.sched_getaffinity(0))
         common = ("--log-level", "error", "--cpu-cores")
-        budget = (f"@draft_service.active.FULL_LOGPROBS_BUDGET_BYTES={AUTO_BUDGET_BYTES}",)
+        budget = (f"@draft_service.grower.FULL_LOGPROBS_BUDGET_BYTES={AUTO_BUDGET_BYTES}",)
         own = ("--model", self.models.target, "--max-prefill-tokens", "4096", "--drafter-text", self.models.text)
         target = self._start(target_module, *own, *common, str(cores[-1]), *target_options)
-        draft = self._start(draft_module, "--model", self.models.draft, *common, str(cores[0]), *budget, *draft_options)
+        of_draft = ("--model", self.models.draft, "--metrics-port", "0", *common, str(cores[0]), *budget)
+        draft = self._start(draft_module, *of_draft, *draft_options)
         pair = ("--target", target.address, "--draft", draft.address)
-        return self._start(gateway_module, *pair, "--port", "0", "--grpc-port", "0", *options)
+        gateway = self._start(gateway_module, *pair, "--port", "0", "--grpc-port", "0", *options)
+        self.draft_of[id(gateway)] = draft
+        return gateway
 
     def _start(self, *command: str) -> Process:
         if command not in self._started:

@@ -25,6 +25,27 @@ CHI_SQUARE, ENUMERATED = "chi_square", "enumerated"
 """Names of the properties."""
 Row = dict[str, Any]
 """What JSON can hold."""
+UNDER_LEASES = (
+    "## When the target takes what has arrived",
+    "A target steps by itself and verifies the draft tokens that lie under its committed tokens by then. Under greedy "
+    "and coupled the output does not depend on drafts at all. Under rejection it keeps the target's law as long as "
+    "*whether a token is verified does not depend on the token itself, nor on a random number that is still to be "
+    "used*. It may depend on times, on earlier tokens and on the law that the token is drawn from. So:",
+    "- The draft grows and sends its tree by counts, times and committed tokens alone, and messages have a fixed width "
+    "for what was drawn: none is longer, later or left out for the value in it. `min_confidence` is refused.\n"
+    "- A chain is drawn with numbers of its *segment*: the committed length at which it began. Where the target draws "
+    "the chain's next token itself, with no draft to look at, the chain goes on: its numbers are unseen. After any "
+    "other token a new segment begins. What is recovered is never the draft in whose place it comes, by block neither: "
+    "no number that was looked at is looked at again.\n"
+    "- *Keys*, the ids that the draft thinks the target may draw itself, are never verified. What follows a key is a "
+    "segment of its own: at numbers of the chain beside it block verification has looked.\n"
+    "- A state has one proposal. The longer of two would be chosen for its value.\n"
+    "- Of siblings those count that have arrived, from the first that was drawn on.",
+    "Outside of this promise is a draft that takes longer to send one token than another: that sleeps, or is stopped, "
+    "between the draw and the push, by the value drawn. Such a delay shifts the law by at most the share of steps that "
+    "begin within it: by 0.00005 for 1 µs of steps of 20 ms. A law that is sent as its entries (`topk`, or under "
+    "top-k, top-p and min-p) is harmless: how many these are depends on earlier tokens alone.",
+)
 
 
 def enumerated_row(rule: str, where: str, num_probabilities: int, largest: float) -> Row:
@@ -77,11 +98,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         "vocabulary of eight are drawn through real services, and their first three and last three tokens compared "
         "with the target's law, which transformers computes without cache. Target and draft are unrelated random "
         "models. The seeds are fixed. That broken rules fail the same test: `tests/law`.",
-        "By block is how rejection looks at drafts; by token is how it looks at them under lenience, here without any. "
-        "Under rejection the law is exact as long as whether a proposal comes in time does not depend on what "
-        "was drafted. A law that is sent as its entries (`topk`, or under top-k, top-p and min-p) has as many "
-        "as the parameters leave of it, which depends on the tokens before it: on a link so slow that these "
-        "bytes decide what is late, the law is off by as much. These tests, on one machine, do not show that.",
+        "By block is how rejection looks at drafts; by token is how it looks at them under lenience, here without any.",
         f"{len(windows)} chi-square tests. The smallest p-value is {least:.2g}; of as many sound ones the smallest is "
         f"below that with a probability of {chance:.2f}.",
         "## Through the services",
@@ -100,6 +117,7 @@ def markdown(document: Mapping[str, Any]) -> str:
             [_cells(row) for row in tests],
         ),
         "A lenient answer is compared with the law that lenience allows, and is shown not to have the target's.",
+        *UNDER_LEASES,
         "## By enumeration",
         "Every outcome of a round, with its probability as measured from the functions that serve, against the law.",
         _table(

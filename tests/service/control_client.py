@@ -5,33 +5,36 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import grpc.aio
 import torch
 
+from outrider.engine.speculation.nodes import PATH_END, NodeKind, Nodes, to_proto
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.kinds import PROTOCOL
 from outrider.wire.params import SamplingParams
-from outrider.wire.transport.codec import rows_to_proto
+from outrider.wire.speculation import Speculation
 from outrider.wire.transport.rpc import client_options
 from outrider.wire.transport.streams import Outbox
 from tests.stack import read_metrics
 from tests.wire_rows import encode_rows
 
 TIMEOUT_S = 60.0
-LONG_BUDGET_S = 60.0
-"""A wait budget that no passing test ever waits out."""
 AT_ONCE_S = 15.0
-"""Far below LONG_BUDGET_S, far above what a busy machine makes of a tiny forward."""
+"""Far above what a busy machine makes of a tiny forward."""
+NOBODYS_SLOT = 1 << 40
+"""A slot that no test opens."""
 
 _FIELDS = {
     pb.OpenSlot: "open",
     tpb.Verify: "verify",
-    dpb.Propose: "propose",
+    tpb.Extend: "extend",
+    dpb.Advance: "advance",
     pb.Truncate: "truncate",
     pb.CloseSlot: "close",
 }
@@ -39,7 +42,7 @@ _tickets = itertools.count(1)
 
 
 class ControlClient:
-    """One Control stream. `ask` returns the message inside the reply: OpenReply, Verdict, ProposeReply, WorkerError."""
+    """One Control stream. `ask` returns the message inside the first reply: OpenReply, Verdict, WorkerError."""
 
     def __init__(self, address: str, worker: Literal["target", "draft"]) -> None:
         self.channel = grpc.aio.insecure_channel(address, options=client_options(64 << 20))
@@ -53,6 +56,7 @@ class ControlClient:
         self.epoch = 0
         self._ids = itertools.count(1)
         self._futures: dict[int, asyncio.Future[Any]] = {}
+        self._followed: dict[int, asyncio.Queue[Any]] = {}
 
     async def __aenter__(self) -> ControlClient:
         self.epoch = (await self.info()).epoch
@@ -75,7 +79,11 @@ class ControlClient:
     async def _read(self) -> None:
         async for batch in self.stream:
             for reply in batch.items:
-                self._futures[reply.id].set_result(getattr(reply, reply.WhichOneof("item")))
+                item = getattr(reply, reply.WhichOneof("item"))
+                if reply.id in self._followed:
+                    self._followed[reply.id].put_nowait(item)
+                elif not (future := self._futures[reply.id]).done():  # later ones: a lease that is over was ended
+                    future.set_result(item)
 
     async def info(self) -> pb.WorkerInfo:
         return await self.stub.GetInfo(pb.GetInfoRequest(), timeout=TIMEOUT_S)
@@ -88,11 +96,23 @@ class ControlClient:
         self._outbox.put(self._wrap(item, 0, epoch))
 
     def start(self, item: Any, epoch: int | None = None) -> asyncio.Future[Any]:
-        """Send; the future has the reply. None sends a message without an item."""
+        """Send; the future has the first reply. None sends a message without an item."""
         message_id = next(self._ids)
         future = self._futures[message_id] = asyncio.get_running_loop().create_future()
         self._outbox.put(self._wrap(item, message_id, epoch))
         return future
+
+    def follow(self, item: Any) -> Replies:
+        """Send; all replies come from what is returned, a lease's verdicts one by one."""
+        message_id = next(self._ids)
+        queue = self._followed[message_id] = asyncio.Queue[Any]()
+        self._outbox.put(self._wrap(item, message_id, None))
+        return Replies(queue)
+
+    async def taken(self) -> None:
+        """Return when all that was sent has been taken in by the worker's engine."""
+        item = verify(NOBODYS_SLOT, 1) if self._request is tpb.TargetRequest else open_slot(NOBODYS_SLOT, [])
+        assert isinstance(await self.ask(item), pb.WorkerError)
 
     def _wrap(self, item: Any, message_id: int, epoch: int | None) -> Any:
         fields = {} if item is None else {_FIELDS[type(item)]: item}
@@ -102,7 +122,7 @@ class ControlClient:
         return await asyncio.wait_for(self.start(item, epoch), TIMEOUT_S)
 
     async def ask_at_once(self, item: Any) -> Any:
-        """Fails when the answer takes a good part of LONG_BUDGET_S."""
+        """Fails when the answer takes long."""
         return await asyncio.wait_for(self.start(item), AT_ONCE_S)
 
     async def opened(self, slot: int, prompt: Sequence[int], **options: Any) -> None:
@@ -110,6 +130,25 @@ class ControlClient:
         reply = await self.ask(open_slot(slot, prompt, **options))
         assert isinstance(reply, pb.OpenReply), reply
         assert reply.committed_len == len(prompt)
+
+
+class Replies:
+    """What comes under one message's id."""
+
+    def __init__(self, queue: asyncio.Queue[Any]) -> None:
+        self._queue = queue
+
+    async def next(self) -> Any:
+        return await asyncio.wait_for(self._queue.get(), TIMEOUT_S)
+
+    async def verdicts(self, num: int) -> list[tpb.Verdict]:
+        found = [await self.next() for _ in range(num)]
+        assert all(isinstance(each, tpb.Verdict) for each in found), found
+        return found
+
+    @property
+    def empty(self) -> bool:
+        return self._queue.empty()
 
 
 class DeliverClient:
@@ -141,6 +180,14 @@ async def deliver(client: ControlClient, *items: tpb.Delivery) -> tpb.DeliverSum
         return await stream.finish()
 
 
+async def drafted(client: ControlClient, message: tpb.Verify, *items: tpb.Delivery) -> Any:
+    """Start a lease, deliver under it and return its first reply: what comes before its lease is dropped."""
+    future = client.start(message)
+    await client.taken()
+    await deliver(client, *items)
+    return await asyncio.wait_for(future, TIMEOUT_S)
+
+
 def new_ticket() -> int:
     return next(_tickets)
 
@@ -149,52 +196,72 @@ def sampling(**options: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 32, "temperature": 0.0, "ignore_eos": True, **options})
 
 
-def open_slot(slot: int, prompt: Sequence[int], *, num_prompt: int | None = None, **options: Any) -> pb.OpenSlot:
-    """Options are SamplingParams' fields, deliver_to and target_epoch; greedy, 32 tokens and no EOS by default."""
-    route = {name: options.pop(name) for name in ("deliver_to", "target_epoch") if name in options}
+def open_slot(
+    slot: int, prompt: Sequence[int], *, num_prompt: int | None = None, k: int = 0, **options: Any
+) -> pb.OpenSlot:
+    """Options are SamplingParams' fields, `speculation`, deliver_to, target_epoch and protocol; greedy, 32 tokens, no
+    EOS and no drafts by default. k: draft tokens of each step, waited for.
+    """
+    names = ("deliver_to", "target_epoch", "protocol")
+    own: dict[str, Any] = {"protocol": PROTOCOL} | {name: options.pop(name) for name in names if name in options}
+    speculation = options.pop("speculation", Speculation(num_draft_tokens=k, max_draft_tokens=k))
     num_prompt = len(prompt) if num_prompt is None else num_prompt
     params = sampling(**options).to_proto()
-    return pb.OpenSlot(slot=slot, committed_ids=prompt, num_prompt_tokens=num_prompt, params=params, **route)
+    return pb.OpenSlot(
+        slot=slot,
+        committed_ids=prompt,
+        num_prompt_tokens=num_prompt,
+        params=params,
+        speculation=speculation.to_proto(),
+        **own,
+    )
 
 
 def verify(
-    slot: int, base_len: int, ids: Iterable[int] = (), k: int = 0, ticket: int = 0, budget_s: float = LONG_BUDGET_S
+    slot: int, base_len: int, ids: Sequence[int] = (), ticket: int | None = None, *, num_steps: int = 1
 ) -> tpb.Verify:
+    """A lease for at least `num_steps` tokens: one is answered once. With a ticket, drafts are on their way."""
     return tpb.Verify(
         slot=slot,
         base_len=base_len,
         committed_ids=ids,
-        num_draft_tokens=k,
-        ticket=ticket,
-        wait_budget_us=int(budget_s * 1e6),
+        ticket=new_ticket() if ticket is None else ticket,
+        until_len=base_len + len(ids) + num_steps,
+        is_drafted=ticket is not None,
     )
 
 
 def delivery(
     client: ControlClient,
     ticket: int,
-    committed_len: int,
+    root_len: int,
     ids: Sequence[int],
     log_probs: torch.Tensor | None = None,
     *,
     sparse: bool = False,
-    start: int = 0,
-    of: int | None = None,
+    path: Sequence[int] = (),
+    parents: Sequence[int] | None = None,
+    ranks: Sequence[int] | None = None,
+    ends: bool = False,
+    segment: int | None = None,
 ) -> tpb.Delivery:
-    """log_probs: [len(ids), V] float32, None for ids only. `of`: tokens of the whole proposal, when this is a part."""
-    distributions = None
-    if log_probs is not None:
-        rows = encode_rows(log_probs, prefer_sparse=sparse)
-        distributions = rows_to_proto(rows, log_probs.shape[1])
-    return tpb.Delivery(
+    """A chain, or a tree by `parents` and `ranks`. log_probs: [number of parents, V] float32, what they were drawn
+    from; None for guesses.
+    """
+    num = len(ids)
+    nodes = Nodes(
         ticket=ticket,
-        target_epoch=client.epoch,
-        committed_len=committed_len,
-        start=start,
-        draft_ids=ids,
-        distributions=distributions,
-        num_draft_tokens=len(ids) if of is None else of,
+        root_len=root_len,
+        path=path,
+        ids=ids,
+        parents=range(PATH_END, num - 1) if parents is None else parents,
+        ranks=[0] * num if ranks is None else ranks,
+        kinds=[NodeKind.GUESS if log_probs is None else NodeKind.LAW] * num,
+        segments=[root_len if segment is None else segment] * num,
+        rows=None if log_probs is None else encode_rows(log_probs, prefer_sparse=sparse),
+        ends=ends,
     )
+    return to_proto(nodes, client.epoch, 0 if log_probs is None else log_probs.shape[1])
 
 
 async def eventually(check: Callable[[pb.WorkerInfo], bool], client: ControlClient, timeout_s: float = 20.0) -> None:
@@ -208,3 +275,8 @@ async def eventually(check: Callable[[pb.WorkerInfo], bool], client: ControlClie
 def idle(info: pb.WorkerInfo) -> bool:
     """Nothing is held."""
     return info.num_slots_in_use == 0 and info.num_kv_blocks_in_use == 0 and info.num_tickets == 0
+
+
+def parked(metrics: dict[str, float], fate: str) -> float:
+    """Return how many delivered draft tokens ended so, up to now."""
+    return metrics.get(f'outrider_worker_parked_tokens_total{{fate="{fate}",worker="target"}}', 0.0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc.aio
 
+from outrider.engine.speculation.nodes import NodeKind, from_proto
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 
@@ -28,16 +29,32 @@ class Recorder(target_pb2_grpc.TargetServiceServicer):
                 self._changed.notify_all()
         return tpb.DeliverSummary()
 
-    async def complete(self, ticket: int) -> list[tpb.Delivery]:
-        """The parts of a proposal once all have come."""
+    async def chain(self, ticket: int, num: int) -> list[int]:
+        """The first ids of what first_chain finds under a ticket, once there are so many."""
 
         def here() -> bool:
-            parts = self.parts.get(ticket, [])
-            return bool(parts) and sum(len(p.draft_ids) for p in parts) == parts[-1].num_draft_tokens
+            return len(first_chain(self.parts.get(ticket, []), num)) == num
 
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(here)
-        return self.parts.pop(ticket)
+        return first_chain(self.parts[ticket], num)
+
+
+def first_chain(parts: list[tpb.Delivery], most: int, vocab_size: int = 320) -> list[int]:
+    """The likeliest ids of a tree, or the first drawn ones, from its root on."""
+    found = list[int]()
+    by_path = dict[tuple[int, ...], int]()  # the likeliest child of each path
+    for part in parts:
+        nodes = from_proto(part, vocab_size)
+        paths = [(*nodes.path,)]
+        for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
+            above = paths[parent + 1]
+            paths.append((*above, token_id))
+            if rank == 0 and kind is not NodeKind.KEY:
+                by_path[above] = token_id
+    while tuple(found) in by_path and len(found) < most:
+        found.append(by_path[tuple(found)])
+    return found
 
 
 async def started(recorder: Recorder, port: int = 0) -> grpc.aio.Server:

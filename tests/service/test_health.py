@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import grpc
 import pytest
@@ -67,11 +67,13 @@ async def test_every_handler_answers_while_a_forward_runs(slow_worker: tuple[Kin
     prompt = [(7 * i) % 320 for i in range(LONG_PROMPT)]
     async with ControlClient(process.address, kind) as client:
         stub = health_pb2_grpc.HealthStub(client.channel)
-        await client.opened(1, prompt)
-        item: Any = verify(1, LONG_PROMPT)
+        await client.opened(1, prompt, deliver_to="127.0.0.1:9", k=1)
+        started = time.monotonic()
         if kind == "draft":
-            item = dpb.Propose(slot=1, base_len=LONG_PROMPT, num_draft_tokens=1, ticket=1)
-        started, answer = time.monotonic(), client.start(item)
+            client.tell(dpb.Advance(slot=1, base_len=LONG_PROMPT, ticket=1))
+            answer = asyncio.ensure_future(eventually(lambda info: info.num_steps >= 1, client))
+        else:
+            answer = client.start(verify(1, LONG_PROMPT))
         latencies: list[float] = []
         while not answer.done():
             asked = time.monotonic()
@@ -92,9 +94,9 @@ async def test_a_new_slot_and_a_close_pass_a_forward(slow_worker: tuple[Kind, Pr
     kind, process = slow_worker
     async with ControlClient(process.address, kind) as watcher:
         async with ControlClient(process.address, kind) as client:
-            await client.opened(1, [5] * LONG_PROMPT)
+            await client.opened(1, [5] * LONG_PROMPT, deliver_to="127.0.0.1:9", k=1)
             if kind == "draft":
-                client.start(dpb.Propose(slot=1, base_len=LONG_PROMPT, num_draft_tokens=1, ticket=1))
+                client.tell(dpb.Advance(slot=1, base_len=LONG_PROMPT, ticket=1))
             await eventually(lambda info: info.num_kv_blocks_in_use > 0, watcher)
         await eventually(idle, watcher, 60)
 
@@ -188,9 +190,9 @@ async def test_unknown_flag(target_folder: str) -> None:
 async def test_a_signal_ends_it_with_streams_open(kind: Kind, number: int, target_folder: str) -> None:
     with worker(f"{kind}_service", target_folder) as process:
         async with ControlClient(process.address, kind) as client:
-            await client.opened(1, [5, 6, 7])
+            await client.opened(1, [5, 6, 7], k=3)
             if kind == "target":
-                client.start(verify(1, 3, k=3, ticket=new_ticket()))
+                client.start(verify(1, 3, ticket=new_ticket()))
                 await eventually(lambda info: info.num_tickets == 1, client)
             deliver = client.stub.Deliver() if kind == "target" else None
             if deliver is not None:

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
+import pytest
 
 from gateway.workers.links import Connection, WorkerLink
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import IncompatiblePair, WorkerLost
+from outrider.wire.kinds import PROTOCOL
 
 
 class SilentTarget(target_pb2_grpc.TargetServiceServicer):
@@ -21,7 +23,7 @@ class SilentTarget(target_pb2_grpc.TargetServiceServicer):
 
     def __init__(self) -> None:
         self.num_streams = 0
-        self.info = pb.WorkerInfo(epoch=7, model_id="silent")
+        self.info = pb.WorkerInfo(epoch=7, model_id="silent", protocol=PROTOCOL)
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:
         return self.info
@@ -39,12 +41,73 @@ async def until(check: Callable[[], object]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_a_link_outlives_its_streams_refusals_and_drains() -> None:
-    target, changes, refusing = SilentTarget(), list[tuple[bool, bool]](), [False]
+async def serve(target: SilentTarget) -> tuple[grpc.aio.Server, int]:
     server = grpc.aio.server()
     target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    return server, port
+
+
+def link_to(port: int, silence_s: tuple[float, float] = (4.0, 30.0)) -> WorkerLink:
+    async def accept(info: pb.WorkerInfo, link: WorkerLink) -> None:
+        """Any."""
+
+    return WorkerLink(
+        "target",
+        f"127.0.0.1:{port}",
+        max_message_bytes=1 << 20,
+        silence_s=silence_s,
+        accept=accept,
+        count_bytes=lambda num_bytes: None,
+        on_change=lambda before, after: None,
+        on_info=lambda info: None,
+    )
+
+
+async def test_a_worker_of_another_protocol_is_left_unused() -> None:
+    target = SilentTarget()
+    target.info = pb.WorkerInfo(epoch=7, model_id="old", version="0.0.9", protocol=PROTOCOL - 1)
+    server, port = await serve(target)
+    link = link_to(port)
+    try:
+        await until(lambda: link.refused)
+        assert link.refused == (
+            f"the target old (version 0.0.9) speaks protocol {PROTOCOL - 1}, this gateway {PROTOCOL}; "
+            "upgrade the older one; see docs/deploy.md"
+        )
+        assert link.connection is None and target.num_streams == 0
+    finally:
+        await link.close()
+        await server.stop(0)
+
+
+async def test_a_worker_that_owes_a_step_and_makes_none_is_given_up_and_one_that_steps_is_not() -> None:
+    target = SilentTarget()
+    target.info.num_steps = 1
+    server, port = await serve(target)
+    link = link_to(port, silence_s=(0.4, 0.4))
+    try:
+        await until(lambda: link.connection)
+        first = link.connection
+        assert first is not None
+        await asyncio.sleep(0.8)
+        assert first.alive and not first.has_work, "it owes nothing"
+        first.send(tpb.TargetRequest(), owes_step=True)
+        assert first.has_work
+        target.info.num_steps = 2
+        await until(lambda: not first.has_work)
+        first.send(tpb.TargetRequest(), owes_step=True)
+        await until(lambda: not first.alive)
+        assert first.hung
+    finally:
+        await link.close()
+        await server.stop(0)
+
+
+async def test_a_link_outlives_its_streams_refusals_and_drains() -> None:
+    target, changes, refusing = SilentTarget(), list[tuple[bool, bool]](), [False]
+    server, port = await serve(target)
 
     async def accept(info: pb.WorkerInfo, link: WorkerLink) -> None:
         if refusing[0]:
@@ -69,14 +132,19 @@ async def test_a_link_outlives_its_streams_refusals_and_drains() -> None:
         first = link.connection
         assert first is not None
         future = first.call(tpb.TargetRequest())
+        replies = first.subscribe(tpb.TargetRequest())
         first.drop()
         await asyncio.wait({future}, timeout=5)
         assert isinstance(future.exception(), WorkerLost)
+        with pytest.raises(WorkerLost):
+            await replies.next()
+        with pytest.raises(WorkerLost):
+            await first.subscribe(tpb.TargetRequest()).next()
         await until(lambda: link.connection)
         assert link.connection is not first
         await until(lambda: target.num_streams == 2)
 
-        target.info = pb.WorkerInfo(epoch=7, model_id="silent", draining=True)
+        target.info = pb.WorkerInfo(epoch=7, model_id="silent", draining=True, protocol=PROTOCOL)
         changes.clear()
         await until(lambda: (True, True) in changes)
         assert link.info is not None

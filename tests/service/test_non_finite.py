@@ -17,7 +17,8 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from tests.service.conftest import worker
-from tests.service.control_client import TIMEOUT_S, ControlClient, eventually, idle, new_ticket, verify
+from tests.service.control_client import TIMEOUT_S, ControlClient, eventually, idle, new_ticket, open_slot, verify
+from tests.service.recorder import Recorder
 from tests.service.reference_model import ReferenceModel
 from tests.tiny_models import save
 
@@ -75,24 +76,31 @@ async def test_a_verify_fails_alone(poisoned_folder: str, poisoned: ReferenceMod
 
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-async def test_a_proposal_fails_alone(poisoned_folder: str, poisoned: ReferenceModel, options: dict[str, Any]) -> None:
+async def test_a_tree_fails_alone(
+    poisoned_folder: str, poisoned: ReferenceModel, recorder: Recorder, options: dict[str, Any]
+) -> None:
+    """The gateway learns it under the id of the slot's open."""
     k = 3
     with worker("draft_service", poisoned_folder) as process:
         async with ControlClient(process.address, "draft") as client:
-            for slot, prompt in PROMPTS.items():
-                await client.opened(slot, prompt, deliver_to="127.0.0.1:9", **options)
-            items = [
-                dpb.Propose(slot=slot, base_len=5, num_draft_tokens=k, ticket=new_ticket(), draft_topk=8)
-                for slot in PROMPTS
-            ]
-            first, bad, last = await together(client, items)
-            assert isinstance(bad, pb.WorkerError) and bad.code == pb.WORKER_ERROR_CODE_INTERNAL
-            assert bad.message.startswith("propose cancelled: ")
-            for reply, slot in ((first, 1), (last, 3)):
-                assert isinstance(reply, dpb.ProposeReply) and len(reply.draft_ids) == k
+            opened = {
+                slot: client.follow(open_slot(slot, prompt, deliver_to=recorder.address, k=k, **options))
+                for slot, prompt in PROMPTS.items()
+            }
+            for replies in opened.values():
+                assert isinstance(await replies.next(), pb.OpenReply)
+            tickets = {slot: new_ticket() for slot in PROMPTS}
+            for slot, ticket in tickets.items():
+                client.tell(dpb.Advance(slot=slot, base_len=5, ticket=ticket))
+            error = await opened[2].next()
+            assert isinstance(error, pb.WorkerError) and error.code == pb.WORKER_ERROR_CODE_INTERNAL
+            assert "NaN" in error.message
+            for slot in (1, 3):
+                chain = await recorder.chain(tickets[slot], k)
                 if options is GREEDY:
-                    assert list(reply.draft_ids) == poisoned.greedy(PROMPTS[slot], k)
-            assert await num_steps(client) == k
+                    assert chain == poisoned.greedy(PROMPTS[slot], k)
+                assert opened[slot].empty
+            assert tickets[2] not in recorder.parts
         async with ControlClient(process.address, "draft") as client:
             await eventually(idle, client)
 

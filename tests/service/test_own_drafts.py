@@ -39,16 +39,11 @@ async def target(drafting_worker: Process) -> AsyncIterator[ControlClient]:
         yield client
 
 
-def open_with(drafter: str | None, slot: int, ids: Sequence[int], **options: Any) -> pb.OpenSlot:
-    message = open_slot(slot, ids, **{"max_tokens": 40, **options})
+def open_with(drafter: str | None, slot: int, ids: Sequence[int], k: int = 4, **options: Any) -> pb.OpenSlot:
+    """k: draft tokens of each step, which are verified whatever they cost."""
+    message = open_slot(slot, ids, k=k, **{"max_tokens": 40, **options})
     if drafter is not None:
         message.drafter = DRAFTERS[drafter].value
-    return message
-
-
-def verify_own(slot: int, base_len: int, ids: Sequence[int] = (), k: int = 4) -> tpb.Verify:
-    message = verify(slot, base_len, ids)
-    message.num_own_draft_tokens = k
     return message
 
 
@@ -56,11 +51,10 @@ async def answer(
     target: ControlClient, drafter: str | None, slot: int = 1, num: int = 30, k: int = 4, **options: Any
 ) -> tuple[list[int], list[tpb.Verdict]]:
     """Output, of at least `num` tokens, and its verdicts."""
-    assert isinstance(await target.ask(open_with(drafter, slot, PROMPT, **options)), pb.OpenReply)
+    assert isinstance(await target.ask(open_with(drafter, slot, PROMPT, k, **options)), pb.OpenReply)
     ids, verdicts = list(PROMPT), list[tpb.Verdict]()
     while len(ids) < len(PROMPT) + num:
-        asked = verify(slot, len(ids)) if drafter is None else verify_own(slot, len(ids), k=k)
-        verdicts.append(await target.ask(asked))
+        verdicts.append(await target.ask(verify(slot, len(ids))))
         assert isinstance(verdicts[-1], tpb.Verdict), verdicts[-1]
         assert verdicts[-1].committed_len == len(ids)
         ids += verdicts[-1].token_ids
@@ -104,7 +98,7 @@ async def test_a_text_that_repeats_itself_is_accepted(target: ControlClient) -> 
         ids, verdicts = await answer(target, drafter, logit_bias={50: 100.0})
         assert set(ids) == {50}
         assert sum(verdict.num_accepted for verdict in verdicts) > 20 > len(verdicts)
-        assert verdicts[-1].kinds[0] == ACCEPTED and verdicts[-1].drafter_has_next
+        assert verdicts[-1].kinds[0] == ACCEPTED
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -115,21 +109,20 @@ async def test_a_follower_is_what_is_committed_whatever_came_before(
     """Cut back, sent again and anew, a slot drafts and decides as one that was opened for these tokens."""
     options: dict[str, Any] = {"temperature": temperature, "seed": 5}
     await target.ask(open_with(drafter, 1, PROMPT, **options))
-    first = await target.ask(verify_own(1, len(PROMPT)))
+    first = await target.ask(verify(1, len(PROMPT)))
     ids = [*PROMPT, *first.token_ids]
-    second = await target.ask(verify_own(1, len(ids)))
-    again = await target.ask(verify_own(1, len(ids)))  # the verdict was lost: the gateway asks from where it was
+    second = await target.ask(verify(1, len(ids)))
+    again = await target.ask(verify(1, len(ids)))  # the verdict was lost: the gateway asks from where it was
     assert list(again.token_ids) == list(second.token_ids) and again.num_drafted == second.num_drafted
     other = [*ids[:-1], 12, 7, 99]  # and a stop string cut the text
-    cut = await target.ask(verify_own(1, len(ids) - 1, [12, 7, 99]))
+    cut = await target.ask(verify(1, len(ids) - 1, [12, 7, 99]))
     await target.ask(open_with(drafter, 2, other[: len(PROMPT)], **options))
-    fresh = await target.ask(verify_own(2, len(PROMPT), other[len(PROMPT) :]))
+    fresh = await target.ask(verify(2, len(PROMPT), other[len(PROMPT) :]))
     assert (cut.num_drafted, cut.num_accepted, list(cut.token_ids)) == (
         fresh.num_drafted,
         fresh.num_accepted,
         list(fresh.token_ids),
     )
-    assert cut.drafter_has_next == fresh.drafter_has_next
     for slot in (1, 2):
         target.tell(pb.CloseSlot(slot=slot))
 
@@ -139,9 +132,8 @@ async def test_no_more_is_drafted_than_there_is_room_for(target: ControlClient) 
     assert len(ids) == 6 and verdicts[0].num_drafted == 5
     last = list(PROMPT)
     await target.ask(open_with("unigram", 1, last, max_tokens=1))
-    verdict = await target.ask(verify_own(1, len(last)))
+    verdict = await target.ask(verify(1, len(last)))
     assert (verdict.num_drafted, verdict.finish_reason) == (0, pb.FINISH_REASON_LENGTH)
-    assert not verdict.drafter_has_next
     target.tell(pb.CloseSlot(slot=1))
 
 
@@ -154,7 +146,7 @@ async def test_lookup_copies_what_an_ended_answer_said_under_the_same_salt_alone
         await target.ask(message)
         num, ids = 0, list(prompt)
         while len(ids) < len(prompt) + 12:
-            verdict = await target.ask(verify_own(1, len(ids)))
+            verdict = await target.ask(verify(1, len(ids)))
             num, ids = num + verdict.num_drafted, [*ids, *verdict.token_ids]
         target.tell(pb.CloseSlot(slot=1))
         return num
@@ -181,7 +173,7 @@ async def test_drafts_beside_others(target: ControlClient, reference: ReferenceM
     for slot, drafter in enumerate((*OWN, None)):
         await target.ask(open_with(drafter, slot, PROMPT))
     while open_ := [slot for slot in ids if len(ids[slot]) < len(PROMPT) + 20]:
-        asked = [verify_own(s, len(ids[s])) if s < 4 else verify(s, len(ids[s])) for s in open_]
+        asked = [verify(s, len(ids[s])) for s in open_]
         for slot, future in zip(open_, [target.start(each) for each in asked], strict=True):
             ids[slot] += (await future).token_ids
     for slot in ids:
@@ -196,16 +188,14 @@ async def test_what_makes_no_sense_is_refused_by_name(target: ControlClient) -> 
     message = open_with(None, 1, PROMPT)
     message.drafter = 99  # type: ignore[assignment]
     assert "drafter is 99" in await refused(target, message)
-    await target.ask(open_with(None, 1, PROMPT))
-    assert "slot 1 has no drafter; open it with one" in await refused(target, verify_own(1, len(PROMPT)))
-    await target.ask(open_with("ngram", 1, PROMPT))
-    assert "num_own_draft_tokens is 65" in await refused(target, verify_own(1, len(PROMPT), k=65))
-    both = verify_own(1, len(PROMPT))
-    both.num_draft_tokens = 3
-    assert "leave one out" in await refused(target, both)
-    await target.ask(open_with(None, 1, PROMPT))  # opened again, without
-    assert "slot 1 has no drafter" in await refused(target, verify_own(1, len(PROMPT)))
-    target.tell(pb.CloseSlot(slot=1))
+
+
+async def test_opened_again_without_a_drafter_a_slot_has_none(target: ControlClient) -> None:
+    _, with_it = await answer(target, "ngram", num=8, logit_bias={50: 100.0})
+    assert isinstance(await target.ask(open_with("ngram", 1, PROMPT)), pb.OpenReply)
+    _, without = await answer(target, None, num=8, logit_bias={50: 100.0})
+    assert sum(verdict.num_drafted for verdict in with_it) > 0
+    assert not sum(verdict.num_drafted for verdict in without)
 
 
 async def test_a_target_without_a_text_says_what_it_would_need(

@@ -11,7 +11,7 @@ import pytest
 
 from draft_service import deliveries
 from draft_service.deliveries import Deliverer
-from draft_service.jobs import PartOut
+from outrider.engine.speculation.nodes import PATH_END, NodeKind, Nodes
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
@@ -43,6 +43,12 @@ class SlowTarget(target_pb2_grpc.TargetServiceServicer):
         return tpb.DeliverSummary()
 
 
+def with_law(ticket: int) -> Nodes:
+    """One token and its law."""
+    law = DenseRows(1, bytes(PART_BYTES))
+    return Nodes(ticket, 10, (), (3,), (PATH_END,), (0,), (NodeKind.LAW,), (10,), law)
+
+
 async def until(done: Any) -> None:
     async with asyncio.timeout(20):
         while not done():  # noqa: ASYNC110  # what it waits for has no event
@@ -62,8 +68,7 @@ async def test_a_target_that_does_not_read_costs_a_bounded_backlog(monkeypatch: 
     deliverer = Deliverer(VOCAB_SIZE, MAX_MESSAGE_BYTES, dropped.append)
 
     def send(ticket: int) -> None:
-        rows = DenseRows(1, bytes(PART_BYTES))
-        deliverer.send(PartOut(address, ticket, 7, 10, 0, (3,), rows, 1))
+        deliverer.send(address, 7, with_law(ticket))
 
     try:
         send(1)
@@ -100,7 +105,7 @@ async def test_a_part_larger_than_the_backlog_goes_alone(monkeypatch: pytest.Mon
     deliverer = Deliverer(VOCAB_SIZE, MAX_MESSAGE_BYTES, dropped.append)
     try:
         for ticket in (1, 2):
-            deliverer.send(PartOut(address, ticket, 7, 10, 0, (3,), DenseRows(1, bytes(PART_BYTES)), 1))
+            deliverer.send(address, 7, with_law(ticket))
         await until(lambda: target.tickets == [1])
         assert dropped == [1]
     finally:
@@ -141,7 +146,7 @@ async def test_an_answer_that_cannot_be_written_ends_the_stream_at_once() -> Non
             call = draft_pb2_grpc.DraftServiceStub(channel).Control()
             await call.write(dpb.DraftRequestBatch(items=[dpb.DraftRequest(id=1, open=pb.OpenSlot())]))
             assert (await call.read()).items[0].id == 1
-            await call.write(dpb.DraftRequestBatch(items=[dpb.DraftRequest(id=2, propose=dpb.Propose())]))
+            await call.write(dpb.DraftRequestBatch(items=[dpb.DraftRequest(id=2, advance=dpb.Advance())]))
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await asyncio.wait_for(call.read(), 10)
             assert error.value.code() == grpc.StatusCode.INTERNAL

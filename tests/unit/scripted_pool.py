@@ -9,12 +9,19 @@ from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import MemberSpec, PoolSpec
 from gateway.workers.served import ReferenceTarget, ServedModel, Shared
 from outrider.v1 import common_pb2 as pb
+from outrider.wire.kinds import PROTOCOL
 from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.test_detokenizer import byte_level
 
 INFO = pb.WorkerInfo(
-    model_id="model", vocab_size=128, context_limit=512, tokenizer_fingerprint="f", epoch=7, num_slots=64
+    model_id="model",
+    vocab_size=128,
+    context_limit=512,
+    tokenizer_fingerprint="f",
+    epoch=7,
+    num_slots=64,
+    protocol=PROTOCOL,
 )
 
 
@@ -38,6 +45,6 @@ def served_model(
     for name, link in targets.items():
         model.targets[name] = TargetMember(MemberSpec(name, "target", "target", name, name), cast(Any, link))
     for name, link in drafts.items():
-        model.drafts[name] = DraftMember(MemberSpec(name, "draft", "draft", name), cast(Any, link), config)
+        model.drafts[name] = DraftMember(MemberSpec(name, "draft", "draft", name), cast(Any, link))
     model.note_change()
     return model

@@ -20,7 +20,7 @@ def verify_s(k: int) -> float:
 
 
 def round_s(k: int) -> float:
-    return DRAFT_TOKEN_S * k + verify_s(k) + (0.001 if k else 0.0) + 0.002
+    return DRAFT_TOKEN_S * k + verify_s(k) + 0.002
 
 
 def moods(draws: random.Random) -> list[bool]:
@@ -55,11 +55,11 @@ def one_pass(k: int, texts: Sequence[Sequence[bool]], is_late: Callable[[], bool
 
 
 def _round(kinds: Sequence[TokenKind], num_drafted: int, num_accepted: int) -> Round:
-    wire_s = 0.001 if num_drafted else 0.0
+    wait_s = DRAFT_TOKEN_S * num_drafted
     timings = RoundTimings(
         total_s=round_s(num_drafted),
-        propose_s=DRAFT_TOKEN_S * num_drafted,
-        deliver_s=wire_s,
+        propose_s=0.0,
+        deliver_s=wait_s,
         verify_s=verify_s(num_drafted),
         overhead_s=0.001,
     )

@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draft_service import drawing
 from outrider.engine.sampling import side_by_side
 from outrider.engine.sampling.coupled import coupled_id, uniforms
 from outrider.engine.sampling.host_sampling import HostLogits
@@ -31,7 +30,7 @@ from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from target_service.decide import decide
 from target_service.decide_on_device import Decided, decide_on_device
-from target_service.waiting import ReadyVerify
+from target_service.lease import Ready
 from tests import block_rule
 from tests.engine.cuda_sync_counter import SyncCounter
 
@@ -64,8 +63,7 @@ def one_thread() -> Iterator[None]:
 def waiting_once(logits: Tensor, compute: Callable[[], Any]) -> Any:
     """What `compute` makes of logits on a device; the host waits for that once."""
     counter = SyncCounter()
-    with pytest.MonkeyPatch.context() as patched, counter.step():
-        patched.setattr(drawing, "to_host", counter.copies)
+    with counter.step():
         counter.move(logits)
         found = compute()
     assert len(counter.waits) == 1, counter.waits
@@ -81,15 +79,10 @@ class PlainSlot:
 
 
 @dataclass
-class PlainWaiting:
-    slot: PlainSlot
-
-
-@dataclass
 class Step:
-    """Some slots' verifies of one forward."""
+    """Some slots in one forward."""
 
-    ready: list[ReadyVerify]
+    ready: list[Ready]
     states: list[SamplingState]
     logits: Tensor
     """[sum(K_b + 1), V]"""
@@ -120,8 +113,9 @@ def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = 
             ids.append(laws[-1].draw(u) if guess is None else guess)
             if index % 3 == 2:  # as it comes from who copies
                 laws[-1] = RowLaw(vocab_size, np.zeros(1, dtype=np.float32), np.array(ids[-1:]))
-        waiting: Any = PlainWaiting(PlainSlot(params, [*PROMPT, *output]))
-        ready.append(ReadyVerify(waiting, ids, None if params.determined or not ids else laws, None))
+        slot: Any = PlainSlot(params, [*PROMPT, *output])
+        is_guessed = index % 3 == 2 and params.lenience == 1.0
+        ready.append(Ready(slot, ids, None if params.determined or not ids else laws, guessed=is_guessed))
         states.append(state)
         logits.append(own)
     return Step(ready, states, torch.cat(logits))
@@ -144,7 +138,7 @@ def in_words(step: Step) -> list[Decided]:
     return outcomes
 
 
-def one_in_words(r: ReadyVerify, laws: np.ndarray) -> Decided:
+def one_in_words(r: Ready, laws: np.ndarray) -> Decided:
     start = len(r.slot.committed)
 
     def u(j: int, purpose: Purpose) -> float:
@@ -167,14 +161,14 @@ def one_in_words(r: ReadyVerify, laws: np.ndarray) -> Decided:
     return Decided(*block_rule.verdict(laws, [draft / draft.sum() for draft in drafts], r.draft_ids, u))
 
 
-def drawn_at(law: np.ndarray, r: ReadyVerify, position: int) -> int:
+def drawn_at(law: np.ndarray, r: Ready, position: int) -> int:
     """What a plain step says there."""
     u = host_slot_uniforms([r.slot.params], [position], [position], [Purpose.TARGET])
     return block_rule.drawn(law, float(u[0, 0]))
 
 
 def lenient_in_words(
-    r: ReadyVerify, laws: np.ndarray, drafts: list[np.ndarray], u: Callable[[int, Purpose], float]
+    r: Ready, laws: np.ndarray, drafts: list[np.ndarray], u: Callable[[int, Purpose], float]
 ) -> Decided:
     """Leviathan et al., A.5: a draft's probability counts as `lenience` of it."""
     share, num = r.slot.params.lenience, len(r.draft_ids)
@@ -185,7 +179,7 @@ def lenient_in_words(
     return Decided(num, block_rule.drawn(laws[num], u(num, Purpose.TARGET)))
 
 
-def nearly_best_in_words(r: ReadyVerify, processed: np.ndarray) -> Decided:
+def nearly_best_in_words(r: Ready, processed: np.ndarray) -> Decided:
     """At temperature 0: the best token is kept, and with lenience a draft of that share of its probability."""
     lenience = r.slot.params.lenience
     for j, token_id in enumerate(r.draft_ids):
@@ -319,78 +313,3 @@ def told(method: Callable[..., Any], names: set[str]) -> Callable[..., Any]:
 def slots_of(rows: tuple[int, ...], step: Step) -> set[int]:
     owner = [b for b, r in enumerate(step.ready) for _ in range(len(r.draft_ids) + 1)]
     return {owner[row] for row in rows}
-
-
-@dataclass
-class PlainActive:
-    """All that drawing reads of a proposal."""
-
-    params: SamplingParams
-    topk: int | None
-    uniforms: list[float]
-    draft_ids: list[int]
-    watched: bool = False
-
-    @property
-    def slot(self) -> PlainSlot:
-        return PlainSlot(self.params, PROMPT)
-
-    @property
-    def determined(self) -> bool:
-        return self.params.determined
-
-    @property
-    def position(self) -> int:
-        return len(PROMPT) + len(self.draft_ids)
-
-
-class TestDraw:
-    @given(
-        slots=st.lists(
-            st.tuples(st.integers(0, len(KINDS) - 1), st.sampled_from((None, 1, 3, 1000)), st.booleans()), min_size=1
-        ),
-        seed=st.integers(0, 10_000),
-    )
-    @settings(max_examples=60, deadline=None)
-    def test_host_and_device_draw_alike(self, slots: list[tuple[int, int | None, bool]], seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        logits = 2 * torch.randn(len(slots), VOCAB, generator=generator)
-        ready: list[Any] = []
-        rows = []
-        for kind, topk, watched in slots:
-            params = SamplingParams(max_tokens=100, **KINDS[kind])
-            drafts = torch.randint(0, VOCAB, (2,), generator=generator).tolist()
-            u = torch.rand(3, dtype=torch.float64, generator=generator).clamp_min(1e-9).tolist()
-            uniforms = [] if params.determined else u
-            ready.append(PlainActive(params, topk, uniforms, drafts, watched and params.determined))
-            rows.append(LogitRow(SamplingState(params, PROMPT, (0,)), tuple(drafts)))
-        host = drawing.draw_tokens(ready, rows, logits)
-        device = waiting_once(logits, lambda: drawing._on_device(ready, rows, logits))
-        for index, (a, (token_id, law, chance), (other_id, other, other_chance)) in enumerate(
-            zip(ready, host, device, strict=True)
-        ):
-            assert token_id == other_id and (law is None) == (other is None) == a.determined
-            assert (chance is not None) == (other_chance is not None) == a.watched
-            if chance is not None and other_chance is not None:
-                expected = self.chance(a, rows[index], logits[index][None], token_id)
-                assert [chance, other_chance] == pytest.approx([expected] * 2, rel=1e-5)
-            if law is not None and other is not None:
-                assert np.allclose(law.dense_scores(), other.dense_scores(), atol=1e-5)
-                assert law.prob(token_id) > 0 and (a.topk is None or law.support()[0].size <= a.topk)
-
-    def chance(self, a: Any, row: LogitRow, logits: Tensor, token_id: int) -> float:
-        """Of the law that the token is the guess of; of the best token its softmax."""
-        processed = process_unchecked(logits, [row])
-        laws = processed.log_softmax(dim=1) if a.params.greedy else distributions(processed, [row])
-        return float(laws.double().exp()[0, token_id])
-
-    def test_a_broken_row_is_named_by_both(self) -> None:
-        logits = torch.zeros(3, VOCAB)
-        logits[1, 4] = math.nan
-        params = SamplingParams()
-        ready: list[Any] = [PlainActive(params, None, [0.5], [])] * 3
-        rows = [LogitRow(SamplingState(params, PROMPT, (0,)))] * 3
-        for draw in (drawing.draw_tokens, drawing._on_device):
-            with pytest.raises(NonFiniteLogits) as caught:
-                draw(ready, rows, logits)
-            assert caught.value.rows == (1,)

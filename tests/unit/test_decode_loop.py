@@ -4,74 +4,287 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from gateway.generation import GenerationRequest, SpeculationOptions
-from gateway.rounds import drafting
+from gateway.generation import FinishReason, GenerationRequest, RoundOutput, SpeculationOptions
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
-from outrider.v1 import draft_pb2 as dpb
+from gateway.workers.served import ServedModel
+from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import TokenKind
+from outrider.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable, WorkerFault
+from outrider.wire.kinds import PROTOCOL
 from outrider.wire.params import SamplingParams
-from tests.unit.scripted_pool import connection_of, link_of, served_model
+from outrider.wire.settings.config import GatewayConfig
+from tests.unit.scripted_pool import link_of, served_model
+from tests.unit.scripted_workers import ScriptedDraft, ScriptedTarget, error
 
 PROMPT = (5, 6, 7)
 K = 2
+CREDIT = 2 * (K + 1)
 
 
-class ScriptedTarget:
-    """Keeps all that is drafted."""
+class Answer:
+    """An answer at a target `a`, and one at a draft, with the outputs that the test takes."""
 
-    def __init__(self) -> None:
-        vars(self).update(vars(connection_of()))
+    def __init__(
+        self,
+        targets: dict[str, ScriptedTarget] | None = None,
+        drafts: dict[str, ScriptedDraft] | None = None,
+        *,
+        wish: SpeculationOptions | None = None,
+        stop: tuple[str, ...] = (),
+        limit_s: float = 60.0,
+        params: SamplingParams | None = None,
+        **settings: Any,
+    ) -> None:
+        self.targets = targets or {"a": ScriptedTarget()}
+        self.drafts = {"draft-0": ScriptedDraft()} if drafts is None else drafts
+        config = GatewayConfig(target="127.0.0.1:9", **settings)
+        links = [{name: link_of(each) for name, each in part.items()} for part in (self.targets, self.drafts)]
+        self.model: ServedModel = served_model(*links, gateway=config)
+        wish = wish or SpeculationOptions(num_draft_tokens=K)
+        request = GenerationRequest("r", "m", PROMPT, params or SamplingParams(max_tokens=50), stop, speculation=wish)
+        self.session = Session(request, self.model.reference.tokenizer, 1)
+        self.decoder = Decoder(self.model, self.session, time.monotonic() + limit_s)
+        self.outputs: AsyncGenerator[RoundOutput] = self.decoder.run()
 
-    def call(self, request: tpb.TargetRequest) -> asyncio.Future[tpb.TargetReply]:
-        future = asyncio.get_running_loop().create_future()
-        if request.WhichOneof("item") == "open":
-            future.set_result(tpb.TargetReply(open={}))
-            return future
-        asked = request.verify
-        future.set_result(
-            tpb.TargetReply(
-                verdict=tpb.Verdict(
-                    committed_len=asked.base_len + len(asked.committed_ids),
-                    token_ids=[9] * (asked.num_draft_tokens + 1),
-                    kinds=[TokenKind.ACCEPTED.value] * asked.num_draft_tokens + [TokenKind.BONUS.value],
-                    num_drafted=asked.num_draft_tokens,
-                    num_accepted=asked.num_draft_tokens,
-                )
-            )
+    @property
+    def target(self) -> ScriptedTarget:
+        return self.targets["a"]
+
+    @property
+    def draft(self) -> ScriptedDraft:
+        return self.drafts["draft-0"]
+
+    @contextlib.asynccontextmanager
+    async def begun(self) -> AsyncGenerator[asyncio.Task[RoundOutput]]:
+        """Run until the answer waits for its first verdict; gives the first output to be."""
+        async with contextlib.aclosing(self.outputs), asyncio.timeout(10):
+            first = self.next()
+            await settled()
+            yield first
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+
+    def next(self) -> asyncio.Task[RoundOutput]:
+        async def step() -> RoundOutput:
+            return await anext(self.outputs)
+
+        return asyncio.create_task(step())
+
+    def metric(self, name: str, **labels: str) -> float:
+        return sum(
+            sample.value
+            for family in self.model.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
         )
-        return future
 
 
-class SilentDraft(ScriptedTarget):
-    """Its proposals arrive at the target; its replies are on their way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.futures: list[asyncio.Future[Any]] = []
-
-    def call(self, request: Any) -> asyncio.Future[Any]:
-        self.futures.append(asyncio.get_running_loop().create_future())
-        return self.futures[-1]
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
-async def test_tokens_leave_before_the_draft_s_reply_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafting, "REPLY_GRACE_S", 3600.0)
-    draft = SilentDraft()
-    model = served_model({"target-0": link_of(ScriptedTarget())}, {"draft-0": link_of(draft)})
-    options = SpeculationOptions(num_draft_tokens=K)
-    request = GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=9), speculation=options)
-    decoder = Decoder(model, Session(request, model.reference.tokenizer, 1), deadline_s=1e9)
-    async with contextlib.aclosing(decoder.run()) as outputs, asyncio.timeout(10):
-        assert len((await anext(outputs)).tokens) == K + 1
-        second = asyncio.ensure_future(anext(outputs))
-        await asyncio.sleep(0.05)
-        assert not second.done(), "the next round is drafted for once the reply is here"
-        draft.futures[-1].set_result(dpb.DraftReply(propose=dpb.ProposeReply(draft_ids=[9] * K)))
-        output = await second
-        assert (len(output.tokens), output.num_drafted) == (K + 1, K)
+async def test_a_round_opens_leases_commits_and_lets_both_go_on() -> None:
+    answer = Answer()
+    async with answer.begun() as first:
+        target, draft = answer.target, answer.draft
+        assert target.names == ["open", "verify"] and draft.names == ["open", "advance"]
+        opened, lease, told = target.all_of("open")[0], target.lease, draft.all_of("advance")[0]
+        assert opened.protocol == draft.all_of("open")[0].protocol == PROTOCOL
+        assert (opened.speculation.num_draft_tokens, opened.speculation.sequential) == (K, False)
+        assert draft.all_of("open")[0].speculation == opened.speculation
+        assert (lease.base_len, lease.until_len, lease.is_drafted) == (3, 3 + CREDIT, True)
+        assert told.ticket == lease.ticket != 0 and (told.base_len, told.segment_floor) == (3, 0)
+
+        target.says(3, [1, 2, 9], "aab", num_drafted=2, num_accepted=2, hit=True, drafter=pb.DRAFTER_MODEL)
+        output = await first
+        assert [token.id for token in output.tokens] == [1, 2, 9] and (output.num_drafted, output.num_accepted) == (
+            2,
+            2,
+        )
+        extend, told = target.all_of("extend")[0], draft.all_of("advance")[1]
+        assert (extend.ticket, extend.until_len) == (lease.ticket, 6 + CREDIT)
+        assert (told.ticket, told.base_len, list(told.committed_ids)) == (lease.ticket, 3, [1, 2, 9])
+        assert "truncate" not in [*target.names, *draft.names], "nothing was dropped"
+
+
+async def test_verdicts_that_are_here_already_are_taken_one_by_one_and_dropped_tokens_are_truncated() -> None:
+    answer = Answer()
+    async with answer.begun() as first:
+        answer.target.says(3, [1, 8], "ar", num_drafted=2, num_accepted=1, hit=True, drafter=pb.DRAFTER_MODEL)
+        answer.target.says(5, [4], "p", hit=False, num_wasted=1)
+        assert [token.id for token in (await first).tokens] == [1, 8]
+        assert [token.id for token in (await answer.next()).tokens] == [4]
+        for worker in (answer.target, answer.draft):
+            assert [(cut.committed_len, cut.reason) for cut in worker.all_of("truncate")] == [
+                (5, pb.TRUNCATE_REASON_REJECTED)
+            ]
+        floors = [told.segment_floor for told in answer.draft.all_of("advance")]
+        assert floors == [0, 5, 5], "the token that came in place of a draft ends every chain before it"
+        assert answer.session.usage.num_wasted_tokens == 1
+        assert (
+            answer.metric("spec_lookup_total", result="hit") == answer.metric("spec_lookup_total", result="miss") == 1
+        )
+        assert answer.metric("spec_plain_steps_total", reason="none_parked") == 1
+        assert (answer.model.num_rounds, answer.model.num_late) == (2, 1)
+
+
+async def test_a_stop_string_ends_the_lease_and_what_came_after_it_counts_as_overrun() -> None:
+    answer = Answer(stop=("b",))
+    async with answer.begun() as first:
+        ids = [answer.model.reference.tokenizer.encode(char)[0] for char in "abc"]
+        answer.target.says(3, ids, "aab", num_drafted=2, num_accepted=2, hit=True)
+        answer.target.says(6, [1, 2], "ab", num_drafted=1, num_accepted=1, hit=True)
+        output = await first
+        assert (output.text_delta, output.finish_reason) == ("a", FinishReason.STOP)
+        for worker in (answer.target, answer.draft):
+            assert [(cut.committed_len, cut.reason) for cut in worker.all_of("truncate")] == [
+                (5, pb.TRUNCATE_REASON_STOP)
+            ]
+        assert "extend" not in answer.target.names
+        assert answer.metric("spec_overrun_tokens_total") == 3
+        with pytest.raises(StopAsyncIteration):
+            await anext(answer.outputs)
+        assert answer.target.names[-1] == answer.draft.names[-1] == "close"
+
+
+@pytest.mark.parametrize(
+    ("wish", "settings", "ahead"),
+    [
+        (SpeculationOptions(num_draft_tokens=4), {}, 10),
+        (SpeculationOptions(adaptive=True), {"max_draft_tokens": 16}, 34),
+        (SpeculationOptions(enabled=False), {}, 2),
+        (SpeculationOptions(num_draft_tokens=0), {}, 2),
+        (SpeculationOptions(num_draft_tokens=4), {"overlap": False}, 1),
+    ],
+)
+async def test_how_far_a_target_may_run_ahead(wish: SpeculationOptions, settings: dict[str, Any], ahead: int) -> None:
+    answer = Answer(wish=wish, **settings)
+    async with answer.begun():
+        assert answer.target.lease.until_len == 3 + ahead
+        opened = answer.target.all_of("open")[0]
+        assert opened.HasField("speculation") is (answer.draft.names == ["open", "advance"]) is (ahead != 2)
+        assert opened.speculation.sequential is (not settings.get("overlap", True))
+
+
+async def test_a_verdict_for_another_length_is_never_applied_and_the_target_is_set_back() -> None:
+    answer = Answer()
+    async with answer.begun() as first:
+        before = answer.target.lease.ticket
+        answer.target.says(4, [1], "p")
+        await settled()
+        lease = answer.target.lease
+        assert lease.ticket != before and (lease.base_len, list(lease.committed_ids)) == (3, [])
+        assert answer.draft.all_of("advance")[-1].ticket == lease.ticket
+        answer.target.says(3, [2], "p")
+        assert [token.id for token in (await first).tokens] == [2]
+        assert answer.metric("outrider_retries_total", reason="length") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "opens_again"),
+    [
+        (pb.WORKER_ERROR_CODE_BEHIND, "behind", False),
+        (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, "slot", True),
+        (pb.WORKER_ERROR_CODE_STALE_EPOCH, "slot", True),
+        (pb.WORKER_ERROR_CODE_INTERNAL, "fault", True),
+    ],
+)
+async def test_an_error_of_the_target_is_mended(code: pb.WorkerErrorCode, reason: str, opens_again: bool) -> None:
+    answer = Answer()
+    async with answer.begun() as first:
+        answer.target.says(3, [1], "p")
+        await first
+        second = answer.next()
+        await settled()
+        answer.target.fails(code, known_len=2)
+        await settled()
+        assert answer.target.names.count("open") == 1 + opens_again
+        assert answer.target.num_dropped == (code == pb.WORKER_ERROR_CODE_STALE_EPOCH)
+        lease = answer.target.lease
+        assert (lease.base_len, list(lease.committed_ids)) == ((4, []) if opens_again else (2, [7, 1]))
+        assert answer.metric("outrider_retries_total", reason=reason) == 1
+        answer.target.says(4, [2], "p")
+        assert [token.id for token in (await second).tokens] == [2]
+
+
+async def test_a_target_that_fails_again_is_the_end() -> None:
+    answer = Answer()
+    async with answer.begun() as first:
+        for _ in range(2):
+            answer.target.fails(pb.WORKER_ERROR_CODE_INTERNAL)
+            await settled()
+        with pytest.raises(WorkerFault, match="scripted"):
+            await first
+
+
+async def test_a_lost_target_is_replaced_from_the_committed_tokens() -> None:
+    answer = Answer({"a": ScriptedTarget(), "b": ScriptedTarget()})
+    async with answer.begun() as first:
+        here, there = sorted(answer.targets.values(), key=lambda each: not each.names)
+        here.says(3, [1, 2], "ab", num_drafted=1, num_accepted=1)
+        await first
+        second = answer.next()
+        await settled()
+        name = next(name for name, each in answer.targets.items() if each is here)
+        answer.model.targets[name].link.connection = None  # type: ignore[misc]
+        here.lose()
+        await settled()
+        assert list(there.all_of("open")[0].committed_ids) == [5, 6, 7, 1, 2]
+        assert there.lease.ticket != here.lease.ticket
+        there.epoch = 8
+        there.says(5, [3], "p")
+        assert [token.id for token in (await second).tokens] == [3]
+        assert answer.metric("outrider_retries_total", reason="lost") == 1
+
+
+async def test_a_request_whose_time_is_up_fails() -> None:
+    answer = Answer(limit_s=0.1)
+    async with answer.begun() as first:
+        with pytest.raises(DeadlineExceeded):
+            await first
+    assert answer.target.names[-1] == answer.draft.names[-1] == "close"
+
+
+async def test_a_request_that_the_target_cannot_take_is_refused() -> None:
+    reply = tpb.TargetReply(error=error(pb.WORKER_ERROR_CODE_INVALID))
+    answer = Answer({"a": ScriptedTarget(reply)})
+    async with answer.begun() as first:
+        with pytest.raises(InvalidRequest, match="scripted"):
+            await first
+
+
+async def test_targets_that_keep_losing_a_request_are_not_asked_for_ever() -> None:
+    answer = Answer()
+    async with answer.begun() as first:
+        for _ in range(9):
+            answer.target.fails(pb.WORKER_ERROR_CODE_CANCELLED)
+            await settled()
+        with pytest.raises(Unavailable, match="keep losing"):
+            await first
+
+
+async def test_without_a_draft_steps_are_plain_until_one_joins() -> None:
+    answer = Answer(drafts={}, wish=SpeculationOptions(adaptive=True))
+    async with answer.begun() as first:
+        assert answer.target.all_of("open")[0].HasField("speculation"), "a draft may join later"
+        assert not answer.target.lease.is_drafted
+        answer.target.says(3, [1], "p")
+        await first
+        assert answer.metric("spec_plain_steps_total", reason="off") == 1
+        draft = ScriptedDraft()
+        joined = served_model({}, {"late": link_of(draft)}).drafts["late"]
+        answer.model.drafts["late"] = joined
+        second = answer.next()
+        await settled()
+        answer.target.says(4, [2], "p")
+        await second
+        assert draft.names == ["open", "advance"] and draft.all_of("advance")[0].ticket == answer.target.lease.ticket
+        assert answer.target.names.count("verify") == 1

@@ -81,10 +81,9 @@ def test_a_request_goes_to_the_kind_that_it_asks_for_as_soon_as_it_may() -> None
     lost(model, "small")
     seat = DraftAssignment(model, Drafter.MODEL)
     assert seat.take(target) and seat.member is model.drafts["guesses"]
-    assert seat.may_stay(target, unanswered=False), "the bigrams are no better"
+    assert seat.may_stay(target), "the bigrams are no better"
     small_link.connection = connection
-    assert seat.may_stay(target, unanswered=True), "its proposal is on its way"
-    assert not seat.may_stay(target, unanswered=False)
+    assert not seat.may_stay(target)
     seat.leave()
     assert seat.take(target) and seat.member is small
 

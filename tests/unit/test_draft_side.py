@@ -1,119 +1,166 @@
-"""What the draft's answers teach the gateway. Rounds between real workers: tests/e2e."""
+"""What the draft of an answer is told, and when it is left. Rounds between real workers: tests/e2e."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from typing import Any
 
 import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
+from gateway.rounds import drafting
 from gateway.rounds.drafting import Drafting
 from gateway.rounds.session import Session
 from outrider.v1 import common_pb2 as pb
-from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.health import FIRST_PAUSE_S
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
-
-STEPS = itertools.count(1)
+from tests.unit.scripted_workers import ScriptedDraft
 
 PROMPT = tuple(range(40))
 
 
-class ScriptedDraft:
-    """A connection whose replies the test makes."""
+class Side:
+    """The draft's side of an answer at a target, with so many drafts."""
 
-    alive, epoch, info = True, 7, pb.WorkerInfo(context_limit=512)
+    def __init__(self, num_drafts: int = 1, max_tokens: int = 2000, wish: Any = None, **settings: Any) -> None:
+        self.drafts = [ScriptedDraft() for _ in range(num_drafts)]
+        links = {f"draft-{index}": link_of(draft) for index, draft in enumerate(self.drafts)}
+        config = GatewayConfig(target="127.0.0.1:9", **settings)
+        self.target = connection_of()
+        self.model = served_model({"a": link_of(self.target)}, links, gateway=config)
+        self.member = self.model.targets["a"]
+        params = SamplingParams(max_tokens=max_tokens)
+        request = GenerationRequest("r", "m", PROMPT, params, speculation=wish or SpeculationOptions())
+        self.session = Session(request, self.model.reference.tokenizer, 1)
+        self.drafting = Drafting(self.model, self.session)
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[dpb.DraftRequest, asyncio.Future[dpb.DraftReply]]] = []
+    def goes_on(self, ticket: int = 1, num_tokens: int = 0, **verdict: Any) -> bool:
+        """Commit so many tokens by a verdict, and tell the draft. Returns whether the one before is not trusted."""
+        if num_tokens:
+            self.session.committed += [1] * num_tokens
+            self.drafting.note(tpb.Verdict(**verdict))
+        distrusts = self.drafting.place(self.member)
+        self.drafting.advance(ticket, self.target, self.member)
+        return distrusts
 
-    def call(self, request: dpb.DraftRequest) -> asyncio.Future[dpb.DraftReply]:
-        self.calls.append((request, asyncio.get_running_loop().create_future()))
-        return self.calls[-1][1]
-
-    def send(self, request: dpb.DraftRequest) -> None:
-        """One way."""
-
-
-def side_of(
-    draft: ScriptedDraft, speculation: SpeculationOptions, max_tokens: int = 2000, **settings: Any
-) -> tuple[Drafting, Any]:
-    """A request at a target, and that target's member."""
-    target, config = link_of(connection_of()), GatewayConfig(target="127.0.0.1:9", **settings)
-    model = served_model({"target-0": target}, {"draft-0": link_of(draft)}, gateway=config)
-    request = GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=max_tokens), speculation=speculation)
-    member = model.targets["target-0"]
-    member.planner.num_slots = 1
-    return Drafting(model, Session(request, model.reference.tokenizer, 1)), member
+    @property
+    def name(self) -> str | None:
+        return None if self.drafting.member is None else self.drafting.member.name
 
 
-async def round_of(draft: ScriptedDraft, side: Drafting, member: Any, ticket: int, wait_s: float) -> int:
-    """One whose draft tokens are all refused, with a step of 5 ms. Returns K."""
-    k = side.propose(ticket, member.connection, member)
-    if k:
-        reply = dpb.ProposeReply(draft_ids=range(k), compute_us=int(1e6 * wait_s), num_fed_tokens=1)
-        draft.calls[-1][1].set_result(dpb.DraftReply(propose=reply))
-        await side.let_reply_arrive()
-    wait_us = int(1e6 * wait_s) if k else 0
-    verdict = tpb.Verdict(
-        num_drafted=k, wait_us=wait_us, forward_us=5000 + ticket, batch_size=1, num_batch_tokens=1 + k
-    )
-    step_s = verdict.forward_us / 1e6
-    is_new_step = member.planner.note_step(next(STEPS), verdict.batch_size, verdict.num_batch_tokens, 0, step_s)
-    side.note_verdict(verdict, ticket, step_s + wait_us / 1e6 + 0.001, is_new_step)
-    return k
+def test_a_draft_is_opened_once_and_told_what_was_committed_since() -> None:
+    side = Side()
+    for num_tokens in (0, 3, 2):
+        side.goes_on(num_tokens=num_tokens, hit=True)
+    (draft,) = side.drafts
+    assert draft.names == ["open", "advance", "advance", "advance"]
+    opened = draft.all_of("open")[0]
+    assert (opened.deliver_to, opened.target_epoch, len(opened.committed_ids)) == ("a", 7, len(PROMPT))
+    assert [(told.base_len, len(told.committed_ids)) for told in draft.all_of("advance")] == [(40, 0), (40, 3), (43, 2)]
+    side.target.epoch = 8
+    side.goes_on(ticket=2, num_tokens=1)
+    assert draft.names[-2:] == ["open", "advance"], "the target's new life gets deliveries of its own"
+    side.drafting.close()
+    assert draft.names[-1] == "close" and side.model.drafts["draft-0"].num_requests == 0
+
+
+def test_a_draft_that_is_behind_is_told_again_from_what_it_knows() -> None:
+    side = Side()
+    side.goes_on()
+    side.goes_on(num_tokens=3, hit=True)
+    side.drafts[0].fails(pb.WORKER_ERROR_CODE_BEHIND, known_len=41)
+    side.goes_on(num_tokens=1)
+    told = side.drafts[0].all_of("advance")[-1]
+    assert (told.base_len, len(told.committed_ids)) == (41, 3)
 
 
 @pytest.mark.parametrize(
-    ("speculation", "expected"),
-    [
-        (SpeculationOptions(num_draft_tokens=5), {5}),
-        (SpeculationOptions(num_draft_tokens=0), {0}),
-        (SpeculationOptions(enabled=False), {0}),
-        (SpeculationOptions(enabled=False, adaptive=True), {0}),
-    ],
+    "code", [pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_INTERNAL]
 )
-async def test_a_request_that_says_how_much_is_drafted_gets_it_though_that_costs_more(
-    speculation: SpeculationOptions, expected: set[int]
-) -> None:
-    """Under one seed its rounds, and so its draws, are the same each time."""
-    draft = ScriptedDraft()
-    side, member = side_of(draft, speculation)
-    assert {await round_of(draft, side, member, ticket, wait_s=0.1) for ticket in range(1, 31)} == expected
-    assert (not draft.calls) is (expected == {0})
+def test_a_slot_that_is_gone_is_opened_again(code: pb.WorkerErrorCode) -> None:
+    side = Side()
+    side.goes_on()
+    side.drafts[0].fails(code)
+    side.goes_on(num_tokens=1)
+    assert side.drafts[0].names == ["open", "advance", "open", "advance"]
+    assert side.drafts[0].num_dropped == (code == pb.WORKER_ERROR_CODE_STALE_EPOCH)
 
 
-async def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said_how_it_is() -> None:
-    """Each time would cost a wait for nothing."""
-    draft, target = ScriptedDraft(), connection_of()
-    link = link_of(draft)
-    config = GatewayConfig(target="127.0.0.1:9", num_draft_tokens=5)
-    model = served_model({"target-0": link_of(target)}, {"draft-0": link}, gateway=config)
-    session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.reference.tokenizer, 1)
-    side = Drafting(model, session)
-    assert side.propose(1, target, model.targets["target-0"]) == 5
-    for _, future in draft.calls:
-        future.set_result(dpb.DraftReply(error=pb.WorkerError(code=pb.WORKER_ERROR_CODE_EXHAUSTED, message="full")))
-    await side.let_reply_arrive()
-    side.note_verdict(tpb.Verdict(fallback=tpb.FALLBACK_REASON_LATE), 1, 0.02, True)
-    num_asked = len(draft.calls)
-    assert [side.propose(ticket, target, model.targets["target-0"]) for ticket in range(2, 20)] == [0] * 18
-    assert (len(draft.calls), side.why_plain, model.drafts["draft-0"].num_requests) == (num_asked, "no_draft", 0)
-    link.info = pb.WorkerInfo()
-    link.info.CopyFrom(INFO)
-    model.drafts["draft-0"].heard(link.info)
-    assert side.propose(20, target, model.targets["target-0"]) == 5
+def test_a_request_that_a_draft_cannot_take_is_drafted_for_by_nobody() -> None:
+    side = Side(num_drafts=2)
+    side.goes_on()
+    side.drafts[0].fails(pb.WORKER_ERROR_CODE_INVALID)
+    for _ in range(3):
+        side.goes_on(num_tokens=1)
+    assert side.name is None and side.drafts[0].names == ["open", "advance", "close"] and not side.drafts[1].sent
+
+
+def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said_how_it_is() -> None:
+    side = Side()
+    side.goes_on()
+    side.drafts[0].fails(pb.WORKER_ERROR_CODE_EXHAUSTED)
+    num_sent = len(side.drafts[0].sent) + 1  # the close
+    for _ in range(5):
+        side.goes_on(num_tokens=1)
+    assert (len(side.drafts[0].sent), side.name, side.model.drafts["draft-0"].num_requests) == (num_sent, None, 0)
+    side.model.drafts["draft-0"].heard(INFO)
+    side.goes_on(num_tokens=1)
+    assert side.name == "draft-0" and side.drafts[0].names[-2:] == ["open", "advance"]
+
+
+def test_a_draft_whose_deliveries_break_a_rule_is_left_for_another_under_another_ticket() -> None:
+    side = Side(num_drafts=2)
+    side.goes_on()
+    assert side.goes_on(num_tokens=1, fallback=tpb.FALLBACK_REASON_REFUSED), "it must not deliver any more"
+    assert side.name == "draft-1" and side.drafts[0].names[-1] == "close"
+    assert not side.goes_on(num_tokens=1, hit=True, drafter=pb.DRAFTER_MODEL)
+
+
+def test_the_only_draft_is_kept_until_it_has_failed_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = Side()
+    side.goes_on()
+    for _ in range(2):
+        assert not side.goes_on(num_tokens=1, fallback=tpb.FALLBACK_REASON_REFUSED)
+    assert side.goes_on(num_tokens=1, fallback=tpb.FALLBACK_REASON_REFUSED)
+    assert side.name is None, f"it is left alone for {FIRST_PAUSE_S} s"
+
+
+def test_a_draft_of_which_nothing_arrives_is_left_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "MISSING_VERDICTS", 3)
+    side = Side(num_drafts=2)
+    side.goes_on()
+    names = []
+    for hit in (None, None, False, None, None, None):
+        assert not side.goes_on(num_tokens=1, **({} if hit is None else {"hit": hit}))
+        names.append(side.name)
+    assert names == ["draft-0"] * 5 + ["draft-1"]
+    assert side.drafts[0].names[-1] == "close" and side.drafts[1].names == ["open", "advance"]
+    assert not side.model.drafts["draft-0"].deliveries["a"].is_down, "one answer alone proves little"
+
+
+def test_a_lost_draft_is_replaced_and_the_slot_opened_there() -> None:
+    side = Side(num_drafts=2)
+    side.goes_on()
+    side.drafts[0].alive = False
+    link: Any = side.model.drafts["draft-0"].link
+    link.connection = None
+    assert not side.goes_on(num_tokens=1)
+    assert side.name == "draft-1" and len(side.drafts[1].all_of("open")[0].committed_ids) == 41
 
 
 @pytest.mark.parametrize(("fixed", "expected"), [(None, 0.25), (5, 0.0)])
-async def test_a_draft_may_end_early_unless_the_request_says_how_much_is_drafted(
-    fixed: int | None, expected: float
-) -> None:
-    draft = ScriptedDraft()
-    side, member = side_of(draft, SpeculationOptions(num_draft_tokens=fixed), num_draft_tokens=5, min_confidence=0.25)
-    assert side.propose(1, member.connection, member) == 5
-    assert draft.calls[-1][0].propose.min_confidence == expected
+def test_a_draft_may_end_early_unless_the_request_says_how_much_is_drafted(fixed: int | None, expected: float) -> None:
+    wish = SpeculationOptions(num_draft_tokens=fixed)
+    side = Side(wish=wish, num_draft_tokens=5, min_confidence=0.25)
+    side.goes_on()
+    told = side.drafts[0].all_of("open")[0].speculation
+    assert (told.min_confidence, told.num_draft_tokens) == (expected, 5)
+
+
+def test_a_draft_is_not_told_once_no_room_is_left() -> None:
+    side = Side(max_tokens=3)
+    side.goes_on()
+    side.goes_on(num_tokens=2, hit=True)
+    assert side.drafts[0].names == ["open", "advance"], "one token is left, the target's own"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.table_proposer import TableSlot
+from draft_service.tables import TableSlot
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.suffixes import MOST_PLACES
 from outrider.engine.worker.slots import OpenSlots

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gateway.generation import GenerationRequest
-from gateway.rounds.draft_length import TargetDrafts
 from gateway.rounds.drafting import DraftAssignment
 from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
@@ -19,37 +18,19 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import Unavailable, WorkerFault
 from outrider.wire.health import Outcome
 from outrider.wire.params import SamplingParams
-from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
+from tests.unit.scripted_pool import connection_of, link_of, served_model
+from tests.unit.scripted_workers import OPENED, ScriptedTarget, error
 
 PROMPT = tuple(range(40))
-VERDICT = tpb.TargetReply(verdict=tpb.Verdict(committed_len=len(PROMPT), token_ids=[1]))
-OPENED = tpb.TargetReply(open=pb.OpenReply(committed_len=len(PROMPT)))
 
 
-def error(code: pb.WorkerErrorCode) -> tpb.TargetReply:
-    return tpb.TargetReply(error=pb.WorkerError(code=code, message="scripted"))
-
-
-class ScriptedTarget:
-    """A connection that answers opens and verifies as the test says."""
-
-    def __init__(self, open_reply: tpb.TargetReply = OPENED, verify_reply: tpb.TargetReply = VERDICT) -> None:
-        self.alive, self.epoch, self.info, self.hung = True, 7, INFO, False
-        self.replies = {"open": open_reply, "verify": verify_reply}
-        self.sent: list[str] = []
-
-    def call(self, request: tpb.TargetRequest) -> asyncio.Future[tpb.TargetReply]:
-        future = asyncio.get_running_loop().create_future()
-        future.set_result(self.replies[request.WhichOneof("item")])
-        return future
-
-    def send(self, request: tpb.TargetRequest) -> None:
-        self.sent.append(request.WhichOneof("item"))
+def refusal(code: pb.WorkerErrorCode) -> tpb.TargetReply:
+    return tpb.TargetReply(error=error(code))
 
 
 def side_of(model: ServedModel) -> Verification:
     session = Session(GenerationRequest("r", "m", PROMPT, SamplingParams(max_tokens=200)), model.reference.tokenizer, 1)
-    return Verification(model, session, time.monotonic() + 60, TargetDrafts(model, session))
+    return Verification(model, session, time.monotonic() + 60)
 
 
 async def placed(side: Verification) -> str:
@@ -63,7 +44,7 @@ async def two() -> tuple[ServedModel, Verification, str, str]:
     model = served_model({name: link_of(ScriptedTarget()) for name in ("a", "b")}, {})
     side = side_of(model)
     target = await side.place()
-    await side.open(target)
+    await side.open(target, None, None)
     name = side.member.name
     return model, side, name, "b" if name == "a" else "a"
 
@@ -84,7 +65,7 @@ async def test_a_lost_target_is_left_and_one_whose_breaker_opens_too(two: Two) -
     connection, link = model.targets[name].connection, model.targets[name].link
     model.targets[name].health.note(Outcome.LOST)
     assert await placed(side) == other
-    assert connection.sent == ["close"], "its slot there is freed"  # type: ignore[union-attr]
+    assert connection.names[-1] == "close", "its slot there is freed"  # type: ignore[union-attr]
     assert (model.targets[name].num_requests, model.targets[other].num_requests) == (0, 1)
     model.targets[name].health.note(Outcome.OK)
     model.targets[other].link.connection = None  # type: ignore[misc]
@@ -103,40 +84,42 @@ async def test_a_lost_target_is_left_and_one_whose_breaker_opens_too(two: Two) -
     ],
 )
 async def test_a_target_that_opens_no_slot_is_changed_for_one_that_does(code: pb.WorkerErrorCode, reason: str) -> None:
-    unwilling, willing = ScriptedTarget(open_reply=error(code)), ScriptedTarget()
+    unwilling, willing = ScriptedTarget(open_reply=refusal(code)), ScriptedTarget()
     model = served_model({"a": link_of(unwilling), "b": link_of(willing)}, {})
     model.targets["b"].num_requests = 5  # so that it is placed at the first one
     side = side_of(model)
     target = await side.place()
     assert target is unwilling
     with pytest.raises(GoElsewhere, match=reason):
-        await side.open(target)
+        await side.open(target, None, None)
     target = await side.place()
     assert target is willing
-    await side.open(target)
-    assert (await side.verify(target, 1, 0, 0.0)) is not None
+    await side.open(target, None, None)
+    assert willing.names == ["open"]
 
 
 async def test_a_full_target_is_waited_for_when_there_is_no_other() -> None:
-    target = ScriptedTarget(open_reply=error(pb.WORKER_ERROR_CODE_EXHAUSTED))
+    target = ScriptedTarget(open_reply=refusal(pb.WORKER_ERROR_CODE_EXHAUSTED))
     side = side_of(served_model({"a": link_of(target)}, {}))
-    opening = asyncio.create_task(side.open(await side.place()))
+    opening = asyncio.create_task(side.open(await side.place(), None, None))
     await asyncio.sleep(0.05)
     assert not opening.done()
-    target.replies["open"] = OPENED
+    target.open_reply = OPENED
     await opening
 
 
 async def test_a_request_that_no_target_can_answer_fails_instead_of_trying_for_ever() -> None:
-    faults = {name: ScriptedTarget(verify_reply=error(pb.WORKER_ERROR_CODE_INTERNAL)) for name in ("a", "b", "c")}
+    faults = {name: ScriptedTarget() for name in ("a", "b", "c")}
     model = served_model({name: link_of(target) for name, target in faults.items()}, {})
     side, tried = side_of(model), []
     with pytest.raises(WorkerFault, match="scripted"):
         for _ in range(5):
             target = await side.place()
             tried.append(side.member.name)
-            await side.open(target)
-            assert await side.verify(target, 1, 0, 0.0) is None
+            await side.open(target, None, None)
+            side.begin_lease(target, is_drafted=False)
+            faults[tried[-1]].fails(pb.WORKER_ERROR_CODE_INTERNAL)
+            assert await side.next_verdict(target) is None
             assert side.why_again == "fault"
     assert len(tried) == len(set(tried)) == 2, "another target each time"
 
@@ -164,14 +147,14 @@ def drafting(num_drafts: int) -> tuple[ServedModel, DraftAssignment]:
     return model, seat
 
 
-def moved(model: ServedModel, seat: DraftAssignment, unanswered: bool = False) -> bool:
-    if seat.may_stay(model.targets["a"], unanswered):
+def moved(model: ServedModel, seat: DraftAssignment) -> bool:
+    if seat.may_stay(model.targets["a"]):
         return False
     seat.leave()
     return True
 
 
-@pytest.mark.parametrize("what", ["lost", "draining", "silent", "refused", "slow"])
+@pytest.mark.parametrize("what", ["lost", "draining", "silent", "refused", "undelivered"])
 async def test_a_draft_that_does_not_is_changed_for_another(what: str) -> None:
     model, seat = drafting(2)
     link: Any = model.drafts["draft-0"].link
@@ -184,8 +167,8 @@ async def test_a_draft_that_does_not_is_changed_for_another(what: str) -> None:
     elif what == "refused":
         seat.refused()
     else:
-        seat.is_slow()
-    assert moved(model, seat, unanswered=what == "silent")
+        seat.undelivered()
+    assert moved(model, seat)
     assert seat.take(model.targets["a"])
     assert seat.member is model.drafts["draft-1"]
     assert model.drafts["draft-0"].num_requests == 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from types import SimpleNamespace
+import time
 from typing import Any, get_args
 
 import pytest
@@ -11,8 +12,7 @@ import pytest
 from gateway.admission.requests import Demand, FieldNames, check_demand
 from gateway.api.schemas import SpeculationBody
 from gateway.generation import GenerationRequest, ServedFacts, SpeculationOptions
-from gateway.planning.planner import TargetPlanner
-from gateway.rounds.draft_length import TargetDrafts
+from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
 from outrider.client.types import Drafter as SdkDrafter
 from outrider.v1 import common_pb2 as pb
@@ -21,6 +21,7 @@ from outrider.wire.kinds import DRAFTERS, Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
+from tests.unit.scripted_workers import ScriptedDraft, ScriptedTarget
 
 
 def connection(*offered: Drafter) -> Any:
@@ -34,32 +35,53 @@ def connection(*offered: Drafter) -> Any:
 NGRAM = (Drafter.NGRAM, Drafter.LOOKUP)
 
 
-MEMBER: Any = SimpleNamespace(planner=TargetPlanner())
-"""Of the target, as far as it is read."""
+async def opened(target_offers: tuple[Drafter, ...], drafter: str, **wish: Any) -> tuple[ScriptedTarget, ScriptedDraft]:
+    """What a request's target and draft were sent, until the first verdict is waited for."""
+    target, draft = ScriptedTarget(info=connection(*target_offers).info), ScriptedDraft()
+    config = GatewayConfig.model_validate({"target": "127.0.0.1:9", "drafter": drafter})
+    model = served_model({"a": link_of(target)}, {"draft-0": link_of(draft)}, gateway=config)
+    speculation = SpeculationOptions(**wish)
+    request = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=50), speculation=speculation)
+    outputs = Decoder(model, Session(request, model.reference.tokenizer, 1), time.monotonic() + 60).run()
+    first = asyncio.ensure_future(anext(outputs))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    return target, draft
 
 
-def own_drafts(wish: SpeculationOptions, max_tokens: int = 50, **settings: Any) -> TargetDrafts:
-    model = served_model({}, {}, gateway=GatewayConfig(target="127.0.0.1:9", **({"num_draft_tokens": 5} | settings)))
-    request = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=max_tokens), speculation=wish)
-    return TargetDrafts(model, Session(request, model.reference.tokenizer, 1))
+@pytest.mark.parametrize(
+    ("drafter", "own", "asks_draft"),
+    [
+        ("model", pb.DRAFTER_UNSPECIFIED, True),
+        ("ngram", pb.DRAFTER_NGRAM, False),
+        ("ngram+model", pb.DRAFTER_NGRAM, True),
+        ("lookup|model", pb.DRAFTER_LOOKUP, True),
+        ("bigram", pb.DRAFTER_UNSPECIFIED, True),
+    ],
+)
+async def test_the_targets_own_drafter_follows_the_slot_and_a_draft_is_told_where_it_may_draft(
+    drafter: str, own: int, asks_draft: bool
+) -> None:
+    target, draft = await opened(NGRAM, drafter)
+    assert target.all_of("open")[0].drafter == own
+    assert target.lease.is_drafted is ("advance" in draft.names) is asks_draft
 
 
-def planned(own: TargetDrafts, target: Any) -> int | None:
-    """K; None where a draft worker is asked."""
-    plan = own.plan(target, MEMBER)
-    return None if plan is None else plan.num_draft_tokens
+async def test_a_request_without_drafts_has_no_drafter() -> None:
+    target, draft = await opened(NGRAM, "ngram", enabled=False)
+    assert not target.all_of("open")[0].drafter and not draft.sent
 
 
-def test_a_target_without_the_drafter_leaves_it_to_a_model_and_that_is_said_once(
+async def test_a_target_without_the_drafter_leaves_it_to_a_model_and_that_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    own, target = own_drafts(SpeculationOptions(), drafter="bigram"), connection(*NGRAM)
     with caplog.at_level(logging.WARNING):
-        assert [planned(own, target) for _ in range(3)] == [None] * 3
+        await opened(NGRAM, "bigram")
     assert [record.message for record in caplog.records] == [
         "the target model has no drafter bigram: its requests are drafted for by a model"
     ]
-    assert not own.open_message(target).drafter
 
 
 def demand(drafter: Drafter | None) -> Demand:
@@ -109,3 +131,9 @@ def test_every_side_knows_the_same_names() -> None:
         annotation = owner.model_fields["drafter"].annotation
         literal = next((each for each in get_args(annotation) if get_args(each)), annotation)
         assert list(get_args(literal)) == names
+
+
+def test_a_bar_may_stand_for_the_plus() -> None:
+    body = SpeculationBody.model_validate({"drafter": "lookup|model"})
+    assert body.options().drafter is Drafter.LOOKUP_MODEL
+    assert SdkDrafter("ngram|model") is SdkDrafter.NGRAM_MODEL

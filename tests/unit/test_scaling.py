@@ -41,12 +41,14 @@ def test_refusals_are_those_of_the_last_seconds() -> None:
     assert loads.sight(CHAT, ["a"], num_starting=0, num_draining=0).num_refused == 0
 
 
-def test_busy_workers_grow_either_pool() -> None:
-    for role in ("target", "draft"):
-        assert changes(scaler(role), lambda now: Sight(num_serving=1, busy_share=0.9), 5) == [(5, Change.GROW)]
+def test_busy_targets_grow_and_busy_drafts_say_nothing() -> None:
+    """They draft ahead whenever they can."""
+    busy = Sight(num_serving=1, busy_share=0.9)
+    assert changes(scaler("target"), lambda now: busy, 5) == [(5, Change.GROW)]
+    assert changes(scaler("draft"), lambda now: busy, 99) == []
 
 
-def test_drafts_do_not_look_at_the_queue_but_at_late_proposals() -> None:
+def test_drafts_do_not_look_at_the_queue_but_at_late_drafts() -> None:
     late = Sight(num_serving=2, busy_share=0.6, late_share=0.3)
     assert changes(scaler("draft"), lambda now: late, 5) == [(5, Change.GROW)]
     assert changes(scaler("target"), lambda now: late, 5) == []

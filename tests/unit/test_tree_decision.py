@@ -20,8 +20,8 @@ from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from target_service.decide import decide
-from target_service.waiting import ReadyVerify
-from tests.unit.test_decide import PROMPT, PlainSlot, PlainWaiting
+from target_service.lease import Ready
+from tests.unit.test_decide import PROMPT, PlainSlot
 
 VOCAB = 12
 KINDS: tuple[dict[str, Any], ...] = (
@@ -36,7 +36,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Slot:
-    ready: ReadyVerify
+    ready: Ready
     state: SamplingState
     logits: Tensor
 
@@ -63,9 +63,9 @@ def make(kind: int, parents: list[int], seed: int, chain: bool = False, **params
             ids.append(left[parent].draw(float(numbers.uniform(1e-9, 1))))
         left[parent] = left[parent].without(ids[-1])
     tree = None if chain else DraftTree.checked(ids, parents)
-    waiting: Any = PlainWaiting(PlainSlot(made, PROMPT))
+    slot: Any = PlainSlot(made, PROMPT)
     draft_laws = None if made.determined else list(laws.values())
-    return Slot(ReadyVerify(waiting, ids, draft_laws, None, tree), state, own)
+    return Slot(Ready(slot, ids, draft_laws, tree), state, own)
 
 
 def decided(*slots: Slot) -> list[Any]:

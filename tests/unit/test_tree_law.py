@@ -7,19 +7,28 @@ weighs what they are worth together. So drafting, keeping, replacing and followi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from draft_service import tree_growth
-from draft_service.tree_growth import Growth
-from outrider.engine.sampling import row_law, tree_acceptance
+from draft_service import drawing
+from draft_service.drawing import Fed, make_children
+from draft_service.tree import GrowingTree, Node, Plan
+from outrider.engine.sampling import tree_acceptance
+from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.tree_acceptance import TreeNoise, accept_tree
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, TreeNoise, accept_tree
+from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.wire.params import SamplingParams
+from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
+from tests.enumeration import Chooser, Law, Number, Numbers, Prefix, drawn_place, every_draw, every_run, random_law
 from tests.law.table import ENUMERATED, Row, enumerated_row
 
+__all__ = ["every_draw"]
 TOLERANCE = 1e-12
 BROKEN = 1e-3
 NUM_TOKENS = 2
@@ -28,90 +37,54 @@ NUM_TOKENS = 2
 COMPARED: list[Row] = []
 """Laws that the running test has compared, for docs/laws.md."""
 
-Prefix = tuple[int, ...]
-Law = Callable[[Prefix], RowLaw]
-
-
-class Chooser:
-    """Takes the draws of one run as `script` says, and in the first way where that has ended."""
-
-    def __init__(self, script: Sequence[int]) -> None:
-        self._script = script
-        self.ways: list[list[int]] = []
-        """Of each draw, what it could be; what it was is the first."""
-        self.probability = 1.0
-
-    def choose(self, weights: Sequence[float]) -> int:
-        at = len(self.ways)
-        ways = [way for way, weight in enumerate(weights) if weight > 0]
-        if at < len(self._script):
-            ways = ways[ways.index(self._script[at]) :]
-        self.ways.append(ways)
-        self.probability *= weights[ways[0]]
-        return ways[0]
-
-    def next_script(self) -> list[int] | None:
-        """Of the next run: the last draw that could still be another is that. None after the last run."""
-        ways = list(self.ways)
-        while ways and len(ways[-1]) == 1:
-            ways.pop()
-        return [way[0] for way in ways[:-1]] + [ways[-1][1]] if ways else None
-
-
-class Number(float):
-    """A uniform whose value the chooser decides where it is used."""
-
-    chooser: Chooser
-
-    def __lt__(self, bound: float) -> bool:
-        kept = min(1.0, float(bound))
-        return self.chooser.choose([kept, 1.0 - kept]) == 0
-
 
 def numbers(chooser: Chooser, count: int) -> list[Number]:
-    made = [Number(0.5) for _ in range(count)]
-    for one in made:
-        one.chooser = chooser
-    return made
-
-
-def drawn_place(weights: np.ndarray, u: Number) -> int:
-    return u.chooser.choose((weights / weights.sum()).tolist())
+    return Numbers(chooser).fresh(count)
 
 
 @pytest.fixture(autouse=True)
-def every_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tree_growth, tree_acceptance, row_law):
-        monkeypatch.setattr(module, "draw_place", drawn_place)
+def every_draw_of_growth(every_draw: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "draw_place", drawn_place)
 
 
-def every_run(run: Callable[[Chooser], Prefix]) -> Iterator[tuple[float, Prefix]]:
-    script: list[int] | None = []
-    while script is not None:
-        chooser = Chooser(script)
-        result = run(chooser)
-        yield chooser.probability, result
-        script = chooser.next_script()
+PARAMS = SamplingParams(temperature=1.0, seed=1)
+Grow = Callable[[Law, TreeShape, Chooser], GrowingTree]
 
 
-Grow = Callable[[Growth, Law, Chooser], None]
+def grow(draft: Law, shape: TreeShape, chooser: Chooser) -> GrowingTree:
+    """Grow all that the shape names, with numbers keyed as in service: cousins are drawn with the same."""
+    speculation = Speculation(max_draft_tokens=shape.depth, tree=shape, sequential=True)
+    tree = GrowingTree([0], 64, PARAMS, Plan(speculation, PARAMS, SlotShares(RankShares()), True, None))
+    keyed, state = Numbers(chooser), SimpleNamespace(params=PARAMS)
+    while offers := tree.offers(1):
+        node = offers[0][1]
+        tree.feed(node)
+        at = (Purpose.DRAFT, node.position + 1, tree.segment_after(node).start)
+        fed: Any = Fed(tree, node, state, lambda row: draft(row.draft_prefix), lambda row, num: ([], []))  # type: ignore[arg-type]
+        make_children(fed, [keyed[*at, rank] for rank in range(tree.num_laws(node))])
+    return tree
 
 
-def grow(growth: Growth, draft: Law, chooser: Chooser) -> None:
-    while not growth.done:
-        laws = [draft(growth.prefix(node)) for node in growth.frontier]
-        growth.draw(laws, numbers(chooser, growth.most_drawn()))
+def delivered(growing: GrowingTree) -> tuple[DraftTree, dict[int, RowLaw]]:
+    """Return the drafts, and of each that has children what these were drawn from."""
+    ids, parents, laws = list[int](), list[int](), dict[int, RowLaw]()
+    queue: list[tuple[int, Node]] = [(ROOT, growing.root)]
+    for index, node in queue:
+        for child in node.children:
+            assert child.law is not None
+            laws[index] = child.law
+            queue.append((len(ids), child))
+            ids.append(child.token_id)
+            parents.append(index)
+    return DraftTree.checked(ids, parents), laws
 
 
 def one_round(target: Law, draft: Law, shape: TreeShape, grow: Grow, chooser: Chooser) -> Prefix:
-    growth = Growth(shape)
-    grow(growth, draft, chooser)
-    tree, laws = growth.tree()
-    assert 1 <= len(tree.ids) <= shape.most_nodes and len(laws) == len(tree.inner)
+    tree, laws = delivered(grow(draft, shape, chooser))
+    assert 1 <= len(tree.ids) <= shape.most_nodes
     depth = max(map(len, tree.paths))
     noise = TreeNoise(*(numbers(chooser, count) for count in (len(tree.ids), depth, depth + 1)))
-    of_node = dict(zip(tree.inner, laws, strict=True))
-    walk = accept_tree(tree, lambda node: target(tree.prefix(node)), of_node, noise)
+    walk = accept_tree(tree, lambda node: target(tree.prefix(node)), laws, noise)
     return (*(tree.ids[node] for node in walk.path), walk.next_id)
 
 
@@ -141,21 +114,6 @@ def error(target: Law, draft: Law, shape: str, vocab_size: int = 3, grow: Grow =
     largest = float(np.abs(found - joint(target, vocab_size)).max())
     COMPARED.append(enumerated_row("rejection in a tree", "slot on the host", found.size, largest))
     return largest
-
-
-def random_law(vocab_size: int, seed: int, only: Sequence[int] | None = None, scale: float = 1.5) -> Law:
-    """Of every prefix another; over `only` these ids, as sparse laws."""
-    made: dict[Prefix, RowLaw] = {}
-
-    def law(prefix: Prefix) -> RowLaw:
-        if prefix not in made:
-            generator = np.random.default_rng([seed, *prefix, 99])
-            scores = (scale * generator.standard_normal(vocab_size)).astype(np.float32)
-            ids = None if only is None else np.array(only)
-            made[prefix] = RowLaw(vocab_size, scores if ids is None else scores[ids], ids).normalised()
-        return made[prefix]
-
-    return law
 
 
 TARGET, DRAFT = random_law(3, 1), random_law(3, 2)
@@ -213,10 +171,10 @@ class TestBrokenRulesFail:
     def test_a_child_left_out_for_its_own_value(self) -> None:
         """The best of all that were drawn, as under `greedy`."""
 
-        def choosy(growth: Growth, draft: Law, chooser: Chooser) -> None:
-            grow(growth, draft, chooser)
-            worst = min(range(len(growth.nodes)), key=lambda node: growth.nodes[node].path_prob)
-            del growth.nodes[worst]
+        def choosy(draft: Law, shape: TreeShape, chooser: Chooser) -> GrowingTree:
+            growing = grow(draft, shape, chooser)
+            growing.root.children.remove(min(growing.root.children, key=lambda node: node.confidence))
+            return growing
 
         assert error(TARGET, DRAFT, "2", grow=choosy) > BROKEN
         assert error(TARGET, DRAFT, "2") < TOLERANCE

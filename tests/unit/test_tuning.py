@@ -77,7 +77,7 @@ def test_costs_are_those_of_the_rounds_with_all_their_drafts() -> None:
     costs = costs_at(EVERY_K, pair_texts(1))
     for k, cost in costs.by_k.items():
         assert cost.round_s == pytest.approx(round_s(k))
-        assert cost.draft_s == pytest.approx(0.002 * k)
+        assert cost.wait_s == pytest.approx(0.002 * k)
         assert cost.verify_s == pytest.approx(simulated_pair.verify_s(k))
         assert cost.rest_s == pytest.approx(0.002)
         assert cost.first_s == pytest.approx(PROMPT_S + round_s(k))

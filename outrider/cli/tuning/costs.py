@@ -18,11 +18,9 @@ class Cost:
     first_s: float
     """From the call to the first round's tokens: the prompt, too."""
     round_s: float
-    """Of every later round, as the client sees it; the four that follow are its parts."""
-    draft_s: float
-    """The draft's work."""
-    wire_s: float
-    """The target's wait for the proposal beyond that."""
+    """Of every later round, as the client sees it; the three that follow are its parts."""
+    wait_s: float
+    """The target's wait for drafts: what of the draft's work and of the wire its own steps do not hide."""
     verify_s: float
     """In the target: queue, forward and acceptance."""
     rest_s: float
@@ -43,13 +41,15 @@ class Costs:
 
     @property
     def draft_token_s(self) -> float:
-        """At the largest k."""
+        """What a draft token costs beside its verification, at the largest k."""
         k = max(self.by_k)
-        return self.by_k[k].draft_s / k
+        return self.by_k[k].wait_s / k
 
     @property
     def c(self) -> float:
-        """A draft token's time over a step of the target (Leviathan et al. 2023, definition 3.7)."""
+        """A draft token's time over a step of the target (Leviathan et al. 2023, definition 3.7), as far as no step of
+        the target hides it.
+        """
         return self.draft_token_s / self.step_s
 
 
@@ -80,11 +80,10 @@ def _cost_of_pass(k: int, one: Pass, max_tokens: int) -> Cost:
     timings = [round_.timings for round_, _ in rounds]
     parts = {
         "round_s": statistics.fmean(gap_s for _, gap_s in rounds),
-        "draft_s": statistics.fmean(round_.timings.propose_s for round_, _ in drafted),
-        "wire_s": statistics.fmean(round_.timings.deliver_s for round_, _ in drafted),
+        "wait_s": statistics.fmean(round_.timings.deliver_s for round_, _ in drafted),
         "verify_s": statistics.fmean(round_.timings.verify_s for round_, _ in drafted),
     }
-    workers_s = statistics.fmean(each.propose_s + each.deliver_s + each.verify_s for each in timings)
+    workers_s = statistics.fmean(each.deliver_s + each.verify_s for each in timings)
     return Cost(
         first_s=statistics.fmean(answer.gaps_s[0] for answer in one.answers),
         rest_s=parts["round_s"] - workers_s,

@@ -74,19 +74,19 @@ def _show_acceptance(study: Study, console: Console) -> None:
     console.print(f"\n[bold]temperature {study.temperature:g}[/]")
     console.print(f"alpha {study.acceptance.alpha:.3f} over {num_seen} drafts; by position in the proposal: {rates}")
     console.print(
-        f"c {study.costs.c:.3f}: a draft token takes {1e3 * study.costs.draft_token_s:.2f} ms, "
-        f"a step of the target {1e3 * study.costs.step_s:.2f} ms"
+        f"c {study.costs.c:.3f}: a draft token is waited for {1e3 * study.costs.draft_token_s:.2f} ms, "
+        f"a step of the target takes {1e3 * study.costs.step_s:.2f} ms"
     )
 
 
 def _show_costs(study: Study, console: Console) -> None:
-    table = _table("What a round costs, ms", "K", "round", "draft", "wire", "verify", "rest", "first round", "plain")
+    table = _table("What a round costs, ms", "K", "round", "wait", "verify", "rest", "first round", "plain")
     for k, cost in study.costs.by_k.items():
-        parts = (cost.round_s, cost.draft_s, cost.wire_s, cost.verify_s, cost.rest_s, cost.first_s)
+        parts = (cost.round_s, cost.wait_s, cost.verify_s, cost.rest_s, cost.first_s)
         table.add_row(str(k), *(f"{1e3 * part:.2f}" for part in parts), f"{100 * cost.plain_share:.1f} %" if k else "")
     console.print(table)
     console.print(
-        "draft: its work; wire: the target's wait beyond that; verify: queue, forward and acceptance in the target; "
+        "wait: of the target for drafts; verify: queue, forward and acceptance in the target; "
         "rest: gateway and streams; plain: rounds whose drafts came too late.",
         style="dim",
     )

@@ -31,6 +31,11 @@ class Chain:
     """The law that each of ids was drawn from; None where ids are guesses of what the target says, and no law matters.
     """
 
+    @property
+    def is_guessed(self) -> bool:
+        """Whether no id was drawn by chance: each is all there is of its law."""
+        return bool(self.laws) and all(law.scores.size == 1 for law in self.laws or ())
+
 
 def draw_chain(
     walk: Walk,

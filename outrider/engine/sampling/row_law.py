@@ -211,6 +211,11 @@ class RowLaw:
         return places if self.ids is None else self.ids[places], self.scores[places]
 
 
+def one_hot(token_id: int, vocab_size: int) -> RowLaw:
+    """Return the law of one id alone."""
+    return RowLaw(vocab_size, np.zeros(1, dtype=np.float32), np.array([token_id], dtype=np.int64))
+
+
 def truncate_topk(law: RowLaw, n: int) -> RowLaw:
     """Return the law of its n most likely ids, n at least 1; itself when it has no more. Cut before a draw."""
     if n < 1:

@@ -54,6 +54,19 @@ def decode_laws(rows: Rows, vocab_size: int, drafted: Sequence[Sequence[int]]) -
     return laws
 
 
+def decode_law(rows: Rows, index: int, vocab_size: int, drafted: Sequence[int]) -> RowLaw:
+    """Return the law of one row; as `decode_laws`. Raises BadTensor."""
+    return decode_laws(_row(rows, index, vocab_size), vocab_size, [drafted])[0]
+
+
+def _row(rows: Rows, index: int, vocab_size: int) -> Rows:
+    if isinstance(rows, DenseRows):
+        return DenseRows(1, rows.data[4 * vocab_size * index : 4 * vocab_size * (index + 1)])
+    start = 4 * sum(rows.row_sizes[:index])
+    end = start + 4 * rows.row_sizes[index]
+    return SparseRows((rows.row_sizes[index],), rows.ids[start:end], rows.log_probs[start:end])
+
+
 def scattered(laws: Sequence[tuple[int, RowLaw]], num_rows: int, vocab_size: int, device: torch.device) -> Tensor:
     """Return [num_rows, V] float32 scores on `device`, each law in the row given with it, -inf elsewhere.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from outrider.wire.kinds import Drafter
 from outrider.wire.params import SamplingParams
+from outrider.wire.speculation import Speculation
 
 MAX_NARROW = 16
 """Most uncached tokens that are fed within a decode or verify row; more are fed as a prompt, in chunks. Doubling it
@@ -64,6 +65,7 @@ class OpenJob:
     num_prompt: int
     params: SamplingParams
     respond: Callable[[Opened | JobError], None]
+    """Answers the message; on a draft it takes later errors of the slot, too."""
     cache_salt: bytes = b""
     deliver_to: str = ""
     """Address of the target's server; draft only."""
@@ -71,6 +73,8 @@ class OpenJob:
     """Epoch of that target; draft only."""
     drafter: Drafter | None = None
     """The target's own drafter that follows the slot; target only."""
+    speculation: Speculation = field(default_factory=Speculation)
+    """How the slot is drafted for; by default not at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,16 @@ class SlotKeeper(Generic[S]):
         slot = self.table.get(owner, slot_id)
         if slot is None:
             return JobError(Fault.UNKNOWN_SLOT, f"slot {slot_id} is not open here; open it again")
+        wrong = self.check_commit(slot, base_len, ids)
+        if wrong is not None:
+            return wrong
+        slot.commit_from(base_len, ids)
+        slot.settle()
+        slot.asked_s = time.monotonic()
+        return slot
+
+    def check_commit(self, slot: BareSlot, base_len: int, ids: Sequence[int]) -> JobError | None:
+        """Return why the slot cannot be brought to committed[:base_len] + ids; None when it can."""
         try:
             if base_len + len(ids) >= slot.max_len:  # the slot may be full, but then there is nothing to ask of it
                 raise InvalidRequest(
@@ -70,20 +80,21 @@ class SlotKeeper(Generic[S]):
                     f"prompt and max_tokens are {slot.max_len}: no token is left to make"
                 )
             check_token_ids("committed_ids", list(ids), self._vocab_size)
-            slot.commit_from(base_len, ids)
+            slot.check_commit(base_len, len(ids))
         except Behind as behind:
-            return JobError(Fault.BEHIND, f"slot {slot_id} knows {behind.known_len} tokens", behind.known_len)
+            return JobError(Fault.BEHIND, f"slot {slot.key[1]} knows {behind.known_len} tokens", behind.known_len)
         except InvalidRequest as error:
             return JobError(Fault.INVALID, error.message)
-        slot.settle()
-        slot.asked_s = time.monotonic()
-        return slot
+        return None
 
-    def truncate(self, job: TruncateJob) -> None:
-        """Truncate a slot's cache. Idempotent; unknown slots are ignored, since a close may have overtaken it."""
+    def truncate(self, job: TruncateJob, *, keeps: bool = False) -> None:
+        """Truncate a slot's cache. Idempotent; unknown slots are ignored, since a close may have overtaken it.
+
+        keeps: the slot has cropped itself by what was committed, and is perhaps ahead of the message.
+        """
         self._metrics.truncates.labels(reason=job.reason).inc()
         slot = self.table.get(job.owner, job.slot_id)
-        if slot is not None:
+        if slot is not None and not keeps:
             self._metrics.truncate_freed_blocks.inc(slot.truncate(job.committed_len))
             self.refresh_gauges()
 

@@ -57,19 +57,26 @@ class BareSlot:
         Raises Behind when base_len is past what is known, InvalidRequest when the result loses part of the prompt or
         is longer than max_len; nothing changes then.
         """
+        self.check_commit(base_len, len(ids))
+        self.committed[base_len:] = ids
+
+    def check_commit(self, base_len: int, num_ids: int) -> None:
+        """Raise what `commit_from` does for so many ids."""
         if base_len > len(self.committed):
             raise Behind(base_len, len(self.committed))
-        new_len = base_len + len(ids)
+        new_len = base_len + num_ids
         if base_len < 0 or not self.num_prompt <= new_len <= self.max_len:
             raise InvalidRequest(
-                f"base_len {base_len} and {len(ids)} committed ids make {new_len} tokens, "
+                f"base_len {base_len} and {num_ids} committed ids make {new_len} tokens, "
                 f"this slot holds {self.num_prompt} to {self.max_len}",
                 param="base_len",
             )
-        self.committed[base_len:] = ids
 
     def settle(self) -> None:
         """Let what is kept beside the committed ids follow them, after a message."""
+
+    def distrust(self) -> None:
+        """Let nothing of what is kept beside the committed ids be used again: it may be wrong."""
 
     def truncate(self, committed_len: int) -> int:
         """Keep nothing of what was made past that length; return the cache blocks freed. `committed` stays."""
@@ -254,9 +261,13 @@ class Slot(BareSlot):
         assert num_cached >= self._num_agreed, f"{self._num_agreed} entries are known to be committed"
         self.cached[num_cached:] = ids
 
-    def forget_guesses(self) -> int:
-        """Drop what is cached past the committed tokens; return the blocks freed."""
-        return self._crop(min(len(self.cached), len(self.committed)))
+    def rebased(self, start: int, ids: Sequence[int]) -> None:
+        """Note that after `start` entries these are left of what was fed, the committed ones of them first: guesses
+        that live on follow.
+        """
+        self.cached[start:] = ids
+        self._num_agreed = min(len(self.cached), len(self.committed))
+        self.publish()
 
     def fed_committed(self, ids: Sequence[int]) -> None:
         """Do as `fed` for ids that are committed, such as a prompt's: others may adopt them at once."""

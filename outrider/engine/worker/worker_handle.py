@@ -21,7 +21,7 @@ from outrider.engine.worker.worker_service import WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.fingerprint import tokenizer_fingerprint
-from outrider.wire.kinds import Drafter
+from outrider.wire.kinds import PROTOCOL, Drafter
 from outrider.wire.log import adopt_loggers
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.settings.config import WorkerConfig
@@ -80,6 +80,7 @@ class WorkerState:
             draining=self.draining(),
             version=__version__,
             drafters=[each.value for each in self.drafters],
+            protocol=PROTOCOL,
         )
 
 

@@ -1,9 +1,9 @@
 """The part of the Control stream that both workers share, on the gRPC loop's thread: opens, truncates, closes, epochs.
 
 It translates protobuf to jobs and results to protobuf, with no maths, and adds the worker's part of a trace: one span
-for each propose and verify of a traced slot, and one below it for each phase. Spans are made from the timings of the
-reply when it leaves, so the engine knows nothing of them. The span of a round is the gateway's and its id is the
-round's ticket, so tracing adds nothing to the messages of a round.
+for each step of a traced slot, and one below it for each phase. Spans are made from the timings of the verdict when it
+leaves, so the engine knows nothing of them. The span of a round is the gateway's; its id follows from the lease's
+ticket and the length that the round began at, so tracing adds nothing to the messages.
 """
 
 from __future__ import annotations
@@ -16,21 +16,16 @@ from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, SlotKey, TruncateJob
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import TRUNCATE_REASONS
+from outrider.wire.kinds import PROTOCOL, TRUNCATE_REASONS
 from outrider.wire.params import SamplingParams, drafter_of
-from outrider.wire.trace import Spans, TraceParent
+from outrider.wire.speculation import Speculation
+from outrider.wire.trace import Spans, TraceParent, round_span_id
 from outrider.wire.transport.streams import ControlStreams
 
-_PHASES = {
-    "propose": (("queue", "queue_us"), ("compute", "compute_us")),
-    "verdict": (("wait", "wait_us"), ("queue", "queue_us"), ("forward", "forward_us"), ("accept", "accept_us")),
-}
-"""For each reply, the names of its phases' spans and the fields with their times in microseconds."""
-_FACTS = {
-    "propose": ("payload_bytes", "encoding", "num_fed_tokens", "num_cached_tokens"),
-    "verdict": ("num_drafted", "num_accepted", "batch_size", "num_cached_tokens"),
-}
-"""For each reply, the fields that become attributes of its span: counts, never token ids."""
+_PHASES = (("wait", "wait_us"), ("queue", "queue_us"), ("forward", "forward_us"), ("accept", "accept_us"))
+"""Names of the spans of a verdict's phases, and the fields with their times in microseconds."""
+_FACTS = ("num_drafted", "num_accepted", "batch_size", "num_cached_tokens")
+"""Fields of a verdict that become attributes of its span: counts, never token ids."""
 
 
 Respond = Callable[[Any], None]
@@ -38,24 +33,23 @@ Respond = Callable[[Any], None]
 
 
 class SlotSpans:
-    """Remember which slots are traced, and add the spans of their rounds."""
+    """Remember which slots are traced, and add the spans of their steps."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
         self._traced: dict[SlotKey, TraceParent] = {}
 
     def asked(self, owner: int, item: Any) -> Respond | None:
-        """Note an item that arrived on a Control stream; return the callback for its reply, or None when untraced."""
+        """Note an item that arrived on a Control stream; return the callback for its replies, or None when untraced."""
         kind = item.WhichOneof("item")
         if kind == "open":
             self._opened((owner, item.open.slot), TraceParent.parse(item.open.traceparent))
         elif kind == "close":
             self._traced.pop((owner, item.close.slot), None)
-        elif kind in ("propose", "verify"):
-            message = getattr(item, kind)
-            place = self._traced.get((owner, message.slot))
+        elif kind == "verify":
+            place = self._traced.get((owner, item.verify.slot))
             if place is not None:
-                return self._asked(kind, message, place, time.time_ns())
+                return self._asked(item.verify, place)
         return None
 
     def gone(self, owner: int) -> None:
@@ -68,24 +62,23 @@ class SlotSpans:
         else:
             self._traced.pop(key, None)
 
-    def _asked(self, name: str, message: Any, request: TraceParent, arrived_ns: int) -> Respond:
-        above = TraceParent(request.trace_id, message.ticket or request.span_id, True)
-        facts: dict[str, Any] = {"outrider.slot": message.slot, "outrider.num_draft_tokens": message.num_draft_tokens}
+    def _asked(self, message: Any, request: TraceParent) -> Respond:
+        ticket, facts = message.ticket, {"outrider.slot": message.slot}
 
         def add_spans(reply: Any) -> None:
-            kind = reply.WhichOneof("item")
-            if kind not in _PHASES:
+            now_ns = time.time_ns()
+            if reply.WhichOneof("item") != "verdict":
                 code = pb.WorkerErrorCode.Name(reply.error.code).removeprefix("WORKER_ERROR_CODE_")
-                self._spans.add(name, above, arrived_ns, time.time_ns(), facts, error=code, server=True)
+                self._spans.add("verify", request, now_ns, now_ns, facts, error=code, server=True)
                 return
-            answer = getattr(reply, kind)
-            for field in _FACTS[kind]:
-                facts[f"outrider.{field}"] = getattr(answer, field)
-            took_us = {phase: getattr(answer, field) for phase, field in _PHASES[kind]}
-            end_ns = arrived_ns + 1000 * sum(took_us.values())
-            own = self._spans.add(name, above, arrived_ns, end_ns, facts, server=True)
+            verdict = reply.verdict
+            above = TraceParent(request.trace_id, round_span_id(ticket, verdict.committed_len), True)
+            took_us = {phase: getattr(verdict, field) for phase, field in _PHASES}
+            start_ns = now_ns - 1000 * sum(took_us.values())
+            known = facts | {f"outrider.{field}": getattr(verdict, field) for field in _FACTS}
+            own = self._spans.add("verify", above, start_ns, now_ns, known, server=True)
             if own is not None:
-                self._add_phases(own, arrived_ns, took_us)
+                self._add_phases(own, start_ns, took_us)
 
         return add_spans
 
@@ -103,7 +96,13 @@ def error_to_proto(error: JobError) -> pb.WorkerError:
     return pb.WorkerError(code=code, message=error.message, known_len=error.known_len)
 
 
-def open_job(owner: int, message: pb.OpenSlot, respond: Callable[[Any], None]) -> OpenJob:
+def open_job(owner: int, message: pb.OpenSlot, vocab_size: int, respond: Callable[[Any], None]) -> OpenJob:
+    """Read and check the message. Raises InvalidRequest."""
+    if message.protocol != PROTOCOL:
+        raise InvalidRequest(
+            f"the gateway speaks protocol {message.protocol}, this worker {PROTOCOL}; upgrade the older of them",
+            param="protocol",
+        )
     return OpenJob(
         owner=owner,
         slot_id=message.slot,
@@ -115,6 +114,7 @@ def open_job(owner: int, message: pb.OpenSlot, respond: Callable[[Any], None]) -
         deliver_to=message.deliver_to,
         target_epoch=message.target_epoch,
         drafter=drafter_of(message.drafter, "drafter"),
+        speculation=Speculation.from_proto(message.speculation, vocab_size),
     )
 
 
@@ -139,7 +139,8 @@ class WorkerService:
         """Whether new slots are refused. Open slots continue."""
         self.num_opening = 0
         """Number of open requests sent to the engine and not yet answered."""
-        self._context_limit = info().context_limit
+        facts = info()
+        self._context_limit, self._vocab_size = facts.context_limit, facts.vocab_size
         self._slot_spans = None if spans is None else SlotSpans(spans)
 
     async def control(
@@ -152,7 +153,7 @@ class WorkerService:
         take: Callable[[int, Any, Respond], None],
         to_proto: Callable[[Any], dict[str, Any]],
     ) -> None:
-        """Serve one Control stream until it ends.
+        """Serve one Control stream until it ends. An item may be answered more than once.
 
         `take(owner, item, respond)` handles the items that only this worker knows; `to_proto(result)` returns the
         field and message of their replies.
@@ -188,12 +189,16 @@ class WorkerService:
             respond(JobError(Fault.DRAINING, why))
             return
 
+        is_answered = False
+
         def opened(result: Any) -> None:
-            self.num_opening -= 1
+            nonlocal is_answered
+            self.num_opening -= not is_answered
+            is_answered = True
             respond(result)
 
         try:
-            job = open_job(owner, message, opened)
+            job = open_job(owner, message, self._vocab_size, opened)
         except InvalidRequest as error:
             respond(JobError(Fault.INVALID, error.message))
             return
@@ -225,7 +230,7 @@ class WorkerService:
 def _num_committed_ids(item: Any) -> int:
     """Count the ids without converting them to Python ints."""
     kind = item.WhichOneof("item")
-    return len(getattr(item, kind).committed_ids) if kind in ("open", "verify", "propose") else 0
+    return len(getattr(item, kind).committed_ids) if kind in ("open", "verify", "advance") else 0
 
 
 def _shared_reply(result: Any) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outrider.wire.errors import ConfigError, InvalidRequest
-from outrider.wire.kinds import DRAFTERS
+from outrider.wire.kinds import DRAFTERS, drafter_label
 from outrider.wire.params import AUTO, MAX_DRAFT_TOKENS, DraftTokens, read_draft_logprobs, read_draft_tokens
 from outrider.wire.settings.removed import refuse_removed
 from outrider.wire.tree_shape import TreeShape
@@ -180,13 +180,16 @@ class GatewayConfig(_ProcessConfig):
     grpc_port: Port = 8001
     """gRPC port; 0 takes a free one and prints it."""
     num_draft_tokens: DraftTokens = AUTO
-    """K: tokens drafted a round unless the request says otherwise; auto = what makes the most tokens per second, round
-    by round, down to none."""
+    """K: tokens drafted a step unless the request says otherwise; auto = what makes the most tokens per second, step by
+    step, down to none."""
+    overlap: bool = True
+    """Draft beside the target's steps, ahead of what it verifies, and let it go on before its last verdict is here; off
+    = they take turns, one step at a time, to compare with."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 32
     """Most tokens that a request may have drafted a round, as K or as the nodes of a tree; above it 400."""
     drafter: Literal["model", "ngram", "lookup", "unigram", "bigram", "ngram+model", "lookup+model"] = "model"
     """Who drafts unless the request says otherwise: a draft worker, or the target itself from what it has seen, which
-    needs none. With +model the draft worker is asked where the target has nothing to say."""
+    needs none. With +model the draft worker's tokens are taken where the target has nothing to say."""
     acceptance: Literal["rejection", "coupled"] = "rejection"
     """Which drafts are kept at temperature > 0 unless the request says otherwise. Both give exactly the target's law;
     with coupled the text is a function of prompt, parameters and seed, whatever the draft does, and no distribution
@@ -224,6 +227,11 @@ class GatewayConfig(_ProcessConfig):
     asked for."""
     public_tls_dir: str | None = None
     """Folder with cert.pem and key.pem for users' HTTP and gRPC; with a ca.pem too, users must show a certificate."""
+
+    @field_validator("drafter", mode="before")
+    @classmethod
+    def _drafter(cls, value: object) -> object:
+        return drafter_label(value) if isinstance(value, str) else value
 
     @field_validator("num_draft_tokens", mode="before")
     @classmethod

@@ -70,11 +70,12 @@ class ScalingConfig(BaseModel):
     """Answers that wait for a place, or were refused one in the last 5 s, for each target: above it, one more is
     started."""
     busy_high: float = Field(default=0.85, gt=0, le=1)
-    """Mean share of the time that a pool's workers compute: above it, one more is started."""
+    """Mean share of the time that a pool's targets compute: above it, one more is started. Drafts draft ahead whenever
+    they can."""
     busy_low: float = Field(default=0.5, ge=0, lt=1)
     """One is given up when the others would then be busy for less than this."""
     late_high: float = Field(default=0.25, gt=0, le=1)
-    """Share of the rounds whose proposal came too late: above it, one more draft is started."""
+    """Share of the steps for which drafts were right and came too late: above it, one more draft is started."""
     up_after_s: Seconds = 5.0
     """How long it must be too much without a pause."""
     down_after_s: Seconds = 60.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -115,31 +116,85 @@ class _Identified(Protocol):
 Reply = TypeVar("Reply", bound=_Identified)
 
 
+class Replies(Generic[Reply]):
+    """All replies under one message's id, in order, until it is closed or the stream ends. One reader."""
+
+    def __init__(self, expects: bool, forget: Callable[[], object]) -> None:
+        self.expects = expects
+        """The peer owes one as long as this is open."""
+        self._forget = forget
+        self._arrived: deque[Reply] = deque()
+        self._changed = asyncio.Event()
+        self._error: Exception | None = None
+
+    async def next(self) -> Reply:
+        """Return the next reply. Raises WorkerLost when the stream has ended and none is left."""
+        while not self._arrived:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        return self._arrived.popleft()
+
+    def take(self) -> list[Reply]:
+        """Return the replies that are here and were not read yet."""
+        taken = list(self._arrived)
+        self._arrived.clear()
+        return taken
+
+    def close(self) -> None:
+        """Take no more. Idempotent."""
+        self._forget()
+
+    def put(self, reply: Reply) -> None:
+        """Add one that has arrived."""
+        self._arrived.append(reply)
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """Let the reader have what has arrived, and then this."""
+        self._error = error
+        self._changed.set()
+
+
 class PendingReplies(Generic[Reply]):
-    """Futures by message id. A reply nobody waits for (cancelled, repeated, unknown) is dropped."""
+    """Futures and subscriptions by message id. A reply nobody waits for (cancelled, repeated, unknown) is dropped."""
 
     def __init__(self) -> None:
         self._futures: dict[int, asyncio.Future[Reply]] = {}
+        self._subscriptions: dict[int, Replies[Reply]] = {}
         self._next_id = 1
 
     def new(self) -> tuple[int, asyncio.Future[Reply]]:
+        """Return the id of a message that has one answer, and that."""
         message_id, self._next_id = self._next_id, self._next_id + 1
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._futures[message_id] = future
         future.add_done_callback(lambda _: self._futures.pop(message_id, None))
         return message_id, future
 
+    def subscribe(self, expects: bool) -> tuple[int, Replies[Reply]]:
+        """Return the id of a message that has any number of answers, and those."""
+        message_id, self._next_id = self._next_id, self._next_id + 1
+        replies: Replies[Reply] = Replies(expects, lambda: self._subscriptions.pop(message_id, None))
+        self._subscriptions[message_id] = replies
+        return message_id, replies
+
     def __len__(self) -> int:
-        return len(self._futures)
+        """Count the messages that the peer owes a reply."""
+        return len(self._futures) + sum(replies.expects for replies in self._subscriptions.values())
 
     async def read(self, batches: AsyncIterable[list[Reply]]) -> None:
-        """Resolve futures until the stream ends; then every waiting one fails with WorkerLost."""
+        """Hand replies out until the stream ends; then all who wait fail with WorkerLost."""
         reason = "the stream ended"
         try:
             async for batch in batches:
                 for reply in batch:
+                    replies = self._subscriptions.get(reply.id)
                     future = self._futures.get(reply.id)
-                    if future is not None and not future.done():
+                    if replies is not None:
+                        replies.put(reply)
+                    elif future is not None and not future.done():
                         future.set_result(reply)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
@@ -147,6 +202,8 @@ class PendingReplies(Generic[Reply]):
             self.fail(WorkerLost(f"lost the worker: {reason}"))
 
     def fail(self, error: Exception) -> None:
+        for replies in self._subscriptions.values():
+            replies.fail(error)
         for future in list(self._futures.values()):
             if not future.done():
                 future.set_exception(error)

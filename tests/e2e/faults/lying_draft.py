@@ -1,24 +1,36 @@
-"""A draft none of whose proposals can be true: each breaks one rule, in turn. For the demo pair at K = 5."""
+"""A draft none of whose deliveries can be true: each breaks one rule, in turn."""
 
 import itertools
 import sys
 
-from draft_service.deliveries import Deliverer
+import draft_service.deliveries
 from draft_service.worker import start_worker
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 
-to_proto = Deliverer._to_proto
+to_proto = draft_service.deliveries.to_proto
 
 
 def id_out_of_range(message):
-    message.draft_ids[0] = 4096
+    message.ids = (4096).to_bytes(4, "little") + message.ids[4:]
 
 
 def too_many_ids(message):
-    message.draft_ids.append(1)
+    message.ids += bytes(4)
+
+
+def stale_epoch(message):
+    message.target_epoch -= 1
+
+
+def later_parent(message):
+    message.parents = (7).to_bytes(4, "little") + message.parents[4:]
+
+
+def unknown_kind(message):
+    message.kinds = b"\x09" + message.kinds[1:]
 
 
 def too_few_values(message):
@@ -43,27 +55,14 @@ def no_log_probs(message):
     message.ClearField("distributions")
 
 
-def stale_epoch(message):
-    message.target_epoch -= 1
-
-
-def wrong_committed_len(message):
-    message.committed_len += 1
-
-
-def wrong_start(message):
-    message.start += 1
-    del message.draft_ids[-1]
-
-
 OF_IDS = {
-    id_out_of_range: "drafted id 4096 is outside 0 to 4095",
-    too_many_ids: "more than the 5 ids announced",
-    stale_epoch: "proposal is for target epoch",
-    wrong_committed_len: "proposal continues length",
-    wrong_start: "part starts at 1, expected 0",
+    id_out_of_range: "ids hold 4096, outside 0 to 4095",
+    too_many_ids: "each node has one",
+    stale_epoch: "delivery is for target epoch",
+    later_parent: "parent of node 0 is 7",
+    unknown_kind: "kinds hold 9",
 }
-"""What the target's log says of each. Proposals at temperature 0 have no distributions to lie with."""
+"""What the target's log says of each. What is delivered at temperature 0 has no distributions to lie with."""
 OF_LAWS = {
     too_few_values: "bytes, its shape",
     too_narrow_rows: "vocab_size is 4095, the target's is 4096",
@@ -72,19 +71,19 @@ OF_LAWS = {
     no_log_probs: "distributions are missing",
 }
 
-turns = {True: itertools.cycle(OF_IDS), False: itertools.cycle(OF_LAWS)}
-lie_of_ticket = {}
+turns = {True: itertools.cycle(OF_LAWS), False: itertools.cycle(OF_IDS)}
+at_root = itertools.cycle([nan_log_probs, *OF_LAWS])
+"""Of what hangs under committed tokens: numbers are read where they are needed, which the others' never are."""
 
 
-def to_lying_proto(self, part):
-    """Every part of a proposal tells the same lie."""
-    message = to_proto(self, part)
-    if part.ticket not in lie_of_ticket:
-        lie_of_ticket[part.ticket] = next(turns[part.rows is None])
-    lie_of_ticket[part.ticket](message)
+def to_lying_proto(nodes, target_epoch, vocab_size):
+    message = to_proto(nodes, target_epoch, vocab_size)
+    if message.ids:
+        has_laws = message.HasField("distributions")
+        next(turns[has_laws] if message.path or not has_laws else at_root)(message)
     return message
 
 
 if __name__ == "__main__":
-    replace(Deliverer, "_to_proto", to_lying_proto)
+    replace(draft_service.deliveries, "to_proto", to_lying_proto)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

@@ -1,36 +1,30 @@
-"""A gateway whose K that adapts follows what was kept as closely as it can, plain rounds among them, whether it pays or
-not. No fault of the law: K is chosen before its round is drawn.
+"""A target that verifies now so many drafts, now so many, none among them, whether it pays or not.
+No fault of the law: how many are verified is chosen before they are looked at.
 """
 
 import itertools
 import sys
 
-from gateway.__main__ import main
-from gateway.planning.slot_plan import DraftChoice, SlotPlan
+from outrider.wire.settings.config import TargetConfig
+from outrider.wire.worker_main import run_worker
+from target_service.rows import RowRule
+from target_service.worker import start_worker
 from tests.law.faults import replace
 
-WAIT_S = 10.0
 turns = itertools.count()
-kept: dict[SlotPlan, int] = {}
-"""Draft tokens in the slot's last round, if it had some: two follow where none or two were kept, none elsewhere."""
-leave = SlotPlan.leave
 
 
-def choose(self, room, num_behind, num_left, is_first=False):
-    k = min(room, (next(turns) if self not in kept else 2 + 2 * kept.pop(self)) % 4)
-    return DraftChoice(k, WAIT_S if k else 0.0)
+def choose(self, found, num_rows, most):
+    return [min(len(each.gains), (next(turns) + len(each.lease.slot.committed)) % 4) for each in found]
 
 
-def verified(self, num_drafted, num_accepted, *others):
-    kept[self] = num_accepted
-
-
-def left(self):
-    kept.pop(self, None)
-    leave(self)
+def hold_until(self, lacking, now):
+    """Wait for a guess at two of three lengths, whatever it costs."""
+    until = [lease.ready_s + 0.2 for lease, _ in lacking if len(lease.slot.committed) % 3]
+    return max((each for each in until if now < each), default=None)
 
 
 if __name__ == "__main__":
-    for name, value in {"choose": choose, "verified": verified, "leave": left}.items():
-        replace(SlotPlan, name, value)
-    sys.exit(main(sys.argv[1:]))
+    replace(RowRule, "choose", choose)
+    replace(RowRule, "hold_until", hold_until)
+    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

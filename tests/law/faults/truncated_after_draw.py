@@ -8,21 +8,21 @@ import sys
 import numpy as np
 
 from draft_service import drawing
-from draft_service.deliveries import Sender
+from draft_service.tree import GrowingTree
 from draft_service.worker import start_worker
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 
-deliver_part = Sender._deliver_part
+add = GrowingTree.add
 
 
-def deliver_cut(self, a):
-    if a.topk is not None:
-        drawn = a.draft_ids[a.num_sent :]
-        a.unsent[:] = [cut(law, a.topk, token_id) for law, token_id in zip(a.unsent, drawn, strict=True)]
-    deliver_part(self, a)
+def add_cut(self, parent, token_id, kind, prob, law=None):
+    segment = None if law is None else self.segment_after(parent)
+    if segment is not None and segment.topk is not None:
+        law = cut(law, segment.topk, token_id)
+    return add(self, parent, token_id, kind, prob, law)
 
 
 def cut(law, n, token_id):
@@ -34,5 +34,5 @@ def cut(law, n, token_id):
 
 if __name__ == "__main__":
     replace(drawing, "truncate_topk", lambda law, n: law)
-    replace(Sender, "_deliver_part", deliver_cut)
+    replace(GrowingTree, "add", add_cut)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

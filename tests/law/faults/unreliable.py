@@ -1,6 +1,5 @@
-"""A draft of which one proposal in 32 arrives late and one in 8 with damaged log-probs: so few of those that are under
-way together that the gateway does not leave the draft alone. No fault of the law: the target takes plain steps instead,
-and the output must not notice.
+"""A draft of which one answer's deliveries in 32 arrive late, and those of one in 8 with damaged log-probs. No fault of
+the law: the target verifies what there is, and the output must not notice.
 """
 
 import asyncio
@@ -15,19 +14,19 @@ from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 
 DELAY_S = 1.2
-"""Four times the wait budget of the gateway that this draft is tested with."""
+"""Four times what the target waits that this draft is tested with."""
 
 send = Deliverer.send
 
 
-def send_unreliably(self, part):
-    """Runs on the gRPC loop's thread. Which proposals suffer depends on the ticket alone, never on what they say."""
-    if part.ticket % 32 == 1:
-        asyncio.get_running_loop().call_later(DELAY_S, send, self, part)
-    elif part.ticket % 8 == 3 and part.rows is not None:
-        send(self, dataclasses.replace(part, rows=damaged(part.rows)))
+def send_unreliably(self, address, target_epoch, nodes):
+    """Runs on the gRPC loop's thread. What suffers depends on the ticket alone, never on what was drawn."""
+    if nodes.ticket % 32 == 1:
+        asyncio.get_running_loop().call_later(DELAY_S, send, self, address, target_epoch, nodes)
+    elif nodes.ticket % 8 == 3 and nodes.rows is not None:
+        send(self, address, target_epoch, dataclasses.replace(nodes, rows=damaged(nodes.rows)))
     else:
-        send(self, part)
+        send(self, address, target_epoch, nodes)
 
 
 def damaged(rows):

@@ -1,1 +1,0 @@
-"""How many tokens a round drafts, learnt from measured rounds."""

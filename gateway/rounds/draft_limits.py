@@ -1,0 +1,87 @@
+"""How an answer is drafted for, by what the request and the gateway say and its workers can, and how far its target
+may run ahead. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.generation import GenerationRequest
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.params import AUTO, read_draft_logprobs
+from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.speculation import DEFAULT_TOPK, Speculation
+from outrider.wire.tree_shape import TreeShape
+
+STEPS_AHEAD = 2
+"""Steps that a target may take while the verdict of the first is on its way. Doubled, it is not held up by twice the
+round trip, and makes twice as many tokens for an answer that a stop string has ended."""
+
+
+def speculation_of(
+    request: GenerationRequest, config: GatewayConfig, workers: Sequence[pb.WorkerInfo], committed_len: int
+) -> Speculation | None:
+    """Return what these workers of the answer are told; None where nothing is to be drafted.
+
+    workers: the target, and the draft if there is one; both must be able to do it.
+    """
+    options = request.speculation
+    tree, num_draft_tokens = tree_of(request, config), fixed_length(request, config)
+    if not options.enabled or not config.max_draft_tokens or (tree is None and num_draft_tokens == 0):
+        return None
+    is_named = tree is not None or options.num_draft_tokens is not None
+    if tree is None:
+        num_draft_tokens = num_draft_tokens or 0
+    elif all(worker.trees for worker in workers):
+        num_nodes = min(_room_for_nodes(worker, committed_len) for worker in workers)
+        tree, num_draft_tokens = tree.fitted(config.max_draft_tokens, min(num_nodes, config.max_draft_tokens)), 0
+        if tree is None:
+            return None
+    else:
+        num_draft_tokens = min(tree.depth, config.max_draft_tokens)  # a chain as long as the tree is deep
+        tree = None
+    kind, size = read_draft_logprobs(config.draft_logprobs)
+    return Speculation(
+        num_draft_tokens=num_draft_tokens,
+        max_draft_tokens=config.max_draft_tokens,
+        tree=tree,
+        draft_logprobs=options.draft_logprobs or kind,
+        draft_topk=min(options.draft_topk or size or DEFAULT_TOPK, workers[0].vocab_size),
+        min_confidence=0.0 if is_named else config.min_confidence,
+        sequential=not config.overlap,
+    )
+
+
+def fixed_length(request: GenerationRequest, config: GatewayConfig) -> int | None:
+    """Return K where the request or the gateway says it; None = as many as pay."""
+    options = request.speculation
+    if options.num_draft_tokens is not None:
+        return min(options.num_draft_tokens, config.max_draft_tokens)
+    return None if options.adaptive or config.num_draft_tokens == AUTO else int(config.num_draft_tokens)
+
+
+def tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | None:
+    """Return the shape of the answer's drafts; None for chains. What is set for all does not contradict who asks for a
+    chain's length, or for lenience, which is of chains alone.
+    """
+    options = request.speculation
+    if options.tree is not None or not config.tree:
+        return options.tree
+    if options.num_draft_tokens is not None or options.adaptive or request.params.lenience < 1.0:
+        return None
+    return TreeShape.parse(config.tree)
+
+
+def num_ahead(speculation: Speculation | None, overlap: bool) -> int:
+    """Return how many tokens past the last verdict a target may commit before it is told to go on."""
+    if not overlap:
+        return 1  # one step commits that at least
+    if speculation is None:
+        return STEPS_AHEAD
+    depth = speculation.max_draft_tokens if speculation.tree is None else speculation.tree.depth
+    return STEPS_AHEAD * ((speculation.num_draft_tokens or depth) + 1)
+
+
+def _room_for_nodes(worker: pb.WorkerInfo, committed_len: int) -> int:
+    """Nodes in its cache, were the answer alone there; a block may have to be copied."""
+    return max(0, (worker.num_kv_blocks - 1) * worker.kv_block_size - committed_len)

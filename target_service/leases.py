@@ -1,0 +1,125 @@
+"""The leases of a target: which slots step by themselves, and where what drafts deliver goes. On the engine thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from outrider.engine.speculation.nodes import Nodes
+from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.worker.jobs import Fault, JobError, OpenJob, SlotKey
+from outrider.engine.worker.slots import Slot
+from outrider.wire.kinds import Drafter
+from outrider.wire.log import about, get_logger
+from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.params import SamplingParams
+from outrider.wire.speculation import Speculation
+from target_service.jobs import ExtendJob, Verdict, VerifyJob
+from target_service.lease import Lease
+
+log = get_logger(__name__)
+
+
+class Leases:
+    """At most one a slot. Its size may be read from other threads."""
+
+    def __init__(self, max_bytes: int, metrics: WorkerMetrics, answer: Callable[[Callable[[], None]], None]) -> None:
+        """max_bytes: what all that is parked may take; each slot has an equal share. answer: posts an answer."""
+        self._max_bytes = max_bytes
+        self._metrics = metrics
+        self._post = answer
+        self._opened: dict[SlotKey, tuple[Speculation, Drafter | None]] = {}
+        self._leases: dict[SlotKey, Lease] = {}
+        self._by_ticket: dict[int, Lease] = {}
+        self._shares: dict[tuple[Any, ...], RankShares] = {}
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def get(self, key: SlotKey) -> Lease | None:
+        return self._leases.get(key)
+
+    def running(self) -> list[Lease]:
+        """Return those that may take another step."""
+        return [lease for lease in self._leases.values() if lease.runs]
+
+    def opened(self, job: OpenJob) -> None:
+        """Remember how a slot's answer is drafted for."""
+        self._opened[job.owner, job.slot_id] = (job.speculation, job.drafter)
+
+    def closed(self, key: SlotKey) -> None:
+        """Forget a slot, whose lease ends."""
+        self.end(key, "the slot was closed")
+        self._opened.pop(key, None)
+
+    def owner_gone(self, owner: int) -> None:
+        """Forget all slots of a stream that ended."""
+        for key in [key for key in self._opened if key[0] == owner]:
+            self.closed(key)
+
+    def begin(self, job: VerifyJob, slot: Slot) -> None:
+        """Let the slot step by itself."""
+        speculation, drafter = self._opened[slot.key]
+        kind = _kind_of(slot.params)
+        shares = SlotShares(self._shares.setdefault(kind, RankShares()))
+        own_shares = SlotShares(self._shares.setdefault((*kind, drafter), RankShares()))
+        lease = Lease(job, slot, speculation, job.until_len, shares, own_shares, job.arrived_s, live=job.is_drafted)
+        self._leases[slot.key] = self._by_ticket[job.ticket] = lease
+
+    def extend(self, job: ExtendJob, now: float) -> None:
+        lease = self._leases.get((job.owner, job.slot_id))
+        if lease is None or lease.job.ticket != job.ticket or job.until_len <= lease.until_len:
+            return
+        if not lease.runs:
+            lease.ready_s = now
+        lease.until_len = job.until_len
+
+    def deliver(self, nodes: Nodes, now: float) -> None:
+        """Park what a draft delivered, under the lease that it names."""
+        lease = self._by_ticket.get(nodes.ticket)
+        if lease is None:
+            self._count("expired", len(nodes.ids))
+            return
+        most_bytes = self._max_bytes // max(1, len(self._leases))
+        inserted = lease.parked.insert(nodes, lease.slot.committed, most_bytes)
+        lease.num_wasted += inserted.num_late
+        self._count("late", inserted.num_late)
+        self._count("pruned", inserted.num_dropped)
+        if inserted.num_new:
+            lease.arrived(now)
+
+    def refuse(self, ticket: int, why: str) -> None:
+        """Note that a delivery broke a rule: nobody waits for the rest."""
+        lease = self._by_ticket.get(ticket)
+        self._metrics.proposals_refused.inc()
+        if lease is not None:
+            lease.refused, lease.live = why, False
+            slot_id = lease.slot.key[1]
+            log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=about(slot=slot_id))
+
+    def end(self, key: SlotKey, why: str, fault: Fault = Fault.CANCELLED) -> None:
+        """End the slot's lease, if it has one, with an error."""
+        lease = self.finish(key)
+        if lease is not None:
+            self.answer(lease.job, JobError(fault, f"verify cancelled: {why}" if fault is Fault.CANCELLED else why))
+
+    def finish(self, key: SlotKey) -> Lease | None:
+        """End the slot's lease, if it has one: its answer is complete."""
+        lease = self._leases.pop(key, None)
+        if lease is not None:
+            self._count("pruned", lease.parked.num_nodes)
+            if self._by_ticket.get(lease.job.ticket) is lease:
+                del self._by_ticket[lease.job.ticket]
+        return lease
+
+    def answer(self, job: VerifyJob, result: Verdict | JobError) -> None:
+        self._post(lambda: job.respond(result))
+
+    def _count(self, fate: str, num: int) -> None:
+        if num:
+            self._metrics.parked_tokens.labels(fate=fate).inc(num)
+
+
+def _kind_of(params: SamplingParams) -> tuple[Any, ...]:
+    """Return what requests whose drafts are kept about as often have in common."""
+    return (params.greedy, params.determined, round(params.lenience, 1))

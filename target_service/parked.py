@@ -1,0 +1,247 @@
+"""Keeps what drafts delivered for one slot: a mirror of the draft's tree under the committed tokens. No tensors.
+
+A delivery names positions and stands alone. What of it lies on the committed tokens came too late and is counted; what
+disagrees with them, or hangs under a path that is not here, is dropped; the rest is kept until the target has gone
+another way. What came first stays: under `rejection` a state has one chain, whoever delivers it twice. On the engine
+thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from outrider.engine.speculation.nodes import PATH_END, NodeKind, Nodes
+from outrider.wire.transport.codec import Rows
+from outrider.wire.tree_shape import TreeShape
+
+MAX_PARKED_NODES = 1024
+"""Nodes of one slot; what comes beyond is dropped. Doubling it doubles what a draft that never stops may fill."""
+
+
+@dataclass(slots=True)
+class ParkedNode:
+    """A draft token that has arrived and not been decided on."""
+
+    token_id: int
+    rank: int = 0
+    kind: NodeKind = NodeKind.GUESS
+    num_bytes: int = 0
+    law: tuple[Rows, int] | None = None
+    """What it was drawn from: a row of a delivery; None but for LAW."""
+    children: dict[int, ParkedNode] = field(default_factory=dict)
+    """By token id."""
+    ended: bool = False
+    """Nothing will follow it."""
+
+    def drawn(self) -> list[ParkedNode]:
+        """Return its LAW children in the order in which they were drawn."""
+        return sorted((n for n in self.children.values() if n.kind is NodeKind.LAW), key=lambda node: node.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """What became of the nodes of a delivery."""
+
+    num_new: int = 0
+    num_late: int = 0
+    """Nodes on the committed path: their step is over."""
+    num_dropped: int = 0
+    """Nodes that hang under no path here, or for which there is no room."""
+
+
+class Parked:
+    """Of one slot, under one ticket."""
+
+    def __init__(self) -> None:
+        self.root = ParkedNode(PATH_END)
+        """Stands for the last committed token."""
+        self.num_nodes = 0
+        self.num_bytes = 0
+        self._segment_floor = 0
+
+    def insert(self, nodes: Nodes, committed: Sequence[int], most_bytes: int) -> Inserted:
+        """Take in what a draft delivered. committed: the slot's tokens; most_bytes: what the slot may hold."""
+        num, num_committed = len(nodes.ids), len(committed)
+        end = self._path_end(nodes, committed)
+        if end is None:
+            return Inserted(num_dropped=num)
+        places: dict[int, tuple[int, ParkedNode | None] | None] = {
+            PATH_END: end
+        }  # (length with it, node if uncommitted)
+        new = late = 0
+        row_of = _rows_of(nodes)
+        for index, (token_id, parent_index) in enumerate(zip(nodes.ids, nodes.parents, strict=True)):
+            place = places[parent_index]
+            places[index] = None
+            if place is None:
+                continue
+            length, parent = place
+            if length < num_committed:  # the parent is committed, and so is what follows it
+                if committed[length] == token_id:
+                    late += nodes.kinds[index] is not NodeKind.KEY
+                    places[index] = (length + 1, self.root if length + 1 == num_committed else None)
+                continue
+            assert parent is not None, "no node at the end of the committed tokens"
+            child = parent.children.get(token_id)
+            if child is None:
+                child = self._add(parent, nodes, index, row_of.get(parent_index), most_bytes)
+                new += child is not None
+            if child is not None:
+                places[index] = (length + 1, child)
+        if nodes.ends:
+            last = places[num - 1] if num else end
+            if last is not None and last[1] is not None:
+                last[1].ended = True
+        return Inserted(new, late, sum(place is None for place in places.values()))
+
+    def _add(self, parent: ParkedNode, nodes: Nodes, index: int, row: int | None, most_bytes: int) -> ParkedNode | None:
+        """Return a new child; None where there is no room, or no use for it. row: of the parent's law."""
+        num_bytes = -(-nodes.num_bytes // len(nodes.ids))
+        if self.num_nodes >= MAX_PARKED_NODES or self.num_bytes + num_bytes > most_bytes:
+            return None
+        kind, law = nodes.kinds[index], None
+        if kind is NodeKind.LAW:
+            assert nodes.rows is not None and row is not None, "a LAW node without its law"
+            law = (nodes.rows, row)
+            drawn = parent.drawn()
+            if nodes.segments[index] < self._segment_floor or (drawn and drawn[0].law != law):
+                return (
+                    None  # of a chain that is of no use any more, or another than the first, of which a state has one
+                )
+        child = ParkedNode(nodes.ids[index], nodes.ranks[index], kind, num_bytes, law)
+        parent.children[child.token_id] = child
+        self.num_nodes += 1
+        self.num_bytes += num_bytes
+        return child
+
+    def _path_end(self, nodes: Nodes, committed: Sequence[int]) -> tuple[int, ParkedNode | None] | None:
+        """Return the length up to the end of the path, and its node from the last committed token on; None where the
+        path is not here.
+        """
+        length, num_committed = nodes.root_len, len(committed)
+        if length > num_committed:
+            return None
+        node = self.root if length == num_committed else None
+        for token_id in nodes.path:
+            if length < num_committed:
+                if committed[length] != token_id:
+                    return None
+                node = self.root if length + 1 == num_committed else None
+            else:
+                assert node is not None
+                node = node.children.get(token_id)
+                if node is None:
+                    return None
+            length += 1
+        return length, node
+
+    def advance(self, ids: Sequence[int], recovered: bool, note: Callable[[int | None], None] | None) -> int:
+        """Go on under the tokens just committed; return how many nodes are given up, those on the path not counted.
+
+        recovered: the last of ids was drawn in place of a draft, so that no chain that began before is of use. note: is
+        told the rank of what came, or None, for each node that had children.
+        """
+        node, before, num_path = self.root, self.num_nodes, 0
+        for token_id in ids:
+            child = node.children.get(token_id)
+            if note is not None and node.children:
+                note(None if child is None else child.rank)
+            if child is None:
+                node = ParkedNode(PATH_END)
+                break
+            node = child
+            num_path += 1
+        if recovered and node.kind is NodeKind.LAW:
+            node = ParkedNode(PATH_END)
+        self.root = node
+        below = [each for each in _all(node) if each is not node]
+        self.num_nodes, self.num_bytes = len(below), sum(each.num_bytes for each in below)
+        return before - self.num_nodes - num_path
+
+    @property
+    def ended(self) -> bool:
+        """Return whether nothing will follow the likeliest path."""
+        chain = self.chain(MAX_PARKED_NODES)
+        return chain[-1].ended if chain else self.root.ended
+
+    def clear(self) -> int:
+        """Give everything up; return how many nodes that were."""
+        num_nodes = self.num_nodes
+        self.root, self.num_nodes, self.num_bytes = ParkedNode(PATH_END), 0, 0
+        return num_nodes
+
+    def recovered_at(self, committed_len: int) -> None:
+        """Take no chain any more that began before this length."""
+        self._segment_floor = committed_len
+
+    def chain(self, most: int) -> list[ParkedNode]:
+        """Return the likeliest path of guesses, or the chain of laws, from the last committed token on."""
+        found: list[ParkedNode] = []
+        node = self.root
+        while len(found) < most:
+            following = node.drawn() or sorted(
+                (n for n in node.children.values() if n.kind is NodeKind.GUESS), key=lambda each: each.rank
+            )
+            if not following or (found and found[0].kind is NodeKind.GUESS and following[0].kind is not NodeKind.GUESS):
+                break
+            node = following[0]
+            found.append(node)
+        return found
+
+    def best(self, share: Callable[[int], float], most: int) -> list[tuple[float, ParkedNode, int]]:
+        """Return the likeliest guesses of the tree, best first: (chance, node, index of its parent among them)."""
+        return self._best(share, most, lambda node, depth: node.kind is NodeKind.GUESS)
+
+    def within(
+        self, share: Callable[[int], float], kind: NodeKind, shape: TreeShape
+    ) -> list[tuple[float, ParkedNode, int]]:
+        """Return the nodes of a kind that lie within a shape, parents before their children and siblings by rank."""
+
+        def lies_within(node: ParkedNode, depth: int) -> bool:
+            fits = depth <= shape.depth and (not shape.widths or node.rank < shape.widths[depth - 1])
+            return fits and node.kind is kind
+
+        return self._best(share, shape.most_nodes, lies_within)
+
+    def _best(
+        self, share: Callable[[int], float], most: int, takes: Callable[[ParkedNode, int], bool]
+    ) -> list[tuple[float, ParkedNode, int]]:
+        found: list[tuple[float, ParkedNode, int]] = []
+        order = count()
+        heap: list[tuple[float, int, list[ParkedNode], float, int, int]] = []
+
+        def offer(siblings: list[ParkedNode], parent_chance: float, depth: int, at: int) -> None:
+            """Offer the first of siblings; the next follows when it is taken, for they stand in the order of draws."""
+            if siblings:
+                chance = parent_chance * share(siblings[0].rank)
+                heapq.heappush(heap, (-chance, next(order), siblings, parent_chance, depth, at))
+
+        def following(parent: ParkedNode, depth: int) -> list[ParkedNode]:
+            taken = [node for node in parent.children.values() if takes(node, depth)]
+            return sorted(taken, key=lambda node: node.rank)
+
+        offer(following(self.root, 1), 1.0, 1, PATH_END)
+        while heap and len(found) < most:
+            chance, _, (node, *rest), parent_chance, depth, at = heapq.heappop(heap)
+            found.append((-chance, node, at))
+            offer(rest, parent_chance, depth, at)
+            offer(following(node, depth + 1), -chance, depth + 1, len(found) - 1)
+        return found
+
+
+def _rows_of(nodes: Nodes) -> dict[int, int]:
+    """Return, by the index of a parent of LAW nodes, its row among the laws."""
+    rows: dict[int, int] = {}
+    for parent, kind in zip(nodes.parents, nodes.kinds, strict=True):
+        if kind is NodeKind.LAW:
+            rows.setdefault(parent, len(rows))
+    return rows
+
+
+def _all(node: ParkedNode) -> Iterator[ParkedNode]:
+    yield node
+    for child in node.children.values():
+        yield from _all(child)

@@ -1,0 +1,83 @@
+"""Decides which draft tokens a step verifies, over all slots and gateways together, and whether it waits for some.
+
+Rows are taken best first for as long as they make more tokens a second, by what steps of so many rows take on this
+machine. Under load no row is worth it any more, and the step is plain: that nothing is slower with drafts than without
+follows from this rule. A request that names how much is verified gets that whatever it costs.
+
+A step is held for guesses while those that are missing are worth more than the tokens that the wait costs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from outrider.engine.speculation.row_cost import RowCost, best_count
+from target_service.lease import Candidates, Lease
+
+MOST_HOLD_S = 1.0
+"""Seconds that a request which names how much is verified waits for it at most. Doubling it makes the first step of a
+draft that hangs take twice as long."""
+PROBE_STEPS = 16
+"""Steps of which one takes half the rows that seem best, so that what fewer rows take stays known: they are passed over
+for a first step that was slow. Doubling it halves what that costs, and finds such a mistake half as fast."""
+_PATIENCE = 2.0
+"""Times what guesses usually take that a step is held for them. Doubling it doubles what is waited in vain."""
+_RATE_WEIGHT = 0.25
+"""Weight of a step in the rate of tokens. Doubling it follows the load twice as fast, and chance, too."""
+
+
+class RowRule:
+    """Of one target."""
+
+    def __init__(self) -> None:
+        self.cost = RowCost()
+        self._num_chosen = 0
+        self._rate = 0.0
+        """Tokens that all slots together gain a second."""
+
+    def note(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """Record a step without prompts: what it was fed, and how many tokens it committed."""
+        self.cost.note(num_rows, seconds)
+        self._rate += _RATE_WEIGHT * (num_tokens / seconds - self._rate)
+
+    def choose(self, found: Sequence[Candidates], num_rows: int, most: int) -> list[int]:
+        """Return how many candidates of each slot are verified. num_rows: of the step without any; most: in all."""
+        counts = [0] * len(found)
+        base_gain = float(len(found))
+        for index in sorted(range(len(found)), key=lambda i: found[i].must):  # who asks for least goes first
+            must = found[index].must
+            if must <= most:
+                counts[index] = must
+                most -= must
+                base_gain += sum(found[index].gains[:must])
+        offers = heapq.merge(*([(-gain, i) for gain in each.gains] for i, each in enumerate(found) if not each.must))
+        best = [offer for offer, _ in zip(offers, range(most), strict=False)]
+        count = best_count([-gain for gain, _ in best], base_gain, num_rows + sum(counts), self.cost)
+        self._num_chosen += 1
+        if self._num_chosen % PROBE_STEPS == 0:
+            count //= 2
+        for _, index in best[:count]:
+            counts[index] += 1
+        return counts
+
+    def hold_until(self, lacking: Sequence[tuple[Lease, float]], now: float) -> float | None:
+        """Return until when the step waits for the next guesses of these slots; None to go at once.
+
+        lacking: each with the chance that its next guess would be kept.
+        """
+        fixed = [lease.ready_s + MOST_HOLD_S for lease, _ in lacking if lease.speculation.is_fixed]
+        waited = [until for until in fixed if now < until]
+        if waited:
+            return max(waited)
+        coming = list[tuple[float, float, float]]()  # (until when, how long it usually takes, chance)
+        for lease, chance in lacking:
+            if not lease.speculation.is_fixed and lease.next_s is not None:
+                since_s, takes_s = lease.next_s
+                coming.append((since_s + _PATIENCE * takes_s, takes_s, chance))
+        coming = [each for each in coming if now < each[0]]
+        if not coming or self._rate <= 0.0:
+            return None
+        until, takes_s, _ = min(coming)
+        worth = sum(chance for *_, chance in coming)
+        return until if worth / self._rate > takes_s else None

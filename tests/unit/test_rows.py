@@ -1,0 +1,109 @@
+"""How many rows a step is worth, and when it waits for a guess."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.row_cost import RowCost, best_count
+from outrider.wire.speculation import Speculation
+from target_service.lease import Candidates, Lease
+from target_service.rows import MOST_HOLD_S, RowRule
+
+FREE_UNTIL = 12
+
+
+def cliff(num_rows: int) -> float:
+    """Seconds of a step of the CPU that this was measured on: rows cost little up to 12, then much."""
+    return 0.04 * (1 + 0.0107 * (num_rows - 1) if num_rows <= FREE_UNTIL else 0.2 + 0.085 * num_rows)
+
+
+def learnt(seconds: Any = cliff, most: int = 24) -> RowCost:
+    cost = RowCost()
+    for _ in range(60):
+        for num_rows in range(1, most + 1):
+            cost.note(num_rows, seconds(num_rows))
+    return cost
+
+
+class TestCost:
+    def test_what_is_learnt_is_what_steps_took_and_a_cliff_stays_one(self) -> None:
+        cost = learnt()
+        for num_rows in (1, 4, 12, 13, 20):
+            assert cost.seconds(num_rows) == pytest.approx(cliff(num_rows), rel=0.02)
+
+    def test_between_what_was_tried_lies_a_line_and_trials_reach_twice_as_far(self) -> None:
+        cost = RowCost()
+        for num_rows, seconds in ((1, 1.0), (5, 3.0)) * 40:
+            cost.note(num_rows, seconds)
+        assert cost.seconds(3) == pytest.approx(2.0, rel=0.01)
+        assert best_count([0.99] * 30, 1.0, 1, cost) == cost.reach - 1 == 10
+
+    def test_more_rows_never_take_less_and_untried_ones_are_worth_a_trial(self) -> None:
+        cost = RowCost()
+        for num_rows, seconds in ((1, 1.0), (2, 0.8), (3, 1.1)) * 40:
+            cost.note(num_rows, seconds)
+        one, two, three = (cost.seconds(n) or 0 for n in (1, 2, 3))
+        assert one == two < three == cost.seconds(50)
+
+    def test_a_slower_machine_is_slower_at_every_size(self) -> None:
+        cost = learnt()
+        before = cost.seconds(10) or 0
+        for _ in range(30):
+            cost.note(1, 2 * cliff(1))
+        assert (cost.seconds(10) or 0) > 1.5 * before
+
+    def test_so_many_are_best_as_make_most_tokens_a_second(self) -> None:
+        cost, gains = learnt(), [0.6**depth for depth in range(1, 20)]
+
+        def rate(count: int) -> float:
+            return (1 + sum(gains[:count])) / cliff(1 + count)
+
+        assert best_count(gains, 1.0, 1, cost) == max(range(20), key=rate)
+        assert best_count([0.9] * 20, 1.0, 1, cost) == FREE_UNTIL - 1  # not past the cliff
+        assert best_count([0.005] * 20, 1.0, 1, cost) == 0
+
+
+def lease(now: float = 0.0, eta_s: float | None = None, **speculation: Any) -> Any:
+    shares = SlotShares(RankShares())
+    spec = Speculation(**{"max_draft_tokens": 32, **speculation})
+    made = Lease(None, None, spec, 9, shares, shares, now, live=True)  # type: ignore[arg-type]
+    made.eta_s = eta_s
+    return made
+
+
+def rule(tokens_per_s: float = 25.0) -> RowRule:
+    made = RowRule()
+    made.cost = learnt()
+    for _ in range(60):
+        made.note(1, 1, 1 / tokens_per_s)
+    return made
+
+
+class TestChoice:
+    def test_rows_go_to_whose_guesses_are_likeliest(self) -> None:
+        good = Candidates(lease(), [0.9, 0.8, 0.7])
+        poor = Candidates(lease(), [0.02, 0.01])
+        assert rule().choose([poor, good], 2, 256) == [0, 3]
+
+    def test_what_is_named_is_verified_whatever_it_costs_while_a_step_has_room_the_shortest_first(self) -> None:
+        wanted = [Candidates(lease(), [0.1] * 32, must=32) for _ in range(48)]
+        counts = rule().choose([*wanted, Candidates(lease(), [0.1] * 5, must=5), Candidates(lease(), [])], 50, 256)
+        assert counts[-2:] == [5, 0] and sorted(counts[:-2]) == [0] * 41 + [32] * 7
+
+
+class TestHold:
+    def test_a_step_waits_for_a_guess_that_is_worth_more_than_the_wait_and_no_longer(self) -> None:
+        near = lease(now=0.0, eta_s=0.005)
+        assert rule().hold_until([(near, 0.6)], 0.001) == pytest.approx(0.01)
+        assert rule().hold_until([(near, 0.6)], 0.02) is None  # it does not come
+        assert rule().hold_until([(lease(eta_s=0.05), 0.6)], 0.001) is None  # it takes too long
+        assert rule(tokens_per_s=2500).hold_until([(near, 0.6)], 0.001) is None  # others would wait, too
+        assert rule().hold_until([(lease(), 0.6)], 0.001) is None  # nobody knows when it will come
+
+    def test_what_is_named_is_waited_for_at_most_so_long(self) -> None:
+        fixed = lease(num_draft_tokens=4)
+        assert rule().hold_until([(fixed, 1.0)], 0.5) == MOST_HOLD_S
+        assert rule().hold_until([(fixed, 1.0)], MOST_HOLD_S) is None
