@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from outrider.engine.sampling.chain import Chain
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.tree_acceptance import DraftTree
+from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.slots import Slot
 from outrider.wire.kinds import Drafter
 from outrider.wire.speculation import Speculation
+from outrider.wire.transport.codec import Rows
 from target_service.jobs import Fallback, VerifyJob
-from target_service.parked import Parked, ParkedNode
+from target_service.parked import Parked
 
 ETA_WEIGHT = 0.25
 """Weight of a new arrival in what a slot's guesses usually take. Doubling it follows twice as fast, and chance, too."""
@@ -99,18 +101,30 @@ class Ready:
     tree: DraftTree | None = None
     """None for a chain."""
     guessed: bool = False
-    """Under `rejection`: drafts are kept where the target draws the same with numbers of the position. That is as often
-    as by the other rules where there was no choice, and exact even where they were copied from what the same numbers
-    once said."""
+    """Under `rejection`: drafts are kept where the target draws the same with its numbers of the position, as under
+    `coupled`. That is as often as by the other rules where there was no choice, and exact even where they were copied
+    from what the same numbers once said."""
     drafter: Drafter | None = None
     fallback: Fallback | None = None
 
-    def noise_rounds(self, count: int) -> Sequence[int]:
-        """Return what its noise after 0, 1, ... drafts is keyed by beside the position: the round; of guesses, which
-        know no rounds like plain steps, the position again.
-        """
-        start = len(self.slot.committed)
-        return range(start, start + count) if self.guessed else [start] * count
+    @property
+    def is_walked(self) -> bool:
+        """Whether drafts are kept as far as they are what the target says."""
+        return self.guessed or self.slot.params.determined
+
+
+class Draft(Protocol):
+    """A draft token that a step may verify: of a tree that has come, or of the target's own."""
+
+    @property
+    def token_id(self) -> int: ...
+
+    @property
+    def kind(self) -> NodeKind: ...
+
+    @property
+    def law(self) -> RowLaw | tuple[Rows, int] | None:
+        """What it was drawn from, perhaps as it came: a row of a delivery. None but for LAW."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +132,13 @@ class Candidates:
     """What a slot's step might verify, best first."""
 
     lease: Lease
-    gains: Sequence[float]
-    """The chance of each to be kept."""
-    own: Chain | None = None
-    """Of its own drafter; else they are `nodes`."""
-    nodes: Sequence[tuple[float, ParkedNode, int]] = ()
-    """Each with its chance and the index of its parent among them."""
+    nodes: Sequence[tuple[float, Draft, int]] = ()
+    """Each with its chance to be kept and the index of its parent among them."""
     must: int = 0
     """So many of them are verified whatever they cost."""
+    drafter: Drafter = Drafter.MODEL
+    """Who made them; MODEL where they were delivered."""
+
+    @property
+    def gains(self) -> list[float]:
+        return [chance for chance, _, _ in self.nodes]

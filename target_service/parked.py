@@ -34,7 +34,7 @@ class ParkedNode:
     children: dict[int, ParkedNode] = field(default_factory=dict)
     """By token id."""
     ended: bool = False
-    """Nothing will follow it."""
+    """Nothing that is waited for will follow it."""
 
     def drawn(self) -> list[ParkedNode]:
         """Return its LAW children in the order in which they were drawn."""
@@ -60,7 +60,6 @@ class Parked:
         """Stands for the last committed token."""
         self.num_nodes = 0
         self.num_bytes = 0
-        self._segment_floor = 0
 
     def insert(self, nodes: Nodes, committed: Sequence[int], most_bytes: int) -> Inserted:
         """Take in what a draft delivered. committed: the slot's tokens; most_bytes: what the slot may hold."""
@@ -107,12 +106,11 @@ class Parked:
             assert nodes.rows is not None and row is not None, "a LAW node without its law"
             law = (nodes.rows, row)
             drawn = parent.drawn()
-            if nodes.segments[index] < self._segment_floor or (drawn and drawn[0].law != law):
-                return (
-                    None  # of a chain that is of no use any more, or another than the first, of which a state has one
-                )
+            if drawn and drawn[0].law != law:
+                return None  # of another chain than the first, of which a state has one
         child = ParkedNode(nodes.ids[index], nodes.ranks[index], kind, num_bytes, law)
         parent.children[child.token_id] = child
+        parent.ended &= parent is self.root  # what was doubted may be believed again, deeper in the answer
         self.num_nodes += 1
         self.num_bytes += num_bytes
         return child
@@ -138,11 +136,10 @@ class Parked:
             length += 1
         return length, node
 
-    def advance(self, ids: Sequence[int], recovered: bool, note: Callable[[int | None], None] | None) -> int:
+    def advance(self, ids: Sequence[int], note: Callable[[int | None], None] | None) -> int:
         """Go on under the tokens just committed; return how many nodes are given up, those on the path not counted.
 
-        recovered: the last of ids was drawn in place of a draft, so that no chain that began before is of use. note: is
-        told the rank of what came, or None, for each node that had children.
+        note: is told the rank of what came, or None, for each node that had children.
         """
         node, before, num_path = self.root, self.num_nodes, 0
         for token_id in ids:
@@ -154,8 +151,6 @@ class Parked:
                 break
             node = child
             num_path += 1
-        if recovered and node.kind is NodeKind.LAW:
-            node = ParkedNode(PATH_END)
         self.root = node
         below = [each for each in _all(node) if each is not node]
         self.num_nodes, self.num_bytes = len(below), sum(each.num_bytes for each in below)
@@ -163,19 +158,15 @@ class Parked:
 
     @property
     def ended(self) -> bool:
-        """Return whether nothing will follow the likeliest path."""
+        """Return whether nothing that is waited for will come under the committed tokens."""
         chain = self.chain(MAX_PARKED_NODES)
-        return chain[-1].ended if chain else self.root.ended
+        return self.root.ended or (bool(chain) and chain[-1].ended)
 
     def clear(self) -> int:
         """Give everything up; return how many nodes that were."""
         num_nodes = self.num_nodes
         self.root, self.num_nodes, self.num_bytes = ParkedNode(PATH_END), 0, 0
         return num_nodes
-
-    def recovered_at(self, committed_len: int) -> None:
-        """Take no chain any more that began before this length."""
-        self._segment_floor = committed_len
 
     def chain(self, most: int) -> list[ParkedNode]:
         """Return the likeliest path of guesses, or the chain of laws, from the last committed token on."""

@@ -44,12 +44,10 @@ class Nodes:
     ranks: Sequence[int]
     """Place among its siblings, the most likely or first drawn one 0."""
     kinds: Sequence[NodeKind]
-    segments: Sequence[int]
-    """Of each node the committed_len at which its chain of laws began; no meaning but for LAW."""
     rows: Rows | None
     """Laws: one for each parent of LAW nodes, in the order of their first LAW children."""
     ends: bool = False
-    """Nothing will follow the last node, or the path where there is none."""
+    """Nothing that is waited for will follow the last node, or the path where there is none."""
     num_bytes: int = 0
 
     def with_rows(self, rows: Rows) -> Nodes:
@@ -57,7 +55,6 @@ class Nodes:
 
 
 def to_proto(nodes: Nodes, target_epoch: int, vocab_size: int) -> tpb.Delivery:
-    has_laws = NodeKind.LAW in nodes.kinds
     return tpb.Delivery(
         ticket=nodes.ticket,
         target_epoch=target_epoch,
@@ -67,7 +64,6 @@ def to_proto(nodes: Nodes, target_epoch: int, vocab_size: int) -> tpb.Delivery:
         parents=np.array(nodes.parents, dtype="<i4").tobytes(),
         ranks=bytes(nodes.ranks),
         kinds=bytes(kind.value for kind in nodes.kinds),
-        segments=np.array(nodes.segments, dtype="<u4").tobytes() if has_laws else b"",
         distributions=None if nodes.rows is None else rows_to_proto(nodes.rows, vocab_size),
         ends=nodes.ends,
     )
@@ -77,7 +73,7 @@ def from_proto(item: tpb.Delivery, vocab_size: int) -> Nodes:
     """Read and check all that needs no tensor of floats. Raises BadTensor."""
     path, ids = _ids("path", item.path, vocab_size), _ids("ids", item.ids, vocab_size)
     num = len(ids)
-    parents, segments = _ints("parents", item.parents), _ints("segments", item.segments)
+    parents = _ints("parents", item.parents)
     ranks, kinds = list(item.ranks), list(item.kinds)
     for name, values in (("parents", parents), ("ranks", ranks), ("kinds", kinds)):
         if len(values) != num:
@@ -89,8 +85,6 @@ def from_proto(item: tpb.Delivery, vocab_size: int) -> Nodes:
     if unknown:
         raise BadTensor(f"kinds hold {min(unknown)}, must be of {sorted(_KINDS)}")
     drawn_from = {parent for parent, kind in zip(parents, kinds, strict=True) if kind == tpb.NODE_KIND_LAW}
-    if drawn_from and len(segments) != num:
-        raise BadTensor(f"{len(segments)} segments for {num} nodes; each has one where a law is")
     if drawn_from and not item.HasField("distributions"):
         raise BadTensor("distributions are missing, and nodes were drawn from laws")
     rows = rows_from_proto(item.distributions, len(drawn_from), vocab_size) if drawn_from else None
@@ -102,7 +96,6 @@ def from_proto(item: tpb.Delivery, vocab_size: int) -> Nodes:
         parents,
         ranks,
         [_KINDS[kind] for kind in kinds],
-        segments or [0] * num,
         rows,
         item.ends,
         item.ByteSize(),

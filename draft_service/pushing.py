@@ -1,0 +1,112 @@
+"""What leaves a draft: nodes of its trees as messages, at once where a target waits for them, else now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+
+from draft_service.growing import Growing
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.wire_tensors import encode_laws
+from outrider.engine.speculation.nodes import MAX_NODES, PATH_END, NodeKind, Nodes
+from outrider.engine.speculation.tree import GrowingTree, Node
+from outrider.engine.worker.engine_thread import EngineThread
+from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.transport.codec import DenseRows
+
+PUSH_S = 0.004
+"""Seconds between two messages of a slot whose target has guesses to go on with. Doubling it halves the messages, and
+lets guesses come later."""
+NUM_URGENT = 4
+"""Messages of a slot that leave at once after its target had nothing to go on with. Doubling it lets a target that
+waits go on with deeper guesses, for more messages."""
+MOST_IN_MESSAGE = MAX_NODES // 2
+"""Nodes with which a message is full; siblings of the last are added. Doubling it makes a target refuse the largest."""
+
+Send = Callable[[str, int, Nodes], None]
+"""Sends nodes to (the target's address, its epoch). Runs on the gRPC loop's thread."""
+
+
+class Pusher:
+    """Decides by counts and times alone when a slot's nodes leave: under `rejection` nothing that is drawn may."""
+
+    def __init__(self, engine: EngineThread, send: Send, metrics: WorkerMetrics) -> None:
+        self._engine = engine
+        self._send = send
+        self._metrics = metrics
+
+    def push_due(self, growing: Growing, *, goes_on: bool) -> None:
+        """Send what was grown in a slot, if it is time. goes_on: more is being grown now."""
+        tree = growing.tree
+        if tree is None or not (tree.unsent or tree.ended):
+            return
+        now = time.monotonic()
+        is_due = now - growing.pushed_s >= PUSH_S
+        if tree.awaits_named:  # the target waits for all of it: nothing goes out early but large laws
+            is_due = is_due and not growing.slot.params.determined
+        else:
+            is_due = is_due or growing.num_urgent > 0 or not goes_on
+        if is_due:
+            self._push(growing, tree)
+            growing.pushed_s, growing.num_urgent = now, max(0, growing.num_urgent - 1)
+
+    def _push(self, growing: Growing, tree: GrowingTree) -> None:
+        unsent, tree.unsent = tree.unsent, []
+        ended, tree.ended = tree.ended, []
+        send = partial(self._send, growing.job.deliver_to, growing.job.target_epoch)
+        for group in _groups(unsent):
+            self._engine.answer(partial(self._encode, send, *_message(growing, tree, group)))
+        for node in ended:
+            nodes = Nodes(growing.ticket, tree.committed_len, node.path(tree.root), (), (), (), (), None, ends=True)
+            self._engine.answer(partial(send, nodes))
+
+    def _encode(self, send: Callable[[Nodes], None], nodes: Nodes, laws: Sequence[RowLaw], is_cut: bool) -> None:
+        """Encode the laws and send. On the gRPC loop's thread."""
+        encoding, num_bytes = "ids", 4 * len(nodes.ids)
+        if laws:
+            rows = encode_laws(laws, prefer_sparse=is_cut)
+            is_full = isinstance(rows, DenseRows)
+            encoding = "full" if is_full else "topk"
+            num_bytes += len(rows.data) if isinstance(rows, DenseRows) else len(rows.ids) + len(rows.log_probs)
+            nodes = nodes.with_rows(rows)
+        self._metrics.wire_bytes.labels(encoding=encoding).inc(num_bytes)
+        send(nodes)
+
+
+def _groups(unsent: Sequence[Node]) -> list[list[Node]]:
+    """Return the nodes of each message: a parent, made before its children, with them, and siblings, which share a law,
+    together.
+    """
+    groups: list[list[Node]] = []
+    group_of: dict[int, list[Node]] = {}
+    for node in unsent:
+        group = group_of.get(id(node.parent))
+        if group is None or (len(group) >= MOST_IN_MESSAGE and node.rank == 0):
+            group = []
+            groups.append(group)
+        group.append(node)
+        group_of[id(node)] = group_of[id(node.parent)] = group
+    return groups
+
+
+def _message(growing: Growing, tree: GrowingTree, group: Sequence[Node]) -> tuple[Nodes, list[RowLaw], bool]:
+    """Return nodes that hang together, the laws of those that were drawn, and whether these were cut."""
+    index = {id(node): place for place, node in enumerate(group)}
+    first = group[0].parent
+    assert first is not None, "the root is not sent"
+    drawn = [node for node in group if node.kind is NodeKind.LAW]
+    laws = [next(same).law for _, same in groupby(drawn, key=lambda node: id(node.parent))]
+    nodes = Nodes(
+        growing.ticket,
+        tree.committed_len,
+        first.path(tree.root),
+        [node.token_id for node in group],
+        [index.get(id(node.parent), PATH_END) for node in group],
+        [node.rank for node in group],
+        [node.kind for node in group],
+        None,
+    )
+    is_cut = bool(drawn) and drawn[0].segment is not None and drawn[0].segment.topk is not None
+    return nodes, [law for law in laws if law is not None], is_cut
