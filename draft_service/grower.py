@@ -26,7 +26,7 @@ from outrider.engine.worker.slots import BareSlot, Slot, needs_prefill
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 
-FULL_LOGPROBS_BUDGET_BYTES = 4 << 20
+FULL_LOGPROBS_BUDGET_BYTES = 1 << 16
 """`auto` sends whole laws while those of a round of all slots stay under this. Doubling it doubles the wire's share."""
 LAWS_OF_A_ROUND = 8
 """Laws that a slot's round is taken to send, keys' followers counted. Doubling it cuts laws at half the slots."""

@@ -9,7 +9,7 @@ from draft_service.growing import Growing
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.drafter import Said, of_logits
-from outrider.engine.speculation.nodes import PATH_END
+from outrider.engine.speculation.nodes import TREE_ROOT
 from outrider.engine.speculation.tree import Node
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
@@ -109,7 +109,7 @@ def _row(growing: Growing, nodes: Sequence[Node]) -> Row:
     if not tree.root.is_fed:
         return Row(slot.table, slot.committed[num_cached:], num_cached, 1, slot.cached)
     order = [*tree.fed, *nodes]
-    place = {id(node): index for index, node in enumerate(order)} | {id(tree.root): PATH_END}
+    place = {id(node): index for index, node in enumerate(order)} | {id(tree.root): TREE_ROOT}
     parents = [place[id(node.parent)] for node in order]
     is_chain = parents == list(range(-1, len(parents) - 1))
     new_ids = [node.token_id for node in nodes]

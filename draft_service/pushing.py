@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
 
 from draft_service.growing import Growing
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.wire_tensors import encode_laws
-from outrider.engine.speculation.nodes import MAX_NODES, PATH_END, NodeKind, Nodes
+from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.tree import GrowingTree, Node
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.metrics import WorkerMetrics
@@ -57,10 +56,10 @@ class Pusher:
         ended, tree.ended = tree.ended, []
         send = partial(self._send, growing.job.deliver_to, growing.job.target_epoch)
         for group in _groups(unsent):
-            self._engine.answer(partial(self._encode, send, *_message(growing, tree, group)))
-        for node in ended:
-            nodes = Nodes(growing.ticket, tree.committed_len, node.path(tree.root), (), (), (), (), None, ends=True)
-            self._engine.answer(partial(send, nodes))
+            self._engine.answer(partial(self._encode, send, *_message(growing.ticket, tree, group, ended)))
+            ended = []
+        if ended:
+            self._engine.answer(partial(self._encode, send, *_message(growing.ticket, tree, (), ended)))
 
     def _encode(self, send: Callable[[Nodes], None], nodes: Nodes, laws: Sequence[RowLaw], is_cut: bool) -> None:
         """Encode the laws and send. On the gRPC loop's thread."""
@@ -75,38 +74,44 @@ class Pusher:
         send(nodes)
 
 
-def _groups(unsent: Sequence[Node]) -> list[list[Node]]:
-    """Return the nodes of each message: a parent, made before its children, with them, and siblings, which share a law,
-    together.
-    """
-    groups: list[list[Node]] = []
-    group_of: dict[int, list[Node]] = {}
-    for node in unsent:
-        group = group_of.get(id(node.parent))
-        if group is None or (len(group) >= MOST_IN_MESSAGE and node.rank == 0):
-            group = []
-            groups.append(group)
-        group.append(node)
-        group_of[id(node)] = group_of[id(node.parent)] = group
-    return groups
+def _groups(unsent: Sequence[Node]) -> Iterator[Sequence[Node]]:
+    """Return the nodes of each message, siblings together: they share a law. Those that end come with the first."""
+    start = 0
+    for place, node in enumerate(unsent):
+        if place - start >= MOST_IN_MESSAGE and node.rank == 0:
+            yield unsent[start:place]
+            start = place
+    if start < len(unsent):
+        yield unsent[start:]
 
 
-def _message(growing: Growing, tree: GrowingTree, group: Sequence[Node]) -> tuple[Nodes, list[RowLaw], bool]:
-    """Return nodes that hang together, the laws of those that were drawn, and whether these were cut."""
-    index = {id(node): place for place, node in enumerate(group)}
-    first = group[0].parent
-    assert first is not None, "the root is not sent"
-    drawn = [node for node in group if node.kind is NodeKind.LAW]
-    laws = [next(same).law for _, same in groupby(drawn, key=lambda node: id(node.parent))]
-    nodes = Nodes(
-        growing.ticket,
+def _message(
+    ticket: int, tree: GrowingTree, group: Sequence[Node], ended: Sequence[Node]
+) -> tuple[Nodes, list[RowLaw], bool]:
+    """Return new nodes with those that lead to them, the laws of those that were drawn, and whether these were cut."""
+    new = {id(node) for node in group}
+    order = {id(node): node for node in group}
+    for node in (*group, *ended):
+        above: Node | None = node
+        while above is not tree.root and above is not None and (id(above) not in order or above is node):
+            order[id(above)] = above
+            above = above.parent
+    nodes = sorted(order.values(), key=lambda node: (node.position, node.rank))
+    index = {id(node): place for place, node in enumerate(nodes)} | {id(tree.root): TREE_ROOT}
+    kinds = [node.kind if id(node) in new else NodeKind.KNOWN for node in nodes]
+    drawn: dict[int, Node] = {}  # by parent, the first
+    for node, kind in zip(nodes, kinds, strict=True):
+        if kind is NodeKind.LAW:
+            drawn.setdefault(id(node.parent), node)
+    message = Nodes(
+        ticket,
         tree.committed_len,
-        first.path(tree.root),
-        [node.token_id for node in group],
-        [index.get(id(node.parent), PATH_END) for node in group],
-        [node.rank for node in group],
-        [node.kind for node in group],
+        [node.token_id for node in nodes],
+        [index[id(node.parent)] for node in nodes],
+        [node.rank for node in nodes],
+        kinds,
         None,
+        [index[id(node)] for node in ended],
     )
-    is_cut = bool(drawn) and drawn[0].segment is not None and drawn[0].segment.topk is not None
-    return nodes, [law for law in laws if law is not None], is_cut
+    is_cut = any(node.segment is not None and node.segment.topk is not None for node in drawn.values())
+    return message, [node.law for node in drawn.values() if node.law is not None], is_cut

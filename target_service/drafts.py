@@ -109,9 +109,7 @@ class Drafts:
                 shares.forget()
         self._count("pruned", lease.parked.advance(ids, lease.shares.note if determined else None))
         num_wasted, lease.num_wasted = lease.num_wasted, 0
-        lease.ready_s, lease.held_s, lease.refused = now, 0.0, None
-        lease.hit = bool(lease.parked.chain(1))
-        lease.lacks = not lease.hit
+        lease.goes_on(now)
         return num_wasted
 
     def _of_shape(self, lease: Lease, room: int) -> Sequence[tuple[float, Draft, int]]:

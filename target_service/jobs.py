@@ -59,6 +59,7 @@ class DeliverJob:
     """Park what a draft delivered."""
 
     nodes: Nodes
+    arrived_s: float
 
 
 @dataclass(frozen=True, slots=True)

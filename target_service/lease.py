@@ -17,6 +17,8 @@ from outrider.wire.transport.codec import Rows
 from target_service.jobs import Fallback, VerifyJob
 from target_service.parked import Parked
 
+MOST_LACKED = 8
+"""Lengths that are remembered for when their guesses come. Doubling it learns from later ones."""
 ETA_WEIGHT = 0.25
 """Weight of a new arrival in what a slot's guesses usually take. Doubling it follows twice as fast, and chance, too."""
 
@@ -40,14 +42,14 @@ class Lease:
     parked: Parked = field(default_factory=Parked)
     heard: bool = False
     """Something was delivered under the ticket."""
+    lacked: dict[int, float] = field(default_factory=dict)
+    """By the length at which nothing lay ready and nothing has come since: when the slot could go on."""
     eta_s: float | None = None
-    """How long after a verdict the next guesses usually come, where none lay ready."""
+    """How long after such a moment the first guesses usually come."""
     gap_s: float | None = None
     """How long after some the next ones usually come."""
     arrived_s: float = 0.0
     """When the last ones came."""
-    lacks: bool = True
-    """Nothing lay ready for the next step when the last verdict left, and nothing has come since."""
     hit: bool = False
     """Something lay ready then."""
     held_s: float = 0.0
@@ -66,15 +68,29 @@ class Lease:
         """Whether it may take another step."""
         return len(self.slot.committed) < self.until_len
 
-    def arrived(self, now: float) -> None:
-        """Note that guesses came."""
+    def goes_on(self, now: float) -> None:
+        """Note that the slot can take its next step."""
+        self.ready_s, self.held_s, self.refused = now, 0.0, None
+        self.hit = bool(self.parked.chain(1))
+        if not self.hit:
+            self.lacked[len(self.slot.committed)] = now
+            if len(self.lacked) > MOST_LACKED:
+                del self.lacked[next(iter(self.lacked))]
+
+    def arrived(self, root_len: int, arrived_s: float) -> None:
+        """Note that guesses came, of use or not: they tell how long they take. root_len: what they hang under."""
         self.live = self.heard = True
-        if self.lacks:
-            self.lacks = False
-            self.eta_s = _mean(self.eta_s, max(0.0, now - self.ready_s))
-        else:
-            self.gap_s = _mean(self.gap_s, now - self.arrived_s)
-        self.arrived_s = now
+        lacked_s = self.lacked.pop(root_len, None)
+        if lacked_s is not None:
+            self.eta_s = _mean(self.eta_s, max(0.0, arrived_s - lacked_s))
+        elif self.arrived_s:
+            self.gap_s = _mean(self.gap_s, max(0.0, arrived_s - self.arrived_s))
+        self.arrived_s = arrived_s
+
+    @property
+    def lacks(self) -> bool:
+        """Whether nothing lay ready for the next step, and nothing has come since."""
+        return len(self.slot.committed) in self.lacked
 
     @property
     def next_s(self) -> tuple[float, float] | None:

@@ -69,7 +69,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         except BadTensor as error:
             self._service.engine.submit(RefusedDelivery(item.ticket, str(error)))
             return False
-        self._service.engine.submit(DeliverJob(nodes))
+        self._service.engine.submit(DeliverJob(nodes, time.monotonic()))
         return True
 
 

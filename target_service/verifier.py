@@ -120,8 +120,8 @@ class Verifier:
 
     def handle(self, job: object) -> None:
         match job:
-            case DeliverJob(nodes):
-                self._leases.deliver(nodes, time.monotonic())
+            case DeliverJob(nodes, arrived_s):
+                self._leases.deliver(nodes, arrived_s)
             case ExtendJob():
                 self._leases.extend(job, time.monotonic())
             case VerifyJob():
@@ -252,7 +252,7 @@ class Verifier:
             for each in found:
                 each.lease.held_s = max(0.0, now - max(self._held_since, each.lease.ready_s))
             for lease, _ in lacking:
-                lease.live = lease.heard and not lease.lacks and not lease.speculation.is_fixed
+                lease.live = not lease.lacks and not lease.speculation.is_fixed
         return False
 
     # commit

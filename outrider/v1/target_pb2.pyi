@@ -20,6 +20,7 @@ class NodeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NODE_KIND_GUESS: _ClassVar[NodeKind]
     NODE_KIND_LAW: _ClassVar[NodeKind]
     NODE_KIND_KEY: _ClassVar[NodeKind]
+    NODE_KIND_KNOWN: _ClassVar[NodeKind]
 FALLBACK_REASON_UNSPECIFIED: FallbackReason
 FALLBACK_REASON_LATE: FallbackReason
 FALLBACK_REASON_REFUSED: FallbackReason
@@ -27,6 +28,7 @@ NODE_KIND_UNSPECIFIED: NodeKind
 NODE_KIND_GUESS: NodeKind
 NODE_KIND_LAW: NodeKind
 NODE_KIND_KEY: NodeKind
+NODE_KIND_KNOWN: NodeKind
 
 class TargetRequestBatch(_message.Message):
     __slots__ = ("items",)
@@ -151,11 +153,10 @@ class DeliveryBatch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
 class Delivery(_message.Message):
-    __slots__ = ("ticket", "target_epoch", "root_len", "path", "ids", "parents", "ranks", "kinds", "distributions", "ends")
+    __slots__ = ("ticket", "target_epoch", "root_len", "ids", "parents", "ranks", "kinds", "distributions", "ends")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROOT_LEN_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
@@ -165,14 +166,13 @@ class Delivery(_message.Message):
     ticket: int
     target_epoch: int
     root_len: int
-    path: bytes
     ids: bytes
     parents: bytes
     ranks: bytes
     kinds: bytes
     distributions: _common_pb2.TokenDistributions
-    ends: bool
-    def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., root_len: _Optional[int] = ..., path: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., distributions: _Optional[_Union[_common_pb2.TokenDistributions, _Mapping]] = ..., ends: _Optional[bool] = ...) -> None: ...
+    ends: bytes
+    def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., root_len: _Optional[int] = ..., ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., distributions: _Optional[_Union[_common_pb2.TokenDistributions, _Mapping]] = ..., ends: _Optional[bytes] = ...) -> None: ...
 
 class DeliverSummary(_message.Message):
     __slots__ = ("num_deliveries", "num_refused")

@@ -33,15 +33,14 @@ def grow(said: Sequence[Said]) -> list[tuple[GrowingTree, str]]:
         tree = each.tree
         if id(tree) in failed:
             continue
-        was_waited_for = tree.awaits_named
         try:
             _make_children(each, numbers)
         except NonFiniteLogits as error:
             failed[id(tree)] = (tree, error.message)
             continue
         tree.ended.extend(_ends(each))
-        if was_waited_for and not tree.awaits_named:
-            tree.ended.append(tree.root)
+    for tree in {id(each.tree): each.tree for each in said}.values():
+        tree.note_grown()
     return list(failed.values())
 
 
@@ -117,7 +116,7 @@ def _ends(said: Said) -> Sequence[Node]:
     """Return the nodes that the target is not to wait for more after, now that a node's children are made."""
     if not said.node.children:
         return [said.node]
-    first = said.node.children[0]
-    if said.node.kind is NodeKind.GUESS and first.kind is NodeKind.LAW:  # what is guessed and what is drawn do not mix
+    first, is_guess = said.node.children[0], said.node is not said.tree.root and said.node.kind is NodeKind.GUESS
+    if is_guess and first.kind is NodeKind.LAW:  # what is guessed and what is drawn do not mix
         return [said.node]
     return [first] if said.tree.is_end(first) else []

@@ -100,6 +100,8 @@ class GrowingTree:
         self._unfed: list[tuple[float, int, Node]] = []
         self._named: list[Node] = []
         """Unfed nodes after which the request names others: the target waits for those."""
+        self._is_told = False
+        """Whether it was said that all which is named is here."""
         self._num_made = 0
         self._push(self.root)
 
@@ -141,6 +143,12 @@ class GrowingTree:
     def awaits_named(self) -> bool:
         """Return whether not all is grown yet that the request names under what is committed."""
         return bool(self._named)
+
+    def note_grown(self) -> None:
+        """Say, once, that all which the request names is grown: there may be fewer nodes than it names."""
+        if self.plan.places and not self._named and not self._is_told:
+            self._is_told = True
+            self.ended.append(self.root)
 
     def _rank_path(self, node: Node) -> Place:
         ranks: list[int] = []
@@ -241,7 +249,7 @@ class GrowingTree:
         for each in (node, *below):
             each.chance /= chance
             each.confidence /= confidence
-        node.parent, self.root, self._unfed, self._named = None, node, [], []
+        node.parent, self.root, self._unfed, self._named, self._is_told = None, node, [], [], False
         for each in (node, *below):
             if not each.is_fed:
                 self._push(each)
@@ -270,7 +278,7 @@ class GrowingTree:
         self._forget()
 
     def _forget(self) -> None:
-        self.fed, self.unsent, self.ended, self._unfed, self._named = [], [], [], [], []
+        self.fed, self.unsent, self.ended, self._unfed, self._named, self._is_told = [], [], [], [], [], False
         self._push(self.root)
 
     def _push(self, node: Node) -> None:
