@@ -118,6 +118,7 @@ class Grower:
         growing.ticket, growing.tree = job.ticket, tree
         if not tree.root.children:
             growing.num_urgent = NUM_URGENT
+        self._pusher.push_due(growing, goes_on=bool(tree.offers(1)))
 
     def _begin(self, growing: Growing, job: AdvanceJob) -> GrowingTree:
         """Return a tree that knows no guesses. Those of another are not for the cache to be compared by: its cells are

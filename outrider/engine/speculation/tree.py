@@ -255,6 +255,7 @@ class GrowingTree:
                 self._push(each)
         for each in (node, *self.fed):
             self._fill(each)
+        self.note_grown()
         return keep
 
     def _goes_on(self, node: Node) -> bool:
