@@ -1,4 +1,4 @@
-"""Coupled noise on a device beside the host's, to the last bit. The unit tests ask a CPU, the GPU's tests a GPU."""
+"""The target's own noise on a device beside the host's, to the last bit. The unit tests ask a CPU, the GPU's tests a GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def random_law(rng: np.random.Generator, size: int, spread: float = 2.0) -> RowL
 def check_noise(device: str, vocab_size: int = 999) -> None:
     """[R, V] float64, a row each of seeds, choices and positions at both ends of their ranges."""
     rows = [(seed, choice, position) for seed in SEEDS for choice in (0, 127) for position in (0, 2**32 - 1)]
-    keys = torch.tensor([(s & 0xFFFFFFFF, s >> 32, c << 8 | Purpose.COUPLED, p) for s, c, p in rows], device=device)
+    keys = torch.tensor([(s & 0xFFFFFFFF, s >> 32, c << 8 | Purpose.TARGET, p) for s, c, p in rows], device=device)
     made = gumbels(keys, vocab_size)
     assert made.device.type == device
     for row, (seed, choice, position) in zip(made.cpu(), rows, strict=True):

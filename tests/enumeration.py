@@ -2,7 +2,8 @@
 
 A number is not drawn but known to lie in an interval, which each look at it narrows: a number that is looked at twice,
 by two rules or in two steps, is one number there too. The product's own functions are run, with `every_draw` in the
-place of their inverse CDF.
+place of their inverse CDF, and with `own_draw` for what the target draws itself: by a number a position, as in service
+by the numbers of its ids.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from outrider.engine.sampling import acceptance, row_law, tree_acceptance
+from outrider.engine.sampling import row_law
+from outrider.engine.sampling.acceptance import OwnDraw
 from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.speculation import drawing
 
 T = TypeVar("T")
 Prefix = tuple[int, ...]
@@ -104,8 +107,13 @@ def drawn_place(weights: np.ndarray, u: float) -> int:
 
 @pytest.fixture
 def every_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (acceptance, tree_acceptance, row_law):
+    for module in (drawing, row_law):
         monkeypatch.setattr(module, "draw_place", drawn_place)
+
+
+def own_draw(number: Callable[[int], Number]) -> OwnDraw:
+    """number: takes the place; returns what the target's own token there is drawn with."""
+    return lambda place, weights, ids: drawn_place(weights, number(place))
 
 
 def every_run(run: Callable[[Chooser], T]) -> Iterator[tuple[float, T]]:

@@ -13,7 +13,7 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_
 from outrider.engine.sampling.sampling import distributions
 from outrider.wire.params import SamplingParams
 from tests import block_rule
-from tests.block_rule import drawn
+from tests.block_rule import gumbel_max
 
 
 class ReferenceModel:
@@ -46,7 +46,7 @@ class ReferenceModel:
     def next_id(self, ids: Sequence[int], num_prompt: int, params: SamplingParams) -> int:
         """What a plain step answers."""
         law = self.laws(ids, num_prompt, params, [])[0]
-        return drawn(_probs(law), uniform(params, len(ids), len(ids), Purpose.TARGET))
+        return gumbel_max(_probs(law), params, len(ids))
 
     def verdict(
         self,
@@ -60,7 +60,11 @@ class ReferenceModel:
         target = [_probs(row) for row in self.laws(ids, num_prompt, params, drafts)]
         draft, start = [_probs(row) for row in draft_log_probs[: len(drafts)]], len(ids)
         num, next_id = block_rule.verdict(
-            target, draft, drafts, lambda j, purpose: uniform(params, start, start + j, purpose)
+            target,
+            draft,
+            drafts,
+            lambda j: uniform(params, start, start + j, Purpose.ACCEPT),
+            lambda j, weights: gumbel_max(weights, params, start + j),
         )
         return num, [*drafts[:num], next_id]
 

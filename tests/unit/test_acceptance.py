@@ -1,12 +1,26 @@
 """Named outcomes of the acceptance rules: who is kept, what comes next, and that padding is never looked at."""
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.sampling.acceptance import Accepted, accept_matching, accept_token
+from outrider.engine.sampling.acceptance import (
+    Accepted,
+    Noise,
+    accept_block,
+    accept_block_one,
+    accept_matching,
+    accept_token,
+    accept_token_one,
+)
+from outrider.engine.sampling.coupled import coupled_place, device_keys
+from outrider.engine.sampling.row_law import Ids, RowLaw, Weights
+from outrider.wire.params import SamplingParams
 from tests.unit.drawing import draw
 
 INF = math.inf
@@ -64,8 +78,7 @@ def random_batch(num_rows: int, k: int, vocab_size: int, seed: int) -> dict[str,
         "draft_ids": ids,
         "num_drafted": torch.randint(0, k + 1, (num_rows,), generator=generator),
         "accept_u": noise(num_rows, k),
-        "recover_u": noise(num_rows, k),
-        "target_u": noise(num_rows, k + 1),
+        "keys": device_keys([SamplingParams(seed=b) for b in range(num_rows)], range(num_rows), torch.device("cpu")),
     }
 
 
@@ -78,12 +91,40 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     assert shuffled == [together[i] for i in order.tolist()]
     for b in range(32):
         k = int(batch["num_drafted"][b])
-        widths = {"target_log_probs": k + 1, "target_u": k + 1}
+        widths = {"target_log_probs": k + 1, "keys": 4}
         alone = {
             name: value[b : b + 1] if name == "num_drafted" else value[b : b + 1, : widths.get(name, k)]
             for name, value in batch.items()
         }
         assert pairs(accept_token(**alone)) == [together[b]]
+
+
+@pytest.mark.parametrize(
+    ("one", "batched"),
+    [
+        (accept_token_one, accept_token),
+        (accept_block_one, accept_block),
+        (partial(accept_token_one, lenience=0.9), partial(accept_token, lenience=torch.full((64,), 0.9).double())),
+    ],
+    ids=["by token", "by block", "lenient"],
+)
+def test_host_and_device_recover_and_add_the_same_ids(one: Callable[..., tuple[int, int]], batched: Any) -> None:
+    """Of the same numbers of the position: what the host reads of it, and what is made on a device."""
+    batch, seen = random_batch(64, 3, 40, seed=4), set[str]()
+    for b, (num_accepted, next_id) in enumerate(pairs(batched(**batch))):
+        num = int(batch["num_drafted"][b])
+        targets, drafts = (
+            [RowLaw(40, row.numpy()) for row in batch[f"{name}_log_probs"][b]] for name in ("target", "draft")
+        )
+
+        def own(place: int, weights: Weights, ids: Ids | None, b: int = b) -> int:
+            return coupled_place(weights, ids, SamplingParams(seed=b), b + place)
+
+        noise = Noise(batch["accept_u"][b].numpy(), own)
+        drafted = batch["draft_ids"][b, :num].tolist()
+        assert one(targets.__getitem__, drafts[:num], drafted, noise) == (num_accepted, next_id)
+        seen.add("recovered" if num_accepted < num else "bonus" if num else "plain")
+    assert seen == {"recovered", "bonus", "plain"}
 
 
 @pytest.mark.parametrize("garbage", [math.nan, INF, -INF, 0.0])

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from outrider.engine.sampling import acceptance
 from outrider.engine.sampling.acceptance import Noise, accept_block, accept_block_one, accept_token, accept_token_one
+from outrider.engine.sampling.coupled import device_keys
 from outrider.engine.sampling.noise import Purpose, host_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import RowLaw, draw_place
 from outrider.engine.sampling.sampling import distributions, probabilities
 from outrider.wire.params import SamplingParams
 from tests.law.table import ENUMERATED, Row, enumerated_row
-from tests.unit.drawing import cut_dense, draw
+from tests.unit.drawing import cut_dense, draw, draw_weights
 
 TOLERANCE = 1e-12
 BROKEN = 1e-3  # a broken rule must be off by at least this
@@ -93,15 +94,22 @@ class Round:
     RULE = staticmethod(accept_token)
     NAME, WHERE = "rejection by token", "batch on a device"
 
-    def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Accepted:
-        counts = torch.full_like(rows, self.num_drafted)
-        return self.RULE(self.target[rows], self.shipped[rows], self.ids[rows], counts, accept, recover, extra)
+    def decide(self, rows: Tensor, accept: Tensor, own: Tensor) -> acceptance.Accepted:
+        """own [N, K + 1] stands for the numbers that the target draws its own tokens with."""
+        counts, keys = torch.full_like(rows, self.num_drafted), torch.zeros(len(rows), 4, dtype=torch.int64)
+        laws = self.target[rows], self.shipped[rows], self.ids[rows]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(acceptance, "picked", lambda log_weights, at: by_number(log_weights, own, at[:, 3]))
+            return self.rule(*laws, counts, accept, keys)
 
-    def noise(self, num: int, accepted: int) -> tuple[Tensor, Tensor, Tensor]:
+    def rule(self, *args: Tensor) -> acceptance.Accepted:
+        return self.RULE(*args)
+
+    def noise(self, num: int, accepted: int) -> tuple[Tensor, Tensor]:
         """Uniforms that accept the first `accepted` drafts and reject the rest wherever that can happen."""
         accept = torch.full((num, self.ids.shape[1]), ALMOST_ONE, dtype=torch.float64)
         accept[:, self.first_that_accepts(accepted) : accepted] = TINY
-        return accept, torch.full_like(accept, 0.5), torch.full((num, self.target.shape[1]), 0.5, dtype=torch.float64)
+        return accept, torch.full((num, self.target.shape[1]), 0.5, dtype=torch.float64)
 
     def first_that_accepts(self, accepted: int) -> int:
         return 0
@@ -128,9 +136,9 @@ class Round:
         rows = torch.arange(len(self.sequences))
 
         def kept(u: Tensor) -> Tensor:
-            accept, recover, extra = self.noise(len(rows), j)
+            accept, own = self.noise(len(rows), j)
             accept[:, j] = u
-            return self.decide(rows, accept, recover, extra).num_accepted > j
+            return self.decide(rows, accept, own).num_accepted > j
 
         return bisect(kept, len(rows))
 
@@ -138,12 +146,9 @@ class Round:
         """[B, V]: law of the token after n kept drafts."""
 
         def sample(rows: Tensor, u: Tensor) -> Tensor:
-            accept, recover, extra = self.noise(len(rows), n)
-            if n < self.num_drafted:
-                recover[:, n] = u
-            else:
-                extra[:, n] = u
-            return self.decide(rows, accept, recover, extra).next_ids
+            accept, own = self.noise(len(rows), n)
+            own[:, n] = u
+            return self.decide(rows, accept, own).next_ids
 
         return measured_law(sample, len(self.sequences), self.vocab_size)
 
@@ -162,9 +167,9 @@ class BlockRound(Round):
         rows = torch.arange(len(self.sequences))
 
         def kept(u: Tensor) -> Tensor:
-            accept, recover, extra = self.noise(len(rows), 0)
+            accept, own = self.noise(len(rows), 0)
             accept[:, j - 1] = u
-            return self.decide(rows, accept, recover, extra).num_accepted >= j
+            return self.decide(rows, accept, own).num_accepted >= j
 
         return bisect(kept, len(rows))
 
@@ -188,8 +193,11 @@ class HostRound(Round):
         self.target_laws = [[sparse(row) for row in rows] for rows in self.target]
         self.draft_laws = [[sparse(row) for row in rows] for rows in self.shipped]
 
-    def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Accepted:
-        noises = map(Noise, accept.numpy(), recover.numpy(), extra.numpy())
+    def decide(self, rows: Tensor, accept: Tensor, own: Tensor) -> acceptance.Accepted:
+        noises = [
+            Noise(kept, lambda place, weights, ids, u=u: draw_place(weights, u[place]))
+            for kept, u in zip(accept.numpy(), own.tolist(), strict=True)
+        ]
         found = [self.decide_one(row, noise) for row, noise in zip(rows.tolist(), noises, strict=True)]
         num_accepted, next_ids = torch.tensor(found).T
         return acceptance.Accepted(num_accepted, next_ids, torch.ones_like(rows, dtype=torch.bool))
@@ -201,6 +209,11 @@ class HostRound(Round):
 
 class HostBlockRound(HostRound, BlockRound):
     ONE = staticmethod(accept_block_one)
+
+
+def by_number(log_weights: Tensor, own: Tensor, places: Tensor) -> Tensor:
+    """Draw by the number of each row's place: log_weights [N, V], own [N, K + 1], places [N] -> [N] int64."""
+    return draw_weights(log_weights.exp(), own[torch.arange(len(own)), places])
 
 
 def sparse(log_probs: Tensor) -> RowLaw:
@@ -396,10 +409,8 @@ def lenient(share: float) -> tuple[type[Round], type[Round]]:
     """On a device and a slot at a time."""
 
     class OnDevice(Round):
-        def decide(self, rows: Tensor, accept: Tensor, recover: Tensor, extra: Tensor) -> acceptance.Accepted:
-            counts, shares = torch.full_like(rows, self.num_drafted), torch.full_like(rows, share, dtype=torch.float64)
-            laws = self.target[rows], self.shipped[rows], self.ids[rows]
-            return accept_token(*laws, counts, accept, recover, extra, shares)
+        def rule(self, *args: Tensor) -> acceptance.Accepted:
+            return accept_token(*args, torch.full((len(args[0]),), share, dtype=torch.float64))
 
     class OneSlot(HostRound):
         ONE = staticmethod(functools.partial(accept_token_one, lenience=share))
@@ -477,9 +488,11 @@ def simulate(
     """Decode LENGTH tokens under NUM_RUNS seeds with the real generator; returns counts [VOCAB ** LENGTH].
 
     target, draft [VOCAB, VOCAB] float32: log-probs after each last token. Every third seed drafts one token less.
-    `purposes` says which stream stands in for which: empty is the product. `round_counts`: False leaves the round out
-    of the generator's counter.
+    `purposes` says which stream stands in for which: empty is the product. Where it names TARGET, what the target draws
+    itself is drawn by that stream's number, and by the Gumbel numbers of the position else. `round_counts`: False
+    leaves the round out of the generator's counter.
     """
+    params = [SamplingParams(seed=seed) for seed in range(NUM_RUNS)]
     seeds = torch.arange(NUM_RUNS)
     rows, num_drafted = torch.arange(NUM_RUNS), k - (seeds % 3 == 0).long()
     tokens = torch.zeros(NUM_RUNS, 1 + LENGTH + k + 1, dtype=torch.int64)  # the first is the prompt's
@@ -498,15 +511,15 @@ def simulate(
         for u in noise(Purpose.DRAFT, k).unbind(1):
             context.append(draw(draft[context[-1]], u))
         path = torch.stack(context, dim=1)  # [NUM_RUNS, k + 1]
-        outcome = rule(
-            target[path],
-            draft[path[:, :-1]],
-            path[:, 1:],
-            num_drafted,
-            noise(Purpose.ACCEPT, k),
-            noise(Purpose.RECOVER, k),
-            noise(Purpose.TARGET, k + 1),
-        )
+        keys = device_keys(params, length.tolist(), length.device)
+        laws = target[path], draft[path[:, :-1]]
+        with pytest.MonkeyPatch.context() as patch:
+            if Purpose.TARGET in purposes:
+                own, first = noise(Purpose.TARGET, k + 1), length
+                patch.setattr(
+                    acceptance, "picked", lambda log_weights, at: by_number(log_weights, own, at[:, 3] - first)
+                )
+            outcome = rule(*laws, path[:, 1:], num_drafted, noise(Purpose.ACCEPT, k), keys)
         going = length <= LENGTH
         for j in range(k):
             keep = going & (j < outcome.num_accepted)
@@ -546,8 +559,8 @@ class TestNoiseInRounds:
         "shared",
         [
             {Purpose.ACCEPT: Purpose.DRAFT},
-            {Purpose.RECOVER: Purpose.DRAFT},
-            {Purpose.RECOVER: Purpose.ACCEPT},
+            {Purpose.TARGET: Purpose.DRAFT},
+            {Purpose.TARGET: Purpose.ACCEPT},
         ],
         ids=["accept with the draft's noise", "recover with the draft's noise", "recover with the acceptance's noise"],
     )

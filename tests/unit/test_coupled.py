@@ -1,4 +1,4 @@
-"""Coupled acceptance: the noise, the token it picks, and its law. By computation alone."""
+"""The target's own noise: its numbers, the token that they pick, and its law. By computation alone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chisquare
 
 from outrider.engine.native.library import library
 from outrider.engine.sampling import coupled
-from outrider.engine.sampling.coupled import coupled_id, fixed_log, gumbels_of, uniforms
+from outrider.engine.sampling.coupled import (
+    coupled_id,
+    coupled_place,
+    device_keys,
+    fixed_log,
+    gumbels_of,
+    picked,
+    uniforms,
+)
 from outrider.engine.sampling.noise import Purpose, host_uniforms
 from outrider.engine.sampling.row_law import NothingToDraw, RowLaw
 from tests.coupled_bits import (
@@ -43,7 +52,7 @@ class TestNoise:
         others = [
             host_uniforms(*(np.array([value], dtype=np.uint64) for value in (7, 0, 9)), purpose)[0]
             for purpose in Purpose
-            if purpose is not Purpose.COUPLED
+            if purpose is not Purpose.TARGET
         ]
         assert not set(others) & set(own)
 
@@ -88,10 +97,32 @@ class TestToken:
     def test_a_device_gives_what_the_host_gives(self) -> None:
         check_ids("cpu")
 
+    def test_by_weights_host_and_device_pick_the_same(self) -> None:
+        """Weights need not sum to 1, and of some ids there are none: as what is left after a rejection."""
+        rng, cpu = np.random.default_rng(6), torch.device("cpu")
+        for position in range(500):
+            weights = 10.0 ** rng.uniform(-9, 3) * np.exp(3 * rng.normal(size=60))
+            weights[rng.random(60) < 0.4] = 0.0
+            weights[rng.integers(60)] = 1.0
+            every = coupled_place(weights, None, params_of(), position)
+            keys = device_keys([params_of()], [position], cpu)
+            assert picked(torch.from_numpy(weights)[None].log(), keys).tolist() == [every]
+            ids = np.flatnonzero(weights)
+            assert ids[coupled_place(weights[ids], ids, params_of(), position)] == every
+
     def test_nothing_to_draw(self) -> None:
         for score in (-math.inf, math.nan):
             with pytest.raises(NothingToDraw):
                 coupled_id(RowLaw(3, np.full(3, score, dtype=np.float32)), params_of(), 1)
+            with pytest.raises(NothingToDraw):
+                coupled_place(np.exp(np.full(3, score)), None, params_of(), 1)
+
+    def test_by_weights_it_has_their_law(self) -> None:
+        weights, ids = np.array([3.0, 0.0, 0.5, 1.0, 2.0]), np.array([1, 4, 5, 8, 10])
+        drawn = Counter(coupled_place(weights, ids, params_of(), position) for position in range(12_000))
+        assert not drawn.pop(1, 0)
+        found = [drawn[place] for place in (0, 2, 3, 4)]
+        assert chisquare(found, 12_000 * weights[weights > 0] / weights.sum()).pvalue > 1e-4
 
     @pytest.mark.parametrize("vary", ("position", "seed", "choice"))
     def test_it_has_the_law(self, vary: str) -> None:

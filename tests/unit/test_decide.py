@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.engine.sampling import side_by_side
-from outrider.engine.sampling.coupled import coupled_id, uniforms
+from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked
@@ -122,8 +122,8 @@ def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = 
 
 
 def in_words(step: Step) -> list[Decided]:
-    """Sun et al., Algorithm 2, over whole laws. Coupled: whatever the drafts are, the largest sum of log-prob and
-    Gumbel number. Greedy: the best token.
+    """Sun et al., Algorithm 2, over whole laws. Coupled, and where the drafts are guesses: whatever they are, the
+    largest sum of log-prob and Gumbel number. Greedy: the best token.
     """
     outcomes, start = [], 0
     for r, state in zip(step.ready, step.states, strict=True):
@@ -141,11 +141,14 @@ def in_words(step: Step) -> list[Decided]:
 def one_in_words(r: Ready, laws: np.ndarray) -> Decided:
     start = len(r.slot.committed)
 
-    def u(j: int, purpose: Purpose) -> float:
-        return float(host_slot_uniforms([r.slot.params], [start], [start + j], [purpose])[0, 0])
+    def u(j: int) -> float:
+        return float(host_slot_uniforms([r.slot.params], [start], [start + j], [Purpose.ACCEPT])[0, 0])
 
-    if is_coupled(r.slot.params):
-        said = [gumbel_max(law, r.slot.params, start + j) for j, law in enumerate(laws)]
+    def own(j: int, weights: np.ndarray) -> int:
+        return block_rule.gumbel_max(weights, r.slot.params, start + j)
+
+    if is_coupled(r.slot.params) or r.guessed:
+        said = [own(j, law) for j, law in enumerate(laws)]
         kept = [a == b for a, b in zip(said, r.draft_ids, strict=False)]
         return Decided(n := [*kept, False].index(False), said[n])
     drafts = [
@@ -153,30 +156,24 @@ def one_in_words(r: Ready, laws: np.ndarray) -> Decided:
         for j, token_id in enumerate(r.draft_ids)
     ]
     if r.slot.params.lenience < 1.0:
-        return lenient_in_words(r, laws, drafts, u)
-    if r.draft_ids and all(draft[i] / draft.sum() > 1 - 1e-6 for draft, i in zip(drafts, r.draft_ids, strict=True)):
-        said = [drawn_at(law, r, start + j) for j, law in enumerate(laws)]
-        kept = [a == b for a, b in zip(said, r.draft_ids, strict=False)]
-        return Decided(n := [*kept, False].index(False), said[n])
-    return Decided(*block_rule.verdict(laws, [draft / draft.sum() for draft in drafts], r.draft_ids, u))
-
-
-def drawn_at(law: np.ndarray, r: Ready, position: int) -> int:
-    """What a plain step says there."""
-    u = host_slot_uniforms([r.slot.params], [position], [position], [Purpose.TARGET])
-    return block_rule.drawn(law, float(u[0, 0]))
+        return lenient_in_words(r, laws, drafts, u, own)
+    return Decided(*block_rule.verdict(laws, [draft / draft.sum() for draft in drafts], r.draft_ids, u, own))
 
 
 def lenient_in_words(
-    r: Ready, laws: np.ndarray, drafts: list[np.ndarray], u: Callable[[int, Purpose], float]
+    r: Ready,
+    laws: np.ndarray,
+    drafts: list[np.ndarray],
+    u: Callable[[int], float],
+    own: Callable[[int, np.ndarray], int],
 ) -> Decided:
     """Leviathan et al., A.5: a draft's probability counts as `lenience` of it."""
     share, num = r.slot.params.lenience, len(r.draft_ids)
     for j, token_id in enumerate(r.draft_ids):
         draft = share * drafts[j] / drafts[j].sum()
-        if u(j, Purpose.ACCEPT) >= laws[j][token_id] / draft[token_id]:
-            return Decided(j, block_rule.drawn(np.maximum(laws[j] - draft, 0.0), u(j, Purpose.RECOVER)))
-    return Decided(num, block_rule.drawn(laws[num], u(num, Purpose.TARGET)))
+        if u(j) >= laws[j][token_id] / draft[token_id]:
+            return Decided(j, own(j, np.maximum(laws[j] - draft, 0.0)))
+    return Decided(num, own(num, laws[num]))
 
 
 def nearly_best_in_words(r: Ready, processed: np.ndarray) -> Decided:
@@ -192,11 +189,6 @@ def nearly_best_in_words(r: Ready, processed: np.ndarray) -> Decided:
 
 def is_coupled(params: SamplingParams) -> bool:
     return params.determined and not params.greedy
-
-
-def gumbel_max(law: np.ndarray, params: SamplingParams, position: int) -> int:
-    with np.errstate(divide="ignore"):
-        return int(np.argmax(np.log(law) - np.log(-np.log(uniforms(params, position, VOCAB)))))
 
 
 STEPS = st.builds(

@@ -50,10 +50,10 @@ def test_equals_unbounded_integers_on_random_input(num: int) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
 def test_key_and_counter_layout(seed: int) -> None:
     choice, position, round_, candidate = 1023, 4_000_000_000, 3_999_999_998, 5
-    counter = [round_, position, Purpose.RECOVER | choice << 8, candidate]
+    counter = [round_, position, Purpose.OWN_DRAFT | choice << 8, candidate]
     words = philox_by_hand(counter, [seed & WORD, seed >> 32])
     expected = (words[0] << 21 | words[1] >> 11) / 2**53
-    assert draw(seed, choice, position, Purpose.RECOVER, round_, candidate) == expected
+    assert draw(seed, choice, position, Purpose.OWN_DRAFT, round_, candidate) == expected
 
 
 def test_every_part_of_the_key_changes_the_number() -> None:
@@ -63,7 +63,7 @@ def test_every_part_of_the_key_changes_the_number() -> None:
         draw(6, 1, 9, Purpose.ACCEPT),
         draw(5, 2, 9, Purpose.ACCEPT),
         draw(5, 1, 10, Purpose.ACCEPT),
-        draw(5, 1, 9, Purpose.RECOVER),
+        draw(5, 1, 9, Purpose.OWN_DRAFT),
         draw(5, 1, 9, Purpose.ACCEPT, round_=8),
         draw(5, 1, 9, Purpose.ACCEPT, candidate=1),
     ]
@@ -74,7 +74,7 @@ def test_a_number_does_not_depend_on_its_batch() -> None:
     generator = np.random.default_rng(0)
     seeds = generator.integers(0, 2**64, 100, dtype=np.uint64)
     positions = np.arange(100, dtype=np.uint64)
-    choices, purposes = positions % 3, generator.integers(1, 5, 100, dtype=np.uint64)
+    choices, purposes = positions % 3, generator.choice(np.array(Purpose, dtype=np.uint64), 100)
     together = host_uniforms(seeds, choices, positions, purposes)
     order = generator.permutation(100)
     reordered = host_uniforms(seeds[order], choices[order], positions[order], purposes[order])

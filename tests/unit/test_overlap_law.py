@@ -20,7 +20,7 @@ from outrider.engine.sampling.acceptance import Noise, accept_block_one, accept_
 from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, TreeNoise, accept_tree
-from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
+from tests.enumeration import Chooser, Law, Number, Numbers, Prefix, every_draw, every_run, own_draw, random_law
 from tests.law.table import ENUMERATED, Row, enumerated_row
 
 __all__ = ["every_draw"]
@@ -90,26 +90,23 @@ class Step:
     def clock(self, *edges: float) -> int:
         return self.numbers[CLOCK, self.length, self.num_steps].part(edges)
 
-    def own_number(self, purpose: Purpose, place: int) -> Any:
-        """Return what a recovered or bonus token is drawn with."""
-        return self.numbers[self.scheme.own_key(self, purpose, place)]
+    def own_number(self, place: int) -> Number:
+        """Return what the token that the target says itself after so many drafts is drawn with."""
+        return self.numbers[self.scheme.own_key(self, place)]
 
-    def guess(self, place: int, purpose: Purpose) -> int:
+    def guess(self, place: int) -> int:
         """Return the id that the draft takes for the target's own: what its law, without the drawn token, makes of the
         target's noise.
         """
         law = self.law(place)
-        return (law.without(self.token(place)) if place < len(self.chain) else law).draw(
-            self.own_number(purpose, place)
-        )
+        return (law.without(self.token(place)) if place < len(self.chain) else law).draw(self.own_number(place))
 
     def decide(self, num_drafted: int) -> tuple[int, int]:
         ids, laws = self.prefix(num_drafted)[self.length :], [self.law(place) for place in range(num_drafted)]
         at, now = self.length, self.length
         noise = Noise(
             [self.numbers[Purpose.ACCEPT, at + j, now] for j in range(num_drafted)],  # type: ignore[arg-type]
-            [self.own_number(Purpose.RECOVER, j) for j in range(num_drafted)],  # type: ignore[arg-type]
-            [self.own_number(Purpose.TARGET, j) for j in range(num_drafted + 1)],  # type: ignore[arg-type]
+            own_draw(self.own_number),
         )
         return self.scheme.rule(lambda j: self.pair.target((*self.start, *ids[:j])), laws, ids, noise)
 
@@ -124,16 +121,15 @@ def no_keys(step: Step, n: int, token_id: int) -> int:
     return 0
 
 
-def goes_on(step: Step, n: int, num_drafted: int, token_id: int) -> Chain:
-    """Return the rest of a chain that is of use after n of its tokens and then token_id: only after a token that the
-    target drew with no draft to look at.
-    """
+def goes_on(step: Step, n: int, token_id: int) -> Chain:
+    """Return the rest of a chain whose n first tokens were kept, where the target then said its next one itself."""
     drawn = n < len(step.chain) and step.token(n) == token_id
-    return step.chain[n + 1 :] if drawn and n == num_drafted else ()
+    return step.chain[n + 1 :] if drawn else ()
 
 
-def by_round(step: Step, purpose: Purpose, place: int) -> Hashable:
-    return purpose, step.length + place, step.length
+def one_a_position(step: Step, place: int) -> Hashable:
+    """The same for what is recovered and for a bonus: a position is committed once."""
+    return "own", step.length + place
 
 
 @dataclass(frozen=True)
@@ -147,8 +143,8 @@ class Scheme:
     """The chain as it is when the step begins."""
     branch: Callable[[Step, int, int], int] = no_keys
     """How many tokens are ready under one that the target draws itself after n drafts, other than the drawn one."""
-    keep: Callable[[Step, int, int, int], Chain] = goes_on
-    own_key: Callable[[Step, Purpose, int], Hashable] = by_round
+    keep: Callable[[Step, int, int], Chain] = goes_on
+    own_key: Callable[[Step, int], Hashable] = one_a_position
     branch_segment: Callable[[Step, int], int] = field(default=lambda step, n: step.length + n + 1)
 
 
@@ -157,7 +153,7 @@ def next_state(scheme: Scheme, pair: Pair, state: State, chooser: Chooser) -> St
     step.chain = scheme.grow(step)
     num_drafted = min(scheme.include(step), len(step.chain))
     n, token_id = step.decide(num_drafted)
-    chain = scheme.keep(step, n, num_drafted, token_id)
+    chain = scheme.keep(step, n, token_id)
     if not chain and not (n < len(step.chain) and step.token(n) == token_id):
         chain = (scheme.branch_segment(step, n),) * scheme.branch(step, n, token_id)
     committed = (*step.prefix(n), token_id)
@@ -342,77 +338,62 @@ def both_rules(scheme: Scheme) -> tuple[float, float]:
     return max(found[: len(PAIRS)]), min(by_block) if min(by_block) > BROKEN else max(by_block)
 
 
-def by_position(step: Step, purpose: Purpose, place: int) -> Hashable:
-    return purpose, step.length + place
-
-
-def one_a_position(step: Step, purpose: Purpose, place: int) -> Hashable:
-    """The same for what is recovered and for a bonus: a position is committed once."""
-    return "own", step.length + place
-
-
-OWN = (Purpose.RECOVER, Purpose.TARGET)
-
-
 def peeking(step: Step, num: int = 3) -> Chain:
     """Rank the keys of every place, of all that is drawn, before anything is verified."""
     step.chain = step.chain or (step.length,) * num
     for place in range(len(step.chain)):
-        for purpose in OWN:
-            step.guess(place, purpose)
+        step.guess(place)
     return step.chain
 
 
 def one_under_guessed(step: Step, n: int, token_id: int) -> int:
     """So that the next step has one draft after a hit, and two after a miss."""
-    return 1 * any(step.guess(n, purpose) == token_id for purpose in OWN)
+    return 1 * (step.guess(n) == token_id)
 
 
-KNOWN = Scheme(fixed(2), grow=peeking, branch=one_under_guessed, own_key=by_position)
+KNOWN = Scheme(fixed(2), grow=peeking, branch=one_under_guessed)
 """The draft knows what the target draws its own tokens with, and has a chain ready under what it makes of it."""
 
 
 @pytest.mark.usefixtures("recorded")
 class TestNoiseThatTheDraftKnows:
-    @pytest.mark.parametrize("own_key", [by_position, one_a_position])
     @pytest.mark.parametrize("name", ["fixed", "by a clock", "by earlier tokens", "none, two, one"])
-    def test_exact(self, name: str, own_key: Callable[[Step, Purpose, int], Hashable]) -> None:
-        assert max(both(replace(KNOWN, include=INCLUSIONS[name], own_key=own_key))) < TOLERANCE
+    def test_exact(self, name: str) -> None:
+        assert max(both(replace(KNOWN, include=INCLUSIONS[name]))) < TOLERANCE
 
     def test_three_ids(self) -> None:
         for rule in (accept_token_one, accept_block_one):
-            known = replace(KNOWN, rule=rule, own_key=one_a_position, grow=lambda step: peeking(step, 2))
+            known = replace(KNOWN, rule=rule, grow=lambda step: peeking(step, 2))
             assert off(known, WIDE, 2) < TOLERANCE
 
 
 class TestPlantedFaultsOfKnownNoise:
     def test_the_length_of_the_trunk_by_the_noise_of_its_bonus(self) -> None:
-        faulty = replace(KNOWN, include=lambda step: 1 + step.own_number(Purpose.TARGET, 1).part([0.5]))
+        faulty = replace(KNOWN, include=lambda step: 1 + step.own_number(1).part([0.5]))
         assert min(both(faulty)) > BROKEN
 
     def test_a_draft_in_or_out_by_the_noise_that_would_replace_it(self) -> None:
-        faulty = Scheme(lambda step: step.own_number(Purpose.RECOVER, 0).part([0.5]), own_key=by_position)
+        faulty = Scheme(lambda step: step.own_number(0).part([0.5]))
         for rule in (accept_token_one, accept_block_one):
             assert off(replace(faulty, rule=rule), WIDE, 2) > BROKEN
 
     def test_the_length_of_the_trunk_by_noise_that_a_later_step_uses(self) -> None:
-        faulty = replace(KNOWN, include=lambda step: 1 + step.own_number(Purpose.TARGET, 3).part([0.5]))
+        faulty = replace(KNOWN, include=lambda step: 1 + step.own_number(3).part([0.5]))
         assert min(both(faulty)) > BROKEN
 
     def test_a_branch_there_or_not_by_the_noise_of_a_later_place(self) -> None:
         """As where the likeliest keys of all places, by their noise, are grown first."""
 
         def sure(step: Step, n: int, token_id: int) -> int:
-            return 1 * step.own_number(Purpose.TARGET, n + 2).part([0.5])
+            return 1 * step.own_number(n + 2).part([0.5])
 
         assert min(both(replace(KNOWN, branch=sure, grow=no_more_than_is_there))) > BROKEN
 
     def test_drafts_drawn_with_it(self) -> None:
-        def drafts(step: Step, purpose: Purpose, place: int) -> Hashable:
-            drawn = purpose is Purpose.RECOVER and place < len(step.chain)
-            return (
-                (Purpose.DRAFT, step.length + place, step.chain[place]) if drawn else by_position(step, purpose, place)
-            )
+        def drafts(step: Step, place: int) -> Hashable:
+            if place < len(step.chain):
+                return Purpose.DRAFT, step.length + place, step.chain[place]
+            return one_a_position(step, place)
 
         for rule in (accept_token_one, accept_block_one):
             assert off(Scheme(fixed(2), own_key=drafts, rule=rule), WIDE, 2) > BROKEN
@@ -456,44 +437,39 @@ class TreeStep:
                 parents.append(node)
         return DraftTree.checked(ids, parents)
 
-    def decide(self, tree: DraftTree) -> tuple[Prefix, int, bool]:
-        """Return what is kept, the next id and whether it took the place of a draft."""
+    def decide(self, tree: DraftTree) -> tuple[Prefix, int]:
+        """Return what is kept and the next id."""
         now = len(self.start)
-
-        def number(purpose: Purpose, depth: int, rank: int = 0) -> Any:
-            return self.numbers[purpose, now + depth, now, rank]
-
         noise = TreeNoise(
-            [number(Purpose.ACCEPT, tree.depth(node) - 1, tree.rank(node)) for node in range(len(tree.ids))],
-            [number(Purpose.RECOVER, depth) for depth in range(len(self.WIDTHS) + 1)],
-            [number(Purpose.TARGET, depth) for depth in range(len(self.WIDTHS) + 1)],
+            [
+                self.numbers[Purpose.ACCEPT, now + tree.depth(node) - 1, now, tree.rank(node)]
+                for node in range(len(tree.ids))
+            ],
+            own_draw(lambda place: self.numbers["own", now + place]),
         )
         laws = {node: self.pair.draft((*self.start, *tree.prefix(node))) for node in tree.inner}
         walk = accept_tree(tree, lambda node: self.pair.target((*self.start, *tree.prefix(node))), laws, noise)
         last = walk.path[-1] if walk.path else ROOT
-        return tree.prefix(last), walk.next_id, bool(tree.children(last))
+        return tree.prefix(last), walk.next_id
 
 
-def next_tree_state(
-    pair: Pair, arrived: Arrived, state: TreeState, chooser: Chooser, after_recovered: bool = False
-) -> TreeState:
-    """after_recovered: segments go on also under a drawn token that the target recovers, one that had not arrived."""
+def next_tree_state(pair: Pair, arrived: Arrived, state: TreeState, chooser: Chooser) -> TreeState:
+    """A segment goes on under a drawn token that the target says itself, one that had not arrived."""
     step = TreeStep(pair, state, Numbers(chooser, dict(state.known)))
-    kept, token_id, recovered = step.decide(step.tree(arrived))
+    kept, token_id = step.decide(step.tree(arrived))
     committed = (*state.committed, *kept, token_id)
-    is_drawn = len(kept) < 2 and token_id in step.siblings(kept, step.WIDTHS[len(kept)])
-    goes_on = is_drawn and (after_recovered or not recovered)
+    goes_on = len(kept) < 2 and token_id in step.siblings(kept, step.WIDTHS[len(kept)])
     known = {
         (purpose, at, *rest): value
         for (purpose, at, *rest), value in step.numbers.known.items()  # type: ignore[misc]
-        if purpose is Purpose.DRAFT and at >= len(committed)  # others are keyed with the step
+        if purpose in (Purpose.DRAFT, "own") and at >= len(committed)  # others are keyed with the step
     }
     return TreeState(committed, state.segment if goes_on else len(committed), tuple(sorted(known.items(), key=str)))
 
 
-def tree_off(arrived: Arrived, after_recovered: bool = False, pair: Pair = WIDE, num_tokens: int = 2) -> float:
+def tree_off(arrived: Arrived, pair: Pair = WIDE, num_tokens: int = 2) -> float:
     def advance(state: TreeState, chooser: Chooser) -> TreeState:
-        return next_tree_state(pair, arrived, state, chooser, after_recovered)
+        return next_tree_state(pair, arrived, state, chooser)
 
     found = emitted(pair, num_tokens, TreeState(), advance)
     return variation(pair, found, "rejection in a tree")
@@ -517,7 +493,6 @@ class TestTreesThatArriveInPart:
     @pytest.mark.parametrize("arrived", [tree_by_clock, tree_by_earlier_tokens, first_with_children])
     def test_exact(self, arrived: Arrived) -> None:
         assert tree_off(arrived) < TOLERANCE
-        assert tree_off(arrived, after_recovered=True) < TOLERANCE
 
 
 class TestPlantedFaultsOfTrees:

@@ -7,25 +7,25 @@ weighs what they are worth together. So drafting, keeping, replacing and followi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from draft_service import drawing
-from draft_service.drawing import Fed, make_children
-from draft_service.tree import GrowingTree, Node, Plan
 from outrider.engine.sampling import tree_acceptance
 from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, TreeNoise, accept_tree
+from outrider.engine.speculation import drawing
+from outrider.engine.speculation.drafter import Said
 from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.tree import GrowingTree, Node, Plan
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
-from tests.enumeration import Chooser, Law, Number, Numbers, Prefix, drawn_place, every_draw, every_run, random_law
+from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, own_draw, random_law
 from tests.law.table import ENUMERATED, Row, enumerated_row
 
 __all__ = ["every_draw"]
@@ -36,32 +36,30 @@ NUM_TOKENS = 2
 
 COMPARED: list[Row] = []
 """Laws that the running test has compared, for docs/laws.md."""
-
-
-def numbers(chooser: Chooser, count: int) -> list[Number]:
-    return Numbers(chooser).fresh(count)
-
-
-@pytest.fixture(autouse=True)
-def every_draw_of_growth(every_draw: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "draw_place", drawn_place)
-
+pytestmark = pytest.mark.usefixtures("every_draw")
 
 PARAMS = SamplingParams(temperature=1.0, seed=1)
-Grow = Callable[[Law, TreeShape, Chooser], GrowingTree]
+Grow = Callable[[Law, TreeShape, Numbers], GrowingTree]
 
 
-def grow(draft: Law, shape: TreeShape, chooser: Chooser) -> GrowingTree:
+def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
     """Grow all that the shape names, with numbers keyed as in service: cousins are drawn with the same."""
+
+    def keyed(
+        params: Any, starts: Sequence[int], at: Sequence[int], purposes: Sequence[Purpose], ranks: Sequence[int]
+    ) -> np.ndarray:
+        (purpose,) = purposes
+        return np.array([[numbers[purpose, *key] for key in zip(at, starts, ranks, strict=True)]])
+
     speculation = Speculation(max_draft_tokens=shape.depth, tree=shape, sequential=True)
     tree = GrowingTree([0], 64, PARAMS, Plan(speculation, PARAMS, SlotShares(RankShares()), True, None))
-    keyed, state = Numbers(chooser), SimpleNamespace(params=PARAMS)
-    while offers := tree.offers(1):
-        node = offers[0][1]
-        tree.feed(node)
-        at = (Purpose.DRAFT, node.position + 1, tree.segment_after(node).start)
-        fed: Any = Fed(tree, node, state, lambda row: draft(row.draft_prefix), lambda row, num: ([], []))  # type: ignore[arg-type]
-        make_children(fed, [keyed[*at, rank] for rank in range(tree.num_laws(node))])
+    state: Any = SimpleNamespace(params=PARAMS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "host_slot_uniforms", keyed)
+        while offers := tree.offers(1):
+            node = offers[0][1]
+            tree.feed(node)
+            drawing.grow([Said(tree, node, state, lambda row: draft(row.draft_prefix), lambda row, num: ([], []))])
     return tree
 
 
@@ -80,10 +78,10 @@ def delivered(growing: GrowingTree) -> tuple[DraftTree, dict[int, RowLaw]]:
 
 
 def one_round(target: Law, draft: Law, shape: TreeShape, grow: Grow, chooser: Chooser) -> Prefix:
-    tree, laws = delivered(grow(draft, shape, chooser))
+    numbers = Numbers(chooser)
+    tree, laws = delivered(grow(draft, shape, numbers))
     assert 1 <= len(tree.ids) <= shape.most_nodes
-    depth = max(map(len, tree.paths))
-    noise = TreeNoise(*(numbers(chooser, count) for count in (len(tree.ids), depth, depth + 1)))
+    noise = TreeNoise(numbers.fresh(len(tree.ids)), own_draw(lambda place: numbers["own", place]))
     walk = accept_tree(tree, lambda node: target(tree.prefix(node)), laws, noise)
     return (*(tree.ids[node] for node in walk.path), walk.next_id)
 
@@ -171,8 +169,8 @@ class TestBrokenRulesFail:
     def test_a_child_left_out_for_its_own_value(self) -> None:
         """The best of all that were drawn, as under `greedy`."""
 
-        def choosy(draft: Law, shape: TreeShape, chooser: Chooser) -> GrowingTree:
-            growing = grow(draft, shape, chooser)
+        def choosy(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
+            growing = grow(draft, shape, numbers)
             growing.root.children.remove(min(growing.root.children, key=lambda node: node.confidence))
             return growing
 

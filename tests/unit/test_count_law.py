@@ -1,4 +1,4 @@
-"""Proposals drawn from what drafters without a model say: what they are drawn from is what is handed on, and verified
+"""Chains drawn from what drafters without a model say: what they are drawn from is what is handed on, and verified
 against it the output has the target's law, wherever a drafter stops.
 """
 
@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +21,16 @@ from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.tables import Bigram, Unigram
 from outrider.engine.sampling.acceptance import Noise
-from outrider.engine.sampling.chain import Chain, draw_chain, law_of_counts
+from outrider.engine.sampling.count_law import law_of_counts
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.wire.kinds import AcceptanceRule
+from outrider.engine.speculation.nodes import NodeKind
+from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.tree import Node
+from outrider.wire.kinds import AcceptanceRule, Drafter
 from outrider.wire.params import SamplingParams
+from target_service.own_drafts import OwnDrafts
 from tests.unit.test_acceptance_law import (
     TOLERANCE,
     HostBlockRound,
@@ -85,11 +91,9 @@ class Stopping(HostRound):
 
     def next_law(self, n: int) -> Tensor:
         def sample(rows: Tensor, u: Tensor) -> Tensor:
-            accept, recover, extra = self.noise(len(rows), n)
-            extra[:, n] = u
-            if n < K:
-                recover[:, n] = u
-            return self.decide(rows, accept, recover, extra).next_ids
+            accept, own = self.noise(len(rows), n)
+            own[:, n] = u
+            return self.decide(rows, accept, own).next_ids
 
         return measured_law(sample, len(self.sequences), VOCAB)
 
@@ -117,30 +121,46 @@ def test_the_output_has_the_targets_law(name: str, how: str, rounds: type[Stoppi
     assert float((law - joint(target, VOCAB, K + 1)).abs().max()) < TOLERANCE
 
 
-def drawn_chain(follower: Follower, params: SamplingParams, count: int = K, topk: int | None = None) -> Chain:
-    chain = draw_chain(follower.walk(), state_of(params), len(SEQUENCE), count, VOCAB, topk)
-    assert follower.num_tokens == len(SEQUENCE)
-    return chain
+def grown(drafter: SequenceDrafter, params: SamplingParams, most: int = K) -> list[Node]:
+    """The chain that the target grows in a slot that has this sequence."""
+    own = OwnDrafts({Drafter.NGRAM: drafter}, VOCAB)
+    slot: Any = SimpleNamespace(key=(1, 1), committed=SEQUENCE, num_prompt=6, params=params, max_len=99)
+    job: Any = SimpleNamespace(drafter=Drafter.NGRAM, cache_salt=b"")
+    own.open(job, slot)
+    return own.grown(slot, state_of(params), SlotShares(RankShares()), most)
+
+
+def ids_of(chain: list[Node]) -> tuple[int, ...]:
+    return tuple(node.token_id for node in chain)
 
 
 @pytest.mark.parametrize(("name", "how"), EACH)
 def test_a_chain_is_drawn_from_the_laws_that_come_with_it(name: str, how: str) -> None:
-    """Each law is what the drafter says after the ids before it; over seeds, ids come as often as the laws say."""
-    follower, num_seeds = DRAFTERS[name]().open(SEQUENCE, 6), 100
-    found, laws_of = Counter[tuple[int, ...]](), dict[tuple[int, ...], list[RowLaw]]()
+    """Each law is what the drafter says after the ids before it; over seeds, ids come as often as the laws say. Where
+    the law leaves no choice its id is a guess, which no draw follows.
+    """
+    drafter, num_seeds = DRAFTERS[name](), 100
+    follower, state = DRAFTERS[name]().open(SEQUENCE, 6), state_of(PARAMS[how])
+    found, chains = Counter[tuple[int, ...]](), dict[tuple[int, ...], list[Node]]()
     for seed in range(num_seeds):
-        chain = drawn_chain(follower, dataclasses.replace(PARAMS[how], seed=seed))
-        assert chain.laws is not None and len(chain.laws) == len(chain.ids)
-        found[tuple(chain.ids)] += 1
-        laws_of[tuple(chain.ids)] = chain.laws
-    state, total, chi, cells = state_of(PARAMS[how]), 0.0, 0.0, 0
-    for ids, laws in laws_of.items():
-        expected = [law_at(follower, state, ids[:j]) for j in range(len(ids))]
-        for own, other in zip(laws, expected, strict=True):
-            assert other is not None
-            assert np.array_equal(own.dense_scores(), other.normalised().dense_scores())
-        assert len(ids) == K or law_at(follower, state, ids) is None
-        share = float(np.prod([law.prob(token_id) for law, token_id in zip(laws, ids, strict=True)]))
+        chain = grown(drafter, dataclasses.replace(PARAMS[how], seed=seed))
+        found[ids_of(chain)] += 1
+        chains[ids_of(chain)] = chain
+    total, chi, cells = 0.0, 0.0, 0
+    for ids, chain in chains.items():
+        share = 1.0
+        for j, node in enumerate(chain):
+            expected = law_at(follower, state, ids[:j])
+            assert expected is not None
+            if node.kind is NodeKind.GUESS:
+                assert expected.support()[0].tolist() == [node.token_id] and node.law is None
+                continue
+            assert node.law is not None
+            assert np.array_equal(node.law.dense_scores(), expected.normalised().dense_scores())
+            share *= node.law.prob(node.token_id)
+        after = law_at(follower, state, ids)
+        guessed = bool(chain) and chain[-1].kind is NodeKind.GUESS
+        assert len(ids) == K or after is None or (guessed and after.scores.size > 1)
         total, chi, cells = total + share, chi + (found[ids] - num_seeds * share) ** 2 / (num_seeds * share), cells + 1
     left = num_seeds * (1 - total)  # what never came
     if left > 1e-6:
@@ -150,22 +170,22 @@ def test_a_chain_is_drawn_from_the_laws_that_come_with_it(name: str, how: str) -
 
 @pytest.mark.parametrize("how", PARAMS)
 def test_guesses_of_what_is_determined_are_ids_alone(how: str) -> None:
-    follower, greedy = Bigram(SEQUENCE).open(SEQUENCE, 6), dataclasses.replace(PARAMS[how], temperature=0.0)
+    drafter, greedy = Bigram(SEQUENCE), dataclasses.replace(PARAMS[how], temperature=0.0)
     coupled = dataclasses.replace(PARAMS[how], acceptance=AcceptanceRule.COUPLED, seed=7)
-    best, picked = drawn_chain(follower, greedy), drawn_chain(follower, coupled)
-    assert best.laws is None and picked.laws is None and len(best.ids) == len(picked.ids) == K
+    best, picked = grown(drafter, greedy), grown(drafter, coupled)
+    assert {(node.kind, node.law) for node in best + picked} == {(NodeKind.GUESS, None)}
+    assert len(best) == len(picked) == K
     for j in range(K):
         law, warm = (
-            law_at(follower, state_of(params), tuple(ids[:j]))
-            for params, ids in ((greedy, best.ids), (coupled, picked.ids))
+            law_at(drafter.open(SEQUENCE, 6), state_of(params), ids_of(chain)[:j])
+            for params, chain in ((greedy, best), (coupled, picked))
         )
         assert law is not None and warm is not None
-        assert best.ids[j] == law.id_of(int(law.scores.argmax()))
-        assert picked.ids[j] == coupled_id(warm, coupled, len(SEQUENCE) + j)
+        assert best[j].token_id == law.id_of(int(law.scores.argmax()))
+        assert picked[j].token_id == coupled_id(warm, coupled, len(SEQUENCE) + j)
 
 
 def test_a_chain_ends_where_all_that_was_counted_is_banned() -> None:
-    follower = Unigram([2, 2, 1]).open(SEQUENCE, 6)
-    assert drawn_chain(follower, SamplingParams(bad_words=((2,), (1,)))) == Chain([], [])
-    after_one = drawn_chain(follower, SamplingParams(bad_words=((2, 2), (2, 1)), temperature=0.0))
-    assert after_one == Chain([2], None)
+    drafter = Unigram([2, 2, 1])
+    assert not grown(drafter, SamplingParams(bad_words=((2,), (1,))))
+    assert ids_of(grown(drafter, SamplingParams(bad_words=((2, 2), (2, 1)), temperature=0.0))) == (2,)
