@@ -107,7 +107,7 @@ def _keys(said: Said, law: RowLaw, weights: np.ndarray, num: int) -> list[tuple[
     """
     likely = np.flatnonzero(weights)
     if likely.size > NUM_LIKELY:
-        likely = exactly_best(weights.astype(np.float32), NUM_LIKELY)
+        likely = likely[exactly_best(law.scores[likely], NUM_LIKELY)]  # not by weights, which a float32 may not hold
     left = RowLaw(law.vocab_size, law.scores[likely], likely if law.ids is None else law.ids[likely])
     return list(zip(*coupled_ranked(left, said.state.params, said.node.position + 1, num), strict=True))
 
