@@ -242,6 +242,9 @@ class Verifier:
         """Return those that take this step: none while it is held for guesses, and not those that wait for theirs by
         themselves. What is waited for in vain is not waited for again until something comes.
         """
+        self._held_until = None
+        if not found:
+            return []
         chances = [(each.lease, self._drafts.lacking(each)) for each in found]
         lacking = [(lease, chance) for lease, chance in chances if chance is not None]
         self._held_until = self._rule.hold_until(lacking, now)
