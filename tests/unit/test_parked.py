@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.speculation.nodes import PATH_END, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.wire.transport.codec import SparseRows
 from outrider.wire.tree_shape import TreeShape
-from target_service.parked import MAX_PARKED_NODES, Parked, ParkedNode
+from target_service.parked import MAX_PARKED_NODES, Inserted, Parked, ParkedNode
 
 PLENTY = 1 << 20
 COMMITTED = [7, 8, 9]
@@ -19,13 +20,18 @@ LAWS = SparseRows((1, 1, 1, 1), b"\0" * 16, b"\0" * 16)
 
 
 def chain(
-    root_len: int, path: Sequence[int], ids: Sequence[int], kind: NodeKind = NodeKind.GUESS, segment: int = 0
+    root_len: int,
+    path: Sequence[int],
+    ids: Sequence[int],
+    kind: NodeKind = NodeKind.GUESS,
+    ends: Sequence[int] = (),
 ) -> Nodes:
-    """Nodes one below the other."""
-    num = len(ids)
+    """Nodes one below the other, after those of a path that was delivered before."""
+    num, num_known = len(path) + len(ids), len(path)
     rows = LAWS if kind is NodeKind.LAW else None
-    parents = list(range(PATH_END, num - 1))
-    return Nodes(1, root_len, path, ids, parents, [0] * num, [kind] * num, [segment] * num, rows, num_bytes=10 * num)
+    kinds = [*[NodeKind.KNOWN] * num_known, *[kind] * len(ids)]
+    parents = list(range(TREE_ROOT, num - 1))
+    return Nodes(1, root_len, [*path, *ids], parents, [0] * num, kinds, rows, ends, num_bytes=10 * len(ids))
 
 
 def ids_of(nodes: Sequence[ParkedNode]) -> list[int]:
@@ -49,8 +55,19 @@ class TestPlaces:
         parked = Parked()
         for nodes in (chain(1, [5], [9, 4]), chain(2, [], [5, 4]), chain(4, [], [1]), chain(3, [6], [1])):
             inserted = parked.insert(nodes, COMMITTED, PLENTY)
-            assert inserted.num_new == 0 and inserted.num_dropped == len(nodes.ids)
+            num_delivered = sum(kind is not NodeKind.KNOWN for kind in nodes.kinds)
+            assert inserted.num_new == inserted.num_late == 0 and inserted.num_dropped == num_delivered
         assert parked.num_nodes == 0
+
+    def test_what_came_before_is_neither_new_nor_late_nor_dropped(self) -> None:
+        parked = Parked()
+        parked.insert(chain(3, [], [1, 2]), COMMITTED, PLENTY)
+        assert parked.insert(chain(3, [], [1, 2]), COMMITTED, PLENTY) == Inserted()
+        assert parked.insert(chain(1, [8], []), COMMITTED, PLENTY) == Inserted()
+        assert parked.num_nodes == 2
+
+    def test_a_key_on_the_committed_path_was_no_draft_that_came_late(self) -> None:
+        assert Parked().insert(chain(2, [], [9], NodeKind.KEY), COMMITTED, PLENTY) == Inserted()
 
     @given(seed=st.integers(0, 10_000))
     @settings(max_examples=60, deadline=None)
@@ -81,47 +98,71 @@ class TestAdvance:
         parked, seen = Parked(), list[int | None]()
         parked.insert(chain(3, [], [1, 2, 3]), COMMITTED, PLENTY)
         parked.insert(chain(3, [1], [5, 6]), COMMITTED, PLENTY)
-        assert parked.advance([1, 5], recovered=False, note=seen.append) == 2
+        assert parked.advance([1, 5], note=seen.append) == 2
         assert ids_of(parked.chain(9)) == [6] and (parked.num_nodes, seen) == (1, [0, 0])
-        assert parked.advance([9], recovered=False, note=seen.append) == 1
+        assert parked.advance([9], note=seen.append) == 1
         assert parked.num_nodes == parked.num_bytes == 0 and seen[-1] is None
-
-    def test_laws_below_a_recovered_token_are_of_no_use_nor_are_chains_that_began_before(self) -> None:
-        parked = Parked()
-        parked.insert(chain(3, [], [1, 2], NodeKind.LAW, segment=3), COMMITTED, PLENTY)
-        parked.advance([1], recovered=True, note=None)
-        parked.recovered_at(4)
-        assert parked.num_nodes == 0
-        committed = [*COMMITTED, 1]
-        assert parked.insert(chain(3, [1], [2], NodeKind.LAW, segment=3), committed, PLENTY).num_new == 0
-        assert parked.insert(chain(4, [], [2], NodeKind.LAW, segment=4), committed, PLENTY).num_new == 1
 
     def test_a_chain_goes_on_under_a_bonus_token_and_below_a_key(self) -> None:
         parked = Parked()
-        parked.insert(chain(3, [], [1, 2], NodeKind.LAW, segment=3), COMMITTED, PLENTY)
-        parked.advance([1], recovered=False, note=None)
+        parked.insert(chain(3, [], [1, 2], NodeKind.LAW), COMMITTED, PLENTY)
+        parked.advance([1], note=None)
         assert ids_of(parked.chain(9)) == [2]
         parked = Parked()
         parked.insert(chain(3, [], [5], NodeKind.KEY), COMMITTED, PLENTY)
-        parked.insert(chain(3, [5], [6], NodeKind.LAW, segment=4), COMMITTED, PLENTY)
+        parked.insert(chain(3, [5], [6], NodeKind.LAW), COMMITTED, PLENTY)
         assert parked.chain(9) == []  # a key is never verified
-        parked.advance([5], recovered=True, note=None)
+        parked.advance([5], note=None)
         assert ids_of(parked.chain(9)) == [6]
 
 
+class TestEnds:
+    """Whether more is waited for under the committed tokens."""
+
+    @pytest.mark.parametrize(("end", "expected"), [(TREE_ROOT, True), (1, True), (0, False), (None, False)])
+    def test_at_the_root_or_at_the_last_of_what_is_here(self, end: int | None, expected: bool) -> None:
+        parked = Parked()
+        parked.insert(chain(3, [], [1, 2], ends=() if end is None else (end,)), COMMITTED, PLENTY)
+        assert parked.ended is expected
+
+    def test_it_may_be_said_of_what_came_before_and_of_what_is_the_root_by_now(self) -> None:
+        parked = Parked()
+        parked.insert(chain(3, [], [1, 2]), COMMITTED, PLENTY)
+        parked.insert(chain(3, [1, 2], [], ends=(1,)), COMMITTED, PLENTY)
+        assert parked.ended
+        late = Parked()
+        late.insert(chain(2, [9], [], ends=(0,)), COMMITTED, PLENTY)
+        assert late.ended
+        assert not Parked().insert(chain(1, [5], [], ends=(0,)), COMMITTED, PLENTY).num_new
+
+    def test_what_follows_after_all_is_waited_for_further(self) -> None:
+        parked = Parked()
+        parked.insert(chain(3, [], [1], ends=(0,)), COMMITTED, PLENTY)
+        parked.insert(chain(3, [1], [2]), COMMITTED, PLENTY)
+        assert not parked.ended
+
+    def test_it_goes_with_the_tree(self) -> None:
+        parked = Parked()
+        parked.insert(chain(3, [], [1], ends=(TREE_ROOT,)), COMMITTED, PLENTY)
+        parked.advance([1], note=None)
+        assert not parked.ended
+
+
 def test_a_state_has_one_chain_the_first() -> None:
+    """Under `rejection`, whatever is delivered: a longer one that comes later is not taken."""
     parked = Parked()
-    parked.insert(chain(3, [], [1], NodeKind.LAW, segment=3), COMMITTED, PLENTY)
-    other = Nodes(1, 3, [], [2], [PATH_END], [0], [NodeKind.LAW], [3], SparseRows((1,), b"\0" * 4, b"\0" * 4))
-    assert parked.insert(other, COMMITTED, PLENTY).num_new == 0
+    parked.insert(chain(3, [], [1], NodeKind.LAW), COMMITTED, PLENTY)
+    other = SparseRows((1, 1), b"\0" * 8, b"\0" * 8)
+    longer = Nodes(1, 3, [2, 3], [TREE_ROOT, 0], [0, 0], [NodeKind.LAW] * 2, other)
+    assert parked.insert(longer, COMMITTED, PLENTY) == Inserted(num_dropped=2)
     assert ids_of(parked.chain(9)) == [1]
 
 
 def test_the_best_come_first_and_parents_before_their_children() -> None:
     parked = Parked()
-    for ids, parents, ranks in (([1, 2, 3], [PATH_END, 0, 0], [0, 0, 1]), ([4, 5], [PATH_END, 0], [1, 0])):
+    for ids, parents, ranks in (([1, 2, 3], [TREE_ROOT, 0, 0], [0, 0, 1]), ([4, 5], [TREE_ROOT, 0], [1, 0])):
         kinds = [NodeKind.GUESS] * len(ids)
-        parked.insert(Nodes(1, 3, [], ids, parents, ranks, kinds, [0] * len(ids), None), COMMITTED, PLENTY)
+        parked.insert(Nodes(1, 3, ids, parents, ranks, kinds, None), COMMITTED, PLENTY)
     found = parked.best(lambda rank: (0.6, 0.3)[rank], 4)
     assert [(node.token_id, parent) for _, node, parent in found] == [(1, -1), (2, 0), (4, -1), (3, 0)]
     assert [round(chance, 3) for chance, *_ in found] == [0.6, 0.36, 0.3, 0.18]
