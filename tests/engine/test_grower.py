@@ -8,16 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from draft_service.grower import Grower
 from draft_service.jobs import AdvanceJob
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.speculation.nodes import PATH_END, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault, JobError, Opened, TruncateJob
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
-from tests.engine.test_turns import BLOCK_SIZE, LARGE, MAX_PREFILL, NUM_SLOTS, Base, open_job, prompt
+from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_SLOTS, Base, open_job, prompt
 from tests.tiny_models import tiny_llama
 
 
@@ -32,18 +31,18 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 class Draft(Base):
     def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner, LARGE)
-        rest = (self.metrics, runner.facts.vocab_size, MAX_PREFILL)
-        self.grower = Grower(runner, self.keeper, self.engine, self.sent, *rest)
+        self.grower = self.make_grower(runner, self.sent)
         self.paths: dict[tuple[int, ...], int] = {}
         """Of the nodes sent under all committed tokens: (root_len, ids up to it) and its rank."""
         self.errors: list[JobError] = []
 
     def sent(self, address: str, epoch: int, nodes: Nodes) -> None:
         found: list[tuple[int, ...]] = []
-        for token_id, parent, rank in zip(nodes.ids, nodes.parents, nodes.ranks, strict=True):
-            before = (nodes.root_len, *nodes.path) if parent == PATH_END else found[parent]
+        for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
+            before = (nodes.root_len,) if parent == TREE_ROOT else found[parent]
             found.append((*before, token_id))
-            self.paths[found[-1]] = rank
+            if kind is not NodeKind.KNOWN:
+                self.paths[found[-1]] = rank
 
     def open(self, ids: list[int]) -> None:
         def respond(result: object) -> None:
@@ -56,7 +55,7 @@ class Draft(Base):
         self.grower.handle(job)
 
     def advance(self, ids: list[int], base_len: int, ticket: int = 1, num_steps: int = 1000) -> None:
-        self.grower.handle(AdvanceJob(1, 1, ticket, base_len, tuple(ids[base_len:]), 0))
+        self.grower.handle(AdvanceJob(1, 1, ticket, base_len, tuple(ids[base_len:])))
         while num_steps and self.grower.step(time.monotonic()):
             num_steps -= 1
 

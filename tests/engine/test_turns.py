@@ -15,11 +15,13 @@ import pytest
 
 from draft_service.grower import Grower
 from draft_service.jobs import AdvanceJob
+from draft_service.model_drafter import ModelDrafter
+from draft_service.pushing import Send
 from outrider.drafting.ngram import Ngram
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.speculation.nodes import PATH_END, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
@@ -80,6 +82,17 @@ class Base:
         self.table = SlotTable(self.pool, NUM_SLOTS, runner.facts.context_limit)
         self.keeper = SlotKeeper(self.table, self.engine, self.metrics, runner.facts.vocab_size, ())
 
+    def make_grower(self, runner: ModelRunner, send: Send) -> Grower:
+        rest = (runner, self.keeper, self.metrics, MAX_PREFILL)
+        return Grower(
+            lambda growing: ModelDrafter(*rest, growing, self.engine.flush),
+            self.keeper,
+            self.engine,
+            send,
+            self.metrics,
+            runner.facts.vocab_size,
+        )
+
     def metrics_of(self, kind: str) -> float:
         labels = {"worker": "target", "kind": kind}
         return float(self.metrics.registry.get_sample_value("outrider_worker_steps_total", labels) or 0)
@@ -132,9 +145,14 @@ class Target(Base):
         if result.finish is not None:
             self.verifier.handle(CloseJob(1, slot))
         elif len(ids) % 2 and self.drafter is None:  # the last token again is right sometimes
-            parents, kinds = [PATH_END, 0, 1], [NodeKind.GUESS] * 3
-            nodes = Nodes(slot, len(ids), (), [ids[-1]] * 3, parents, [0] * 3, kinds, [0] * 3, None, num_bytes=12)
-            self.verifier.handle(DeliverJob(nodes))
+            self.deliver(slot, len(ids), [ids[-1]] * 3)
+
+    def deliver(self, slot: int, root_len: int, ids: list[int]) -> None:
+        """A chain of guesses."""
+        num = len(ids)
+        parents, kinds = list(range(TREE_ROOT, num - 1)), [NodeKind.GUESS] * num
+        nodes = Nodes(slot, root_len, ids, parents, [0] * num, kinds, None, num_bytes=4 * num)
+        self.verifier.handle(DeliverJob(nodes, time.monotonic()))
 
     def step(self) -> bool:
         """Take a step. Return False when nothing is left to do."""
@@ -244,16 +262,15 @@ class Draft(Base):
 
     def __init__(self, runner: ModelRunner, num_blocks: int) -> None:
         super().__init__(runner, num_blocks)
-        rest = (self.metrics, runner.facts.vocab_size, MAX_PREFILL)
-        self.grower = Grower(runner, self.keeper, self.engine, self.sent, *rest)
+        self.grower = self.make_grower(runner, self.sent)
         self.grown: dict[int, dict[tuple[int, ...], int]] = {}
 
     def sent(self, address: str, epoch: int, nodes: Nodes) -> None:
         paths: list[tuple[int, ...]] = []
         for token_id, parent, kind in zip(nodes.ids, nodes.parents, nodes.kinds, strict=True):
-            before = tuple(nodes.path) if parent == PATH_END else paths[parent]
+            before = () if parent == TREE_ROOT else paths[parent]
             paths.append((*before, token_id))
-            if kind is not NodeKind.KEY:
+            if kind in (NodeKind.GUESS, NodeKind.LAW):
                 self.grown[nodes.ticket].setdefault((nodes.root_len, *before), token_id)
 
     def run(self, temperature: float) -> dict[int, dict[tuple[int, ...], int]]:
@@ -265,7 +282,7 @@ class Draft(Base):
             self.grower.handle(replace(job, speculation=Speculation(3, 3)))
         for _ in range(8):
             for slot, known in ids.items():
-                self.grower.handle(AdvanceJob(1, slot, slot, NUM_PROMPT, tuple(known[NUM_PROMPT:]), len(known)))
+                self.grower.handle(AdvanceJob(1, slot, slot, NUM_PROMPT, tuple(known[NUM_PROMPT:])))
             while self.grower.step(time.monotonic()):
                 pass
             for slot, known in ids.items():
