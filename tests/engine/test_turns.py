@@ -23,7 +23,7 @@ from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob
+from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import SlotTable, needs_prefill
 from outrider.wire.kinds import Drafter
@@ -31,9 +31,10 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
-from target_service.jobs import DeliverJob, Verdict, VerifyJob
+from target_service.jobs import DeliverJob, Fallback, Verdict, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
+from target_service.rows import MOST_HOLD_S
 from target_service.verifier import Verifier
 from tests.tiny_models import tiny_llama
 
@@ -119,6 +120,7 @@ class Target(Base):
 
     speculation = Speculation(max_draft_tokens=3)
     drafter: Drafter | None = None
+    is_drafted = False
 
     def __init__(self, runner: ModelRunner, num_blocks: int, **options: Any) -> None:
         super().__init__(runner, num_blocks, **options)
@@ -136,7 +138,7 @@ class Target(Base):
 
     def lease(self, slot: int, respond: Callable[[Any], None]) -> None:
         now = time.monotonic()
-        self.verifier.handle(VerifyJob(1, slot, 0, tuple(self.ids[slot]), slot, 10**6, False, now, respond))
+        self.verifier.handle(VerifyJob(1, slot, 0, tuple(self.ids[slot]), slot, 10**6, self.is_drafted, now, respond))
 
     def heard(self, slot: int, result: Verdict | JobError) -> None:
         assert isinstance(result, Verdict), result
@@ -255,6 +257,59 @@ def test_a_long_prompt_keeps_no_verify_waiting(runner: ModelRunner) -> None:
         num_feeding += len(late.cached) > num_cached
     assert num_feeding >= 3
     assert num_steps - num_feeding <= 4  # one for each size of step, and a later one
+
+
+class Fixed(Target):
+    """Its requests name how much is verified, and a draft is told of them that sends nothing by itself."""
+
+    speculation = Speculation(num_draft_tokens=2, max_draft_tokens=2)
+    is_drafted = True
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner, LARGE)
+        self.verdicts: list[Verdict] = []
+        self.open(0, prompt(0))
+        lease = self.leases.get((1, 0))
+        assert lease is not None
+        self.slot_lease = lease
+        while needs_prefill(self.slot_lease.slot):
+            self.step()
+
+    def heard(self, slot: int, result: Verdict | JobError) -> None:
+        if isinstance(result, Verdict):
+            self.ids[slot].extend(result.token_ids)
+            self.verdicts.append(result)
+
+    def step_after(self, seconds: float) -> bool:
+        """Take a step so long after the slot could go on."""
+        return self.verifier.step(self.slot_lease.ready_s + seconds)
+
+
+def test_what_is_named_is_waited_for_and_again_once_something_has_come_late(runner: ModelRunner) -> None:
+    target = Fixed(runner)
+    assert not target.step_after(0.5 * MOST_HOLD_S) and not target.verdicts
+    assert target.verifier.next_wake() == target.slot_lease.ready_s + MOST_HOLD_S
+    assert target.step_after(MOST_HOLD_S) and target.verdicts[-1].fallback is Fallback.LATE
+    assert target.step_after(0.0), "what was waited for in vain is not waited for again"
+    target.deliver(0, NUM_PROMPT, target.ids[0][NUM_PROMPT:])  # both are committed by now
+    assert not target.step_after(0.5 * MOST_HOLD_S)
+    target.deliver(0, len(target.ids[0]), [1, 1])
+    assert target.step_after(0.5 * MOST_HOLD_S)
+    verdict = target.verdicts[-1]
+    assert (verdict.num_drafted, verdict.num_wasted, verdict.fallback, len(target.verdicts)) == (2, 2, None, 3)
+
+
+def test_an_old_truncate_does_not_crop_a_target_that_is_ahead(runner: ModelRunner) -> None:
+    target = Fixed(runner)
+    slot = target.slot_lease.slot
+    target.step_after(MOST_HOLD_S)
+    for _ in range(3):
+        target.step_after(0.0)
+    num_cached = len(slot.cached)
+    target.verifier.handle(TruncateJob(1, 0, NUM_PROMPT + 1, "rejected"))
+    assert len(slot.cached) == num_cached == len(slot.committed) - 1
+    target.verifier.handle(TruncateJob(1, 0, NUM_PROMPT + 1, "stop"))
+    assert len(slot.cached) == NUM_PROMPT and not target.leases.running()
 
 
 class Draft(Base):

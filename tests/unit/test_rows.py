@@ -10,7 +10,7 @@ from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.row_cost import RowCost, best_count
 from outrider.wire.speculation import Speculation
 from target_service.lease import Candidates, Lease
-from target_service.rows import MOST_HOLD_S, RowRule
+from target_service.rows import RowRule
 
 FREE_UNTIL = 12
 
@@ -74,6 +74,11 @@ def lease(now: float = 0.0, eta_s: float | None = None, **speculation: Any) -> A
     return made
 
 
+def candidates(gains: list[float], must: int = 0) -> Candidates:
+    draft: Any = None
+    return Candidates(lease(), [(gain, draft, index - 1) for index, gain in enumerate(gains)], must)
+
+
 def rule(tokens_per_s: float = 25.0) -> RowRule:
     made = RowRule()
     made.cost = learnt()
@@ -84,13 +89,12 @@ def rule(tokens_per_s: float = 25.0) -> RowRule:
 
 class TestChoice:
     def test_rows_go_to_whose_guesses_are_likeliest(self) -> None:
-        good = Candidates(lease(), [0.9, 0.8, 0.7])
-        poor = Candidates(lease(), [0.02, 0.01])
+        good, poor = candidates([0.9, 0.8, 0.7]), candidates([0.02, 0.01])
         assert rule().choose([poor, good], 2, 256) == [0, 3]
 
     def test_what_is_named_is_verified_whatever_it_costs_while_a_step_has_room_the_shortest_first(self) -> None:
-        wanted = [Candidates(lease(), [0.1] * 32, must=32) for _ in range(48)]
-        counts = rule().choose([*wanted, Candidates(lease(), [0.1] * 5, must=5), Candidates(lease(), [])], 50, 256)
+        wanted = [candidates([0.1] * 32, must=32) for _ in range(48)]
+        counts = rule().choose([*wanted, candidates([0.1] * 5, must=5), candidates([])], 50, 256)
         assert counts[-2:] == [5, 0] and sorted(counts[:-2]) == [0] * 41 + [32] * 7
 
 
@@ -102,8 +106,3 @@ class TestHold:
         assert rule().hold_until([(lease(eta_s=0.05), 0.6)], 0.001) is None  # it takes too long
         assert rule(tokens_per_s=2500).hold_until([(near, 0.6)], 0.001) is None  # others would wait, too
         assert rule().hold_until([(lease(), 0.6)], 0.001) is None  # nobody knows when it will come
-
-    def test_what_is_named_is_waited_for_at_most_so_long(self) -> None:
-        fixed = lease(num_draft_tokens=4)
-        assert rule().hold_until([(fixed, 1.0)], 0.5) == MOST_HOLD_S
-        assert rule().hold_until([(fixed, 1.0)], MOST_HOLD_S) is None

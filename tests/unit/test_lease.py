@@ -1,0 +1,87 @@
+"""What a slot that steps by itself learns of how long its guesses take, with scripted times."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.wire.speculation import Speculation
+from target_service.lease import ETA_WEIGHT, MOST_LACKED, Lease
+
+PROMPT = [7, 8, 9]
+
+
+class Course:
+    """A slot whose target commits a token a step, at times that the test says."""
+
+    def __init__(self) -> None:
+        slot: Any = SimpleNamespace(committed=list(PROMPT), max_len=99)
+        shares = SlotShares(RankShares())
+        job: Any = None
+        self.lease = Lease(job, slot, Speculation(max_draft_tokens=8), 99, shares, shares, 0.0, live=True)
+        self.lease.goes_on(0.0)
+
+    def step(self, now: float) -> None:
+        """A plain step ends, which commits token 1."""
+        self.lease.slot.committed.append(1)
+        self.lease.parked.advance([1], None)
+        self.lease.goes_on(now)
+
+    def deliver(self, root_len: int, now: float) -> None:
+        """Guesses of one token after the other come, under the first root_len tokens."""
+        nodes = Nodes(1, root_len, [1, 1], [TREE_ROOT, 0], [0, 0], [NodeKind.GUESS] * 2, None)
+        self.lease.parked.insert(nodes, self.lease.slot.committed, 1 << 20)
+        self.lease.arrived(root_len, now)
+
+
+def test_guesses_that_come_late_teach_how_long_they_take() -> None:
+    """Else a target that is faster than its draft never learns that it might have waited."""
+    course = Course()
+    for now in (1.0, 2.0, 3.0):
+        course.step(now)
+    course.deliver(4, 3.5)  # for the length at which the slot could go on at 1.0
+    assert course.lease.eta_s == pytest.approx(2.5)
+    assert 6 in course.lease.lacked, "it is over: what the slot lacks now is still to come"
+    course.deliver(6, 3.75)  # for now: since 3.0
+    assert course.lease.eta_s == pytest.approx(2.5 + ETA_WEIGHT * (0.75 - 2.5))
+    assert 6 not in course.lease.lacked
+
+
+def test_a_length_is_learnt_from_once_and_none_where_nothing_lacked() -> None:
+    course = Course()
+    course.deliver(3, 0.25)
+    course.deliver(3, 9.0)
+    assert course.lease.eta_s == 0.25
+    course.step(10.0)
+    assert course.lease.hit, "the second guess is here, and is right"
+    course.deliver(4, 11.0)
+    assert course.lease.eta_s == 0.25
+
+
+def test_lengths_that_nothing_ever_came_for_are_forgotten() -> None:
+    course = Course()
+    for index in range(MOST_LACKED + 4):
+        course.step(1.0 + index)
+    assert len(course.lease.lacked) == MOST_LACKED
+    course.deliver(4, 100.0)
+    assert course.lease.eta_s is None
+
+
+def test_a_clock_that_stands_still_is_no_time_before() -> None:
+    course = Course()
+    course.step(5.0)
+    course.deliver(4, 4.9)  # noted by another thread
+    assert course.lease.eta_s == 0.0
+
+
+def test_whatever_comes_brings_hope() -> None:
+    """That something came at all, late or for another length: it may be waited for again."""
+    course = Course()
+    course.lease.live = False
+    course.step(1.0)
+    course.deliver(1, 2.0)
+    assert course.lease.live and course.lease.heard and course.lease.eta_s is None
