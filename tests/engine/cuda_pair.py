@@ -44,9 +44,6 @@ class StoppedEngine(EngineThread):
     def __init__(self) -> None:
         super().__init__(lambda engine: None, lambda answers: [send() for send in answers])
 
-    def flush(self) -> None:
-        self._flush()
-
 
 class Worker:
     def __init__(self, base: Any, parts: Any) -> None:
@@ -112,14 +109,14 @@ class Pair:
         self._verdicts.clear()
         for slot, ids in slots.items():
             known = self._known[slot]
-            self.draft.handle(AdvanceJob(OWNER, slot, slot, known, tuple(ids[known:]), 0))
+            self.draft.handle(AdvanceJob(OWNER, slot, slot, known, tuple(ids[known:])))
             self._known[slot] = len(ids)
         while self.draft.step():
             pass
         for slot, ids in slots.items():
             self.target.handle(ExtendJob(OWNER, slot, slot, len(ids) + 1))
         for nodes in self.delivered:
-            self.target.handle(DeliverJob(nodes))
+            self.target.handle(DeliverJob(nodes, time.monotonic()))
         self.delivered.clear()
         while len(self._verdicts) < len(slots):
             assert self.target.step()

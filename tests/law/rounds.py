@@ -56,10 +56,10 @@ def truncated_after_draw(n: int) -> Rule:
 
 
 def noise_shared(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
-    """Drafting, keeping and recovering all read one uniform: integrate over it between the steps of all three."""
+    """Drafting and keeping read one uniform: integrate over it between the steps of both."""
     drafted, left = draft.cumsum(0), (target - draft).clamp_min(0.0)
-    recovered_at = (left / left.sum()).cumsum(0) if left.sum() > 0 else target.cumsum(0)
-    steps = torch.cat([torch.zeros(1).double(), drafted, recovered_at, target / draft.clamp_min(1e-300)])
+    left = left / left.sum() if left.sum() > 0 else target
+    steps = torch.cat([torch.zeros(1).double(), drafted, target / draft.clamp_min(1e-300)])
     edges = steps.clamp(0.0, 1.0).sort().values
     widths, middles = edges.diff(), (edges[1:] + edges[:-1]) / 2
     kept, recovered = torch.zeros_like(target), torch.zeros_like(target)
@@ -68,7 +68,7 @@ def noise_shared(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
         if u < target[x] / draft[x]:
             kept[x] += width
         else:
-            recovered[min(int(torch.searchsorted(recovered_at, u)), len(draft) - 1)] += width
+            recovered += width * left
     return kept, recovered
 
 

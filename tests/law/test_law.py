@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -24,14 +25,14 @@ from tests.law.expected import Law, conditionals, joint
 from tests.law.rounds import lenient, output_law
 from tests.law.rows import chi_square_row
 from tests.law.sampling import Sample, draw
-from tests.law.services import Models, Services
+from tests.law.services import HASTY, Models, Services
 from tests.law.table import CHI_SQUARE
 
 ALPHA = 1e-3
 BROKEN = 1e-6
 WINDOWS = {"first": first_three, "last": last_three}
-NUM_TESTS = len(WINDOWS) * len(ALL_CASES) + 2
-"""Chi-square tests of sound services, at most: two for each case, two of independence. The slow run has an ALPHA of its
+NUM_TESTS = len(WINDOWS) * (len(ALL_CASES) + 1) + 2
+"""Chi-square tests of sound services, at most: two for each case and draft, two of independence. The slow run has an ALPHA of its
 own."""
 MIN_OF_A_KIND = 100 / NUM_ANSWERS
 """Of the number of answers: tokens of each kind that a case must hold, for a rule that never ran was not tested."""
@@ -188,16 +189,36 @@ class TestIndependence:
         assert p_value(self.pairs(copied, 0, 1), self.law(models)) < BROKEN
 
 
+def drawn_anew(services: Services, case: Case, **modules: Any) -> Sample:
+    sample = draw(str(services.gateway(**modules).ready["grpc"]), [case])[case.id]
+    assert len(sample.answers) == NUM_ANSWERS
+    return sample
+
+
+class TestADraftWhoseTimesDependOnItsTokens:
+    """Half of the proposals are not whole in time, for what their first token is; what has come is verified."""
+
+    CASE = CASE["lengths: K = 2, nothing"]
+
+    @pytest.mark.parametrize(("target", "is_sound"), [("target_service", True), ("tests.law.faults.only_whole", False)])
+    def test_the_law(self, models: Models, services: Services, target: str, is_sound: bool) -> None:
+        modules = {"target_module": target, "draft_module": "tests.law.faults.value_timed"}
+        sample = drawn_anew(services, self.CASE, **modules, target_options=HASTY)
+        found = p_values(models, self.CASE, sample)
+        if is_sound:
+            assert min(found.values()) > ALPHA / NUM_TESTS
+            assert_drafts_were_kept_replaced_and_followed(self.CASE, sample)
+        else:
+            assert found["first"] < BROKEN
+
+
 class TestBrokenRules:
     """One function of one worker is replaced; everything else is the product. Every day one for rejection, one for
     coupled.
     """
 
-    def p_values(self, models: Models, services: Services, case: Case, **modules: str) -> dict[str, float]:
-        gateway = services.gateway(**modules)
-        sample = draw(str(gateway.ready["grpc"]), [case])[case.id]
-        assert len(sample.answers) == NUM_ANSWERS
-        return p_values(models, case, sample)
+    def p_values(self, models: Models, services: Services, case: Case, **modules: Any) -> dict[str, float]:
+        return p_values(models, case, drawn_anew(services, case, **modules))
 
     def test_residual_skipped(self, models: Models, services: Services) -> None:
         found = self.p_values(models, services, PLAIN, target_module="tests.law.faults.residual_skipped")

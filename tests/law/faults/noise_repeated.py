@@ -1,4 +1,4 @@
-"""A target whose coupled noise is the same at every position of a sequence."""
+"""A target whose own noise is the same at every position of a sequence."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A target that keeps and recovers with the uniforms that the draft drew its tokens with."""
+"""A target that keeps drafts with the uniforms that they were drawn with."""
 
 import sys
 

@@ -7,10 +7,10 @@ import sys
 
 import numpy as np
 
-from draft_service import drawing
-from draft_service.tree import GrowingTree
 from draft_service.worker import start_worker
 from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.speculation import drawing
+from outrider.engine.speculation.tree import GrowingTree
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace

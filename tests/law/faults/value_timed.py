@@ -1,0 +1,47 @@
+"""A draft that takes a time set by the token that it has just drawn, and pushed, before it draws the next. No fault of
+the law: whether a token is verified depends on the tokens before it. Only who takes a proposal when it is whole lets
+the first token decide on itself.
+"""
+
+import sys
+import time
+
+from draft_service import pushing
+from draft_service.grower import Grower
+from draft_service.worker import start_worker
+from outrider.engine.speculation.nodes import NodeKind
+from outrider.engine.speculation.tree import GrowingTree
+from outrider.wire.settings.config import DraftConfig
+from outrider.wire.worker_main import run_worker
+from tests.law.faults import replace
+
+DELAY_S = 0.6
+"""Twice what the target waits that this draft is tested with."""
+
+add, offers, next_wake = GrowingTree.add, GrowingTree.offers, Grower.next_wake
+
+
+def add_timed(self, parent, token_id, kind, prob, law=None):
+    node = add(self, parent, token_id, kind, prob, law)
+    if kind is NodeKind.LAW:
+        node_from_s = self.__dict__.setdefault("from_s", {})
+        node_from_s[id(node)] = time.monotonic() + DELAY_S * (token_id % 2)
+    return node
+
+
+def offers_in_time(self, most):
+    from_s, now = self.__dict__.get("from_s", {}), time.monotonic()
+    return [(chance, node) for chance, node in offers(self, most) if node is self.root or from_s.get(id(node), 0) < now]
+
+
+def wake_soon(self):
+    soon = time.monotonic() + 0.005
+    return min(soon, next_wake(self) or soon)
+
+
+if __name__ == "__main__":
+    replace(GrowingTree, "add", add_timed)
+    replace(GrowingTree, "offers", offers_in_time)
+    replace(Grower, "next_wake", wake_soon)
+    replace(pushing, "PUSH_S", 0.0)
+    sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))
