@@ -3,10 +3,10 @@
 from tests.mutants import Mutant
 
 RULES, TREES = "outrider/engine/sampling/acceptance.py", "outrider/engine/sampling/tree_acceptance.py"
-DECIDE, WAITING, VERIFIER = "target_service/decide.py", "target_service/waiting.py", "target_service/verifier.py"
+DECIDE, VERIFIER = "target_service/decide.py", "target_service/verifier.py"
 LAW, TREE_LAW = ("tests/unit/test_acceptance_law.py",), ("tests/unit/test_tree_law.py",)
 OUTCOMES, DECIDED = ("tests/unit/test_acceptance.py",), ("tests/unit/test_decide.py",)
-COMMIT = ("tests/unit/test_commit.py",)
+COMMIT, STEPS = ("tests/unit/test_commit.py",), ("tests/engine/test_turns.py",)
 
 ACCEPTANCE = (
     Mutant(
@@ -81,17 +81,38 @@ ACCEPTANCE = (
     ),
     Mutant(
         DECIDE,
+        "    return lambda place, weights, ids: coupled_place(weights, ids, params, committed_len + place)",
+        "    return lambda place, weights, ids: coupled_place(weights, ids, params, committed_len)",
+        "the numbers that draw a bonus token are looked at again, at another position",
+        DECIDED,
+    ),
+    Mutant(
+        DECIDE,
         "    return LogitRow(state, tuple(ready.draft_ids[:j]))",
         "    return LogitRow(state)",
         "penalties do not advance through the draft tokens",
         DECIDED,
     ),
     Mutant(
-        WAITING,
-        "        return range(start, start + count) if self.copied else [start] * count",
-        "        return [0] * count",
+        DECIDE,
+        "            [len(r.slot.committed) for r in drafted for _ in r.draft_ids],\n",
+        "            [0 for r in drafted for _ in r.draft_ids],\n",
         "a round uses the numbers that the round before has looked at",
         DECIDED,
+    ),
+    Mutant(
+        RULES,
+        "    at_next = torch.cat((keys[:, :3], keys[:, 3:] + num_accepted[:, None]), dim=1)",
+        "    at_next = keys",
+        "on a device a bonus token is drawn with the numbers of another position than on the host",
+        OUTCOMES,
+    ),
+    Mutant(
+        VERIFIER,
+        "        self._keeper.truncate(job, keeps=self._leases.get(key) is not None)",
+        "        self._keeper.truncate(job)",
+        "an old Truncate crops a target that is ahead of it",
+        STEPS,
     ),
     Mutant(
         VERIFIER,

@@ -1,65 +1,131 @@
-"""Proposals on their way from draft to target: tickets, and what travels under them."""
+"""Drafts on their way into a step: the numbers that they are drawn with, what grows, what is parked, what is waited
+for.
+"""
 
 from tests.mutants import Mutant
 
-TABLE = "target_service/tickets.py"
-TICKETS = ("tests/unit/test_tickets.py",)
+TREE, DRAWING = "outrider/engine/speculation/tree.py", "outrider/engine/speculation/drawing.py"
+PARKED, LEASE, DRAFTS = "target_service/parked.py", "target_service/lease.py", "target_service/drafts.py"
+OWN = "target_service/own_drafts.py"
+GROWTH, PLACES = ("tests/unit/test_growing_tree.py",), ("tests/unit/test_parked.py",)
+TIMES, STEPS = ("tests/unit/test_lease.py",), ("tests/engine/test_turns.py",)
+CHAINS = ("tests/unit/test_count_law.py",)
+TIMED = ("tests/law/test_law.py::TestADraftWhoseTimesDependOnItsTokens::test_the_law[target_service-True]",)
 
 DELIVERIES = (
     Mutant(
-        TABLE,
-        "        if part.ticket in self._finished:\n            return Arrival.LATE\n        proposal",
-        "        proposal",
-        "what comes for a finished round is parked again and never freed",
-        TICKETS,
+        TREE,
+        "            parent.chance * self.plan.shares.share(rank),",
+        "            parent.chance * prob,",
+        "what is drawn decides by its probability what is verified",
+        GROWTH,
     ),
     Mutant(
-        TABLE,
-        "    if part.start != num_here:",
-        "    if part.start > num_here:",
-        "a part that comes twice counts twice",
-        TICKETS,
+        TREE,
+        "        return self._determined and node.confidence < self._speculation.min_confidence",
+        "        return node.confidence < self._speculation.min_confidence",
+        "a draft that doubts what it drew leaves out what follows",
+        GROWTH,
     ),
     Mutant(
-        TABLE,
-        "    if committed_len != expected[0]:",
-        "    if committed_len > expected[0]:",
-        "drafts for an older state of the answer are verified as if they were for this one",
-        TICKETS,
+        TREE,
+        "        rank, goes_on = len(parent.children), not self._determined and kind is not NodeKind.KEY",
+        "        rank, goes_on = len(parent.children), not self._determined",
+        "a branch is drawn with the trunk's numbers, at which block verification has looked",
+        GROWTH,
     ),
     Mutant(
-        TABLE,
-        "    if num_draft_tokens > expected[1]:",
-        "    if num_draft_tokens > expected[1] + 1:",
-        "a draft sends more tokens than the verify has room for",
-        TICKETS,
+        TREE,
+        "        if not self._goes_on(node):",
+        "        if False:",
+        "a chain that is over is not followed by another",
+        GROWTH,
     ),
     Mutant(
-        TABLE,
-        "        if proposal.refused is not None or proposal.complete:",
-        "        if proposal.refused is not None:",
-        "a proposal changes while the engine reads it",
-        TICKETS,
+        DRAWING,
+        "            [rank for _, rank in drawn],",
+        "            [0 for _, rank in drawn],",
+        "siblings are drawn with one number, and the second of them by what is left of the first one's",
+        ("tests/unit/test_tree_law.py",),
     ),
     Mutant(
-        TABLE,
-        "            if proposal.expected is None and proposal is not keep:",
-        "            if proposal is not keep:",
-        "a draft that fills the table takes the room of proposals that a verify awaits",
-        TICKETS,
-    ),
-    Mutant(
-        TABLE,
-        "        self._num_bytes -= proposal.num_bytes\n",
+        DRAWING,
+        "        weights[place] = 0.0\n",
         "",
-        "memory of proposals is counted for ever, until no proposal is taken",
-        TICKETS,
+        "siblings, and keys beside them, repeat an id",
+        GROWTH,
     ),
     Mutant(
-        TABLE,
-        "p.expected is None and now - p.created_s >= self._ttl_s]",
-        "now - p.created_s >= self._ttl_s]",
-        "a proposal that its verify awaits expires under it",
-        TICKETS,
+        OWN,
+        "purpose=Purpose.OWN_DRAFT",
+        "purpose=Purpose.DRAFT",
+        "the target's own drafts are drawn with the numbers of a draft's chain that may lie in the same step",
+        CHAINS,
+    ),
+    Mutant(
+        PARKED,
+        "            if drawn and drawn[0].law != law:",
+        "            if drawn and drawn[0].law != law and len(nodes.ids) == 1:",
+        "of two proposals for a state the longer one wins",
+        PLACES,
+    ),
+    Mutant(
+        PARKED,
+        "                    late += nodes.kinds[index] in (NodeKind.GUESS, NodeKind.LAW)\n",
+        "",
+        "drafts that came too late are not counted as wasted",
+        PLACES,
+    ),
+    Mutant(
+        PARKED,
+        "                if committed[length] == token_id:",
+        "                if True:",
+        "drafts for another answer than the one that was committed are verified",
+        PLACES,
+    ),
+    Mutant(
+        PARKED,
+        "            if child is None and not is_known[index]:",
+        "            if child is None:",
+        "what hangs under a token that got lost is verified after another",
+        PLACES,
+    ),
+    Mutant(
+        PARKED,
+        " or self.num_bytes + num_bytes > most_bytes:",
+        ":",
+        "a draft that sends large laws fills the target's memory",
+        PLACES,
+    ),
+    Mutant(
+        PARKED,
+        "        self.num_nodes, self.num_bytes = len(below), sum(each.num_bytes for each in below)",
+        "        self.num_nodes = len(below)",
+        "memory of drafts is counted for ever, until none is taken",
+        PLACES,
+    ),
+    Mutant(
+        LEASE,
+        "        lacked_s = self.lacked.pop(root_len, None)",
+        "        lacked_s = self.lacked.pop(root_len, None) if root_len == len(self.slot.committed) else None",
+        "a target that is faster than its draft never learns how long it would have to wait",
+        TIMES,
+    ),
+    Mutant(
+        LEASE,
+        "        self.live = self.heard = True",
+        "        self.heard = True",
+        "a draft that was late once is never waited for again",
+        (*TIMES, *STEPS),
+    ),
+    Mutant(
+        DRAFTS,
+        "        nodes = _as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
+        "        return Candidates(lease, nodes,",
+        "        nodes = _as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
+        "        nodes = nodes if len(nodes) >= min(room, num_fixed) else []\n"
+        "        return Candidates(lease, nodes,",
+        "a proposal is verified only when all of it is here, which its first token may decide by the time that it costs",
+        TIMED,
     ),
 )

@@ -108,9 +108,16 @@ SAMPLING = (
     ),
     Mutant(
         COUPLED,
-        "    return params.choice << 8 | Purpose.COUPLED",
-        "    return Purpose.COUPLED",
+        "    return params.choice << 8 | Purpose.TARGET",
+        "    return Purpose.TARGET",
         "all choices of a coupled request are one text",
+        ("tests/unit/test_coupled.py",),
+    ),
+    Mutant(
+        COUPLED,
+        "    return params.choice << 8 | Purpose.TARGET",
+        "    return params.choice << 8 | Purpose.DRAFT",
+        "what the target draws itself depends on what was drafted",
         ("tests/unit/test_coupled.py",),
     ),
     Mutant(

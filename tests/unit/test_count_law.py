@@ -23,6 +23,7 @@ from outrider.drafting.tables import Bigram, Unigram
 from outrider.engine.sampling.acceptance import Noise
 from outrider.engine.sampling.count_law import law_of_counts
 from outrider.engine.sampling.coupled import coupled_id
+from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.nodes import NodeKind
@@ -166,6 +167,19 @@ def test_a_chain_is_drawn_from_the_laws_that_come_with_it(name: str, how: str) -
     if left > 1e-6:
         chi, cells = chi + left, cells + 1
     assert cells == 1 or stats.chi2.sf(chi, cells - 1) > 1e-6
+
+
+def test_its_numbers_are_no_drafts() -> None:
+    """A chain of a draft's that began at the same length may outlive the step, and goes on with numbers of its own."""
+    for seed in range(20):
+        params = SamplingParams(seed=seed)
+        chain = grown(DRAFTERS["bigram"](), params)
+        start, drawn = len(SEQUENCE), [node for node in chain if node.law is not None]
+        (numbers,) = host_slot_uniforms(
+            [params] * len(drawn), [start] * len(drawn), [node.position for node in drawn], [Purpose.OWN_DRAFT]
+        )
+        for node, u in zip(drawn, numbers, strict=True):
+            assert node.law is not None and node.token_id == node.law.draw(float(u))
 
 
 @pytest.mark.parametrize("how", PARAMS)

@@ -426,7 +426,8 @@ def test_under_rejection_growth_knows_no_values(
     """
 
     def places(world: int, seed: int) -> tuple[list[list[int]], list[tuple[list[int], NodeKind]]]:
-        draft = Draft(speculation=Speculation(num, 16), world=world, **{**REJECTION, "seed": seed}).grow(most=most)
+        wish = Speculation(num, 16, min_confidence=0.5)
+        draft = Draft(speculation=wish, world=world, **{**REJECTION, "seed": seed}).grow(most=most)
         return [_ranks(node) for node in draft.order], [(_ranks(node), node.kind) for node in draft.all_nodes()]
 
     assert places(worlds[0], seeds[0]) == places(worlds[1], seeds[1])
