@@ -1,4 +1,4 @@
-"""The target's own noise on a device beside the host's, to the last bit. The unit tests ask a CPU, the GPU's tests a GPU."""
+"""The target's own noise on a device beside the host's, to the last bit. Unit tests ask a CPU, the GPU's a GPU."""
 
 from __future__ import annotations
 

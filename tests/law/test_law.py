@@ -32,8 +32,8 @@ ALPHA = 1e-3
 BROKEN = 1e-6
 WINDOWS = {"first": first_three, "last": last_three}
 NUM_TESTS = len(WINDOWS) * len(ALL_CASES) + 5
-"""Chi-square tests of sound services, at most: two for each case, three of a draft's times, two of independence. The slow run has an ALPHA of its
-own."""
+"""Chi-square tests of sound services, at most: two for each case, three of a draft's times, two of independence. The
+slow run has an ALPHA of its own."""
 MIN_OF_A_KIND = 100 / NUM_ANSWERS
 """Of the number of answers: tokens of each kind that a case must hold, for a rule that never ran was not tested."""
 MIN_FAULTS = 0.02

@@ -125,7 +125,7 @@ DELIVERIES = (
         "        nodes = _as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
         "        nodes = nodes if len(nodes) >= min(room, num_fixed) else []\n"
         "        return Candidates(lease, nodes,",
-        "a proposal is verified only when all of it is here, which its first token may decide by the time that it costs",
+        "a proposal is verified only when all of it is here, and the time that its first token takes decides",
         TIMED,
     ),
 )

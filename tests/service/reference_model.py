@@ -75,7 +75,9 @@ def uniform(params: SamplingParams, committed_len: int, position: int, purpose: 
 
 def draw(log_probs: torch.Tensor, u: float) -> int:
     """log_probs [V] float32; inverse CDF in id order."""
-    return drawn(_probs(log_probs), u)
+    weights = _probs(log_probs)
+    cdf = np.cumsum(weights)
+    return int(np.argmax((cdf > u * cdf[-1]) & (weights > 0)))
 
 
 def _probs(log_probs: torch.Tensor) -> np.ndarray:

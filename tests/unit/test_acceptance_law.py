@@ -216,6 +216,11 @@ def by_number(log_weights: Tensor, own: Tensor, places: Tensor) -> Tensor:
     return draw_weights(log_weights.exp(), own[torch.arange(len(own)), places])
 
 
+def by_numbers_from(first: Tensor, own: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what stands in for `picked`, with numbers own [N, K + 1] from positions first [N] on."""
+    return lambda log_weights, at: by_number(log_weights, own, at[:, 3] - first)
+
+
 def sparse(log_probs: Tensor) -> RowLaw:
     """[V] float32, over its support alone; a whole row where that is everything."""
     ids, scores = RowLaw(len(log_probs), log_probs.numpy()).support()
@@ -515,10 +520,7 @@ def simulate(
         laws = target[path], draft[path[:, :-1]]
         with pytest.MonkeyPatch.context() as patch:
             if Purpose.TARGET in purposes:
-                own, first = noise(Purpose.TARGET, k + 1), length
-                patch.setattr(
-                    acceptance, "picked", lambda log_weights, at: by_number(log_weights, own, at[:, 3] - first)
-                )
+                patch.setattr(acceptance, "picked", by_numbers_from(length, noise(Purpose.TARGET, k + 1)))
             outcome = rule(*laws, path[:, 1:], num_drafted, noise(Purpose.ACCEPT, k), keys)
         going = length <= LENGTH
         for j in range(k):
