@@ -31,6 +31,7 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
+from outrider.wire.tree_shape import TreeShape
 from target_service.jobs import DeliverJob, Fallback, Verdict, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
@@ -149,11 +150,12 @@ class Target(Base):
         elif len(ids) % 2 and self.drafter is None:  # the last token again is right sometimes
             self.deliver(slot, len(ids), [ids[-1]] * 3)
 
-    def deliver(self, slot: int, root_len: int, ids: list[int]) -> None:
-        """A chain of guesses."""
+    def deliver(self, slot: int, root_len: int, ids: list[int], parents: list[int] | None = None) -> None:
+        """Guesses: a chain, or a tree with these parents."""
         num = len(ids)
-        parents, kinds = list(range(TREE_ROOT, num - 1)), [NodeKind.GUESS] * num
-        nodes = Nodes(slot, root_len, ids, parents, [0] * num, kinds, None, num_bytes=4 * num)
+        parents = list(range(TREE_ROOT, num - 1)) if parents is None else parents
+        ranks, kinds = [parents[:node].count(parent) for node, parent in enumerate(parents)], [NodeKind.GUESS] * num
+        nodes = Nodes(slot, root_len, ids, parents, ranks, kinds, None, num_bytes=4 * num)
         self.verifier.handle(DeliverJob(nodes, time.monotonic()))
 
     def step(self) -> bool:
@@ -297,6 +299,22 @@ def test_what_is_named_is_waited_for_and_again_once_something_has_come_late(runn
     assert target.step_after(0.5 * MOST_HOLD_S)
     verdict = target.verdicts[-1]
     assert (verdict.num_drafted, verdict.num_wasted, verdict.fallback, len(target.verdicts)) == (2, 2, None, 3)
+
+
+class FixedTree(Fixed):
+    speculation = Speculation(max_draft_tokens=4, tree=TreeShape.parse("2x1"))
+
+
+@pytest.mark.parametrize(
+    ("make", "parents", "depth"), [(Fixed, None, 2), (FixedTree, [TREE_ROOT, TREE_ROOT, 0, 1], 2)]
+)
+def test_a_verdict_says_how_many_drafts_might_have_been_kept(
+    runner: ModelRunner, make: type[Fixed], parents: list[int] | None, depth: int
+) -> None:
+    target, ids = make(runner), [3, 4] if parents is None else [3, 4, 5, 6]
+    target.deliver(0, NUM_PROMPT, ids, parents)
+    assert target.step_after(0.0)
+    assert (target.verdicts[0].num_drafted, target.verdicts[0].depth) == (len(ids), depth)
 
 
 def test_an_old_truncate_does_not_crop_a_target_that_is_ahead(runner: ModelRunner) -> None:

@@ -134,6 +134,17 @@ async def test_verdicts_that_are_here_already_are_taken_one_by_one_and_dropped_t
         assert (answer.model.num_rounds, answer.model.num_late) == (2, 1)
 
 
+async def test_several_drafts_of_a_position_count_as_one_there() -> None:
+    answer = Answer()
+    async with answer.begun() as first:
+        answer.target.says(3, [1, 8], "ar", num_drafted=6, depth=2, num_accepted=1, hit=True, drafter=pb.DRAFTER_MODEL)
+        await first
+        assert answer.metric("spec_draft_tokens_total") == 6
+        for name, counts in (("drafted", [1, 1, 0]), ("accepted", [1, 0, 0])):
+            found = [answer.metric(f"spec_{name}_per_position_total", position=str(at)) for at in range(3)]
+            assert found == counts, name
+
+
 async def test_a_stop_string_ends_the_lease_and_what_came_after_it_counts_as_overrun() -> None:
     answer = Answer(stop=("b",))
     async with answer.begun() as first:

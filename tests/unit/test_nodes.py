@@ -1,0 +1,72 @@
+"""Nodes of a draft's tree over the wire: what is read is what was sent, and what breaks a rule is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.wire_tensors import encode_laws
+from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, NodeKind, Nodes, from_proto, to_proto
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.transport.codec import BadTensor
+
+VOCAB_SIZE = 16
+LAW = RowLaw(VOCAB_SIZE, np.log(np.array([0.75, 0.25], dtype=np.float32)), np.array([3, 5]))
+
+
+def tree() -> Nodes:
+    """One that was delivered before, under it two draws and a key, and a guess beside it."""
+    kinds = [NodeKind.KNOWN, NodeKind.GUESS, NodeKind.LAW, NodeKind.LAW, NodeKind.KEY]
+    rows = encode_laws([LAW], prefer_sparse=True)
+    return Nodes(9, 40, [2, 7, 3, 5, 8], [TREE_ROOT, TREE_ROOT, 0, 0, 0], [0, 1, 0, 1, 2], kinds, rows, [TREE_ROOT, 2])
+
+
+def sent(**changes: Any) -> tpb.Delivery:
+    message = to_proto(tree(), 4, VOCAB_SIZE)
+    for name, value in changes.items():
+        message.ClearField(name)
+        if value is not None:
+            setattr(message, name, value)
+    return message
+
+
+def ints(*values: int) -> bytes:
+    return np.array(values, dtype="<i4").tobytes()
+
+
+def test_what_is_read_is_what_was_sent() -> None:
+    message, before = sent(), tree()
+    found = from_proto(message, VOCAB_SIZE)
+    for name in ("ticket", "root_len", "ids", "parents", "ranks", "kinds", "ends"):
+        assert getattr(found, name) == getattr(before, name), name
+    assert found.num_bytes == message.ByteSize() and found.rows is not None and found.rows.num_rows == 1
+
+
+def test_only_an_end_may_be_told() -> None:
+    found = from_proto(to_proto(Nodes(1, 3, [], [], [], [], None, [TREE_ROOT]), 4, VOCAB_SIZE), VOCAB_SIZE)
+    assert (found.ids, found.ends, found.rows) == ([], [TREE_ROOT], None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"ids": ints(2, 7, 3, 5, VOCAB_SIZE)}, "outside 0 to 15"),
+        ({"ids": ints(2, 7, -1, 5, 8)}, "ids hold -1"),
+        ({"ids": ints(*[1] * (MAX_NODES + 1))}, "at most 256"),
+        ({"ids": b"123"}, "multiple of 4"),
+        ({"parents": ints(-1, -1, 0, 0)}, "4 parents for 5 nodes"),
+        ({"parents": ints(-1, -1, 0, 3, 0)}, "parent of node 3 is 3"),
+        ({"parents": ints(-2, -1, 0, 0, 0)}, "parent of node 0 is -2"),
+        ({"ranks": bytes(4)}, "4 ranks for 5 nodes"),
+        ({"kinds": bytes([1, 1, 1, 1, 99])}, "kinds hold 99"),
+        ({"ends": ints(5)}, "each names one of 5 nodes or the root"),
+        ({"ends": ints(-2)}, "each names one of 5 nodes or the root"),
+        ({"distributions": None}, "distributions are missing"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_by_name(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadTensor, match=why):
+        from_proto(sent(**changes), VOCAB_SIZE)
