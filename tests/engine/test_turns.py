@@ -305,9 +305,7 @@ class FixedTree(Fixed):
     speculation = Speculation(max_draft_tokens=4, tree=TreeShape.parse("2x1"))
 
 
-@pytest.mark.parametrize(
-    ("make", "parents", "depth"), [(Fixed, None, 2), (FixedTree, [TREE_ROOT, TREE_ROOT, 0, 1], 2)]
-)
+@pytest.mark.parametrize(("make", "parents", "depth"), [(Fixed, None, 2), (FixedTree, [TREE_ROOT, TREE_ROOT, 0, 1], 2)])
 def test_a_verdict_says_how_many_drafts_might_have_been_kept(
     runner: ModelRunner, make: type[Fixed], parents: list[int] | None, depth: int
 ) -> None:

@@ -1,0 +1,156 @@
+"""What leaves a draft and when: by counts and times, and so that a target has the draft's tree whatever came before."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draft_service import pushing
+from draft_service.growing import Growing
+from draft_service.pushing import PUSH_S, Pusher
+from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.tree import Node
+from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.speculation import Speculation
+from target_service.parked import Parked, ParkedNode
+from tests.unit.test_growing_tree import COUPLED, PROMPT, REJECTION, RULES, Draft
+
+PLENTY = 1 << 30
+
+
+class Course:
+    """A draft whose messages go into a target's mirror, at times that the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, draft: Draft) -> None:
+        engine: Any = SimpleNamespace(answer=lambda send: send())
+        job: Any = SimpleNamespace(deliver_to="target:1", target_epoch=3)
+        slot: Any = SimpleNamespace(params=draft.params)
+        self.draft, self.sent, self.now, self.parked = draft, list[Nodes](), 100.0, Parked()
+        self.growing = Growing(job, slot, draft.shares, ticket=7, tree=draft.tree, is_awaited=True)
+        self.pusher = Pusher(engine, self.take, WorkerMetrics("draft"))
+        monkeypatch.setattr(pushing.time, "monotonic", lambda: self.now)
+
+    def take(self, address: str, epoch: int, nodes: Nodes) -> None:
+        assert (address, epoch, nodes.ticket) == ("target:1", 3, 7) and len(nodes.ids) <= MAX_NODES
+        self.sent.append(nodes)
+        self.parked.insert(nodes, self.draft.committed, PLENTY)
+
+    def push(self, worth_s: float = 0.0, step_s: float = 0.0, *, after_s: float = 1.0) -> int:
+        """Return how many messages left. worth_s 0: nothing more is grown."""
+        self.now, before = self.now + after_s, len(self.sent)
+        self.pusher.push_due(self.growing, worth_s, step_s)
+        return len(self.sent) - before
+
+    def commit(self, ids: list[int]) -> None:
+        self.draft.commit(ids)
+        self.parked.advance(ids, None)
+
+
+def drawn(node: Node) -> Any:
+    """A node with what is below it, as both sides have it."""
+    return {child.token_id: (child.rank, child.kind, drawn(child)) for child in node.children}
+
+
+def mirrored(node: ParkedNode) -> Any:
+    return {child.token_id: (child.rank, child.kind, mirrored(child)) for child in node.children.values()}
+
+
+@pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy", "coupled", "rejection"])
+@given(
+    turns=st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 3)), min_size=1, max_size=8),
+    world=st.integers(0, 99),
+)
+@settings(max_examples=25, deadline=None)
+def test_the_target_has_the_tree_that_grows(rule: dict[str, Any], turns: list[Any], world: int) -> None:
+    """Through messages of some of it, each under what was committed when it left."""
+    with pytest.MonkeyPatch.context() as patch:
+        course = Course(patch, Draft(world=world, **rule))
+        for num_steps, pushes, hit in turns:
+            course.draft.grow(num_steps, most=2)
+            if pushes:
+                course.push()
+                assert mirrored(course.parked.root) == drawn(course.draft.tree.root)
+            children = course.draft.tree.root.children
+            course.commit([children[hit].token_id if hit < len(children) else 23])
+        course.draft.grow(3)
+        course.push()
+        assert mirrored(course.parked.root) == drawn(course.draft.tree.root)
+
+
+def test_a_message_names_what_leads_to_its_nodes_and_carries_their_laws(monkeypatch: pytest.MonkeyPatch) -> None:
+    course = Course(monkeypatch, Draft(takes_trees=False, **REJECTION).grow(2, most=1))
+    assert course.push() == 1
+    course.draft.grow(1, most=1)
+    assert course.push() == 1
+    first, second = course.sent
+    assert (first.kinds, second.kinds) == ([NodeKind.LAW] * 2, [NodeKind.KNOWN] * 2 + [NodeKind.LAW])
+    assert [each.rows.num_rows for each in course.sent if each.rows is not None] == [2, 1]
+    assert (second.ids[:2], second.parents, second.root_len) == (first.ids, [-1, 0, 1], len(PROMPT))
+
+
+@RULES
+def test_a_large_tree_leaves_in_messages_that_keep_siblings_together(
+    rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "MOST_IN_MESSAGE", 16)
+    course = Course(monkeypatch, Draft(**rule).grow())
+    assert course.push() > 3
+    for nodes in course.sent[:-1]:
+        assert sum(kind is not NodeKind.KNOWN for kind in nodes.kinds) >= 16
+    hung_under = [tuple(_path(nodes, node)) for nodes in course.sent for node in _new(nodes)]
+    in_messages = [{tuple(_path(nodes, node)) for node in _new(nodes)} for nodes in course.sent]
+    assert sum(map(len, in_messages)) == len(set(hung_under))
+    assert mirrored(course.parked.root) == drawn(course.draft.tree.root)
+
+
+def _new(nodes: Nodes) -> list[int]:
+    return [node for node, kind in enumerate(nodes.kinds) if kind is not NodeKind.KNOWN]
+
+
+def _path(nodes: Nodes, node: int) -> list[int]:
+    """Ids of what leads to a node, itself left out."""
+    parent = nodes.parents[node]
+    return [] if parent == TREE_ROOT else [*_path(nodes, parent), nodes.ids[parent]]
+
+
+@RULES
+def test_the_first_message_after_a_miss_leaves_when_another_step_is_not_worth_it(
+    rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = Course(monkeypatch, Draft(**rule).grow(1))
+    assert course.push(worth_s=0.2, step_s=0.1) == 0
+    assert course.push(worth_s=0.1, step_s=0.1) == 1
+    course.draft.grow(1)
+    assert course.push(0.1, 0.1, after_s=0.6 * PUSH_S) == 0, "then now and then"
+    assert course.push(0.1, 0.1, after_s=0.6 * PUSH_S) == 1
+    course.draft.grow(1)
+    assert course.push(after_s=0.0) == 1, "and at once where nothing more is grown"
+    assert course.push() == 0
+
+
+@pytest.mark.parametrize(("rule", "num_early"), [({}, 0), (COUPLED, 0), (REJECTION, 3)])
+def test_what_is_named_leaves_as_a_whole_but_for_laws(
+    rule: dict[str, Any], num_early: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = Course(monkeypatch, Draft(speculation=Speculation(4, 4), takes_trees=False, **rule))
+    early = 0
+    for _ in range(3):
+        course.draft.grow(1)
+        early += course.push(0.1, 0.1)
+    assert early == num_early
+    course.draft.grow(1)
+    assert course.push() == 1 and len(course.parked.chain(9)) == 4 and course.parked.ended
+
+
+def test_that_nothing_more_comes_is_told_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    wish = Speculation(4, 4)
+    course = Course(monkeypatch, Draft(speculation=wish, max_tokens=3, **REJECTION).grow(1))
+    course.push()
+    assert not course.parked.ended
+    course.draft.grow()
+    course.push()
+    assert course.parked.ended and len(course.parked.chain(9)) == 2, "there is room for no more"
