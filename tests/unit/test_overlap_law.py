@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -103,12 +103,19 @@ class Step:
 
     def decide(self, num_drafted: int) -> tuple[int, int]:
         ids, laws = self.prefix(num_drafted)[self.length :], [self.law(place) for place in range(num_drafted)]
+        return self.verdict(ids, laws)
+
+    def verdict(self, ids: Sequence[int], laws: Sequence[RowLaw]) -> tuple[int, int]:
         at, now = self.length, self.length
         noise = Noise(
-            [self.numbers[Purpose.ACCEPT, at + j, now] for j in range(num_drafted)],  # type: ignore[arg-type]
+            [self.numbers[Purpose.ACCEPT, at + j, now] for j in range(len(ids))],  # type: ignore[arg-type]
             own_draw(self.own_number),
         )
         return self.scheme.rule(lambda j: self.pair.target((*self.start, *ids[:j])), laws, ids, noise)
+
+    def after(self, committed: Prefix, chain: Chain) -> State:
+        known = {key: value for key, value in self.numbers.known.items() if key[1] >= len(committed)}  # type: ignore[index]
+        return State(committed, chain, self.num_steps + 1, tuple(sorted(known.items(), key=str)))
 
 
 def whole_chain(step: Step) -> Chain:
@@ -156,9 +163,7 @@ def next_state(scheme: Scheme, pair: Pair, state: State, chooser: Chooser) -> St
     chain = scheme.keep(step, n, token_id)
     if not chain and not (n < len(step.chain) and step.token(n) == token_id):
         chain = (scheme.branch_segment(step, n),) * scheme.branch(step, n, token_id)
-    committed = (*step.prefix(n), token_id)
-    known = {key: value for key, value in step.numbers.known.items() if key[1] >= len(committed)}  # type: ignore[index]
-    return State(committed, chain, state.num_steps + 1, tuple(sorted(known.items(), key=str)))
+    return step.after((*step.prefix(n), token_id), chain)
 
 
 def emitted(pair: Pair, num_tokens: int, first: Any, advance: Callable[[Any, Chooser], Any]) -> np.ndarray:
@@ -397,6 +402,40 @@ class TestPlantedFaultsOfKnownNoise:
 
         for rule in (accept_token_one, accept_block_one):
             assert off(Scheme(fixed(2), own_key=drafts, rule=rule), WIDE, 2) > BROKEN
+
+
+def with_own_drafts(rule: Callable[..., tuple[int, int]], pair: Pair, purpose: Purpose) -> float:
+    """Every other step verifies two drafts that the target makes itself, of another law, while the draft's chain lies
+    there, which goes on where it has foreseen what was committed. purpose: of the numbers of the target's drafts.
+    """
+    other, scheme = random_law(pair.vocab_size, 12), Scheme(fixed(2), rule=rule)
+
+    def advance(state: State, chooser: Chooser) -> State:
+        if state.num_steps % 2:
+            return next_state(scheme, pair, state, chooser)
+        step = Step(scheme, pair, state, chooser)
+        step.chain = scheme.grow(step)
+        ids, laws = list[int](), list[RowLaw]()
+        for place in range(2):
+            laws.append(other((*step.start, *ids)))
+            ids.append(laws[-1].draw(step.numbers[purpose, step.length + place, step.length]))
+        n, token_id = step.verdict(ids, laws)
+        new = (*ids[:n], token_id)
+        goes_on = all(place < len(step.chain) and step.token(place) == each for place, each in enumerate(new))
+        chain = step.chain[len(new) :] if goes_on else ()
+        return step.after((*step.start, *new), chain)
+
+    return variation(pair, emitted(pair, 4, State(), advance), "rejection by block")
+
+
+@pytest.mark.usefixtures("recorded")
+class TestDraftsOfTheTargetsOwn:
+    @pytest.mark.parametrize("rule", [accept_token_one, accept_block_one])
+    def test_exact(self, rule: Callable[..., tuple[int, int]]) -> None:
+        assert max(with_own_drafts(rule, pair, Purpose.OWN_DRAFT) for pair in PAIRS) < TOLERANCE
+
+    def test_a_block_drawn_with_the_numbers_of_the_chain_beside_it_is_not(self) -> None:
+        assert min(with_own_drafts(accept_block_one, pair, Purpose.DRAFT) for pair in PAIRS) > BROKEN
 
 
 @dataclass(frozen=True)
