@@ -52,7 +52,9 @@ class Traces:
         return int(self.kept.shape[1])
 
     def hit_rates(self, length: int, fans: Sequence[int]) -> dict[str, list[float]]:
-        """Return, by kind of the last token of a round, how often it is among the first guesses of each number."""
+        """Return, by kind of the last token of a round, how often it is among the first guesses of each number. The
+        draft that it stands in place of is none of them.
+        """
         kept, guess = self.kept[:, :, length].ravel(), self.guess[:, :, length].ravel()
         found = {}
         for kind, of_kind in (("recovered", guess[kept < length] - 1), ("bonus", guess[kept == length])):
