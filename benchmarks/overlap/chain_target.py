@@ -1,4 +1,4 @@
-"""`python -m benchmarks.overlap.chain_target`: a target that verifies chains alone, of whatever tree its draft grows."""
+"""`python -m benchmarks.overlap.chain_target`: a target that verifies chains alone, whatever tree its draft grows."""
 
 import sys
 

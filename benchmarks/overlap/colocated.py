@@ -1,7 +1,7 @@
 """Both models in one process, with the product's engine, drawing and decisions, and no gateway in its loop.
 
-`python -m benchmarks.overlap.colocated SETTINGS`, SETTINGS as JSON: `target` and `draft` (folders), `cores`. It stays on
-those cores, with a thread for each, reads an order a line from stdin, and answers each with one line on stdout.
+`python -m benchmarks.overlap.colocated SETTINGS`, SETTINGS as JSON: `target` and `draft` (folders), `cores`. It stays
+on those cores, with a thread for each, reads an order a line from stdin, and answers each with one line on stdout.
 """
 
 from __future__ import annotations

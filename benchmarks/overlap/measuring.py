@@ -6,14 +6,29 @@ import argparse
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.common import widened
 from benchmarks.overlap import simulation
 from benchmarks.overlap.checkouts import Checkout
-from benchmarks.overlap.groups import ROUND_TRIPS, Group
+from benchmarks.overlap.expected import draft_service_s, service_costs
+from benchmarks.overlap.groups import Group
+from benchmarks.overlap.results import (
+    CHAIN,
+    CHAIN_BOTH,
+    OVERLAP_CHAIN,
+    OVERLAP_TREE,
+    PLAIN,
+    PLAIN_BOTH,
+    PLAIN_LEASE,
+    PLAIN_TODAY,
+    TODAY,
+    TREE,
+    GroupResult,
+    Measured,
+    Tuned,
+)
 from benchmarks.overlap.shapes import Shape, best_shape
 from benchmarks.overlap.simulation import Costs
 from benchmarks.overlap.systems import Colocated, Counts, Split, ended_with_block, split, told
@@ -21,71 +36,14 @@ from benchmarks.overlap.traces import Traces, traces
 from benchmarks.passes import run_pass
 from outrider.client import Round, Speculation
 
-PLAIN, PLAIN_BOTH = "plain", "plain, both cores"
-CHAIN, TREE, CHAIN_BOTH = "colocated chain", "colocated tree", "colocated chain, both cores"
-PLAIN_TODAY, PLAIN_LEASE = "plain, today", "plain, lease"
-TODAY, OVERLAP_CHAIN, OVERLAP_TREE = "today", "overlap chain", "overlap tree"
-ON_ONE_CORE = (PLAIN, CHAIN, TREE)
-"""Arms without a network on the target's own core."""
-
 TRIED_LENGTHS = range(1, 9)
 """K of the chains that are tried."""
 TRIED_NODES, TRIED_DEPTHS = (4, 6, 8, 11), (2, 3, 4, 5, 6)
 """Of the trees that are simulated; the best are tried. More than 11 nodes are past a cliff of this target's step."""
 NUM_TRIED_TREES = 3
-COST_ROUNDS = 12
+COST_ROUNDS = 24
 """Steps of each width that a cost is the median of."""
 WARM_TOKENS = 16
-
-
-@dataclass
-class Measured:
-    """One answer of one arm; what is counted begins with its second verdict, but for `counts`, which are of all."""
-
-    arm: str
-    round_trip: float | None
-    """In steps of the target; None without a network."""
-    repetition: int
-    prompt: int
-    """Its index."""
-    ids: list[int]
-    num_tokens: int
-    seconds: float
-    num_steps: int
-    num_drafted: int
-    num_accepted: int
-    counts: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.seconds
-
-
-@dataclass
-class Tuned:
-    """What the arms that take turns were tuned to."""
-
-    chain: int
-    chain_both: int
-    tree: Shape | None
-    today: dict[float, int]
-    """K by round trip."""
-
-
-@dataclass
-class GroupResult:
-    """What a group's file holds."""
-
-    group: Group
-    step_s: float
-    """A plain step of the target: the unit of round trips."""
-    costs: dict[str, Any]
-    """Fields of `Costs` that were measured without services."""
-    round_trips_s: dict[float, float]
-    """What each round trip was, as measured, by what it was to be."""
-    tuned: Tuned
-    answers: list[Measured]
-    num_repetitions: int = 0
 
 
 class Arms:
@@ -99,25 +57,26 @@ class Arms:
         one: Colocated,
         both: Colocated,
         splits: dict[str, Split],
+        traced: Traces,
+        base: str,
     ) -> None:
-        """splits: by arm; none of them where only costs are wanted."""
+        """splits: by arm. base: what the round before is."""
         self.group, self.prompts, self.options = group, prompts, options
         self.one, self.both, self.splits = one, both, splits
-        self.traces: Traces = traces(group, prompts, options.trace_tokens)
-        verify, draft = one.costs(max(prompts, key=len), COST_ROUNDS)
-        self.costs = Costs(verify, draft)
-        self.step_s = verify[1]
-        self.tuned = self._tune()
-        self.answers: list[Measured] = []
+        self.traces = traced
+        costs = Costs(*one.costs(max(prompts, key=len), COST_ROUNDS))
+        self.result = GroupResult(group, base, options.max_tokens, costs, Tuned(1, 1))
+        self._tune()
 
     # tuning
 
-    def _tune(self) -> Tuned:
+    def _tune(self) -> None:
+        """Try chains of every length, and the trees that the simulation likes best, in one process."""
         tries = self.prompts[: self.options.tune_prompts]
 
         def speed(pair: Colocated, shape: int | Shape) -> float:
             made = [self._colocated(pair, prompt, seed, shape) for seed, prompt in enumerate(tries)]
-            return sum(each["num_tokens"] for each in made) / sum(each["seconds"] for each in made)
+            return float(sum(each["num_tokens"] for each in made) / sum(each["seconds"] for each in made))
 
         speed(self.one, 1)  # warms
         speeds = {pair: {k: speed(pair, k) for k in TRIED_LENGTHS} for pair in (self.one, self.both)}
@@ -126,27 +85,41 @@ class Arms:
             print(f"K: {best[pair]} of {', '.join(f'{k}: {rate:.1f}' for k, rate in found.items())}", flush=True)
         self._note_host_costs([self._colocated(self.one, p, i, best[self.one]) for i, p in enumerate(tries)])
         tree = max(self._likely_trees(), key=lambda shape: speed(self.one, shape), default=None)
-        return Tuned(best[self.one], best[self.both], tree, {})
+        self.result.tuned = Tuned(best[self.one], best[self.both], tree)
 
     def _likely_trees(self) -> list[Shape]:
         if not self.group.determined:
             return []
         shapes = {best_shape(self.traces.shares.tolist(), n, d) for n in TRIED_NODES for d in TRIED_DEPTHS}
-        expected = {shape: simulation.tree(self.traces, self.costs, shape).tokens_per_s for shape in shapes}
+        expected = {shape: simulation.tree(self.traces, self.result.costs, shape).tokens_per_s for shape in shapes}
         return sorted(shapes, key=expected.__getitem__)[-NUM_TRIED_TREES:]
 
     def _note_host_costs(self, made: Sequence[dict[str, Any]]) -> None:
         num_steps, num_draft_steps = (sum(each[name] for each in made) for name in ("num_steps", "num_draft_steps"))
         draft_step_s = sum(each["draft_s"] for each in made) / num_draft_steps
         decide_s = sum(each["decide_s"] for each in made) / num_steps
-        forwards = self.costs.verify, self.costs.draft
-        self.costs = Costs(*forwards, decide_s=decide_s, draw_s=max(0.0, draft_step_s - self.costs.draft[1]))
+        draw_s = max(0.0, draft_step_s - self.result.costs.draft[1])
+        self.result.costs = replace(self.result.costs, decide_s=decide_s, draw_s=draw_s)
 
-    def tune_today(self, round_trips_s: dict[float, float]) -> None:
-        """Choose K of the round before by simulation: what a token of its draft takes is near that of a bare step."""
-        for name, seconds in round_trips_s.items():
-            costs = Costs(**{**asdict(self.costs), "round_trip_s": seconds, "gateway_s": 0.06 * self.step_s})
-            self.tuned.today[name] = simulation.best_length(self.traces, costs, services=True)
+    async def tune_split(self) -> None:
+        """Measure round trips, and choose K of the round before by what a few answers show of its services."""
+        system, unit = self.splits[OVERLAP_CHAIN], self.result.step_s
+        for each in self.options.round_trips:
+            front = system.front(each * unit, self.options.bandwidth)
+            self.result.round_trips_s[each] = await system.measured_round_trip_s() if front is system.far else 0.0
+            print(f"round trip {each:g}: {1e3 * self.result.round_trips_s[each]:.2f} ms", flush=True)
+        pilot = replace(self.result, answers=list[Measured]())
+        for index in range(self.options.tune_prompts):
+            made = self._colocated(self.one, self.prompts[index], index, 0)
+            pilot.answers.append(measured_locally(PLAIN, 0, index, made))
+            for arm in (PLAIN_TODAY, PLAIN_LEASE, TODAY):
+                pilot.answers.append(await self.answer_split(arm, 0.0, 0, index, self.options.max_tokens))
+        today = pilot.cell(TODAY, 0.0)
+        assert today is not None
+        costs = replace(service_costs(pilot), draft_service_s=draft_service_s(pilot, today))
+        for each, seconds in self.result.round_trips_s.items():
+            at = replace(costs, round_trip_s=seconds)
+            self.result.tuned.today[each] = simulation.best_length(self.traces, at, services=True)
 
     # answers
 
@@ -154,42 +127,41 @@ class Arms:
         return pair.answer(prompt, self.group, seed, self.options.max_tokens, shape)
 
     def local_arms(self) -> dict[str, tuple[Colocated, int | Shape]]:
+        tuned = self.result.tuned
         arms: dict[str, tuple[Colocated, int | Shape]] = {
             PLAIN: (self.one, 0),
             PLAIN_BOTH: (self.both, 0),
-            CHAIN: (self.one, self.tuned.chain),
-            CHAIN_BOTH: (self.both, self.tuned.chain_both),
+            CHAIN: (self.one, tuned.chain),
+            CHAIN_BOTH: (self.both, tuned.chain_both),
         }
-        if self.tuned.tree is not None:
-            arms[TREE] = (self.one, self.tuned.tree)
+        if tuned.tree is not None:
+            arms[TREE] = (self.one, tuned.tree)
         return arms
 
-    def network_arms(self, round_trip: float) -> dict[str, tuple[Split, Speculation | bool]]:
+    def network_arms(self, round_trip: float) -> dict[str, tuple[Split, Speculation]]:
         rule = self.group.acceptance.name.lower()
         auto = Speculation(num_draft_tokens="auto", acceptance=rule)
-        k = self.tuned.today.get(round_trip, self.tuned.chain)
-        arms: dict[str, tuple[Split, Speculation | bool]] = {
+        k = self.result.tuned.today.get(round_trip, self.result.tuned.chain)
+        arms: dict[str, tuple[Split, Speculation]] = {
             TODAY: (self.splits[TODAY], Speculation(num_draft_tokens=k, acceptance=rule)),
             OVERLAP_CHAIN: (self.splits[OVERLAP_CHAIN], auto),
         }
         if OVERLAP_TREE in self.splits:
             arms[OVERLAP_TREE] = (self.splits[OVERLAP_TREE], auto)
         if not round_trip:
-            arms[PLAIN_TODAY] = (self.splits[TODAY], False)
-            arms[PLAIN_LEASE] = (self.splits[OVERLAP_CHAIN], False)
+            plain = Speculation(enabled=False, acceptance=rule)
+            arms[PLAIN_TODAY] = (self.splits[TODAY], plain)
+            arms[PLAIN_LEASE] = (self.splits[OVERLAP_CHAIN], plain)
         return arms
 
     def answer_locally(self, arm: str, repetition: int, index: int) -> None:
         pair, shape = self.local_arms()[arm]
         made = self._colocated(pair, self.prompts[index], 1000 * repetition + index, shape)
-        names = ("ids", "num_tokens", "seconds", "num_steps", "num_drafted", "num_accepted")
-        busy = {"elapsed": made["seconds"], "target_busy": made["forward_s"] + made["decide_s"]}
-        counts = busy | {"draft_busy": made["draft_s"], "draft_steps": made["num_draft_steps"]}
-        self.answers.append(Measured(arm, None, repetition, index, *(made[name] for name in names), counts))
+        self.result.answers.append(measured_locally(arm, repetition, index, made))
 
     async def answer_split(self, arm: str, round_trip: float, repetition: int, index: int, max_tokens: int) -> Measured:
         system, speculation = self.network_arms(round_trip)[arm]
-        front = system.front(round_trip * self.step_s, self.options.bandwidth)
+        front = system.front(round_trip * self.result.step_s, self.options.bandwidth)
         before, arrived = front.counts(), list[tuple[float, Round]]()
         sample = await run_pass(
             front.client,
@@ -235,15 +207,24 @@ class Arms:
                         self.answer_locally(arm, repetition, index)
                     else:
                         made = await self.answer_split(arm, round_trip, repetition, index, self.options.max_tokens)
-                        self.answers.append(made)
+                        self.result.answers.append(made)
             self._say(repetition, round_trip, [*local, *network])
 
     def _say(self, repetition: int, round_trip: float, arms: Sequence[str]) -> None:
         for arm in arms:
-            of_arm = [each for each in self.answers if (each.arm, each.repetition) == (arm, repetition)]
-            of_arm = [each for each in of_arm if each.round_trip in (None, round_trip)]
-            rate = sum(each.num_tokens for each in of_arm) / sum(each.seconds for each in of_arm)
-            print(f"repetition {repetition}, round trip {round_trip:g}, {arm}: {rate:.1f} tokens/s", flush=True)
+            cell = self.result.cell(arm, round_trip) or self.result.cell(arm, None)
+            assert cell is not None
+            now = replace(cell, answers=[each for each in cell.answers if each.repetition == repetition])
+            print(
+                f"repetition {repetition}, round trip {round_trip:g}, {arm}: {now.tokens_per_s:.1f} tok/s", flush=True
+            )
+
+
+def measured_locally(arm: str, repetition: int, index: int, made: dict[str, Any]) -> Measured:
+    names = ("ids", "num_tokens", "seconds", "num_steps", "num_drafted", "num_accepted")
+    busy = {"elapsed": made["seconds"], "target_busy": made["forward_s"] + made["decide_s"]}
+    counts = busy | {"draft_busy": made["draft_s"], "draft_steps": made["num_draft_steps"]}
+    return Measured(arm, None, repetition, index, **{name: made[name] for name in names}, counts=counts)
 
 
 def counted(after: Counts, before: Counts) -> dict[str, float]:
@@ -268,15 +249,21 @@ def counted(after: Counts, before: Counts) -> dict[str, float]:
 
 @contextlib.asynccontextmanager
 async def running_arms(
-    group: Group, prompts: Sequence[list[int]], options: argparse.Namespace, here: Checkout, base: Checkout
+    group: Group,
+    prompts: Sequence[list[int]],
+    traced: Sequence[list[int]],
+    options: argparse.Namespace,
+    here: Checkout,
+    base: Checkout,
 ) -> AsyncIterator[Arms]:
+    found = traces(group, traced, options.trace_tokens)
     target, draft = widened(options.size), group.draft()
     async with contextlib.AsyncExitStack() as stack:
         children = stack.enter_context(ended_with_block([]))
-        pairs = [Colocated(here, target, draft, cores) for cores in ((1,), (0, 1))]
-        for pair in pairs:
+        one, both = (Colocated(here, target, draft, cores) for cores in ((1,), (0, 1)))
+        for pair in (one, both):
             children.append(pair.child)
-        for pair in pairs:
+        for pair in (one, both):
             told(pair.child)
         arms = {TODAY: (base, "target_service"), OVERLAP_CHAIN: (here, "target_service")}
         if group.determined:
@@ -286,28 +273,30 @@ async def running_arms(
             arm: await stack.enter_async_context(split(checkout, target, draft, module))
             for arm, (checkout, module) in arms.items()
         }
-        yield Arms(group, prompts, options, *pairs, splits)
+        yield Arms(group, prompts, options, one, both, splits, found, f"{options.base}, {base.note}")
 
 
 async def measure(
-    group: Group, prompts: Sequence[list[int]], options: argparse.Namespace, here: Checkout, base: Checkout
+    group: Group,
+    prompts: Sequence[list[int]],
+    traced: Sequence[list[int]],
+    options: argparse.Namespace,
+    here: Checkout,
+    base: Checkout,
 ) -> GroupResult:
-    """Measure a group: repetitions until all are done, or the next would not end in time."""
-    stop_s = time.monotonic() + 60 * options.most_minutes
-    async with running_arms(group, prompts, options, here, base) as arms:
-        round_trips_s = {0.0: 0.0}
-        for each in filter(None, options.round_trips):
-            system = arms.splits[OVERLAP_CHAIN]
-            system.front(each * arms.step_s, options.bandwidth)
-            round_trips_s[each] = await system.measured_round_trip_s()
-            print(f"round trip {each:g}: {1e3 * round_trips_s[each]:.2f} ms", flush=True)
-        arms.tune_today(round_trips_s)
-        took_s, done = 0.0, 0
-        while done < options.repetitions and time.monotonic() + took_s < stop_s:
+    """Measure a group: repetitions until all are done, or the next would not end in time. traced: prompts of the traces
+    that its simulations use.
+    """
+    started_s = time.monotonic()
+    async with running_arms(group, prompts, traced, options, here, base) as arms:
+        await arms.tune_split()
+        result, took_s = arms.result, 0.0
+        while result.num_repetitions < options.repetitions:
             began = time.monotonic()
-            await arms.repeat(done)
-            took_s, done = time.monotonic() - began, done + 1
-        costs = {name: value for name, value in asdict(arms.costs).items() if value}
-        return GroupResult(group, arms.step_s, costs, round_trips_s, arms.tuned, arms.answers, done)
-
-
+            if result.num_repetitions and began + took_s - started_s > 60 * options.most_minutes:
+                break
+            await arms.repeat(result.num_repetitions)
+            took_s = time.monotonic() - began
+            result.num_repetitions += 1
+    result.minutes = (time.monotonic() - started_s) / 60
+    return result

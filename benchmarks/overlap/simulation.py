@@ -1,11 +1,11 @@
 """What each arm should make, from traces of the pair and measured costs: one answer, one draft, one target.
 
 A round is replayed along the traces. Its time is that of the steps it has, and of the links between them; what the
-processes lose beside that is measured and handed in. Left out: prompts, ends of answers, whatever else the machine does.
+processes lose beside that is measured and handed in. Left out: prompts, ends of answers, what else the machine does.
 
 The overlapped round follows the product: the draft feeds the likeliest nodes of a tree and pushes their children; the
-target steps by itself, with the rows that make the most tokens a second of those that have arrived, and waits only while
-the next guess is worth more than the wait. The draft hears of a commit through the gateway.
+target steps by itself, with the rows that make the most tokens a second of those that have arrived, and waits only
+while the next guess is worth more than the wait. The draft hears of a commit through the gateway.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from benchmarks.overlap.traces import MAX_CHAIN, Traces
 from draft_service.grower import MOST_OFFERS, NUM_URGENT, PUSH_S
 from draft_service.tree import LEAST_CHANCE, MAX_DEPTH, MAX_FED
 from outrider.engine.speculation.ranks import MAX_RANKS
-
 
 
 @dataclass(frozen=True)
@@ -316,5 +315,3 @@ def _best_count(gains: Sequence[float], base_gain: float, seconds: Callable[[int
 def best_length(traces: Traces, costs: Costs, *, services: bool) -> int:
     """Return the K with which draft and target taking turns are fastest."""
     return max(range(MAX_CHAIN + 1), key=lambda k: chain(traces, costs, k, services=services).tokens_per_s)
-
-

@@ -185,4 +185,4 @@ async def split(
             urls |= {"draft": workers[1]["metrics_address"]}
             fronts.append(Front(client, {part: f"http://{at}/metrics" for part, at in urls.items()}))
         fronts[1].relays = relays
-        yield Split(*fronts, draft_address=addresses[1], far_draft_address=far[1])
+        yield Split(fronts[0], fronts[1], addresses[1], far[1])

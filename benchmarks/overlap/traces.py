@@ -84,7 +84,9 @@ def record(group: Group, prompts: Sequence[Sequence[int]], num_tokens: int) -> T
         params = group.params(seed, num_tokens + MAX_CHAIN + 1)
         text = [*prompt, *pair.answer(prompt, params, 0).ids]
         along = _along_ranks if group.determined else _along_chains
-        for found, made in zip((kept, guesses), along(target, draft, text, len(prompt), params, num_tokens), strict=True):
+        for found, made in zip(
+            (kept, guesses), along(target, draft, text, len(prompt), params, num_tokens), strict=True
+        ):
             found.append(made)
     return Traces(np.stack(kept), np.stack(guesses), _shares(np.stack(kept), np.stack(guesses), group.determined))
 
