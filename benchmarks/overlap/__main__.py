@@ -93,8 +93,8 @@ def write_report(found: list[GroupResult], options: argparse.Namespace) -> int:
         f"The demo pair, its target WIDENED to {options.size}, its draft widened as said, float32; {options.prompts} "
         f"held-out prompts of {options.prompt_tokens} tokens or less, one answer at a time. Speeds are of the tokens "
         "after an answer's first verdict. Draft and gateway share a core, the target has one; a pair in one process "
-        "has the target's, or where that is said both. A ratio is that of two answers to one prompt in one repetition, in "
-        "brackets the interval of 95 % from a bootstrap over prompts. Idle shares are of whole answers, prompts "
+        "has the target's, or where that is said both. A ratio is that of two answers to one prompt in one repetition, "
+        "in brackets the interval of 95 % from a bootstrap over prompts. Idle shares are of whole answers, prompts "
         f"included. {MARK} more than {100 * FAR_OFF:.0f} % off the simulation."
     )
     traced = tokenized(TRACE_PROMPTS, options.prompt_tokens)

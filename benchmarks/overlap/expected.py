@@ -35,6 +35,13 @@ def service_costs(result: GroupResult) -> Costs:
     )
 
 
+def target_service_s(result: GroupResult, cell: Cell) -> float:
+    """Return what a step of the target took more in its service, from when it could begin, than it should by its mean
+    number of rows: messages that are read on its core, and memory that the draft reads at the same time, are in it.
+    """
+    return max(0.0, cell.total("verify") / cell.total("num_steps") - result.costs.verify_s(cell.target_rows))
+
+
 def draft_service_s(result: GroupResult, cell: Cell) -> float:
     """Return what a step of the draft took more in its service than it should, by its mean number of rows."""
     num_steps = cell.total("draft_steps")
@@ -55,6 +62,7 @@ def estimate(result: GroupResult, traces: Traces, cell: Cell) -> Estimate | None
         return None
     costs = replace(
         service_costs(result),
+        target_service_s=target_service_s(result, cell),
         draft_service_s=draft_service_s(result, cell),
         round_trip_s=result.round_trips_s[cell.round_trip],
     )

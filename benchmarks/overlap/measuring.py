@@ -173,9 +173,10 @@ class Arms:
             seed=1000 * repetition + index,
             on_round=lambda _, item: arrived.append((time.perf_counter(), item)),
         )
-        counts = counted(front.counts(), before) | {"elapsed": sample.elapsed_s}
         arrived = [each for each in arrived if each[1].tokens]
         later = [item for _, item in arrived[1:]]
+        counts = counted(front.counts(), before) | {"elapsed": sample.elapsed_s}
+        counts["verify"] = sum(item.timings.verify_s for item in later)
         return Measured(
             arm,
             round_trip,

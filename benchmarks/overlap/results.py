@@ -123,6 +123,11 @@ class Cell:
         return max(0.0, 1.0 - self.total(f"{part}_busy") / self.total("elapsed"))
 
     @property
+    def target_rows(self) -> int:
+        """Mean rows of a step of the target, to the nearest."""
+        return round(1 + self.total("num_drafted") / self.total("num_steps"))
+
+    @property
     def hit_rate(self) -> float | None:
         looked = self.total("hits") + self.total("misses") if self.arm in OVERLAPPED else 0.0
         return self.total("hits") / looked if looked else None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from benchmarks.common import Report
-from benchmarks.overlap.expected import draft_service_s, estimate, service_costs
+from benchmarks.overlap.expected import draft_service_s, estimate, service_costs, target_service_s
 from benchmarks.overlap.groups import COUPLED, GREEDY
 from benchmarks.overlap.results import (
     CHAIN,
@@ -141,7 +141,8 @@ def _share(value: float | None) -> str:
 
 def _beside(result: GroupResult, traces: Traces) -> tuple[Sequence[str], list[list[str]]]:
     columns = ["arm, round trip", "tok/s", "simulated", "measured / simulated", "tokens a step", "simulated"]
-    columns += ["target idle", "simulated", "draft idle", "simulated", "hits", "simulated", "draft's extra, ms a step"]
+    columns += ["target idle", "simulated", "draft idle", "simulated", "hits", "simulated"]
+    columns += ["extra in the service, ms a step: target", "draft"]
     rows = []
     for cell in result.cells():
         said = estimate(result, traces, cell)
@@ -154,7 +155,8 @@ def _beside(result: GroupResult, traces: Traces) -> tuple[Sequence[str], list[li
         row += [_share(cell.idle("target")), _share(said.target_idle)]
         row += [_share(cell.idle("draft")), _share(said.draft_idle)] if said.draft_s else ["", ""]
         row += _lookups(cell, said)
-        rows.append([*row, f"{1e3 * draft_service_s(result, cell):.2f}" if cell.arm in SPLIT else ""])
+        extra = [_ms(each(result, cell)) for each in (target_service_s, draft_service_s)]
+        rows.append([*row, *(extra if cell.arm in SPLIT else ("", ""))])
     return columns, rows
 
 
