@@ -155,8 +155,8 @@ def _beside(result: GroupResult, traces: Traces) -> tuple[Sequence[str], list[li
         row += [_share(cell.idle("target")), _share(said.target_idle)]
         row += [_share(cell.idle("draft")), _share(said.draft_idle)] if said.draft_s else ["", ""]
         row += _lookups(cell, said)
-        extra = [_ms(each(result, cell)) for each in (target_service_s, draft_service_s)]
-        rows.append([*row, *(extra if cell.arm in SPLIT else ("", ""))])
+        extra = (target_service_s, draft_service_s) if cell.arm in SPLIT else ()
+        rows.append([*row, *(_ms(each(result, cell)) for each in extra), *([""] * (2 - len(extra)))])
     return columns, rows
 
 
