@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.overlap import simulation
+from benchmarks.overlap.costs import Costs
 from benchmarks.overlap.results import (
     CHAIN,
     OVERLAP_TREE,
@@ -17,7 +18,7 @@ from benchmarks.overlap.results import (
     Cell,
     GroupResult,
 )
-from benchmarks.overlap.simulation import Costs, Estimate
+from benchmarks.overlap.simulation import Estimate
 from benchmarks.overlap.traces import Traces
 
 

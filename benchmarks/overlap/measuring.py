@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.common import widened
 from benchmarks.overlap import simulation
 from benchmarks.overlap.checkouts import Checkout
+from benchmarks.overlap.costs import Costs
 from benchmarks.overlap.expected import draft_service_s, service_costs
 from benchmarks.overlap.groups import Group
 from benchmarks.overlap.results import (
@@ -30,7 +31,6 @@ from benchmarks.overlap.results import (
     Tuned,
 )
 from benchmarks.overlap.shapes import Shape, best_shape
-from benchmarks.overlap.simulation import Costs
 from benchmarks.overlap.systems import Colocated, Counts, Split, ended_with_block, split, told
 from benchmarks.overlap.traces import Traces, traces
 from benchmarks.passes import run_pass

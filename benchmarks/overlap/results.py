@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.overlap.costs import Costs
 from benchmarks.overlap.groups import Group
 from benchmarks.overlap.shapes import Shape
-from benchmarks.overlap.simulation import Costs
 
 PLAIN, PLAIN_BOTH = "plain", "plain, both cores"
 CHAIN, TREE, CHAIN_BOTH = "colocated chain", "colocated tree", "colocated chain, both cores"

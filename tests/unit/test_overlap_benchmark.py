@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks.overlap import simulation
+from benchmarks.overlap.costs import Costs
 from benchmarks.overlap.groups import Group
 from benchmarks.overlap.results import CHAIN, PLAIN, GroupResult, Measured, Tuned, read, save
 from benchmarks.overlap.shapes import Shape, best_shape
-from benchmarks.overlap.simulation import Costs
 from benchmarks.overlap.traces import MAX_CHAIN, NUM_GUESSES, Traces
 
 COSTS = Costs({1: 1.0, 2: 1.0, 64: 1.0}, {1: 0.01, 64: 0.01})
