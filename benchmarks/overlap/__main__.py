@@ -6,7 +6,8 @@
 A group is one size of the draft and one rule; it is measured with all its arms in turn, and its results lie in a file
 of its own from then on: what was interrupted goes on with the next group. The target, the demo target widened, has the
 second core, draft and gateway have the first; on each of the three links between them a relay delays every byte. The
-table has all groups that have a file.
+processes of other arms stay and sleep; what they do meanwhile is 2 % of the second core and 5 % of the first. The table
+has all groups that have a file.
 """
 
 from __future__ import annotations

@@ -53,11 +53,13 @@ class Growing:
         return not self._unfed or -self._unfed[0][0] * self.shares[0] < LEAST_CHANCE
 
     def _offers(self) -> list[tuple[float, Path]]:
-        found = list[tuple[float, Path]]()
+        """Take out the likeliest nodes; those that are too deep stay, for what is committed next is nearer to them."""
+        found, deep = list[tuple[float, Path]](), list[tuple[float, Path]]()
         while len(found) < min(MOST_OFFERS, MAX_FED - len(self.children_s)) and not self._is_done:
             offer = heapq.heappop(self._unfed)
-            if len(offer[1]) < MAX_DEPTH:
-                found.append(offer)
+            (found if len(offer[1]) < MAX_DEPTH else deep).append(offer)
+        for offer in deep:
+            heapq.heappush(self._unfed, offer)
         return found
 
     def _fill(self, path: Path, chance: float) -> None:
