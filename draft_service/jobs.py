@@ -14,5 +14,3 @@ class AdvanceJob:
     ticket: int
     base_len: int
     committed_ids: tuple[int, ...]
-    segment_floor: int
-    """committed_len before which no chain that is still of use began."""

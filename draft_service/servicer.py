@@ -43,7 +43,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             message.ticket,
             message.base_len,
             tuple(message.committed_ids),
-            message.segment_floor,
         )
         self._service.engine.submit(job)
 

@@ -1,4 +1,4 @@
-"""A draft without a model: a drafter, and a follower of what is committed in each slot, no cache."""
+"""A draft without a model: a table, and a follower of what is committed in each slot, no cache."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from draft_service.growing import Growing
 from outrider.drafting.drafter import Counts, SequenceDrafter
 from outrider.engine.drafters import make_drafters
 from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.loading.vocabulary import Vocabulary, read_vocabulary
+from outrider.engine.speculation.drafter import Said, of_table
+from outrider.engine.speculation.tree import Node
 from outrider.engine.worker.jobs import SlotKey
+from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, OpenSlots
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
@@ -80,7 +84,7 @@ class TableSlot(BareSlot):
         self.follower.truncate(base_len)
         self.follower.append(ids)
 
-    def ask(self, path: Sequence[int]) -> Counts | None:
+    def counts_after(self, path: Sequence[int]) -> Counts | None:
         """Return what may follow the committed tokens and a path of guesses; None where nothing is known."""
         walk = self.follower.walk()
         for token_id in path:
@@ -100,3 +104,32 @@ class TableSlot(BareSlot):
     def distrust(self) -> None:
         """Keep the drafter from remembering what the follower holds: it may be wrong."""
         self._is_sound = False
+
+
+class TableDrafter:
+    """Asks the follower of each slot."""
+
+    takes_trees = True
+
+    def __init__(self, keeper: SlotKeeper[BareSlot], vocab_size: int) -> None:
+        self._keeper = keeper
+        self._vocab_size = vocab_size
+
+    def say(self, wanted: Sequence[tuple[Growing, Sequence[Node]]], now: float) -> Sequence[Said] | None:
+        said = list[Said]()
+        for growing, nodes in wanted:
+            slot, tree = growing.slot, growing.tree
+            assert isinstance(slot, TableSlot) and tree is not None, "a table's slot has a follower"
+            state = self._keeper.sampling_state(slot)
+            for node in nodes:
+                tree.feed(node)
+                said.append(of_table(tree, node, state, slot.counts_after, self._vocab_size))
+        return said or None
+
+    def re_root(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None: ...
+
+    def knows(self, asked: Growing) -> bool:
+        return True
+
+    def next_wake(self) -> float | None:
+        return None

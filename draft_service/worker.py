@@ -5,16 +5,19 @@ Torch is imported inside `start_worker`, after the process has been pinned.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.transport.host import prepare_process
 
 if TYPE_CHECKING:
-    from draft_service.grower import Grower, Send
+    from draft_service.grower import MakeDrafter
+    from draft_service.growing import Growing
+    from draft_service.model_drafter import ModelDrafter
     from draft_service.tables import TableState
     from outrider.engine.loading.loaded import Loaded
+    from outrider.engine.worker.jobs import SlotKey
     from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle
 
 
@@ -36,28 +39,27 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
 
 
 def _with_model(base: Base[Loaded]) -> Parts:
-    from draft_service.grower import Grower
+    from draft_service.model_drafter import ModelDrafter
 
     loaded = base.loaded
-    vocab_size = loaded.runner.facts.vocab_size
+    rest = (base.keeper, base.metrics, loaded.max_prefill_tokens)
 
-    def make(send: Send) -> Grower:
-        rest = (base.metrics, vocab_size, loaded.max_prefill_tokens)
-        return Grower(loaded.runner, base.keeper, base.engine, send, *rest)
+    def make_drafter(growing: Mapping[SlotKey, Growing]) -> ModelDrafter:
+        return ModelDrafter(loaded.runner, *rest, growing, base.engine.flush)
 
-    return _parts(base, vocab_size, make)
+    return _parts(base, loaded.runner.facts.vocab_size, make_drafter)
 
 
 def _with_tables(base: Base[TableState]) -> Parts:
-    from draft_service.grower import Grower
+    from draft_service.tables import TableDrafter
 
     vocab_size = base.loaded.vocabulary.size
-    return _parts(base, vocab_size, lambda send: Grower(None, base.keeper, base.engine, send, base.metrics, vocab_size))
+    return _parts(base, vocab_size, lambda growing: TableDrafter(base.keeper, vocab_size))
 
 
-def _parts(base: Base[Any], vocab_size: int, make: Callable[[Send], Grower]) -> Parts:
-    """Return the parts of a draft. make: takes what delivers nodes and returns the grower."""
+def _parts(base: Base[Any], vocab_size: int, make_drafter: MakeDrafter) -> Parts:
     from draft_service.deliveries import Deliverer
+    from draft_service.grower import Grower
     from draft_service.servicer import DraftServicer
     from outrider.engine.worker.worker_handle import Parts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
@@ -75,4 +77,5 @@ def _parts(base: Base[Any], vocab_size: int, make: Callable[[Send], Grower]) -> 
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service), server)
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
-    return Parts(make(deliverer.send), add_services, deliverer.close)
+    grower = Grower(make_drafter, base.keeper, base.engine, deliverer.send, metrics, vocab_size)
+    return Parts(grower, add_services, deliverer.close)

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.sampling.acceptance import Noise, accept_block_one, accept_token_one
-from outrider.engine.sampling.coupled import coupled_id
+from outrider.engine.sampling.acceptance import Noise, OwnDraw, accept_block_one, accept_token_one
+from outrider.engine.sampling.coupled import coupled_id, coupled_place
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
@@ -23,6 +25,7 @@ from outrider.engine.sampling.reported import Reported, reported
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.side_by_side import side_by_side
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, TreeNoise, TreeWalk, accept_tree, walk_matching
+from outrider.wire.params import SamplingParams
 from target_service.decide_on_device import Decided, decide_on_device
 from target_service.lease import Ready
 
@@ -58,16 +61,19 @@ def tree_noise(ready: Ready, tree: DraftTree) -> TreeNoise:
     """Return a tree's numbers: a node's is that of its position and its place among its siblings, as in a chain."""
     params, committed_len = ready.slot.params, len(ready.slot.committed)
     depths = [len(path) for path in tree.paths]
-    places = [*(depth - 1 for depth in depths), *range(max(depths) + 1)]
-    ranks = [*map(tree.rank, range(len(depths))), *[0] * (max(depths) + 1)]
-    accept, recover, target = host_slot_uniforms(
-        [params] * len(places),
-        [committed_len] * len(places),
-        [committed_len + place for place in places],
-        (Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET),
-        ranks,
+    (accept,) = host_slot_uniforms(
+        [params] * len(depths),
+        [committed_len] * len(depths),
+        [committed_len + depth - 1 for depth in depths],
+        [Purpose.ACCEPT],
+        list(map(tree.rank, range(len(depths)))),
     ).tolist()
-    return TreeNoise(accept[: len(depths)], recover[len(depths) :], target[len(depths) :])
+    return TreeNoise(accept, own_draw(params, committed_len))
+
+
+def own_draw(params: SamplingParams, committed_len: int) -> OwnDraw:
+    """Return what draws the target's own tokens of a step behind committed_len tokens."""
+    return lambda place, weights, ids: coupled_place(weights, ids, params, committed_len + place)
 
 
 def _tree_reported(ready: Ready, tree: DraftTree, raw: Tensor, start: int, walk: TreeWalk) -> tuple[Reported, ...]:
@@ -107,9 +113,6 @@ def decide(
             return decide_tree(r, r.tree, state, host, logits, start)
         if own is None:
             outcome = _matching(r, lambda j, guess: _says(r, state, host, start, j, guess))
-        elif r.guessed:
-            laws = _laws(r, state, host, start)
-            outcome = _matching(r, lambda j, _: laws(j).draw(float(own.target[j])))
         else:
             lenience = state.params.lenience
             rule = accept_block_one if by_block and lenience == 1.0 else partial(accept_token_one, lenience=lenience)
@@ -159,15 +162,19 @@ def slots_noise(ready: Sequence[Ready]) -> list[Noise | None]:
     """Return the numbers of every slot whose drafts are a chain and kept by chance, all made at once; None of the
     others.
     """
-    sampled = [r for r in ready if not r.slot.params.determined and r.tree is None]
-    if not sampled:
-        return [None] * len(ready)
-    purposes = (Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET)
-    widths = [len(r.draft_ids) + 1 for r in sampled]
-    params = [r.slot.params for r, width in zip(sampled, widths, strict=True) for _ in range(width)]
-    positions = [len(r.slot.committed) + j for r, width in zip(sampled, widths, strict=True) for j in range(width)]
-    rounds = [each for r, width in zip(sampled, widths, strict=True) for each in r.noise_rounds(width)]
-    numbers = host_slot_uniforms(params, rounds, positions, purposes)  # [P, sum(K_b + 1)]
-    ends = list(accumulate(widths))
-    own = iter(Noise(*numbers[:, end - width : end]) for width, end in zip(widths, ends, strict=True))
-    return [None if r.slot.params.determined or r.tree is not None else next(own) for r in ready]
+    sampled = [r for r in ready if not r.is_walked and r.tree is None]
+    drafted = [r for r in sampled if r.draft_ids]
+    numbers: NDArray[np.float64] = np.empty(0)
+    if drafted:
+        numbers = host_slot_uniforms(
+            [r.slot.params for r in drafted for _ in r.draft_ids],
+            [len(r.slot.committed) for r in drafted for _ in r.draft_ids],
+            [len(r.slot.committed) + j for r in drafted for j in range(len(r.draft_ids))],
+            [Purpose.ACCEPT],
+        )[0]  # [sum(K_b)]
+    ends = accumulate(len(r.draft_ids) for r in sampled)
+    own = (
+        Noise(numbers[end - len(r.draft_ids) : end], own_draw(r.slot.params, len(r.slot.committed)))
+        for r, end in zip(sampled, ends, strict=True)
+    )
+    return [next(own) if not r.is_walked and r.tree is None else None for r in ready]

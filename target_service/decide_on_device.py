@@ -17,12 +17,12 @@ from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.sampling.acceptance import Accepted, accept_block, accept_matching, accept_token
-from outrider.engine.sampling.coupled import coupled_ids
+from outrider.engine.sampling.coupled import coupled_ids, device_keys
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_unchecked, sound_rows
 from outrider.engine.sampling.reported import Reported, packed, unpacked
 from outrider.engine.sampling.row_law import NothingToDraw
-from outrider.engine.sampling.sampling import argmax, distributions, inverse_cdf, probabilities
+from outrider.engine.sampling.sampling import argmax, distributions
 from outrider.engine.sampling.wire_tensors import scattered
 from outrider.wire.params import SamplingParams
 from target_service.lease import Ready
@@ -58,7 +58,7 @@ def decide_on_device(
     outcomes: list[Tensor] = []
     order: list[int] = []
     rules = [_rule_of(r, by_block) for r in ready]
-    for rule in (_greedy, _coupled, _guessed, _by_block, _by_token):
+    for rule in (_greedy, _coupled, _by_block, _by_token):
         group = [b for b, own in enumerate(rules) if own is rule]
         if group:
             batch = Batch([ready[b] for b in group], [starts[b] for b in group], processed.device)
@@ -104,10 +104,8 @@ def _rule_of(ready: Ready, by_block: bool) -> Rule:
     params = ready.slot.params
     if params.greedy:
         return _greedy
-    if params.determined:
+    if ready.is_walked:
         return _coupled
-    if ready.guessed:
-        return _guessed
     return _by_block if by_block and params.lenience == 1.0 else _by_token
 
 
@@ -126,17 +124,6 @@ def _coupled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Accepted:
     keys = batch.keys_of_used_rows()
     target_ids = coupled_ids(_laws(processed, rows, used), *keys)[batch.row_index(used)]  # [B, K+1] int64
     return accept_matching(target_ids, batch.draft_ids, batch.num_drafted)
-
-
-def _guessed(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> Accepted:
-    used = batch.used_rows()
-    index = batch.row_index(used)  # [B, K+1]
-    (u,) = batch.uniforms((Purpose.TARGET,))  # [B, K+1]
-    weights = probabilities(_laws(processed, rows, used))[index]  # [B, K+1, V] float64
-    ids, sound = inverse_cdf(weights.flatten(0, 1), u.flatten())
-    matched = accept_matching(ids.view(index.shape), batch.draft_ids, batch.num_drafted)
-    decided = sound.view(index.shape).gather(1, matched.num_accepted[:, None])[:, 0]
-    return Accepted(matched.num_accepted, matched.next_ids, decided)
 
 
 def _laws(processed: Tensor, rows: list[LogitRow], used: list[int]) -> Tensor:
@@ -158,15 +145,13 @@ def _sampled(batch: Batch, processed: Tensor, rows: list[LogitRow]) -> tuple[Ten
     """Return the arguments of both rules for rejection."""
     used = batch.used_rows()  # rows of sampled slots only
     target = _laws(processed, rows, used)
-    accept_u, recover_u, target_u = batch.uniforms((Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET))
     return (
         target[batch.row_index(used)],  # [B, K+1, V]
         batch.draft_log_probs(processed.shape[1]),  # [B, K, V]
         batch.draft_ids,
         batch.num_drafted,
-        accept_u[:, :-1],
-        recover_u[:, :-1],
-        target_u,
+        batch.accept_uniforms(),
+        batch.first_keys(),
     )
 
 
@@ -219,11 +204,16 @@ class Batch:
         shape = (len(self._ready), self._width, vocab_size)
         return scattered(laws, shape[0] * shape[1], vocab_size, self._device).view(shape)
 
-    def uniforms(self, purposes: Sequence[Purpose]) -> Tensor:
-        """Return a number per purpose and position that may be decided, [P, B, K+1] float64."""
-        width = self._width + 1
+    def accept_uniforms(self) -> Tensor:
+        """Return a number for each draft and for what stands in its place, [B, K] float64."""
+        width = self._width
         params = [r.slot.params for r in self._ready for _ in range(width)]
-        rounds = [each for r in self._ready for each in r.noise_rounds(width)]
+        rounds = [len(r.slot.committed) for r in self._ready for _ in range(width)]
         positions = [len(r.slot.committed) + j for r in self._ready for j in range(width)]
-        numbers = host_slot_uniforms(params, rounds, positions, purposes)
-        return to_device(numbers, self._device).view(len(purposes), -1, width)
+        numbers = host_slot_uniforms(params, rounds, positions, [Purpose.ACCEPT])
+        return to_device(numbers, self._device).view(len(self._ready), width)
+
+    def first_keys(self) -> Tensor:
+        """Return what the numbers of each slot's first new position are keyed with, [B, 4] int64."""
+        params, positions = [r.slot.params for r in self._ready], [len(r.slot.committed) for r in self._ready]
+        return device_keys(params, positions, self._device)

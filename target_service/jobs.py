@@ -59,6 +59,7 @@ class DeliverJob:
     """Park what a draft delivered."""
 
     nodes: Nodes
+    arrived_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ class Verdict:
     """Ids committed after it, cut at the first stop."""
     kinds: tuple[TokenKind, ...]
     num_drafted: int
+    depth: int
+    """Most draft tokens that might have been kept: num_drafted but for a tree."""
     num_accepted: int
     """Draft tokens kept by the rule, before stops cut."""
     finish: Finish | None

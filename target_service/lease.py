@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from outrider.engine.sampling.chain import Chain
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.tree_acceptance import DraftTree
+from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.slots import Slot
 from outrider.wire.kinds import Drafter
 from outrider.wire.speculation import Speculation
+from outrider.wire.transport.codec import Rows
 from target_service.jobs import Fallback, VerifyJob
-from target_service.parked import Parked, ParkedNode
+from target_service.parked import Parked
 
+MOST_LACKED = 8
+"""Lengths that are remembered for when their guesses come. Doubling it learns from later ones."""
 ETA_WEIGHT = 0.25
 """Weight of a new arrival in what a slot's guesses usually take. Doubling it follows twice as fast, and chance, too."""
 
@@ -38,18 +42,14 @@ class Lease:
     parked: Parked = field(default_factory=Parked)
     heard: bool = False
     """Something was delivered under the ticket."""
+    lacked: dict[int, float] = field(default_factory=dict)
+    """By the length at which nothing lay ready and nothing has come since: when the slot could go on."""
     eta_s: float | None = None
-    """How long after a verdict the next guesses usually come, where none lay ready."""
-    gap_s: float | None = None
-    """How long after some the next ones usually come."""
-    arrived_s: float = 0.0
-    """When the last ones came."""
-    lacks: bool = True
-    """Nothing lay ready for the next step when the last verdict left, and nothing has come since."""
+    """How long after such a moment the first guesses usually come."""
     hit: bool = False
     """Something lay ready then."""
-    held_s: float = 0.0
-    """How long the next step has been held back for it."""
+    held_from_s: float | None = None
+    """When the next step was first held back for guesses."""
     num_wasted: int = 0
     refused: str | None = None
     """What was wrong with a delivery since the last verdict."""
@@ -64,27 +64,27 @@ class Lease:
         """Whether it may take another step."""
         return len(self.slot.committed) < self.until_len
 
-    def arrived(self, now: float) -> None:
-        """Note that guesses came."""
+    def goes_on(self, now: float) -> None:
+        """Note that the slot can take its next step."""
+        self.ready_s, self.held_from_s, self.refused = now, None, None
+        self.hit = bool(self.parked.chain(1))
+        if not self.hit:
+            self.lacked[len(self.slot.committed)] = now
+            if len(self.lacked) > MOST_LACKED:
+                del self.lacked[next(iter(self.lacked))]
+
+    def arrived(self, root_len: int, arrived_s: float) -> None:
+        """Note that guesses came, of use or not: they tell how long they take. root_len: what they hang under."""
         self.live = self.heard = True
-        if self.lacks:
-            self.lacks = False
-            self.eta_s = _mean(self.eta_s, max(0.0, now - self.ready_s))
-        else:
-            self.gap_s = _mean(self.gap_s, now - self.arrived_s)
-        self.arrived_s = now
+        lacked_s = self.lacked.pop(root_len, None)
+        if lacked_s is not None:
+            took_s = max(0.0, arrived_s - lacked_s)
+            self.eta_s = took_s if self.eta_s is None else self.eta_s + ETA_WEIGHT * (took_s - self.eta_s)
 
     @property
-    def next_s(self) -> tuple[float, float] | None:
-        """Return since when the next guesses are on their way, and how long that usually takes; None where that is not
-        known.
-        """
-        since_s, takes_s = (self.ready_s, self.eta_s) if self.lacks else (self.arrived_s, self.gap_s)
-        return None if takes_s is None else (since_s, takes_s)
-
-
-def _mean(before: float | None, new: float) -> float:
-    return new if before is None else before + ETA_WEIGHT * (new - before)
+    def lacks(self) -> bool:
+        """Whether nothing lay ready for the next step, and nothing has come since."""
+        return len(self.slot.committed) in self.lacked
 
 
 @dataclass(frozen=True)
@@ -99,18 +99,30 @@ class Ready:
     tree: DraftTree | None = None
     """None for a chain."""
     guessed: bool = False
-    """Under `rejection`: drafts are kept where the target draws the same with numbers of the position. That is as often
-    as by the other rules where there was no choice, and exact even where they were copied from what the same numbers
-    once said."""
+    """Under `rejection`: drafts are kept where the target draws the same with its numbers of the position, as under
+    `coupled`. That is as often as by the other rules where there was no choice, and exact even where they were copied
+    from what the same numbers once said."""
     drafter: Drafter | None = None
     fallback: Fallback | None = None
 
-    def noise_rounds(self, count: int) -> Sequence[int]:
-        """Return what its noise after 0, 1, ... drafts is keyed by beside the position: the round; of guesses, which
-        know no rounds like plain steps, the position again.
-        """
-        start = len(self.slot.committed)
-        return range(start, start + count) if self.guessed else [start] * count
+    @property
+    def is_walked(self) -> bool:
+        """Whether drafts are kept as far as they are what the target says."""
+        return self.guessed or self.slot.params.determined
+
+
+class Draft(Protocol):
+    """A draft token that a step may verify: of a tree that has come, or of the target's own."""
+
+    @property
+    def token_id(self) -> int: ...
+
+    @property
+    def kind(self) -> NodeKind: ...
+
+    @property
+    def law(self) -> RowLaw | tuple[Rows, int] | None:
+        """What it was drawn from, perhaps as it came: a row of a delivery. None but for LAW."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +130,13 @@ class Candidates:
     """What a slot's step might verify, best first."""
 
     lease: Lease
-    gains: Sequence[float]
-    """The chance of each to be kept."""
-    own: Chain | None = None
-    """Of its own drafter; else they are `nodes`."""
-    nodes: Sequence[tuple[float, ParkedNode, int]] = ()
-    """Each with its chance and the index of its parent among them."""
+    nodes: Sequence[tuple[float, Draft, int]] = ()
+    """Each with its chance to be kept and the index of its parent among them."""
     must: int = 0
     """So many of them are verified whatever they cost."""
+    drafter: Drafter = Drafter.MODEL
+    """Who made them; MODEL where they were delivered."""
+
+    @property
+    def gains(self) -> list[float]:
+        return [chance for chance, _, _ in self.nodes]

@@ -64,6 +64,7 @@ class Leases:
         shares = SlotShares(self._shares.setdefault(kind, RankShares()))
         own_shares = SlotShares(self._shares.setdefault((*kind, drafter), RankShares()))
         lease = Lease(job, slot, speculation, job.until_len, shares, own_shares, job.arrived_s, live=job.is_drafted)
+        lease.goes_on(job.arrived_s)
         self._leases[slot.key] = self._by_ticket[job.ticket] = lease
 
     def extend(self, job: ExtendJob, now: float) -> None:
@@ -74,7 +75,7 @@ class Leases:
             lease.ready_s = now
         lease.until_len = job.until_len
 
-    def deliver(self, nodes: Nodes, now: float) -> None:
+    def deliver(self, nodes: Nodes, arrived_s: float) -> None:
         """Park what a draft delivered, under the lease that it names."""
         lease = self._by_ticket.get(nodes.ticket)
         if lease is None:
@@ -85,8 +86,8 @@ class Leases:
         lease.num_wasted += inserted.num_late
         self._count("late", inserted.num_late)
         self._count("pruned", inserted.num_dropped)
-        if inserted.num_new:
-            lease.arrived(now)
+        if nodes.ids:
+            lease.arrived(nodes.root_len, arrived_s)
 
     def refuse(self, ticket: int, why: str) -> None:
         """Note that a delivery broke a rule: nobody waits for the rest."""

@@ -1,6 +1,6 @@
 """Drafts that the target makes itself: which of its drafters follows which slot, and what it proposes.
 
-On the engine thread: a chain is drawn when its verify is taken into a step, so there is no ticket and no wait.
+A tree of one branch is grown when the slot is taken into a step: no ticket, and no wait. On the engine thread.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from collections.abc import Mapping, Sequence
 
 from outrider.drafting.drafter import Follower, SequenceDrafter
 from outrider.engine.drafters import OF_A_TEXT, make_drafters
-from outrider.engine.sampling.chain import Chain, draw_chain
+from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.speculation.drafter import of_table
+from outrider.engine.speculation.drawing import grow
+from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.tree import GrowingTree, Node, Plan
 from outrider.engine.worker.jobs import Fault, JobError, OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire import kinds
 from outrider.wire.settings.config import TargetConfig
+from outrider.wire.speculation import Speculation
 from target_service.jobs import VerifyJob
 
 
@@ -85,10 +90,23 @@ class OwnDrafts:
     def kind(self, key: SlotKey) -> kinds.Drafter:
         return self._kinds[key]
 
-    def draw(self, slot: Slot, state: SamplingState, num_draft_tokens: int) -> Chain:
+    def grown(self, slot: Slot, state: SamplingState, shares: SlotShares, most: int) -> list[Node]:
+        """Return a chain of at most `most` nodes, fewer where there is nothing more to say."""
         follower, committed_len = self._followers[slot.key], len(slot.committed)
         assert follower.num_tokens == committed_len, f"{follower.num_tokens} tokens followed of {committed_len}"
-        return draw_chain(follower.walk(), state, committed_len, num_draft_tokens, self._vocab_size)
+        chain = Speculation(num_draft_tokens=most, max_draft_tokens=most, sequential=True)
+        plan = Plan(chain, slot.params, shares, takes_trees=False, topk=None, purpose=Purpose.OWN_DRAFT)
+        tree = GrowingTree(slot.committed, slot.max_len, slot.params, plan)
+        walk, found, node = follower.walk(), list[Node](), tree.root
+        while tree.offers(1):
+            tree.feed(node)
+            grow([of_table(tree, node, state, lambda path: walk.next(), self._vocab_size)])
+            if not node.children or node in tree.ended:
+                break
+            node = node.children[0]
+            walk.step(node.token_id)
+            found.append(node)
+        return found
 
     def close(self, key: SlotKey) -> None:
         """Stop following a closed slot, whose drafter may remember its tokens."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from outrider.engine.speculation.nodes import PATH_END, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.wire.transport.codec import Rows
 from outrider.wire.tree_shape import TreeShape
 
@@ -34,7 +34,7 @@ class ParkedNode:
     children: dict[int, ParkedNode] = field(default_factory=dict)
     """By token id."""
     ended: bool = False
-    """Nothing will follow it."""
+    """Nothing that is waited for will follow it."""
 
     def drawn(self) -> list[ParkedNode]:
         """Return its LAW children in the order in which they were drawn."""
@@ -52,54 +52,54 @@ class Inserted:
     """Nodes that hang under no path here, or for which there is no room."""
 
 
+Place = tuple[int, ParkedNode | None]
+"""Where a node of a delivery lies: the length with it, and the node here; None where it is committed, but for the last
+committed token, which is the root."""
+
+
 class Parked:
     """Of one slot, under one ticket."""
 
     def __init__(self) -> None:
-        self.root = ParkedNode(PATH_END)
+        self.root = ParkedNode(TREE_ROOT)
         """Stands for the last committed token."""
         self.num_nodes = 0
         self.num_bytes = 0
-        self._segment_floor = 0
 
     def insert(self, nodes: Nodes, committed: Sequence[int], most_bytes: int) -> Inserted:
         """Take in what a draft delivered. committed: the slot's tokens; most_bytes: what the slot may hold."""
-        num, num_committed = len(nodes.ids), len(committed)
-        end = self._path_end(nodes, committed)
-        if end is None:
-            return Inserted(num_dropped=num)
-        places: dict[int, tuple[int, ParkedNode | None] | None] = {
-            PATH_END: end
-        }  # (length with it, node if uncommitted)
-        new = late = 0
-        row_of = _rows_of(nodes)
+        num_committed, is_known = len(committed), [kind is NodeKind.KNOWN for kind in nodes.kinds]
+        num_bytes = -(-nodes.num_bytes // max(1, is_known.count(False)))
+        places: dict[int, Place | None] = {TREE_ROOT: None}
+        if nodes.root_len <= num_committed:
+            places[TREE_ROOT] = (nodes.root_len, self.root if nodes.root_len == num_committed else None)
+        row_of, new, late = _rows_of(nodes), 0, 0
         for index, (token_id, parent_index) in enumerate(zip(nodes.ids, nodes.parents, strict=True)):
-            place = places[parent_index]
-            places[index] = None
+            place, places[index] = places[parent_index], None
             if place is None:
                 continue
             length, parent = place
-            if length < num_committed:  # the parent is committed, and so is what follows it
+            if parent is None:  # it is committed, and so is what follows it
                 if committed[length] == token_id:
-                    late += nodes.kinds[index] is not NodeKind.KEY
+                    late += nodes.kinds[index] in (NodeKind.GUESS, NodeKind.LAW)
                     places[index] = (length + 1, self.root if length + 1 == num_committed else None)
                 continue
-            assert parent is not None, "no node at the end of the committed tokens"
             child = parent.children.get(token_id)
-            if child is None:
-                child = self._add(parent, nodes, index, row_of.get(parent_index), most_bytes)
+            if child is None and not is_known[index]:
+                child = self._add(parent, nodes, index, row_of.get(parent_index), num_bytes, most_bytes)
                 new += child is not None
             if child is not None:
                 places[index] = (length + 1, child)
-        if nodes.ends:
-            last = places[num - 1] if num else end
-            if last is not None and last[1] is not None:
-                last[1].ended = True
-        return Inserted(new, late, sum(place is None for place in places.values()))
+        for index in nodes.ends:
+            place = places[index]
+            if place is not None and place[1] is not None:
+                place[1].ended = True
+        return Inserted(new, late, sum(places[i] is None and not known for i, known in enumerate(is_known)))
 
-    def _add(self, parent: ParkedNode, nodes: Nodes, index: int, row: int | None, most_bytes: int) -> ParkedNode | None:
+    def _add(
+        self, parent: ParkedNode, nodes: Nodes, index: int, row: int | None, num_bytes: int, most_bytes: int
+    ) -> ParkedNode | None:
         """Return a new child; None where there is no room, or no use for it. row: of the parent's law."""
-        num_bytes = -(-nodes.num_bytes // len(nodes.ids))
         if self.num_nodes >= MAX_PARKED_NODES or self.num_bytes + num_bytes > most_bytes:
             return None
         kind, law = nodes.kinds[index], None
@@ -107,42 +107,19 @@ class Parked:
             assert nodes.rows is not None and row is not None, "a LAW node without its law"
             law = (nodes.rows, row)
             drawn = parent.drawn()
-            if nodes.segments[index] < self._segment_floor or (drawn and drawn[0].law != law):
-                return (
-                    None  # of a chain that is of no use any more, or another than the first, of which a state has one
-                )
+            if drawn and drawn[0].law != law:
+                return None  # of another chain than the first, of which a state has one
         child = ParkedNode(nodes.ids[index], nodes.ranks[index], kind, num_bytes, law)
         parent.children[child.token_id] = child
+        parent.ended &= parent is self.root  # what was doubted may be believed again, deeper in the answer
         self.num_nodes += 1
         self.num_bytes += num_bytes
         return child
 
-    def _path_end(self, nodes: Nodes, committed: Sequence[int]) -> tuple[int, ParkedNode | None] | None:
-        """Return the length up to the end of the path, and its node from the last committed token on; None where the
-        path is not here.
-        """
-        length, num_committed = nodes.root_len, len(committed)
-        if length > num_committed:
-            return None
-        node = self.root if length == num_committed else None
-        for token_id in nodes.path:
-            if length < num_committed:
-                if committed[length] != token_id:
-                    return None
-                node = self.root if length + 1 == num_committed else None
-            else:
-                assert node is not None
-                node = node.children.get(token_id)
-                if node is None:
-                    return None
-            length += 1
-        return length, node
-
-    def advance(self, ids: Sequence[int], recovered: bool, note: Callable[[int | None], None] | None) -> int:
+    def advance(self, ids: Sequence[int], note: Callable[[int | None], None] | None) -> int:
         """Go on under the tokens just committed; return how many nodes are given up, those on the path not counted.
 
-        recovered: the last of ids was drawn in place of a draft, so that no chain that began before is of use. note: is
-        told the rank of what came, or None, for each node that had children.
+        note: is told the rank of what came, or None, for each node that had children.
         """
         node, before, num_path = self.root, self.num_nodes, 0
         for token_id in ids:
@@ -150,12 +127,10 @@ class Parked:
             if note is not None and node.children:
                 note(None if child is None else child.rank)
             if child is None:
-                node = ParkedNode(PATH_END)
+                node = ParkedNode(TREE_ROOT)
                 break
             node = child
             num_path += 1
-        if recovered and node.kind is NodeKind.LAW:
-            node = ParkedNode(PATH_END)
         self.root = node
         below = [each for each in _all(node) if each is not node]
         self.num_nodes, self.num_bytes = len(below), sum(each.num_bytes for each in below)
@@ -163,19 +138,15 @@ class Parked:
 
     @property
     def ended(self) -> bool:
-        """Return whether nothing will follow the likeliest path."""
+        """Return whether nothing that is waited for will come under the committed tokens."""
         chain = self.chain(MAX_PARKED_NODES)
-        return chain[-1].ended if chain else self.root.ended
+        return self.root.ended or (bool(chain) and chain[-1].ended)
 
     def clear(self) -> int:
         """Give everything up; return how many nodes that were."""
         num_nodes = self.num_nodes
-        self.root, self.num_nodes, self.num_bytes = ParkedNode(PATH_END), 0, 0
+        self.root, self.num_nodes, self.num_bytes = ParkedNode(TREE_ROOT), 0, 0
         return num_nodes
-
-    def recovered_at(self, committed_len: int) -> None:
-        """Take no chain any more that began before this length."""
-        self._segment_floor = committed_len
 
     def chain(self, most: int) -> list[ParkedNode]:
         """Return the likeliest path of guesses, or the chain of laws, from the last committed token on."""
@@ -223,7 +194,7 @@ class Parked:
             taken = [node for node in parent.children.values() if takes(node, depth)]
             return sorted(taken, key=lambda node: node.rank)
 
-        offer(following(self.root, 1), 1.0, 1, PATH_END)
+        offer(following(self.root, 1), 1.0, 1, TREE_ROOT)
         while heap and len(found) < most:
             chance, _, (node, *rest), parent_chance, depth, at = heapq.heappop(heap)
             found.append((-chance, node, at))

@@ -69,7 +69,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         except BadTensor as error:
             self._service.engine.submit(RefusedDelivery(item.ticket, str(error)))
             return False
-        self._service.engine.submit(DeliverJob(nodes))
+        self._service.engine.submit(DeliverJob(nodes, time.monotonic()))
         return True
 
 
@@ -94,6 +94,7 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
         token_ids=result.token_ids,
         kinds=[kind.value for kind in result.kinds],
         num_drafted=result.num_drafted,
+        depth=result.depth,
         num_accepted=result.num_accepted,
         finish_reason=pb.FINISH_REASON_UNSPECIFIED if result.finish is None else result.finish.value,
         stop_token_id=result.stop_token_id,

@@ -41,7 +41,7 @@ from target_service.jobs import (
 from target_service.lease import Candidates, Lease, Ready
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
-from target_service.rows import RowRule
+from target_service.rows import RowRule, waits_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,7 @@ class Verifier:
         self._max_step_drafts = max_prefill_tokens  # the rest of a step goes plain: nobody is to wait longer for it
         self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None  # when to call `step` again, after one that held everything back
-        self._held_since = 0.0
-        self._in_step: list[tuple[Lease, Ready]] = []
+        self._in_step: list[Lease] = []
         self._rows: dict[SlotKey, Row] = {}  # rows of the current step
         self._turn: Turn | None = None
         self._num_fed = (0, 0, 0)  # tokens of the step, how many of them are prompts', and its number
@@ -120,8 +119,8 @@ class Verifier:
 
     def handle(self, job: object) -> None:
         match job:
-            case DeliverJob(nodes):
-                self._leases.deliver(nodes, time.monotonic())
+            case DeliverJob(nodes, arrived_s):
+                self._leases.deliver(nodes, arrived_s)
             case ExtendJob():
                 self._leases.extend(job, time.monotonic())
             case VerifyJob():
@@ -144,13 +143,13 @@ class Verifier:
                 raise TypeError(f"unknown job {job!r}")
 
     def _open(self, job: OpenJob) -> None:
-        self._leases.end((job.owner, job.slot_id), "the slot was opened again")
         refused = self._own_drafts.refuses(job.drafter)
         if refused is not None:
             self._engine.answer(lambda: job.respond(refused))
             return
         slot = self._keeper.open(job)
         if slot is not None:
+            self._leases.end(slot.key, "the slot was opened again")
             self._leases.opened(job)
             self._own_drafts.open(job, slot)
 
@@ -187,34 +186,37 @@ class Verifier:
     def step(self, now: float) -> bool:
         """Run one forward over every slot whose lease runs, and the pieces of prompts that fit beside them."""
         running = self._leases.running()
-        fed = [lease for lease in running if not needs_prefill(lease.slot)]
-        found = [self._drafts.candidates(lease) for lease in fed]
-        if self._held_back(found, now):
+        fed = self._in_step = [lease for lease in running if not needs_prefill(lease.slot)]
+        found = self._going([self._drafts.candidates(lease) for lease in fed], now)
+        self._in_step = [each.lease for each in found]
+        if not found and len(running) == len(fed) and self._held_until is not None:
             return False
-        num_tails = sum(len(lease.slot.committed) - len(lease.slot.cached) for lease in fed)
+        num_tails = sum(len(each.lease.slot.committed) - len(each.lease.slot.cached) for each in found)
         counts = self._rule.choose(found, num_tails, self._max_step_drafts)
         chosen = {each.lease.slot.key: (each, count) for each, count in zip(found, counts, strict=True)}
         turn = self._turn = self._turns.take(_requests(running, chosen), now, feed_all=True)
-        self._in_step = [(each.lease, self._drafts.ready(each, count)) for each, count in map(chosen.get, turn.running)]
-        rows = [*(_row(r) for _, r in self._in_step), *(p.row for p in turn.pieces)]
+        going = [(each.lease, self._drafts.ready(each, count)) for each, count in map(chosen.__getitem__, turn.running)]
+        self._in_step = [lease for lease, _ in going]
+        rows = [*(_row(r) for _, r in going), *(p.row for p in turn.pieces)]
         if not rows:
             return turn.worked
-        num_run_tokens = sum(row.num_new for row in rows[: len(self._in_step)])
+        num_run_tokens = sum(row.num_new for row in rows[: len(going)])
         num_prompt_tokens = sum(p.row.num_new for p in turn.pieces)
         self._num_fed = (num_run_tokens + num_prompt_tokens, num_prompt_tokens, self._num_fed[2] + 1)
         started = time.monotonic()
+        self._engine.flush()  # the last verdicts leave while this runs
         logits = self._runner.forward(rows)  # [sum(K_b + 1), V] float32; pieces have none
-        self._rows = {r.slot.key: row for (_, r), row in zip(self._in_step, rows, strict=False)}
-        for _, r in self._in_step:
+        self._rows = {r.slot.key: row for (_, r), row in zip(going, rows, strict=False)}
+        for _, r in going:
             r.slot.fed(self._rows[r.slot.key].new_ids)
         num_committed = 0
-        if self._in_step:
-            num_committed = self._decide(self._in_step, logits, started)
+        if going:
+            num_committed = self._decide(going, logits, started)
         else:
             self._runner.forward_s()  # nothing else waits for pieces of prompts
         seconds = time.monotonic() - started
         self._turns.done(turn, num_run_tokens, seconds)
-        if self._in_step and not turn.pieces:
+        if going and not turn.pieces:
             self._rule.note(num_run_tokens, num_committed, seconds)
         self._in_step, self._rows, self._turn = [], {}, None
         self._metrics.batch_size.observe(len(rows))
@@ -224,33 +226,39 @@ class Verifier:
 
     def fail_step(self, error: Exception) -> None:
         """Answer the slots of the step that have no verdict yet; they stay, and are fed anew."""
-        for lease, _ in self._in_step:
+        for lease in self._in_step:
             self._leases.end(lease.slot.key, f"the target's step failed: {error}", Fault.INTERNAL)
             lease.slot.distrust()
         for piece in () if self._turn is None else self._turn.pieces:
             # Without its KV the slot is of no use; its next verify will be answered with UNKNOWN_SLOT.
             self._leases.end(piece.slot.key, f"feeding the prompt failed: {error}", Fault.INTERNAL)
+            self._leases.closed(piece.slot.key)
             piece.slot.distrust()
             self._own_drafts.drop(piece.slot.key)
             self._keeper.close(CloseJob(*piece.slot.key))
         self._in_step, self._rows, self._turn = [], {}, None
 
-    def _held_back(self, found: Sequence[Candidates], now: float) -> bool:
-        """Return whether the step waits for guesses. What is waited for in vain is not waited for again until some
-        come.
+    def _going(self, found: Sequence[Candidates], now: float) -> list[Candidates]:
+        """Return those that take this step: none while it is held for guesses, and not those that wait for theirs by
+        themselves. What is waited for in vain is not waited for again until something comes.
         """
+        self._held_until = None
+        if not found:
+            return []
         chances = [(each.lease, self._drafts.lacking(each)) for each in found]
         lacking = [(lease, chance) for lease, chance in chances if chance is not None]
-        was_held, self._held_until = self._held_until is not None, self._rule.hold_until(lacking, now)
+        self._held_until = self._rule.hold_until(lacking, now)
+        waiting = {lease.slot.key for lease, _ in lacking if lease.speculation.is_fixed and now < waits_until(lease)}
+        held = [each.lease for each in found if self._held_until is not None or each.lease.slot.key in waiting]
+        for lease in held:
+            lease.held_from_s = now if lease.held_from_s is None else lease.held_from_s
         if self._held_until is not None:
-            self._held_since = self._held_since if was_held else now
-            return True
-        if was_held:
-            for each in found:
-                each.lease.held_s = max(0.0, now - max(self._held_since, each.lease.ready_s))
-            for lease, _ in lacking:
-                lease.live = lease.heard and not lease.lacks and not lease.speculation.is_fixed
-        return False
+            return []
+        for lease, _ in lacking:
+            lease.live = lease.slot.key in waiting or lease.held_from_s is None
+        if waiting:
+            self._held_until = min(waits_until(lease) for lease in held)
+        return [each for each in found if each.lease.slot.key not in waiting]
 
     # commit
 
@@ -285,10 +293,9 @@ class Verifier:
         return self._decide([going[b] for b in sound], torch.cat([raw[b] for b in sound]), started)
 
     def _timings(self, lease: Lease, started: float, forwarded: float, ended: float) -> Timings:
-        queue_s = max(0.0, started - lease.ready_s - lease.held_s)
-        return Timings(
-            lease.held_s, queue_s, forwarded - started, ended - forwarded, len(self._in_step), *self._num_fed
-        )
+        held_s = 0.0 if lease.held_from_s is None else max(0.0, started - lease.held_from_s)
+        queue_s = max(0.0, started - lease.ready_s - held_s)
+        return Timings(held_s, queue_s, forwarded - started, ended - forwarded, len(self._in_step), *self._num_fed)
 
     def _commit(self, lease: Lease, r: Ready, decided: Decided, timings: Timings) -> int:
         slot = r.slot
@@ -306,12 +313,13 @@ class Verifier:
         slot.asked_s = time.monotonic()
         self._own_drafts.append(slot.key, commit.token_ids)
         hit = lease.hit if lease.heard else None
-        num_wasted = self._drafts.committed(lease, r, decided, commit.token_ids, commit.kinds[-1], slot.asked_s)
+        num_wasted = self._drafts.committed(lease, r, decided, commit.token_ids, slot.asked_s)
         verdict = Verdict(
             committed_len=committed_len,
             token_ids=commit.token_ids,
             kinds=commit.kinds,
             num_drafted=len(r.draft_ids),
+            depth=len(r.draft_ids) if r.tree is None else max(map(len, r.tree.paths)),
             num_accepted=decided.num_accepted,
             finish=commit.finish,
             stop_token_id=commit.stop_token_id,
@@ -345,7 +353,7 @@ def _requests(running: Sequence[Lease], chosen: dict[SlotKey, tuple[Candidates, 
         key, num_committed = lease.slot.key, len(lease.slot.committed)
         if key in chosen:
             found[key] = StepRequest(Want.STEP, num_committed + chosen[key][1])
-        else:
+        elif needs_prefill(lease.slot):
             found[key] = StepRequest(Want.PREFILL, num_committed)
     return found
 

@@ -115,7 +115,7 @@ class Decoder:
         # 3 COMMIT, and let both go on: all of it one way
         timings = _timings(verdict, self._began_s - started_s)
         output = self.session.apply(verdict, timings)
-        self._note(verdict, output, record, target)
+        self._note(verdict, output, record)
         if not self.session.finished:
             self.target.extend(target)
             self._advance(target)
@@ -148,7 +148,7 @@ class Decoder:
         if self._asks_draft:
             self.draft.advance(self.target.ticket, target, self.target.member)
 
-    def _note(self, verdict: tpb.Verdict, output: RoundOutput, record: RoundRecord, target: Connection) -> None:
+    def _note(self, verdict: tpb.Verdict, output: RoundOutput, record: RoundRecord) -> None:
         """Count the round, under the models' names or under those of the target's and of its own drafter."""
         draft, own, metrics = self.draft.member, self._own, self.model.metrics
         if own is not None and (verdict.drafter == own.value or not self._drafter.asks_model):
@@ -157,7 +157,7 @@ class Decoder:
             pair, record.draft = self.draft.metrics, None if draft is None else draft.name
         note_lookup(metrics, verdict)
         self.draft.metrics.wasted_tokens.inc(verdict.num_wasted)
-        note_round(pair, verdict, output, self._why_plain(verdict, output), self._drafts_chains(verdict, target))
+        note_round(pair, verdict, output, self._why_plain(verdict, output))
         self.draft.note(verdict)
         self.model.num_rounds += verdict.HasField("hit")
         self.model.num_late += verdict.num_wasted > 0
@@ -173,13 +173,6 @@ class Decoder:
             return "end"
         draft = self.draft.member
         return why_plain(verdict, self._own if draft is None else draft.kind)
-
-    def _drafts_chains(self, verdict: tpb.Verdict, target: Connection) -> bool:
-        """Whether what was verified was no tree: where the target chooses, it makes one of guesses that it can."""
-        params, speculation = self.session.request.params, self._speculation
-        if speculation is None or speculation.num_draft_tokens > 0 or verdict.drafter != pb.DRAFTER_MODEL:
-            return True
-        return speculation.tree is None and not (target.info.trees and params.determined and params.lenience == 1.0)
 
     def _truncate(self, verdict: tpb.Verdict, output: RoundOutput) -> None:
         """Tell both workers what was dropped. Nobody waits for it, and correctness does not depend on it."""

@@ -179,7 +179,6 @@ class Drafting:
             ticket=ticket,
             base_len=self.slot.agreed_len,
             committed_ids=session.committed[self.slot.agreed_len :],
-            segment_floor=session.segment_floor,
         )
         connection.send(dpb.DraftRequest(advance=advance), owes_step=not self._is_ahead)
         self.slot.agreed_len = session.committed_len

@@ -31,8 +31,6 @@ class Session:
         lenience = request.params.lenience if request.params.lenience < 1.0 else None
         self.usage = AnswerUsage(num_prompt_tokens=self.num_prompt, seed=request.params.seed, lenience=lenience)
         self.finished = False
-        self.segment_floor = 0
-        """committed_len right after the last token that the target drew in place of a draft token."""
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, request.stop)
         current_record().usages.append(self.usage)
@@ -79,8 +77,6 @@ class Session:
             if stopped_by_id and verdict.stop_token_id in self.request.params.stop_token_ids:
                 stop_reason = verdict.stop_token_id
         self.committed.extend(ids)
-        if verdict.kinds[-1] == pb.TOKEN_KIND_RECOVERED:
-            self.segment_floor = self.committed_len
         self.usage.num_completion_tokens = self.num_output
         self.finished = finish is not None
         return RoundOutput(

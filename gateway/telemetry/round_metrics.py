@@ -33,11 +33,10 @@ def note_lookup(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
     metrics.hold_seconds.observe(verdict.wait_us / 1e6)
 
 
-def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, reason: str, is_chain: bool) -> None:
+def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, reason: str) -> None:
     """Count one round. reason: one of PLAIN_REASONS, for a round without drafts.
 
-    Positions are those of a chain. A tree has several drafts at each, of which at most one is kept, so its rounds do
-    not count there.
+    A tree has several drafts at a position, of which at most one is kept: they count as one there.
     """
     for token in output.tokens:
         metrics.emitted_tokens.labels(kind=token.kind.name.lower()).inc()
@@ -49,11 +48,10 @@ def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, 
     metrics.accepted_tokens.inc(verdict.num_accepted)
     metrics.rounds.inc()
     metrics.accepted_length.observe(verdict.num_accepted + 1)
-    if is_chain:
-        for position in range(verdict.num_drafted):
-            metrics.drafted_per_position.labels(position=str(position)).inc()
-        for position in range(verdict.num_accepted):
-            metrics.accepted_per_position.labels(position=str(position)).inc()
+    for position in range(verdict.depth):
+        metrics.drafted_per_position.labels(position=str(position)).inc()
+    for position in range(verdict.num_accepted):
+        metrics.accepted_per_position.labels(position=str(position)).inc()
     timings = output.timings
     phases = (
         ("deliver", timings.deliver_s),

@@ -26,7 +26,7 @@ from outrider.engine.loading.loaded import load
 from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.paths.varlen_attention import BLOCK_SIZE
-from outrider.engine.sampling.chain import law_of_counts
+from outrider.engine.sampling.count_law import law_of_counts
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState

@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.sampling.row_law import Array, RowLaw, draw_place
-from outrider.engine.sampling.sampling import inverse_cdf, probabilities
+from outrider.engine.sampling.coupled import picked
+from outrider.engine.sampling.row_law import Array, Ids, RowLaw, Weights
+from outrider.engine.sampling.sampling import probabilities
 
 
 @dataclass(frozen=True)
@@ -36,18 +37,20 @@ class Accepted:
     """[B] bool: whether there was positive finite mass to draw next_ids from."""
 
 
+OwnDraw = Callable[[int, Weights, Ids | None], int]
+"""(place, weights [N] float64, their ids [N] or None for 0 .. N - 1): the index of the token that the target draws
+itself after so many drafts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """One slot's uniforms in (0, 1), float64, independent of each other, of the drafts, and of earlier rounds: block
-    verification looks at positions that it then leaves to the next.
-    """
+    """One slot's numbers."""
 
     accept: NDArray[np.float64]
-    """[K]"""
-    recover: NDArray[np.float64]
-    """[K]"""
-    target: NDArray[np.float64]
-    """[K + 1]"""
+    """[K] uniforms in (0, 1), float64, independent of each other, of the drafts, and of earlier rounds: block
+    verification looks at positions that it then leaves to the next."""
+    own: OwnDraw
+    """Draws with numbers of the position, which are independent of all these."""
 
 
 def accept_block_one(
@@ -62,14 +65,18 @@ def accept_block_one(
         if kept[-1] == 0.0:  # neither this token nor one after it can be kept
             break
     if len(kept) == num_drafted + 1 and (not num_drafted or noise.accept[num_drafted - 1] < kept[num_drafted]):
-        return num_drafted, target_law(num_drafted).draw(float(noise.target[num_drafted]))
+        return num_drafted, _draw(target_law(num_drafted), num_drafted, noise)
     for n, target in reversed(list(enumerate(targets))):  # the law after n drafts
         left = (kept[n] * target.probs() - draft_laws[n].probs_at(target)).clip(min=0.0)
         mass = float(left.sum())
         if n == 0 or noise.accept[n - 1] < _block_share(mass, kept[n]):
             weights = left if mass > 0 else target.probs()  # equal laws, up to rounding
-            return n, target.id_of(draw_place(weights, float(noise.recover[n])))
+            return n, target.id_of(noise.own(n, weights, target.ids))
     raise AssertionError("unreachable: n = 0 returns")
+
+
+def _draw(law: RowLaw, place: int, noise: Noise) -> int:
+    return law.id_of(noise.own(place, law.weights, law.ids))
 
 
 def _block_share(mass: float, kept: float) -> float:
@@ -95,9 +102,9 @@ def accept_token_one(
         if draft_prob > 0 and noise.accept[j] < target.prob(token_id) / draft_prob:
             continue  # a token that the draft could not have drawn is never kept
         left = residual(target.probs(), lenience * draft.probs_at(target))
-        return j, target.id_of(draw_place(left, float(noise.recover[j])))
+        return j, target.id_of(noise.own(j, left, target.ids))
     num_drafted = len(draft_ids)
-    return num_drafted, target_law(num_drafted).draw(float(noise.target[num_drafted]))
+    return num_drafted, _draw(target_law(num_drafted), num_drafted, noise)
 
 
 def accept_matching(target_ids: Tensor, draft_ids: Tensor, num_drafted: Tensor) -> Accepted:
@@ -118,8 +125,7 @@ def accept_block(
     draft_ids: Tensor,
     num_drafted: Tensor,
     accept_u: Tensor,
-    recover_u: Tensor,
-    target_u: Tensor,
+    keys: Tensor,
 ) -> Accepted:
     """Keep the longest prefix of the drafts that a draw of its own keeps. Shapes as for `accept_token`.
 
@@ -127,7 +133,7 @@ def accept_block(
     with probability left / (left + 1 - kept[n]), left = sum of max(kept[n] * target - draft, 0) after it, the whole
     with kept[num_drafted]. What follows a prefix is drawn from max(kept[n] * target - draft, 0).
     """
-    kept = [torch.ones_like(accept_u[:, 0] if accept_u.shape[1] else target_u[:, 0])]  # [B] float64 each
+    kept = [torch.ones(len(num_drafted), dtype=torch.float64, device=num_drafted.device)]  # [B] each
     num_accepted = torch.zeros_like(num_drafted)
     for j in range(draft_ids.shape[1]):
         target_probs, draft_probs = probabilities(target_log_probs[:, j]), probabilities(draft_log_probs[:, j])
@@ -148,8 +154,7 @@ def accept_block(
         num_drafted,
         target_log_probs,
         draft_log_probs,
-        recover_u,
-        target_u,
+        keys,
         lambda target, draft: residual(share[:, None] * target, draft),
     )
 
@@ -160,8 +165,7 @@ def accept_token(
     draft_ids: Tensor,
     num_drafted: Tensor,
     accept_u: Tensor,
-    recover_u: Tensor,
-    target_u: Tensor,
+    keys: Tensor,
     lenience: Tensor | None = None,
 ) -> Accepted:
     """Keep draft j with probability min(1, target / draft); replace the first rejected one from max(target - draft, 0).
@@ -169,7 +173,8 @@ def accept_token(
     target_log_probs [B, K+1, V] float32 and draft_log_probs [B, K, V] float32, -inf outside the support; row b's extra
     token comes from target_log_probs[b, num_drafted[b]]. draft_ids [B, K] int64, drawn from `draft_log_probs` as
     `inverse_cdf` does. num_drafted [B] int64 in [0, K]; whatever lies past it is padding and may hold anything.
-    accept_u, recover_u [B, K] and target_u [B, K+1]: float64 in (0, 1), independent of each other and of the drafts.
+    accept_u [B, K]: float64 in (0, 1), independent of each other and of the drafts. keys [B, 4]: `coupled.device_keys`
+    of the position of the first draft, from which on numbers draw what is no draft.
 
     The output has the target's law to float64 rounding: both sides divide by the float64 sums of the float32 rows.
 
@@ -177,7 +182,8 @@ def accept_token(
     is min(draft, target / lenience), and what is recovered adds max(target / lenience - draft, 0) at most: no token
     comes more than 1 / lenience times as often as the target says it.
     """
-    share = torch.ones_like(target_u[:, 0]) if lenience is None else lenience
+    share = torch.ones(len(num_drafted), dtype=torch.float64, device=num_drafted.device)
+    share = share if lenience is None else lenience
     accepted = [
         _accept(target_log_probs[:, j], draft_log_probs[:, j], draft_ids[:, j], share * accept_u[:, j])
         for j in range(draft_ids.shape[1])  # a position at a time: float64 rows of the whole batch would be large
@@ -189,8 +195,7 @@ def accept_token(
         num_drafted,
         target_log_probs,
         draft_log_probs,
-        recover_u,
-        target_u,
+        keys,
         lambda target, draft: residual(target, share[:, None] * draft),
     )
 
@@ -200,21 +205,20 @@ def _with_next(
     num_drafted: Tensor,
     target_log_probs: Tensor,
     draft_log_probs: Tensor,
-    recover_u: Tensor,
-    target_u: Tensor,
+    keys: Tensor,
     left_of: Callable[[Tensor, Tensor], Tensor],
 ) -> Accepted:
     """Recover from left_of(target, draft) after a rejection, else draw from the target's law."""
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
     weights = probabilities(target_log_probs[rows, num_accepted])  # [B, V] float64
-    u = target_u[rows, num_accepted]  # [B]
-    if recover_u.shape[1]:  # computed for every row: asking which ones are rejected would be a wait
-        at = num_accepted.clamp_max(recover_u.shape[1] - 1)
+    if draft_log_probs.shape[1]:  # computed for every row: asking which ones are rejected would be a wait
+        at = num_accepted.clamp_max(draft_log_probs.shape[1] - 1)
         rejected = num_accepted < num_drafted  # [B]
         left = left_of(weights, probabilities(draft_log_probs[rows, at]))
         weights = torch.where(rejected[:, None], left, weights)
-        u = torch.where(rejected, recover_u[rows, at], u)
-    return Accepted(num_accepted, *inverse_cdf(weights, u))
+    at_next = torch.cat((keys[:, :3], keys[:, 3:] + num_accepted[:, None]), dim=1)
+    total = weights.sum(dim=1)
+    return Accepted(num_accepted, picked(weights.log(), at_next), (total > 0) & (total < torch.inf))
 
 
 def residual(target_probs: Array, draft_probs: Array) -> Array:

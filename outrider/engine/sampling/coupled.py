@@ -1,10 +1,12 @@
-"""Coupled acceptance: the noise that target and draft share, and the token that it picks.
+"""The noise with which the target draws its own tokens, and the token that it picks.
 
 Every position of a request has a Gumbel number for each vocabulary id, a function of (seed, choice, position, id)
 alone. argmax(log-prob + Gumbel) is an exact draw from the law (Gumbel-max: Maddison, Tarlow and Minka, "A* sampling",
-NeurIPS 2014, section 2), so the target's tokens depend on nothing else; a draft that uses the same numbers guesses them
-with probability at least (1 - TV) / (1 + TV) (Daliri, Musco and Musco, "Coupling without communication and
-drafter-invariant speculative decoding", 2024, section 3). Used by the proposer and the verifier.
+NeurIPS 2014, section 2). Under `coupled` all tokens come so, and a draft that uses the same numbers guesses them with
+probability at least (1 - TV) / (1 + TV) (Daliri, Musco and Musco, "Coupling without communication and drafter-invariant
+speculative decoding", 2024, section 3). Under `rejection` plain, bonus and recovered tokens do: drafts are drawn and
+kept with other numbers, and a draft may rank by these what it prepares for (exact by enumeration:
+tests/unit/test_overlap_law.py).
 
 Which id wins must not depend on the device: the integer bits are Philox's, and `fixed_log` is a fixed sequence of IEEE
 operations, in place of a library's logarithm, whose last bits differ. `coupled_ids` is the law in torch, for a batch of
@@ -25,7 +27,7 @@ from torch import Tensor
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.native.library import loaded
 from outrider.engine.sampling.noise import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, WORD, Purpose
-from outrider.engine.sampling.row_law import Array, Ids, NothingToDraw, RowLaw, Scores, Weights
+from outrider.engine.sampling.row_law import Array, Ids, NothingToDraw, RowLaw, Weights
 from outrider.wire.params import SamplingParams
 
 _MAX_AT_ONCE = 1 << 23
@@ -41,10 +43,21 @@ LOG_TERMS = tuple(1.0 / (2 * k + 1) for k in range(11, 0, -1))
 def coupled_id(law: RowLaw, params: SamplingParams, position: int) -> int:
     """Return the id that comes at `position` of the sequence; the lowest among equals. Raises NothingToDraw."""
     u = uniforms(params, position, law.scores.size if law.ids is None else law.ids)
-    places = _may_win(law.scores, u)
+    places = _may_win(np.exp(law.scores), u)
     if places.size > 1:
         places = places[(law.scores[places] + gumbels_of(u[places])).argmax(keepdims=True)]
     return law.id_of(int(places[0]))
+
+
+def coupled_place(weights: Weights, ids: Ids | None, params: SamplingParams, position: int) -> int:
+    """Return the place that comes at `position` by weights [N] float64, not normalised, of ids [N] (None: 0 .. N - 1).
+    Raises NothingToDraw.
+    """
+    u = uniforms(params, position, weights.size if ids is None else ids)
+    places = _may_win(weights, u)
+    if places.size > 1:
+        places = places[(np.log(weights[places]) + gumbels_of(u[places])).argmax(keepdims=True)]
+    return int(places[0])
 
 
 def coupled_ranked(law: RowLaw, params: SamplingParams, position: int, num: int) -> tuple[list[int], list[float]]:
@@ -66,14 +79,14 @@ def coupled_ranked(law: RowLaw, params: SamplingParams, position: int, num: int)
     return [law.id_of(int(place)) for place in places], (weights[places] / total).tolist()
 
 
-def _may_win(scores: Scores, u: Weights) -> Ids:
-    """Return places [M], ascending, of which one has the largest score + Gumbel: logarithms for these alone.
+def _may_win(weights: Array, u: Weights) -> Ids:
+    """Return places [M], ascending, of which one has the largest log(weight) + Gumbel: logarithms for these alone.
 
-    The winner has the least E / weight, E = -log(u), weight = exp(score). As 1 - u <= E <= (1 - u) / u, nobody wins
+    The winner has the least E / weight, E = -log(u). As 1 - u <= E <= (1 - u) / u, nobody wins
     whose (1 - u) / weight is above another's E / weight. Raises NothingToDraw.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        least = (1.0 - u) / np.exp(scores)  # [N]; inf without weight
+        least = (1.0 - u) / weights  # [N]; inf without weight
     first = int(least.argmin())
     if not least[first] < math.inf:
         raise NothingToDraw("nothing to draw from: the row has no positive finite mass")
@@ -97,7 +110,7 @@ def uniforms(params: SamplingParams, position: int, ids: Ids | int) -> Weights:
 
 
 def _purpose(params: SamplingParams) -> int:
-    return params.choice << 8 | Purpose.COUPLED
+    return params.choice << 8 | Purpose.TARGET
 
 
 def _key(params: SamplingParams, position: int) -> tuple[int, int, int, int]:
@@ -137,12 +150,21 @@ def coupled_ids(log_probs: Tensor, params: Sequence[SamplingParams], positions: 
 
     A row without a finite score gives any id: whoever cannot rule that out looks at it.
     """
+    return picked(log_probs, device_keys(params, positions, log_probs.device))
+
+
+def device_keys(params: Sequence[SamplingParams], positions: Sequence[int], device: torch.device) -> Tensor:
+    """Return what the numbers of these positions are keyed with, [R, 4] int64, the position last."""
     keys = [_key(p, position) for p, position in zip(params, positions, strict=True)]
-    columns = to_device(np.array(keys, dtype=np.int64), log_probs.device)
-    step = max(1, _MAX_AT_ONCE // log_probs.shape[1])
+    return to_device(np.array(keys, dtype=np.int64), device)
+
+
+def picked(log_weights: Tensor, keys: Tensor) -> Tensor:
+    """Return the id that the numbers of each row pick, the lowest among equals. [R, V], keys [R, 4] -> [R] int64."""
+    step = max(1, _MAX_AT_ONCE // log_weights.shape[1])
     parts = [
-        (log_probs[i : i + step].double() + gumbels(columns[i : i + step], log_probs.shape[1])).argmax(dim=1)
-        for i in range(0, len(log_probs), step)
+        (log_weights[i : i + step].double() + gumbels(keys[i : i + step], log_weights.shape[1])).argmax(dim=1)
+        for i in range(0, len(log_weights), step)
     ]
     return torch.cat(parts)
 

@@ -1,8 +1,9 @@
 """Random numbers as a function of where they are used: counter-based, so that no generator carries state.
 
 A draw is keyed by the request's seed and counted by (choice, position, purpose, round, candidate): a retry, another
-batch or another device gives the same number. Used by the proposer (DRAFT), the verifier (ACCEPT, RECOVER, TARGET) and
-both (COUPLED, in `coupled.py`). NumPy makes the few numbers of a step on the host, whatever device the model is on.
+batch or another device gives the same number. Used by whoever draws drafts (DRAFT, OWN_DRAFT), by the verifier (ACCEPT)
+and by both (TARGET, in `coupled.py`). NumPy makes the few numbers of a step on the host, whatever device the model is
+on.
 """
 
 from __future__ import annotations
@@ -33,12 +34,11 @@ class Purpose(IntEnum):
     """Drawing a draft token."""
     ACCEPT = 2
     """Keeping or rejecting it."""
-    RECOVER = 3
-    """Drawing the token that replaces it."""
-    TARGET = 4
-    """Drawing a bonus or a plain token."""
-    COUPLED = 5
-    """One number for each vocabulary id, the same for draft and target."""
+    OWN_DRAFT = 3
+    """Drawing a draft token in the target, in a step where a chain of a draft's may lie that began at its length."""
+    TARGET = 5
+    """Drawing what the target says itself, by a number for each vocabulary id: keyed by the position alone, so that a
+    draft can know what it would pick."""
 
 
 def host_uniforms(

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from outrider.engine.sampling.acceptance import residual
-from outrider.engine.sampling.row_law import RowLaw, Weights, draw_place
+from outrider.engine.sampling.acceptance import OwnDraw, residual
+from outrider.engine.sampling.row_law import RowLaw, Weights
 
 ROOT = -1
 """Stands for the last committed token, where a node's index is asked for."""
@@ -105,14 +105,13 @@ class TreeWalk:
 
 @dataclass(frozen=True, slots=True)
 class TreeNoise:
-    """One slot's uniforms in (0, 1), independent of each other, of the drafts and of earlier rounds."""
+    """One slot's numbers, independent of each other and of the drafts, those for nodes of earlier rounds, too."""
 
     accept: Sequence[float]
-    """[N], of each node. Only one node of a depth is ever walked to: nodes of equal depth and rank may share theirs."""
-    recover: Sequence[float]
-    """[D], by the depth of the node that it follows; D = depth of the tree."""
-    target: Sequence[float]
-    """[D + 1]"""
+    """[N] uniforms in (0, 1), of each node. Only one node of a depth is ever walked to: those of equal depth and rank
+    may share theirs."""
+    own: OwnDraw
+    """Draws what the target says itself after so many drafts, with numbers of the position."""
 
 
 def accept_tree(
@@ -127,11 +126,11 @@ def accept_tree(
     while True:
         target, children = target_law(node), tree.children(node)
         if not children:
-            return TreeWalk(tuple(path), target.draw(noise.target[len(path)]))
+            return TreeWalk(tuple(path), target.id_of(noise.own(len(path), target.weights, target.ids)))
         ids, accept = [tree.ids[child] for child in children], [noise.accept[child] for child in children]
         kept, left = _first_kept(target, draft_laws[node], ids, accept)
         if kept is None:
-            return TreeWalk(tuple(path), target.id_of(draw_place(left, noise.recover[len(path)])))
+            return TreeWalk(tuple(path), target.id_of(noise.own(len(path), left, target.ids)))
         node = children[kept]
         path.append(node)
 

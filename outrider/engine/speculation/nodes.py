@@ -12,9 +12,9 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.transport.codec import BadTensor, Rows, rows_from_proto, rows_to_proto
 
 MAX_NODES = 256
-"""Most nodes of one delivery, and tokens of its path. Doubling it doubles what one message may hold up."""
-PATH_END = -1
-"""Stands for the end of the path, where a node's parent is asked for."""
+"""Most nodes of one delivery. Doubling it doubles what one message may hold up."""
+TREE_ROOT = -1
+"""Stands for the last token before root_len, where a node's parent is asked for."""
 
 
 class NodeKind(Enum):
@@ -26,6 +26,8 @@ class NodeKind(Enum):
     """Drawn from a law that is delivered with it."""
     KEY = tpb.NODE_KIND_KEY
     """A guess of what the target will draw itself: never verified, but followed by what may be."""
+    KNOWN = tpb.NODE_KIND_KNOWN
+    """On the way to others, and delivered before: where it is not here, neither is what hangs below it."""
 
 
 _KINDS = {kind.value: kind for kind in NodeKind}
@@ -33,23 +35,20 @@ _KINDS = {kind.value: kind for kind in NodeKind}
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Nodes that hang under committed tokens [0, root_len) followed by `path`. All lists are as long as ids."""
+    """Nodes that hang under committed tokens [0, root_len). All lists but the last two are as long as ids."""
 
     ticket: int
     root_len: int
-    path: Sequence[int]
     ids: Sequence[int]
     parents: Sequence[int]
-    """Index of each node's parent, which comes before it, or PATH_END."""
+    """Index of each node's parent, which comes before it, or TREE_ROOT."""
     ranks: Sequence[int]
     """Place among its siblings, the most likely or first drawn one 0."""
     kinds: Sequence[NodeKind]
-    segments: Sequence[int]
-    """Of each node the committed_len at which its chain of laws began; no meaning but for LAW."""
     rows: Rows | None
     """Laws: one for each parent of LAW nodes, in the order of their first LAW children."""
-    ends: bool = False
-    """Nothing will follow the last node, or the path where there is none."""
+    ends: Sequence[int] = ()
+    """Indices of nodes, or TREE_ROOT, that nothing will follow which is waited for."""
     num_bytes: int = 0
 
     def with_rows(self, rows: Rows) -> Nodes:
@@ -57,54 +56,50 @@ class Nodes:
 
 
 def to_proto(nodes: Nodes, target_epoch: int, vocab_size: int) -> tpb.Delivery:
-    has_laws = NodeKind.LAW in nodes.kinds
     return tpb.Delivery(
         ticket=nodes.ticket,
         target_epoch=target_epoch,
         root_len=nodes.root_len,
-        path=np.array(nodes.path, dtype="<i4").tobytes(),
         ids=np.array(nodes.ids, dtype="<i4").tobytes(),
         parents=np.array(nodes.parents, dtype="<i4").tobytes(),
         ranks=bytes(nodes.ranks),
         kinds=bytes(kind.value for kind in nodes.kinds),
-        segments=np.array(nodes.segments, dtype="<u4").tobytes() if has_laws else b"",
         distributions=None if nodes.rows is None else rows_to_proto(nodes.rows, vocab_size),
-        ends=nodes.ends,
+        ends=np.array(nodes.ends, dtype="<i4").tobytes(),
     )
 
 
 def from_proto(item: tpb.Delivery, vocab_size: int) -> Nodes:
     """Read and check all that needs no tensor of floats. Raises BadTensor."""
-    path, ids = _ids("path", item.path, vocab_size), _ids("ids", item.ids, vocab_size)
+    ids = _ids(item.ids, vocab_size)
     num = len(ids)
-    parents, segments = _ints("parents", item.parents), _ints("segments", item.segments)
+    parents = _ints("parents", item.parents)
     ranks, kinds = list(item.ranks), list(item.kinds)
     for name, values in (("parents", parents), ("ranks", ranks), ("kinds", kinds)):
         if len(values) != num:
             raise BadTensor(f"{len(values)} {name} for {num} nodes; each node has one")
     for node, parent in enumerate(parents):
-        if not PATH_END <= parent < node:
-            raise BadTensor(f"parent of node {node} is {parent}, must be from {PATH_END} to {node - 1}")
+        if not TREE_ROOT <= parent < node:
+            raise BadTensor(f"parent of node {node} is {parent}, must be from {TREE_ROOT} to {node - 1}")
     unknown = set(kinds) - _KINDS.keys()
     if unknown:
         raise BadTensor(f"kinds hold {min(unknown)}, must be of {sorted(_KINDS)}")
+    ends = _ints("ends", item.ends)
+    if len(ends) > num + 1 or not all(TREE_ROOT <= node < num for node in ends):
+        raise BadTensor(f"ends has {len(ends)} entries, up to {max(ends)}; each names one of {num} nodes or the root")
     drawn_from = {parent for parent, kind in zip(parents, kinds, strict=True) if kind == tpb.NODE_KIND_LAW}
-    if drawn_from and len(segments) != num:
-        raise BadTensor(f"{len(segments)} segments for {num} nodes; each has one where a law is")
     if drawn_from and not item.HasField("distributions"):
         raise BadTensor("distributions are missing, and nodes were drawn from laws")
     rows = rows_from_proto(item.distributions, len(drawn_from), vocab_size) if drawn_from else None
     return Nodes(
         item.ticket,
         item.root_len,
-        path,
         ids,
         parents,
         ranks,
         [_KINDS[kind] for kind in kinds],
-        segments or [0] * num,
         rows,
-        item.ends,
+        ends,
         item.ByteSize(),
     )
 
@@ -115,11 +110,11 @@ def _ints(name: str, data: bytes) -> list[int]:
     return np.frombuffer(data, dtype="<i4").tolist()  # type: ignore[no-any-return]
 
 
-def _ids(name: str, data: bytes, vocab_size: int) -> list[int]:
+def _ids(data: bytes, vocab_size: int) -> list[int]:
     if len(data) > 4 * MAX_NODES:
-        raise BadTensor(f"{name} has {len(data) // 4} tokens, at most {MAX_NODES} are allowed")
-    ids = _ints(name, data)
+        raise BadTensor(f"ids has {len(data) // 4} tokens, at most {MAX_NODES} are allowed")
+    ids = _ints("ids", data)
     for token_id in ids:
         if not 0 <= token_id < vocab_size:
-            raise BadTensor(f"{name} hold {token_id}, outside 0 to {vocab_size - 1}")
+            raise BadTensor(f"ids hold {token_id}, outside 0 to {vocab_size - 1}")
     return ids

@@ -16,6 +16,7 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import MAX_RANKS, RankShares, SlotShares
@@ -96,8 +97,13 @@ class GrowingTree:
         self.plan = plan
         self._max_position = max_len - 2  # the target adds one of its own to what it accepts
         self._determined = params.determined
-        self._unfed: list[tuple[float, int, Node]] = [(-1.0, 0, self.root)]
+        self._unfed: list[tuple[float, int, Node]] = []
+        self._named: list[Node] = []
+        """Unfed nodes after which the request names others: the target waits for those."""
+        self._is_told = False
+        """Whether it was said that all which is named is here."""
         self._num_made = 0
+        self._push(self.root)
 
     @property
     def committed_len(self) -> int:
@@ -111,9 +117,8 @@ class GrowingTree:
         """Return up to `most` nodes that are worth feeding, each with its chance, the best first."""
         if not self.root.is_fed:
             return [(1.0, self.root)] if self._may_follow(self.root) else []
-        named = [node for _, _, node in self._unfed if self._is_named(node)] if self.plan.places else []
-        if named:  # the target waits for these, however unlikely they are
-            return [(1.0, node) for node in named[:most]]
+        if self._named:  # the target waits for these, however unlikely they are
+            return [(1.0, node) for node in self._named[:most]]
         found: list[tuple[float, Node]] = []
         taken: list[tuple[float, int, Node]] = []
         while self._unfed and len(found) < min(most, MAX_FED - len(self.fed)):
@@ -137,11 +142,13 @@ class GrowingTree:
     @property
     def awaits_named(self) -> bool:
         """Return whether not all is grown yet that the request names under what is committed."""
-        return bool(self.plan.places) and any(self._is_named(node) for _, _, node in self._unfed)
+        return bool(self._named)
 
-    def _is_named(self, node: Node) -> bool:
-        """Return whether the request names what follows a node."""
-        return not node.is_fed and self._rank_path(node) in self.plan.places and self._may_follow(node)
+    def note_grown(self) -> None:
+        """Say, once, that all which the request names is grown: there may be fewer nodes than it names."""
+        if self.plan.places and not self._named and not self._is_told:
+            self._is_told = True
+            self.ended.append(self.root)
 
     def _rank_path(self, node: Node) -> Place:
         ranks: list[int] = []
@@ -179,6 +186,8 @@ class GrowingTree:
     def feed(self, node: Node) -> None:
         """Note that a node lies in the cache behind all that was fed before."""
         node.is_fed = True
+        if node in self._named:
+            self._named.remove(node)
         if node is not self.root:
             self.fed.append(node)
 
@@ -214,11 +223,9 @@ class GrowingTree:
             self.add(node, token_id, kind, prob)
             del node.ranked[0]
 
-    def advance(self, ids: Sequence[int], segment_floor: int) -> list[int]:
+    def advance(self, ids: Sequence[int]) -> list[int]:
         """Go on under the tokens just committed. Return which of `fed` stay in the cache, as ascending indices:
         committed ones and what is below them.
-
-        segment_floor: no segment that began before this committed length is of use.
         """
         node = self.root
         for token_id in ids:
@@ -228,7 +235,7 @@ class GrowingTree:
             if child is None:
                 return self._begin_at(Node(ids[-1], self.root.position + len(ids), None), node)
             node = child
-        if not self._goes_on(node, segment_floor):
+        if not self._goes_on(node):
             assert node.parent is not None, "no token was committed"
             return self._begin_at(Node(node.token_id, node.position, None), node.parent)
         below = list(_below(node))
@@ -242,21 +249,21 @@ class GrowingTree:
         for each in (node, *below):
             each.chance /= chance
             each.confidence /= confidence
-        node.parent, self.root, self._unfed = None, node, []
+        node.parent, self.root, self._unfed, self._named, self._is_told = None, node, [], [], False
         for each in (node, *below):
             if not each.is_fed:
                 self._push(each)
         for each in (node, *self.fed):
             self._fill(each)
+        self.note_grown()
         return keep
 
-    def _goes_on(self, node: Node, segment_floor: int) -> bool:
+    def _goes_on(self, node: Node) -> bool:
         """Return whether what hangs below a node is of use once it is committed. Under `rejection` it is not where the
-        segment that it belongs to is over, or began too early: what follows is drawn anew.
+        segment that it belongs to is over: what follows is drawn anew. A chain outlives the step that verified its
+        beginning, and goes on with its own numbers: the target's own token in place of a draft is never that draft.
         """
-        if self._determined or node.kind is NodeKind.KEY:
-            return True
-        return self.segment_after(node).start >= segment_floor and self.num_laws(node) > 0
+        return self._determined or node.kind is NodeKind.KEY or self.num_laws(node) > 0
 
     def _begin_at(self, root: Node, last: Node) -> list[int]:
         """Begin anew at a token below which nothing is of use. last: the last node that stays in the cache."""
@@ -272,22 +279,31 @@ class GrowingTree:
         self._forget()
 
     def _forget(self) -> None:
-        self.fed, self.unsent, self.ended = [], [], []
-        self._unfed = [(-1.0, 0, self.root)]
+        self.fed, self.unsent, self.ended, self._unfed, self._named, self._is_told = [], [], [], [], [], False
+        self._push(self.root)
 
     def _push(self, node: Node) -> None:
         self._num_made += 1
         heapq.heappush(self._unfed, (-node.chance, self._num_made, node))
+        if self.plan.places and self._rank_path(node) in self.plan.places and self._may_follow(node):
+            self._named.append(node)
 
 
 class Plan:
     """How a slot's tree may grow: by what the request names, and by the chances of ranks."""
 
     def __init__(
-        self, speculation: Speculation, params: SamplingParams, shares: SlotShares, takes_trees: bool, topk: int | None
+        self,
+        speculation: Speculation,
+        params: SamplingParams,
+        shares: SlotShares,
+        takes_trees: bool,
+        topk: int | None,
+        purpose: Purpose = Purpose.DRAFT,
     ) -> None:
-        """topk: laws are cut to so many ids; None = whole."""
+        """topk: laws are cut to so many ids; None = whole. purpose: of the numbers that they are drawn with."""
         self.shares = shares
+        self.purpose = purpose
         self.topk = topk
         self._speculation = speculation
         self._determined = params.determined

@@ -1,0 +1,25 @@
+"""A slot of the draft, and the tree that grows there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.tree import GrowingTree
+from outrider.engine.worker.jobs import OpenJob
+from outrider.engine.worker.slots import BareSlot
+
+
+@dataclass(eq=False, slots=True)
+class Growing:
+    """What a draft knows of an answer."""
+
+    job: OpenJob
+    slot: BareSlot
+    shares: SlotShares
+    ticket: int = 0
+    tree: GrowingTree | None = None
+    """None until it is told what is committed, and after a stop."""
+    pushed_s: float = 0.0
+    is_awaited: bool = False
+    """Nothing has left since its target had nothing to go on with."""

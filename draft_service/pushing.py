@@ -1,0 +1,119 @@
+"""What leaves a draft: nodes of its trees as messages, at once where a target waits for them, else now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from draft_service.growing import Growing
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.wire_tensors import encode_laws
+from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.tree import GrowingTree, Node
+from outrider.engine.worker.engine_thread import EngineThread
+from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.transport.codec import DenseRows
+
+PUSH_S = 0.004
+"""Seconds between two messages of a slot whose target has guesses to go on with. Doubling it halves the messages, and
+lets guesses come later."""
+MOST_IN_MESSAGE = MAX_NODES // 2
+"""Nodes with which a message is full; siblings of the last are added. Doubling it makes a target refuse the largest."""
+
+Send = Callable[[str, int, Nodes], None]
+"""Sends nodes to (the target's address, its epoch). Runs on the gRPC loop's thread."""
+
+
+class Pusher:
+    """Decides by counts and times alone when a slot's nodes leave: under `rejection` nothing that is drawn may."""
+
+    def __init__(self, engine: EngineThread, send: Send, metrics: WorkerMetrics) -> None:
+        self._engine = engine
+        self._send = send
+        self._metrics = metrics
+
+    def push_due(self, growing: Growing, worth_s: float, step_s: float) -> None:
+        """Send what was grown in a slot, if it is time.
+
+        worth_s: what one more step is worth to the slot's target, in seconds; 0 where nothing more is grown. step_s:
+        how long a step takes.
+        """
+        tree = growing.tree
+        if tree is None or not (tree.unsent or tree.ended):
+            return
+        now = time.monotonic()
+        if tree.awaits_named:  # the target waits for all of it: nothing goes out early but large laws
+            is_due = now - growing.pushed_s >= PUSH_S and not growing.slot.params.determined
+        elif growing.is_awaited:
+            is_due = worth_s <= step_s
+        else:
+            is_due = worth_s == 0.0 or now - growing.pushed_s >= PUSH_S
+        if is_due:
+            self._push(growing, tree)
+            growing.pushed_s, growing.is_awaited = now, False
+
+    def _push(self, growing: Growing, tree: GrowingTree) -> None:
+        unsent, tree.unsent = tree.unsent, []
+        ended, tree.ended = tree.ended, []
+        send = partial(self._send, growing.job.deliver_to, growing.job.target_epoch)
+        for group in _groups(unsent):
+            self._engine.answer(partial(self._encode, send, *_message(growing.ticket, tree, group, ended)))
+            ended = []
+        if ended:
+            self._engine.answer(partial(self._encode, send, *_message(growing.ticket, tree, (), ended)))
+
+    def _encode(self, send: Callable[[Nodes], None], nodes: Nodes, laws: Sequence[RowLaw], is_cut: bool) -> None:
+        """Encode the laws and send. On the gRPC loop's thread."""
+        encoding, num_bytes = "ids", 4 * len(nodes.ids)
+        if laws:
+            rows = encode_laws(laws, prefer_sparse=is_cut)
+            is_full = isinstance(rows, DenseRows)
+            encoding = "full" if is_full else "topk"
+            num_bytes += len(rows.data) if isinstance(rows, DenseRows) else len(rows.ids) + len(rows.log_probs)
+            nodes = nodes.with_rows(rows)
+        self._metrics.wire_bytes.labels(encoding=encoding).inc(num_bytes)
+        send(nodes)
+
+
+def _groups(unsent: Sequence[Node]) -> Iterator[Sequence[Node]]:
+    """Return the nodes of each message, siblings together: they share a law. Those that end come with the first."""
+    start = 0
+    for place, node in enumerate(unsent):
+        if place - start >= MOST_IN_MESSAGE and node.rank == 0:
+            yield unsent[start:place]
+            start = place
+    if start < len(unsent):
+        yield unsent[start:]
+
+
+def _message(
+    ticket: int, tree: GrowingTree, group: Sequence[Node], ended: Sequence[Node]
+) -> tuple[Nodes, list[RowLaw], bool]:
+    """Return new nodes with those that lead to them, the laws of those that were drawn, and whether these were cut."""
+    new = {id(node) for node in group}
+    order = {id(node): node for node in group}
+    for node in (*group, *ended):
+        above: Node | None = node
+        while above is not tree.root and above is not None and (id(above) not in order or above is node):
+            order[id(above)] = above
+            above = above.parent
+    nodes = sorted(order.values(), key=lambda node: (node.position, node.rank))
+    index = {id(node): place for place, node in enumerate(nodes)} | {id(tree.root): TREE_ROOT}
+    kinds = [node.kind if id(node) in new else NodeKind.KNOWN for node in nodes]
+    drawn: dict[int, Node] = {}  # by parent, the first
+    for node, kind in zip(nodes, kinds, strict=True):
+        if kind is NodeKind.LAW:
+            drawn.setdefault(id(node.parent), node)
+    message = Nodes(
+        ticket,
+        tree.committed_len,
+        [node.token_id for node in nodes],
+        [index[id(node.parent)] for node in nodes],
+        [node.rank for node in nodes],
+        kinds,
+        None,
+        [index[id(node)] for node in ended],
+    )
+    is_cut = any(node.segment is not None and node.segment.topk is not None for node in drawn.values())
+    return message, [node.law for node in drawn.values() if node.law is not None], is_cut

@@ -1,0 +1,79 @@
+"""The protocol of everything that drafts: it says what may follow a node of a growing tree.
+
+Drawing, noise, penalties, cuts, sending and accepting are not its business: `drawing` makes children of what it says,
+`tree` says which nodes are worth asking for. What it says is a *law*, of which a token is drawn and which is shipped
+with it, or, where the law leaves no choice or the rule needs no law, a *guess*, kept where the target says the same. A
+drafter proves nothing: what a law was computed from is free, and costs acceptance alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from outrider.drafting.drafter import Counts
+from outrider.engine.sampling.count_law import law_of_counts
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.penalties import LogitRow, SamplingState
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.speculation.tree import GrowingTree, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A node, and what is known of the token after it."""
+
+    tree: GrowingTree
+    node: Node
+    state: SamplingState
+    law: Callable[[LogitRow], RowLaw | None]
+    """What follows, under the request's parameters; None where nothing is known. Raises NonFiniteLogits."""
+    best: Callable[[LogitRow, int], tuple[Sequence[int], Sequence[float]]] | None = None
+    """The ids that follow most likely at temperature 0, and their probabilities; None: by the law."""
+
+
+Asked = TypeVar("Asked", contravariant=True)
+"""A slot as its worker keeps it, with what grows there."""
+
+
+class Drafter(Protocol[Asked]):
+    """Serves all slots of a worker, on its engine thread."""
+
+    takes_trees: bool
+    """Whether it can be asked for several nodes of a slot that do not lie on one path."""
+
+    def say(self, wanted: Sequence[tuple[Asked, Sequence[Node]]], now: float) -> Sequence[Said] | None:
+        """Return what follows these nodes, or those of them that there is room for now; and do what else is due, such
+        as reading prompts. None: there was nothing to do.
+        """
+
+    def re_root(self, asked: Asked, num_fed: int, keep: Sequence[int]) -> None:
+        """Keep, of the num_fed nodes that it was asked for, what is known of those at the ascending indices `keep`."""
+
+    def knows(self, asked: Asked) -> bool:
+        """Return whether what it was asked for before is still known."""
+
+    def next_wake(self) -> float | None:
+        """Return when to call `say` again, though nothing happens until then."""
+
+
+def of_logits(tree: GrowingTree, node: Node, state: SamplingState, host: HostLogits, index: int) -> Said:
+    """Return what a model says: the logits after the node are row `index` of `host`."""
+    return Said(tree, node, state, lambda row: host.law(index, row), lambda row, num: host.ranked(index, row, num))
+
+
+def of_table(
+    tree: GrowingTree,
+    node: Node,
+    state: SamplingState,
+    counts_after: Callable[[Sequence[int]], Counts | None],
+    vocab_size: int,
+) -> Said:
+    """Return what a table says. counts_after: takes the ids of the path to the node; counts stand for logits."""
+
+    def law(row: LogitRow) -> RowLaw | None:
+        counts = counts_after(row.draft_prefix)
+        return None if counts is None else law_of_counts(counts, row, vocab_size)
+
+    return Said(tree, node, state, law)
