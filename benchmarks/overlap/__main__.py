@@ -27,10 +27,12 @@ from benchmarks.overlap.groups import ROUND_TRIPS, Group, all_groups
 from benchmarks.overlap.measuring import measure
 from benchmarks.overlap.results import GroupResult, read, save
 from benchmarks.overlap.table import FAR_OFF, MARK, add_group, add_summary
-from benchmarks.overlap.traces import traces
+from benchmarks.overlap.traces import Traces, traces
 
 BASE = "b67880c"
 """The commit before the round was rebuilt."""
+FOLDER = "overlap"
+"""Of the results', with a file for each group and the traces that the simulation runs on."""
 TRACE_PROMPTS = 24
 
 
@@ -66,14 +68,14 @@ def measure_group(group: Group, options: argparse.Namespace) -> GroupResult:
     here, base = this_checkout(), checkout_of(options.base)
     for checkout in (here, base):
         checkout.check()
-    prompts, traced = (tokenized(count, options.prompt_tokens) for count in (options.prompts, TRACE_PROMPTS))
+    prompts, traced = tokenized(options.prompts, options.prompt_tokens), traces_of(group, options)
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
         return runner.run(measure(group, prompts, traced, options, here, base))
 
 
 def main() -> int:
     options = options_of()
-    folder: Path = options.results / "overlap"
+    folder: Path = options.results / FOLDER
     groups = [group for group in all_groups() if group.name in options.groups]
     for group in () if options.table else groups:
         path = folder / f"{group.name}.json"
@@ -88,6 +90,11 @@ def main() -> int:
     return write_report(found, options)
 
 
+def traces_of(group: Group, options: argparse.Namespace) -> Traces:
+    prompts = tokenized(TRACE_PROMPTS, options.prompt_tokens)
+    return traces(group, prompts, options.trace_tokens, options.results / FOLDER)
+
+
 def write_report(found: list[GroupResult], options: argparse.Namespace) -> int:
     report = Report("overlap", "Overlapped rounds beside the same models in one process")
     report.text(
@@ -98,12 +105,7 @@ def write_report(found: list[GroupResult], options: argparse.Namespace) -> int:
         "in brackets the interval of 95 % from a bootstrap over prompts. Idle shares are of whole answers, prompts "
         f"included. {MARK} more than {100 * FAR_OFF:.0f} % off the simulation."
     )
-    traced = tokenized(TRACE_PROMPTS, options.prompt_tokens)
-    missed = [
-        each
-        for result in found
-        for each in add_group(report, result, traces(result.group, traced, options.trace_tokens))
-    ]
+    missed = [each for result in found for each in add_group(report, result, traces_of(result.group, options))]
     add_summary(report, found)
     report.verdict(missed, "No goal is missed.")
     report.write(options.results)

@@ -11,8 +11,8 @@ from itertools import accumulate
 from benchmarks.overlap.costs import Costs
 from benchmarks.overlap.shapes import Path
 from draft_service.grower import MOST_OFFERS
-from draft_service.tree import LEAST_CHANCE, MAX_DEPTH, MAX_FED
 from outrider.engine.speculation.ranks import MAX_RANKS
+from outrider.engine.speculation.tree import LEAST_CHANCE, MAX_DEPTH, MAX_FED
 
 
 @dataclass

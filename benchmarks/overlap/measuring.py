@@ -32,7 +32,7 @@ from benchmarks.overlap.results import (
 )
 from benchmarks.overlap.shapes import Shape, best_shape
 from benchmarks.overlap.systems import Colocated, Counts, Split, ended_with_block, split, told
-from benchmarks.overlap.traces import Traces, traces
+from benchmarks.overlap.traces import Traces
 from benchmarks.passes import run_pass
 from outrider.client import Round, Speculation
 
@@ -252,12 +252,11 @@ def counted(after: Counts, before: Counts) -> dict[str, float]:
 async def running_arms(
     group: Group,
     prompts: Sequence[list[int]],
-    traced: Sequence[list[int]],
+    traced: Traces,
     options: argparse.Namespace,
     here: Checkout,
     base: Checkout,
 ) -> AsyncIterator[Arms]:
-    found = traces(group, traced, options.trace_tokens)
     target, draft = widened(options.size), group.draft()
     async with contextlib.AsyncExitStack() as stack:
         children = stack.enter_context(ended_with_block([]))
@@ -274,20 +273,18 @@ async def running_arms(
             arm: await stack.enter_async_context(split(checkout, target, draft, module))
             for arm, (checkout, module) in arms.items()
         }
-        yield Arms(group, prompts, options, one, both, splits, found, f"{options.base}, {base.note}")
+        yield Arms(group, prompts, options, one, both, splits, traced, f"{options.base}, {base.note}")
 
 
 async def measure(
     group: Group,
     prompts: Sequence[list[int]],
-    traced: Sequence[list[int]],
+    traced: Traces,
     options: argparse.Namespace,
     here: Checkout,
     base: Checkout,
 ) -> GroupResult:
-    """Measure a group: repetitions until all are done, or the next would not end in time. traced: prompts of the traces
-    that its simulations use.
-    """
+    """Measure a group: repetitions until all are done, or the next would not end in time."""
     started_s = time.monotonic()
     async with running_arms(group, prompts, traced, options, here, base) as arms:
         await arms.tune_split()

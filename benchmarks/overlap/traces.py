@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, WORK
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET
 from benchmarks.overlap.colocated import Cached, Pair, draft_chain, load, ranked
 from benchmarks.overlap.groups import Group
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.sampling.acceptance import Noise, accept_block_one
+from outrider.engine.sampling.coupled import coupled_ranked
 from outrider.engine.sampling.host_sampling import HostLogits
-from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
-from outrider.engine.sampling.row_law import RowLaw, exactly_best
+from outrider.engine.sampling.row_law import RowLaw, truncate_topk
+from outrider.engine.speculation.drawing import NUM_LIKELY
 from outrider.wire.params import SamplingParams
+from target_service.decide import decide
+from target_service.lease import Ready
 
 MAX_CHAIN = 11
 """Drafts that a simulated round verifies at most."""
@@ -36,7 +40,8 @@ Ints = NDArray[np.int16]
 @dataclass(frozen=True)
 class Traces:
     """Along [B] texts of [N] positions. A *guess* is the place among what the draft would try at a node: under
-    `rejection` 0 is the token drawn there, and the likeliest others follow; else all go by rank.
+    `rejection` 0 is the token drawn there, and what the target would most likely draw itself follows; else all go by
+    rank.
     """
 
     kept: Ints
@@ -62,11 +67,11 @@ class Traces:
         return found
 
 
-def traces(group: Group, prompts: Sequence[Sequence[int]], num_tokens: int) -> Traces:
-    """Return the traces of a group's law, recorded when they are not there yet."""
-    path = WORK / f"overlap-traces-{group.law}-{len(prompts)}-{num_tokens}.npz"
+def traces(group: Group, prompts: Sequence[Sequence[int]], num_tokens: int, folder: Path) -> Traces:
+    """Return the traces of a group's law, recorded into the folder of the groups' files when they are not there yet."""
+    path = folder / f"traces-{group.law}.npz"
     if not path.exists():
-        path.parent.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         _save(path, record(group, prompts, num_tokens))
     with np.load(path) as stored:
         return Traces(**{each.name: stored[each.name] for each in fields(Traces)})
@@ -131,31 +136,24 @@ def _along_chains(
     for position in range(num):
         committed = text[: num_prompt + position]
         drafts = draft_chain(models[1], committed, state, MAX_CHAIN + 1)
-        host = HostLogits(models[0].feed([*committed[len(models[0].ids) :], *drafts.ids], MAX_CHAIN + 2))
+        logits = models[0].feed([*committed[len(models[0].ids) :], *drafts.ids], MAX_CHAIN + 2)
         for model in models:
             model.crop(len(committed) - 1)
         assert drafts.laws is not None
-        laws = [host.law(row, LogitRow(state)) for row in range(MAX_CHAIN + 1)]
-        places = [_places(law, token_id) for law, token_id in zip(drafts.laws, drafts.ids, strict=True)]
-        noise = _noise(params, len(committed))
+        slot: Any = SimpleNamespace(params=params, committed=committed)
         for length in range(MAX_CHAIN + 1):
-            found = accept_block_one(laws.__getitem__, drafts.laws[:length], drafts.ids[:length], noise)
-            kept[position, length] = found[0]
-            guess[position, length] = places[found[0]].get(found[1], NUM_GUESSES)
+            ready = Ready(slot, drafts.ids[:length], drafts.laws[:length])
+            (decided,) = decide([ready], [state], logits[: length + 1])
+            place = decided.num_accepted
+            guesses = _guesses(drafts.laws[place], drafts.ids[place], params, len(committed) + place)
+            kept[position, length] = place
+            guess[position, length] = guesses.index(decided.next_id) if decided.next_id in guesses else NUM_GUESSES
     for model in models:
         model.free()
     return kept, guess
 
 
-def _places(law: RowLaw, drawn: int) -> dict[int, int]:
-    """Return the guesses at a node by id: what was drawn, then the likeliest of the rest."""
-    left = law.without(drawn).dense_scores()
-    best = exactly_best(left, NUM_GUESSES - 1)
-    best = best[np.argsort(-left[best], kind="stable")]
-    return {token_id: place for place, token_id in enumerate([drawn, *best.tolist()])}
-
-
-def _noise(params: SamplingParams, start: int) -> Noise:
-    positions = range(start, start + MAX_CHAIN + 1)
-    purposes = (Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET)
-    return Noise(*host_slot_uniforms([params] * len(positions), [start] * len(positions), positions, purposes))
+def _guesses(law: RowLaw, drawn: int, params: SamplingParams, position: int) -> list[int]:
+    """Return what a draft tries at a position: what it drew there, and then what the target's numbers would pick."""
+    left = truncate_topk(law.without(drawn), NUM_LIKELY)
+    return [drawn, *coupled_ranked(left, params, position, NUM_GUESSES - 1)[0]]
