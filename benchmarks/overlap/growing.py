@@ -15,12 +15,24 @@ from outrider.engine.speculation.ranks import MAX_RANKS
 from outrider.engine.speculation.tree import LEAST_CHANCE, MAX_DEPTH, MAX_FED
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Of a draft's tree, as `draft_service` has them."""
+
+    least_chance: float = LEAST_CHANCE
+    max_depth: int = MAX_DEPTH
+    max_fed: int = MAX_FED
+    max_ranks: int = MAX_RANKS
+    most_offers: int = MOST_OFFERS
+
+
 @dataclass
 class Growing:
     """The draft's tree under what is committed, and when what it made is with the target."""
 
     shares: Sequence[float]
     costs: Costs
+    bounds: Bounds
     now_s: float = 0.0
     """When the draft is through with its last step."""
     draft_s: float = 0.0
@@ -50,14 +62,16 @@ class Growing:
     @property
     def _is_done(self) -> bool:
         """Whether nothing is worth a step."""
-        return not self._unfed or -self._unfed[0][0] * self.shares[0] < LEAST_CHANCE
+        return not self._unfed or -self._unfed[0][0] * self.shares[0] < self.bounds.least_chance
 
     def _offers(self) -> list[tuple[float, Path]]:
         """Take out the likeliest nodes; those that are too deep stay, for what is committed next is nearer to them."""
         found, deep = list[tuple[float, Path]](), list[tuple[float, Path]]()
-        while len(found) < min(MOST_OFFERS, MAX_FED - len(self.children_s)) and not self._is_done:
+        while (
+            len(found) < min(self.bounds.most_offers, self.bounds.max_fed - len(self.children_s)) and not self._is_done
+        ):
             offer = heapq.heappop(self._unfed)
-            (found if len(offer[1]) < MAX_DEPTH else deep).append(offer)
+            (found if len(offer[1]) < self.bounds.max_depth else deep).append(offer)
         for offer in deep:
             heapq.heappush(self._unfed, offer)
         return found
@@ -65,7 +79,7 @@ class Growing:
     def _fill(self, path: Path, chance: float) -> None:
         """Make the children that are wanted of a node that was fed."""
         children = self.children_s[path]
-        num_likely = sum(chance * share >= LEAST_CHANCE for share in self.shares[:MAX_RANKS])
+        num_likely = sum(chance * share >= self.bounds.least_chance for share in self.shares[: self.bounds.max_ranks])
         for rank in range(len(children), max(1, num_likely)):
             children.append(self.now_s + self.costs.round_trip_s / 2)
             heapq.heappush(self._unfed, (-chance * self.shares[rank], (*path, rank)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -285,7 +286,7 @@ async def measure(
     base: Checkout,
 ) -> GroupResult:
     """Measure a group: repetitions until all are done, or the next would not end in time."""
-    started_s = time.monotonic()
+    started_s, load = time.monotonic(), os.getloadavg()[0]
     async with running_arms(group, prompts, traced, options, here, base) as arms:
         await arms.tune_split()
         result, took_s = arms.result, 0.0
@@ -296,5 +297,6 @@ async def measure(
             await arms.repeat(result.num_repetitions)
             took_s = time.monotonic() - began
             result.num_repetitions += 1
+    result.load_at_start = load
     result.minutes = (time.monotonic() - started_s) / 60
     return result

@@ -75,6 +75,8 @@ class GroupResult:
     answers: list[Measured] = field(default_factory=list)
     num_repetitions: int = 0
     minutes: float = 0.0
+    load_at_start: float = 0.0
+    """Processes that wanted a core before anything was started, a minute's mean."""
 
     @property
     def step_s(self) -> float:

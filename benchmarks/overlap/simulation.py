@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.overlap.costs import Costs
-from benchmarks.overlap.growing import Growing, best_count
+from benchmarks.overlap.growing import Bounds, Growing, best_count
 from benchmarks.overlap.shapes import Path, Shape
 from benchmarks.overlap.traces import MAX_CHAIN, Traces
 
@@ -105,14 +105,16 @@ def _walk(traces: Traces, text: int, position: int, nodes: set[Path]) -> Path:
 # the overlapped round
 
 
-def overlap(traces: Traces, costs: Costs, *, trees: bool) -> Estimate:
-    """The target steps by itself and takes what has come. trees: of the tree, else of its likeliest chain alone."""
-    found = Estimate()
+def overlap(traces: Traces, costs: Costs, *, trees: bool, bounds: Bounds | None = None) -> Estimate:
+    """The target steps by itself and takes what has come. trees: of the tree, else of its likeliest chain alone. bounds:
+    None for the product's own.
+    """
+    found, bounds = Estimate(), bounds or Bounds()
     shares = [max(1e-4, float(share)) for share in traces.shares]
     learn_s = costs.round_trip_s + costs.gateway_s  # from a commit until the draft knows
     for text in range(traces.kept.shape[0]):
         position, free_s, rate = 0, 0.0, 1.5 / costs.verify_s(1)
-        growing = Growing(shares, costs)
+        growing = Growing(shares, costs, bounds)
         while position < traces.num_positions:
             begin_s = _held_until(growing, free_s, shares[0], rate)
             found.hold_s += begin_s - free_s
