@@ -106,8 +106,8 @@ def _walk(traces: Traces, text: int, position: int, nodes: set[Path]) -> Path:
 
 
 def overlap(traces: Traces, costs: Costs, *, trees: bool, bounds: Bounds | None = None) -> Estimate:
-    """The target steps by itself and takes what has come. trees: of the tree, else of its likeliest chain alone. bounds:
-    None for the product's own.
+    """The target steps by itself and takes what has come. trees: of the tree, else of its likeliest chain alone.
+    bounds: None for the product's own.
     """
     found, bounds = Estimate(), bounds or Bounds()
     shares = [max(1e-4, float(share)) for share in traces.shares]

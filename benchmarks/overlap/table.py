@@ -65,7 +65,8 @@ def _add_head(report: Report, result: GroupResult) -> None:
     report.text(
         f"# {result.group.name}\n\n"
         f"{result.num_repetitions} repetitions of {result.max_tokens} tokens, {result.minutes:.0f} minutes, load at "
-        f"start {result.load_at_start:.1f}. Today is {result.base}. A step of the draft takes {costs.draft[1] / result.step_s:.3f} of one of the target, "
+        f"start {result.load_at_start:.1f}. Today is {result.base}. "
+        f"A step of the draft takes {costs.draft[1] / result.step_s:.3f} of one of the target, "
         f"{_ms(result.step_s)} ms. Milliseconds of a forward by rows, target: {verify}; draft: {draft}. Deciding takes "
         f"{_ms(costs.decide_s)} ms a step, drawing {_ms(costs.draw_s)} ms a node. In a service a step of the target "
         f"takes {_ms(costs.target_service_s)} ms more, and the gateway's turn {_ms(costs.gateway_s)} ms. Round trips, "
