@@ -46,7 +46,7 @@ from outrider.engine.sampling.row_law import RowLaw
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from outrider.wire.transport.rpc import tune_malloc
-from target_service.decide import decide
+from target_service.decide import decide, own_draw
 from target_service.decide_on_device import decide_on_device
 from target_service.lease import Ready
 
@@ -138,14 +138,14 @@ def verify_call(setting: Setting) -> Callable[[], object]:
     for j in range(num_drafted):
         laws.append(HostLogits(setting.logits).law(j, LogitRow(state, tuple(draft_ids))).normalised())
         draft_ids.append(laws[-1].draw(0.4))
-    positions = range(NUM_PROMPT, NUM_PROMPT + num_drafted + 1)
+    positions = range(NUM_PROMPT, NUM_PROMPT + num_drafted)
 
     def call() -> tuple[int, int]:
         host = HostLogits(setting.logits)
         drafts = [RowLaw(law.vocab_size, law.scores, law.ids) for law in laws]  # as they come from the wire
-        purposes = (Purpose.ACCEPT, Purpose.RECOVER, Purpose.TARGET)
-        params, rounds = [setting.params] * len(positions), [NUM_PROMPT] * len(positions)
-        noise = Noise(*host_slot_uniforms(params, rounds, positions, purposes))
+        params, rounds = [setting.params] * num_drafted, [NUM_PROMPT] * num_drafted
+        (accept,) = host_slot_uniforms(params, rounds, positions, [Purpose.ACCEPT])
+        noise = Noise(accept, own_draw(setting.params, NUM_PROMPT))
         return accept_block_one(lambda j: host.law(j, LogitRow(state, tuple(draft_ids[:j]))), drafts, draft_ids, noise)
 
     assert call()[0] == num_drafted
