@@ -19,6 +19,7 @@ from benchmarks.overlap.groups import Group
 from benchmarks.overlap.results import (
     CHAIN,
     CHAIN_BOTH,
+    FATES,
     OVERLAP_CHAIN,
     OVERLAP_TREE,
     PLAIN,
@@ -244,8 +245,8 @@ def counted(after: Counts, before: Counts) -> dict[str, float]:
     found["held"] = grown("gateway", "spec_hold_seconds_sum")
     found["draft_bytes"] = grown("draft", f"{worker}delivered_bytes_total")
     found["gateway_bytes"] = grown("gateway", "spec_wire_bytes_total")
-    for fate in ("verified", "late", "pruned", "refused", "expired"):
-        found[f"parked_{fate}"] = grown("target", f"{worker}parked_tokens_total", fate=fate)
+    for fate in FATES:
+        found[f"parked_{fate}"] = grown("target", "spec_parked_tokens_total", fate=fate)
     return found
 
 

@@ -21,6 +21,8 @@ LOCAL = (PLAIN, CHAIN, TREE, PLAIN_BOTH, CHAIN_BOTH)
 ON_ONE_CORE = (PLAIN, CHAIN, TREE)
 """Those on the target's own core."""
 OVERLAPPED = (OVERLAP_CHAIN, OVERLAP_TREE)
+FATES = ("verified", "late", "pruned")
+"""Of delivered nodes, by what became of them, of those that are told."""
 SPLIT = (PLAIN_TODAY, PLAIN_LEASE, TODAY, *OVERLAPPED)
 """Arms with a core for the draft and the gateway and one for the target."""
 

@@ -11,6 +11,7 @@ from benchmarks.overlap.groups import COUPLED, GREEDY
 from benchmarks.overlap.results import (
     CHAIN,
     CHAIN_BOTH,
+    FATES,
     ON_ONE_CORE,
     OVERLAP_CHAIN,
     OVERLAP_TREE,
@@ -111,6 +112,7 @@ def _speeds(result: GroupResult) -> tuple[Sequence[str], list[list[str]]]:
 def _times(result: GroupResult) -> tuple[Sequence[str], list[list[str]]]:
     columns = ["arm, round trip", "tokens a step", "drafted a step", "kept", "target idle", "draft idle", "hits"]
     columns += ["held, ms a step", "draft's step, ms (rows)", "draft's bytes a token", "gateway's bytes a token"]
+    columns += [f"{fate} nodes a token" for fate in FATES]
     rows = []
     for cell in result.cells():
         drafted, steps, kept = cell.total("num_drafted"), cell.total("num_steps"), cell.total("num_accepted")
@@ -121,7 +123,7 @@ def _times(result: GroupResult) -> tuple[Sequence[str], list[list[str]]]:
             _share(kept / drafted if drafted else None),
         ]
         row += [_share(cell.idle("target")), _share(cell.idle("draft")) if drafted else ""]
-        row += _of_services(cell) if cell.arm in SPLIT else [""] * 5
+        row += _of_services(cell) if cell.arm in SPLIT else [""] * (5 + len(FATES))
         rows.append(row)
     return columns, rows
 
@@ -133,7 +135,8 @@ def _of_services(cell: Cell) -> list[str]:
     held = f"{1e3 * cell.total('held') / steps:.2f}" if cell.arm in OVERLAPPED else ""
     drafting = f"{1e3 * cell.total('draft_busy') / draft_steps:.2f} ({cell.draft_rows:.1f})" if draft_steps else ""
     num_bytes = [f"{cell.total(f'{part}_bytes') / num_ids:.0f}" for part in ("draft", "gateway")]
-    return [_share(cell.hit_rate), held, drafting, *num_bytes]
+    parked = [f"{cell.total(f'parked_{fate}') / num_ids:.1f}" if cell.arm in OVERLAPPED else "" for fate in FATES]
+    return [_share(cell.hit_rate), held, drafting, *num_bytes, *parked]
 
 
 def _share(value: float | None) -> str:
