@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.common import DEMO_TARGET, HELD_OUT, Report, of_all_kinds, parser, read_prompts
 from benchmarks.overlap.checkouts import checkout_of, this_checkout
-from benchmarks.overlap.groups import ROUND_TRIPS, Group, all_groups
+from benchmarks.overlap.groups import GREEDY, ROUND_TRIPS, Group, all_groups, seed_of
 from benchmarks.overlap.measuring import measure
 from benchmarks.overlap.results import GroupResult, read, save
 from benchmarks.overlap.table import FAR_OFF, MARK, add_group, add_summary
@@ -33,7 +33,6 @@ BASE = "b67880c"
 """The commit before the round was rebuilt."""
 FOLDER = "overlap"
 """Of the results', with a file for each group and the traces that the simulation runs on."""
-TRACE_PROMPTS = 24
 
 
 def options_of() -> argparse.Namespace:
@@ -47,7 +46,6 @@ def options_of() -> argparse.Namespace:
         repetitions=5,
         tune_prompts=3,
         round_trips=list(ROUND_TRIPS),
-        trace_tokens=96,
     )
     made.add_argument("--groups", nargs="+", default=names, choices=names, help="to measure; all by default")
     made.add_argument("--base", default=os.environ.get("BASE") or BASE, help="commit of the round before; or BASE")
@@ -91,8 +89,11 @@ def main() -> int:
 
 
 def traces_of(group: Group, options: argparse.Namespace) -> Traces:
-    prompts = tokenized(TRACE_PROMPTS, options.prompt_tokens)
-    return traces(group, prompts, options.trace_tokens, options.results / FOLDER)
+    """Return traces along the texts that are measured."""
+    prompts = tokenized(options.prompts, options.prompt_tokens)
+    repetitions = range(1 if group.rule == GREEDY else options.repetitions)
+    tasks = [(prompt, seed_of(each, index)) for each in repetitions for index, prompt in enumerate(prompts)]
+    return traces(group, tasks, options.max_tokens, options.results / FOLDER)
 
 
 def write_report(found: list[GroupResult], options: argparse.Namespace) -> int:

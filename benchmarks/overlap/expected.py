@@ -44,11 +44,14 @@ def target_service_s(result: GroupResult, cell: Cell) -> float:
 
 
 def draft_service_s(result: GroupResult, cell: Cell) -> float:
-    """Return what a step of the draft took more in its service than it should, by its mean number of rows."""
+    """Return what a step of the draft took more in its service than it should, by its mean number of rows: the longer
+    of the step itself and of all that its process computed, messages included.
+    """
     num_steps = cell.total("draft_steps")
     if not num_steps:
         return 0.0
-    return max(0.0, cell.total("draft_busy") / num_steps - result.costs.draft_s(round(cell.draft_rows)))
+    took_s = max(cell.total("draft_busy"), cell.total("draft_cpu")) / num_steps
+    return max(0.0, took_s - result.costs.draft_s(round(cell.draft_rows)))
 
 
 def estimate(result: GroupResult, traces: Traces, cell: Cell) -> Estimate | None:

@@ -73,6 +73,11 @@ class Group:
         return folder
 
 
+def seed_of(repetition: int, index: int) -> int:
+    """Return the seed of a prompt's answers in a repetition, the same for all arms."""
+    return 1000 * repetition + index
+
+
 def all_groups() -> list[Group]:
     """Return every group, the middle cost first: it says the most."""
     groups = list[Group]()

@@ -15,13 +15,14 @@ from benchmarks.overlap import simulation
 from benchmarks.overlap.checkouts import Checkout
 from benchmarks.overlap.costs import Costs
 from benchmarks.overlap.expected import draft_service_s, service_costs
-from benchmarks.overlap.groups import Group
+from benchmarks.overlap.groups import Group, seed_of
 from benchmarks.overlap.results import (
     CHAIN,
     CHAIN_BOTH,
     FATES,
     OVERLAP_CHAIN,
     OVERLAP_TREE,
+    PARTS,
     PLAIN,
     PLAIN_BOTH,
     PLAIN_LEASE,
@@ -158,7 +159,7 @@ class Arms:
 
     def answer_locally(self, arm: str, repetition: int, index: int) -> None:
         pair, shape = self.local_arms()[arm]
-        made = self._colocated(pair, self.prompts[index], 1000 * repetition + index, shape)
+        made = self._colocated(pair, self.prompts[index], seed_of(repetition, index), shape)
         self.result.answers.append(measured_locally(arm, repetition, index, made))
 
     async def answer_split(self, arm: str, round_trip: float, repetition: int, index: int, max_tokens: int) -> Measured:
@@ -172,7 +173,7 @@ class Arms:
             temperature=self.group.temperature,
             max_tokens=max_tokens,
             speculation=speculation,
-            seed=1000 * repetition + index,
+            seed=seed_of(repetition, index),
             on_round=lambda _, item: arrived.append((time.perf_counter(), item)),
         )
         arrived = [each for each in arrived if each[1].tokens]
@@ -239,6 +240,7 @@ def counted(after: Counts, before: Counts) -> dict[str, float]:
     worker = "outrider_worker_"
     found = {f"{part}_busy": grown(part, f"{worker}busy_seconds_total") for part in ("target", "draft")}
     found |= {f"{part}_steps": grown(part, f"{worker}batch_size_count") for part in ("target", "draft")}
+    found |= {f"{part}_cpu": grown(part, "process_cpu_seconds_total") for part in PARTS}
     found["draft_nodes"] = grown("draft", f"{worker}steps_total", kind="grow")
     found["hits"] = grown("gateway", "spec_lookup_total", result="hit")
     found["misses"] = grown("gateway", "spec_lookup_total", result="miss")

@@ -21,6 +21,7 @@ LOCAL = (PLAIN, CHAIN, TREE, PLAIN_BOTH, CHAIN_BOTH)
 ON_ONE_CORE = (PLAIN, CHAIN, TREE)
 """Those on the target's own core."""
 OVERLAPPED = (OVERLAP_CHAIN, OVERLAP_TREE)
+PARTS = ("target", "draft", "gateway")
 FATES = ("verified", "late", "pruned")
 """Of delivered nodes, by what became of them, of those that are told."""
 SPLIT = (PLAIN_TODAY, PLAIN_LEASE, TODAY, *OVERLAPPED)

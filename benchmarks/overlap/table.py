@@ -16,6 +16,7 @@ from benchmarks.overlap.results import (
     OVERLAP_CHAIN,
     OVERLAP_TREE,
     OVERLAPPED,
+    PARTS,
     PLAIN,
     PLAIN_BOTH,
     PLAIN_LEASE,
@@ -112,7 +113,7 @@ def _speeds(result: GroupResult) -> tuple[Sequence[str], list[list[str]]]:
 def _times(result: GroupResult) -> tuple[Sequence[str], list[list[str]]]:
     columns = ["arm, round trip", "tokens a step", "drafted a step", "kept", "target idle", "draft idle", "hits"]
     columns += ["held, ms a step", "draft's step, ms (rows)", "draft's bytes a token", "gateway's bytes a token"]
-    columns += [f"{fate} nodes a token" for fate in FATES]
+    columns += [*(f"{fate} nodes a token" for fate in FATES), *(f"CPU of the {part}, ms a token" for part in PARTS)]
     rows = []
     for cell in result.cells():
         drafted, steps, kept = cell.total("num_drafted"), cell.total("num_steps"), cell.total("num_accepted")
@@ -123,7 +124,7 @@ def _times(result: GroupResult) -> tuple[Sequence[str], list[list[str]]]:
             _share(kept / drafted if drafted else None),
         ]
         row += [_share(cell.idle("target")), _share(cell.idle("draft")) if drafted else ""]
-        row += _of_services(cell) if cell.arm in SPLIT else [""] * (5 + len(FATES))
+        row += _of_services(cell) if cell.arm in SPLIT else [""] * (5 + len(FATES) + len(PARTS))
         rows.append(row)
     return columns, rows
 
@@ -136,7 +137,8 @@ def _of_services(cell: Cell) -> list[str]:
     drafting = f"{1e3 * cell.total('draft_busy') / draft_steps:.2f} ({cell.draft_rows:.1f})" if draft_steps else ""
     num_bytes = [f"{cell.total(f'{part}_bytes') / num_ids:.0f}" for part in ("draft", "gateway")]
     parked = [f"{cell.total(f'parked_{fate}') / num_ids:.1f}" if cell.arm in OVERLAPPED else "" for fate in FATES]
-    return [_share(cell.hit_rate), held, drafting, *num_bytes, *parked]
+    computed = [_ms(cell.total(f"{part}_cpu") / num_ids) for part in PARTS]
+    return [_share(cell.hit_rate), held, drafting, *num_bytes, *parked, *computed]
 
 
 def _share(value: float | None) -> str:

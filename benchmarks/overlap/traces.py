@@ -67,12 +67,16 @@ class Traces:
         return found
 
 
-def traces(group: Group, prompts: Sequence[Sequence[int]], num_tokens: int, folder: Path) -> Traces:
+Task = tuple[Sequence[int], int]
+"""Prompt and seed."""
+
+
+def traces(group: Group, tasks: Sequence[Task], num_tokens: int, folder: Path) -> Traces:
     """Return the traces of a group's law, recorded into the folder of the groups' files when they are not there yet."""
     path = folder / f"traces-{group.law}.npz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _save(path, record(group, prompts, num_tokens))
+        _save(path, record(group, tasks, num_tokens))
     with np.load(path) as stored:
         return Traces(**{each.name: stored[each.name] for each in fields(Traces)})
 
@@ -81,11 +85,11 @@ def _save(path: Path, made: Traces) -> None:
     np.savez_compressed(path, **{each.name: getattr(made, each.name) for each in fields(Traces)})
 
 
-def record(group: Group, prompts: Sequence[Sequence[int]], num_tokens: int) -> Traces:
+def record(group: Group, tasks: Sequence[Task], num_tokens: int) -> Traces:
     """Run the demo pair over the prompts."""
     target, draft = load(str(DEMO_TARGET)), load(str(DEMO_DRAFT))
     pair, kept, guesses = Pair(target, draft), list[Ints](), list[Ints]()
-    for seed, prompt in enumerate(prompts):
+    for prompt, seed in tasks:
         params = group.params(seed, num_tokens + MAX_CHAIN + 1)
         text = [*prompt, *pair.answer(prompt, params, 0).ids]
         along = _along_ranks if group.determined else _along_chains
