@@ -29,7 +29,7 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
-from target_service.jobs import DeliverJob, Verdict, VerifyJob
+from target_service.jobs import Verdict, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.verifier import Verifier
@@ -134,7 +134,7 @@ class Target(Base):
         elif len(ids) % 2 and self.drafter is None:  # the last token again is right sometimes
             parents, kinds = [PATH_END, 0, 1], [NodeKind.GUESS] * 3
             nodes = Nodes(slot, len(ids), (), [ids[-1]] * 3, parents, [0] * 3, kinds, [0] * 3, None, num_bytes=12)
-            self.verifier.handle(DeliverJob(nodes))
+            self.verifier.deliver(nodes)
 
     def step(self) -> bool:
         """Take a step. Return False when nothing is left to do."""
