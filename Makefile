@@ -127,7 +127,12 @@ coupled-parity: $(STAMP)
 bench-never-slower: $(STAMP)
 	$(BIN)/python -m benchmarks.never_slower $(ARGS)
 
-.PHONY: bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
+# Overlapped rounds beside the same pair in one process and the round before: half an hour a group, one file each.
+# make bench-overlap BASE=COMMIT ARGS='--groups 0.1-greedy-0'
+bench-overlap: $(STAMP)
+	BASE=$(BASE) $(BIN)/python -m benchmarks.overlap $(ARGS)
+
+.PHONY: bench-overlap bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from outrider.engine.speculation.nodes import Nodes
 from outrider.engine.worker.jobs import JobError
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -52,14 +51,6 @@ class ExtendJob:
     slot_id: int
     ticket: int
     until_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeliverJob:
-    """Park what a draft delivered."""
-
-    nodes: Nodes
-    arrived_s: float
 
 
 @dataclass(frozen=True, slots=True)

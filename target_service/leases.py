@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +23,7 @@ log = get_logger(__name__)
 
 
 class Leases:
-    """At most one a slot. Its size may be read from other threads."""
+    """At most one a slot. Its size may be read from other threads, and deliveries left for it by any."""
 
     def __init__(self, max_bytes: int, metrics: WorkerMetrics, answer: Callable[[Callable[[], None]], None]) -> None:
         """max_bytes: what all that is parked may take; each slot has an equal share. answer: posts an answer."""
@@ -31,6 +33,7 @@ class Leases:
         self._opened: dict[SlotKey, tuple[Speculation, Drafter | None]] = {}
         self._leases: dict[SlotKey, Lease] = {}
         self._by_ticket: dict[int, Lease] = {}
+        self._delivered: deque[tuple[Nodes, float]] = deque()
         self._shares: dict[tuple[Any, ...], RankShares] = {}
 
     def __len__(self) -> int:
@@ -75,8 +78,23 @@ class Leases:
             lease.ready_s = now
         lease.until_len = job.until_len
 
-    def deliver(self, nodes: Nodes, arrived_s: float) -> None:
-        """Park what a draft delivered, under the lease that it names."""
+    def leave(self, nodes: Nodes) -> None:
+        """Leave what a draft delivered for the engine thread to take in, from any thread."""
+        self._delivered.append((nodes, time.monotonic()))
+
+    def take_delivered(self, *, in_step: bool = False) -> None:
+        """Park what was left. in_step: what came while a step ran, which lies ready for the next when this one commits;
+        of what is for no lease yet, a Verify may be waiting to be handled.
+        """
+        for _ in range(len(self._delivered)):
+            nodes, arrived_s = self._delivered.popleft()
+            if in_step and nodes.ticket not in self._by_ticket:
+                self._delivered.append((nodes, arrived_s))
+            else:
+                self._deliver(nodes, arrived_s)
+
+    def _deliver(self, nodes: Nodes, arrived_s: float) -> None:
+        """Park nodes under the lease that they name."""
         lease = self._by_ticket.get(nodes.ticket)
         if lease is None:
             self._count("expired", len(nodes.ids))

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
 
-from outrider.engine.speculation.nodes import from_proto
+from outrider.engine.speculation.nodes import Nodes, from_proto
 from outrider.engine.worker.worker_service import Respond, WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
-from target_service.jobs import DeliverJob, ExtendJob, RefusedDelivery, Verdict, VerifyJob
+from target_service.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     """Serves a target's RPCs."""
 
-    def __init__(self, service: WorkerService, vocab_size: int) -> None:
+    def __init__(self, service: WorkerService, vocab_size: int, leave: Callable[[Nodes], None]) -> None:
+        """leave: leaves what a draft delivered for the engine."""
         self._service = service
         self._vocab_size = vocab_size
+        self._leave = leave
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:
         return self._service.info()
@@ -69,7 +71,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         except BadTensor as error:
             self._service.engine.submit(RefusedDelivery(item.ticket, str(error)))
             return False
-        self._service.engine.submit(DeliverJob(nodes, time.monotonic()))
+        self._leave(nodes)
+        self._service.engine.submit(None)  # wakes it
         return True
 
 

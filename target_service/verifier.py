@@ -29,7 +29,6 @@ from target_service.decide import decide
 from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
 from target_service.jobs import (
-    DeliverJob,
     ExtendJob,
     Finish,
     Logprobs,
@@ -119,8 +118,6 @@ class Verifier:
 
     def handle(self, job: object) -> None:
         match job:
-            case DeliverJob(nodes, arrived_s):
-                self._leases.deliver(nodes, arrived_s)
             case ExtendJob():
                 self._leases.extend(job, time.monotonic())
             case VerifyJob():
@@ -185,6 +182,7 @@ class Verifier:
 
     def step(self, now: float) -> bool:
         """Run one forward over every slot whose lease runs, and the pieces of prompts that fit beside them."""
+        self._leases.take_delivered()
         running = self._leases.running()
         fed = self._in_step = [lease for lease in running if not needs_prefill(lease.slot)]
         found = self._going([self._drafts.candidates(lease) for lease in fed], now)
@@ -271,6 +269,7 @@ class Verifier:
         except NonFiniteLogits as error:
             return self._decide_without(error, going, logits, started)
         forwarded, ended = started + self._runner.forward_s(), time.monotonic()
+        self._leases.take_delivered(in_step=True)
         return sum(
             self._commit(lease, r, own, self._timings(lease, started, forwarded, ended))
             for (lease, r), own in zip(going, decided, strict=True)

@@ -32,7 +32,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
-from target_service.jobs import DeliverJob, Fallback, Verdict, VerifyJob
+from target_service.jobs import Fallback, Verdict, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.rows import MOST_HOLD_S
@@ -156,7 +156,7 @@ class Target(Base):
         parents = list(range(TREE_ROOT, num - 1)) if parents is None else parents
         ranks, kinds = [parents[:node].count(parent) for node, parent in enumerate(parents)], [NodeKind.GUESS] * num
         nodes = Nodes(slot, root_len, ids, parents, ranks, kinds, None, num_bytes=4 * num)
-        self.verifier.handle(DeliverJob(nodes, time.monotonic()))
+        self.leases.leave(nodes)
 
     def step(self) -> bool:
         """Take a step. Return False when nothing is left to do."""
@@ -299,6 +299,25 @@ def test_what_is_named_is_waited_for_and_again_once_something_has_come_late(runn
     assert target.step_after(0.5 * MOST_HOLD_S)
     verdict = target.verdicts[-1]
     assert (verdict.num_drafted, verdict.num_wasted, verdict.fallback, len(target.verdicts)) == (2, 2, None, 3)
+
+
+def test_what_comes_while_a_step_runs_lies_ready_for_the_next(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, target, forward = Fixed(runner), Fixed(runner), runner.forward
+    assert before.step_after(MOST_HOLD_S)
+    said = before.ids[0][NUM_PROMPT]
+    runner.set_pool(target.pool)
+
+    def meanwhile(rows: Any) -> Any:
+        target.deliver(0, NUM_PROMPT, [said, 1, 1])
+        return forward(rows)
+
+    monkeypatch.setattr(runner, "forward", meanwhile)
+    assert target.step_after(MOST_HOLD_S) and target.ids[0][NUM_PROMPT] == said
+    monkeypatch.setattr(runner, "forward", forward)
+    assert target.slot_lease.hit and target.step_after(0.0)
+    assert (target.verdicts[-1].num_drafted, target.verdicts[-1].hit) == (2, True)
 
 
 class FixedTree(Fixed):
