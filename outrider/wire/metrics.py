@@ -111,7 +111,10 @@ class GatewayMetrics:
         """sum(rate(spec_emitted_tokens_total[5m])) / (sum(rate(spec_rounds_total[5m])) +
         sum(rate(spec_plain_steps_total[5m]))): tokens that an answer gets from a pass of the target."""
         self.drafted_per_position = Counter(
-            "spec_drafted_per_position", "Chains' draft tokens verified, by position.", [*_PAIR, "position"], registry=r
+            "spec_drafted_per_position",
+            "Draft tokens verified, by position; a tree's count as one at each.",
+            [*_PAIR, "position"],
+            registry=r,
         )
         """Share of the drafts at a position that were kept, with all before them:
         rate(spec_accepted_per_position_total{position="0"}[5m]) /
