@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,8 @@ POISON = "poison"
 class Worker:
     """Steps once after each job that it has taken in."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: EngineThread) -> None:
+        self.engine = engine
         self.waiting: list[Any] = []
 
     def handle(self, job: Any) -> None:
@@ -26,7 +28,7 @@ class Worker:
     def step(self, now: float) -> bool:
         jobs, self.waiting = self.waiting, []
         for job in jobs:
-            job.respond("done")
+            self.engine.answer(partial(job.respond, "done"))
         return bool(jobs)
 
     def next_wake(self) -> float | None:
@@ -44,7 +46,7 @@ def run(texts: list[str]) -> tuple[BaseException | None, list[Any]]:
         for call in calls:
             call()
 
-    engine = EngineThread(lambda _: Worker(), post)
+    engine = EngineThread(Worker, post)
     engine.start()
     for text in texts:
         engine.submit(SimpleNamespace(text=text, respond=answers.append))

@@ -177,6 +177,7 @@ class EngineThread:
             worked = self._step()
             if not worked:
                 self.flush()
+        self.flush()
 
     def _step(self) -> bool:
         started_s = time.monotonic()
