@@ -25,7 +25,7 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.speculation import Speculation
-from target_service.jobs import DeliverJob, ExtendJob, VerifyJob
+from target_service.jobs import ExtendJob, VerifyJob
 from target_service.worker import start_worker as start_target
 from tests.tiny_models import perturbed_copy, tiny_llama
 
@@ -116,7 +116,7 @@ class Pair:
         for slot, ids in slots.items():
             self.target.handle(ExtendJob(OWNER, slot, slot, len(ids) + 1))
         for nodes in self.delivered:
-            self.target.handle(DeliverJob(nodes, time.monotonic()))
+            self.target.worker._leases.leave(nodes)
         self.delivered.clear()
         while len(self._verdicts) < len(slots):
             assert self.target.step()
