@@ -111,11 +111,14 @@ class TableDrafter:
 
     takes_trees = True
 
-    def __init__(self, keeper: SlotKeeper[BareSlot], vocab_size: int) -> None:
+    def __init__(self, keeper: SlotKeeper[BareSlot], vocab_size: int, flush: Callable[[], None]) -> None:
+        """flush: lets what is to be sent leave."""
         self._keeper = keeper
         self._vocab_size = vocab_size
+        self._flush = flush
 
     def say(self, wanted: Sequence[tuple[Growing, Sequence[Node]]], now: float) -> Sequence[Said] | None:
+        self._flush()  # no forward does, and with enough slots one always grows
         said = list[Said]()
         for growing, nodes in wanted:
             slot, tree = growing.slot, growing.tree

@@ -54,7 +54,7 @@ def _with_tables(base: Base[TableState]) -> Parts:
     from draft_service.tables import TableDrafter
 
     vocab_size = base.loaded.vocabulary.size
-    return _parts(base, vocab_size, lambda growing: TableDrafter(base.keeper, vocab_size))
+    return _parts(base, vocab_size, lambda growing: TableDrafter(base.keeper, vocab_size, base.engine.flush))
 
 
 def _parts(base: Base[Any], vocab_size: int, make_drafter: MakeDrafter) -> Parts:

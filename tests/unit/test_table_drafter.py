@@ -49,13 +49,17 @@ class Draft:
         slots = OpenSlots[BareSlot](partial(TableSlot, drafter), 4, 99)
         keeper = SlotKeeper(slots, engine, metrics, VOCAB_SIZE, ())
         self.grower = Grower(
-            lambda growing: TableDrafter(keeper, VOCAB_SIZE), keeper, engine, self.take, metrics, VOCAB_SIZE
+            lambda growing: TableDrafter(keeper, VOCAB_SIZE, self.flush), keeper, engine, self.take, metrics, VOCAB_SIZE
         )
+        self.num_flushes = 0
         self.committed, self.parked, self.said = list(prompt), Parked(), list[Any]()
         made = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, **params})
         rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "deliver_to": "target:1"}
         self.grower.handle(OpenJob(1, 1, tuple(prompt), len(prompt), made, self.said.append, **rest))
         self.commit([])
+
+    def flush(self) -> None:
+        self.num_flushes += 1
 
     def take(self, address: str, epoch: int, nodes: Nodes) -> None:
         self.parked.insert(nodes, self.committed, 1 << 20)
@@ -66,8 +70,10 @@ class Draft:
         self.committed += ids
         self.parked.advance(ids, None)
         self.grower.handle(AdvanceJob(1, 1, 1, base_len, tuple(ids)))
+        num_steps, self.num_flushes = 1, 0
         while self.grower.step(time.monotonic()):
-            pass
+            num_steps += 1
+        assert self.num_flushes == num_steps, "what one step made waits for no rest that may not come"
         return self.chain
 
     @property
