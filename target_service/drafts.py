@@ -107,7 +107,11 @@ class Drafts:
         for shares, is_tried in ((lease.shares, r.drafter is Drafter.MODEL), (lease.own_shares, r.drafter is not None)):
             if not is_tried:
                 shares.forget()
-        self._count("pruned", lease.parked.advance(ids, lease.shares.note if determined else None))
+        committed_len = len(lease.slot.committed) - len(ids)
+        given_up, late = lease.parked.advance(ids, committed_len, lease.shares.note if determined else None)
+        self._count("pruned", given_up)
+        self._count("late", late)
+        lease.num_wasted += late
         num_wasted, lease.num_wasted = lease.num_wasted, 0
         lease.goes_on(now)
         return num_wasted

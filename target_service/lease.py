@@ -81,11 +81,6 @@ class Lease:
             took_s = max(0.0, arrived_s - lacked_s)
             self.eta_s = took_s if self.eta_s is None else self.eta_s + ETA_WEIGHT * (took_s - self.eta_s)
 
-    @property
-    def lacks(self) -> bool:
-        """Whether nothing lay ready for the next step, and nothing has come since."""
-        return len(self.slot.committed) in self.lacked
-
 
 @dataclass(frozen=True)
 class Ready:

@@ -91,16 +91,16 @@ class Leases:
             if in_step and nodes.ticket not in self._by_ticket:
                 self._delivered.append((nodes, arrived_s))
             else:
-                self._deliver(nodes, arrived_s)
+                self._deliver(nodes, arrived_s, in_step)
 
-    def _deliver(self, nodes: Nodes, arrived_s: float) -> None:
+    def _deliver(self, nodes: Nodes, arrived_s: float, in_step: bool) -> None:
         """Park nodes under the lease that they name."""
         lease = self._by_ticket.get(nodes.ticket)
         if lease is None:
             self._count("expired", len(nodes.ids))
             return
         most_bytes = self._max_bytes // max(1, len(self._leases))
-        inserted = lease.parked.insert(nodes, lease.slot.committed, most_bytes)
+        inserted = lease.parked.insert(nodes, lease.slot.committed, most_bytes, in_step=in_step)
         lease.num_wasted += inserted.num_late
         self._count("late", inserted.num_late)
         self._count("pruned", inserted.num_dropped)

@@ -35,6 +35,8 @@ class ParkedNode:
     """By token id."""
     ended: bool = False
     """Nothing that is waited for will follow it."""
+    missed_len: int | None = None
+    """Committed tokens of the step that was running when it came."""
 
     def drawn(self) -> list[ParkedNode]:
         """Return its LAW children in the order in which they were drawn."""
@@ -66,8 +68,10 @@ class Parked:
         self.num_nodes = 0
         self.num_bytes = 0
 
-    def insert(self, nodes: Nodes, committed: Sequence[int], most_bytes: int) -> Inserted:
-        """Take in what a draft delivered. committed: the slot's tokens; most_bytes: what the slot may hold."""
+    def insert(self, nodes: Nodes, committed: Sequence[int], most_bytes: int, *, in_step: bool = False) -> Inserted:
+        """Take in what a draft delivered. committed: the slot's tokens; most_bytes: what the slot may hold; in_step: a
+        step is running, which verifies without it.
+        """
         num_committed, is_known = len(committed), [kind is NodeKind.KNOWN for kind in nodes.kinds]
         num_bytes = -(-nodes.num_bytes // max(1, is_known.count(False)))
         places: dict[int, Place | None] = {TREE_ROOT: None}
@@ -87,7 +91,9 @@ class Parked:
             child = parent.children.get(token_id)
             if child is None and not is_known[index]:
                 child = self._add(parent, nodes, index, row_of.get(parent_index), num_bytes, most_bytes)
-                new += child is not None
+                if child is not None:
+                    new += 1
+                    child.missed_len = num_committed if in_step else None
             if child is not None:
                 places[index] = (length + 1, child)
         for index in nodes.ends:
@@ -116,12 +122,15 @@ class Parked:
         self.num_bytes += num_bytes
         return child
 
-    def advance(self, ids: Sequence[int], note: Callable[[int | None], None] | None) -> int:
-        """Go on under the tokens just committed; return how many nodes are given up, those on the path not counted.
+    def advance(
+        self, ids: Sequence[int], committed_len: int, note: Callable[[int | None], None] | None
+    ) -> tuple[int, int]:
+        """Go on under the tokens just committed by a step behind committed_len others. Return how many nodes are given
+        up, those on the path not counted, and how many of these came while it ran.
 
         note: is told the rank of what came, or None, for each node that had children.
         """
-        node, before, num_path = self.root, self.num_nodes, 0
+        node, before, num_path, num_late = self.root, self.num_nodes, 0, 0
         for token_id in ids:
             child = node.children.get(token_id)
             if note is not None and node.children:
@@ -131,10 +140,11 @@ class Parked:
                 break
             node = child
             num_path += 1
+            num_late += node.missed_len == committed_len and node.kind is not NodeKind.KEY
         self.root = node
         below = [each for each in _all(node) if each is not node]
         self.num_nodes, self.num_bytes = len(below), sum(each.num_bytes for each in below)
-        return before - self.num_nodes - num_path
+        return before - self.num_nodes - num_path, num_late
 
     @property
     def ended(self) -> bool:

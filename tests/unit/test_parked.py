@@ -98,21 +98,28 @@ class TestAdvance:
         parked, seen = Parked(), list[int | None]()
         parked.insert(chain(3, [], [1, 2, 3]), COMMITTED, PLENTY)
         parked.insert(chain(3, [1], [5, 6]), COMMITTED, PLENTY)
-        assert parked.advance([1, 5], note=seen.append) == 2
+        assert parked.advance([1, 5], 3, seen.append) == (2, 0)
         assert ids_of(parked.chain(9)) == [6] and (parked.num_nodes, seen) == (1, [0, 0])
-        assert parked.advance([9], note=seen.append) == 1
+        assert parked.advance([9], 5, seen.append) == (1, 0)
         assert parked.num_nodes == parked.num_bytes == 0 and seen[-1] is None
+
+    def test_what_came_while_the_step_ran_is_late_on_the_path_of_that_step_alone(self) -> None:
+        parked = Parked()
+        parked.insert(chain(3, [], [1]), COMMITTED, PLENTY)
+        parked.insert(chain(3, [1], [2, 3]), COMMITTED, PLENTY, in_step=True)
+        assert parked.advance([1, 2], 3, None) == (0, 1)
+        assert parked.advance([3], 5, None) == (0, 0)
 
     def test_a_chain_goes_on_under_a_bonus_token_and_below_a_key(self) -> None:
         parked = Parked()
         parked.insert(chain(3, [], [1, 2], NodeKind.LAW), COMMITTED, PLENTY)
-        parked.advance([1], note=None)
+        parked.advance([1], 3, None)
         assert ids_of(parked.chain(9)) == [2]
         parked = Parked()
         parked.insert(chain(3, [], [5], NodeKind.KEY), COMMITTED, PLENTY)
         parked.insert(chain(3, [5], [6], NodeKind.LAW), COMMITTED, PLENTY)
         assert parked.chain(9) == []  # a key is never verified
-        parked.advance([5], note=None)
+        parked.advance([5], 4, None)
         assert ids_of(parked.chain(9)) == [6]
 
 
@@ -144,7 +151,7 @@ class TestEnds:
     def test_it_goes_with_the_tree(self) -> None:
         parked = Parked()
         parked.insert(chain(3, [], [1], ends=(TREE_ROOT,)), COMMITTED, PLENTY)
-        parked.advance([1], note=None)
+        parked.advance([1], 3, None)
         assert not parked.ended
 
 
