@@ -357,11 +357,11 @@ class Draft(Base):
 
     def sent(self, address: str, epoch: int, nodes: Nodes) -> None:
         paths: list[tuple[int, ...]] = []
-        for token_id, parent, kind in zip(nodes.ids, nodes.parents, nodes.kinds, strict=True):
+        for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
             before = () if parent == TREE_ROOT else paths[parent]
             paths.append((*before, token_id))
-            if kind in (NodeKind.GUESS, NodeKind.LAW):
-                self.grown[nodes.ticket].setdefault((nodes.root_len, *before), token_id)
+            if rank == 0 and kind in (NodeKind.GUESS, NodeKind.LAW):  # others are made when they turn likely
+                self.grown[nodes.ticket][(nodes.root_len, *before)] = token_id
 
     def run(self, temperature: float) -> dict[int, dict[tuple[int, ...], int]]:
         """Return what was proposed first after each path, by the committed length that it hangs under."""

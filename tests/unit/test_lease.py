@@ -28,7 +28,7 @@ class Course:
     def step(self, now: float) -> None:
         """A plain step ends, which commits token 1."""
         self.lease.slot.committed.append(1)
-        self.lease.parked.advance([1], None)
+        self.lease.parked.advance([1], len(self.lease.slot.committed) - 1, None)
         self.lease.goes_on(now)
 
     def deliver(self, root_len: int, now: float) -> None:
