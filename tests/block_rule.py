@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from outrider.engine.sampling.noise import Purpose
-
 
 def verdict(
     target: Sequence[np.ndarray],
     draft: Sequence[np.ndarray],
     draft_ids: Sequence[int],
-    u: Callable[[int, Purpose], float],
+    u: Callable[[int], float],
+    own: Callable[[int, np.ndarray], int],
 ) -> tuple[int, int]:
-    """Sun et al. 2025, Algorithm 2. target [K + 1] and draft [K] laws, [V] float64 each; u(j, purpose): the number of
-    the j-th position after the committed tokens -> (num_accepted, next id).
+    """Sun et al. 2025, Algorithm 2. target [K + 1] and draft [K] laws, [V] float64 each; u(j): the number that the j-th
+    position after the committed tokens is accepted with; own(j, weights): the target's own draw there
+    -> (num_accepted, next id).
     """
     num = len(draft_ids)
     p, left, chances = [1.0], list[np.ndarray](), list[float]()
@@ -26,10 +26,10 @@ def verdict(
     for n in range(1, num + 1):
         mass = left[n].sum() if n < num else 0.0
         chances.append(p[n] if n == num else mass / max(mass + 1 - p[n], 1e-300))
-    tau = max((n for n in range(1, num + 1) if u(n - 1, Purpose.ACCEPT) < chances[n - 1]), default=0)
+    tau = max((n for n in range(1, num + 1) if u(n - 1) < chances[n - 1]), default=0)
     if tau == num:
-        return num, drawn(target[num], u(num, Purpose.TARGET))
-    return tau, drawn(left[tau], u(tau, Purpose.RECOVER))
+        return num, own(num, target[num])
+    return tau, own(tau, left[tau])
 
 
 def drawn(weights: np.ndarray, u: float) -> int:

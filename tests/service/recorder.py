@@ -46,7 +46,7 @@ def first_chain(parts: list[tpb.Delivery], most: int, vocab_size: int = 320) -> 
     by_path = dict[tuple[int, ...], int]()  # the likeliest child of each path
     for part in parts:
         nodes = from_proto(part, vocab_size)
-        paths = [(*nodes.path,)]
+        paths: list[tuple[int, ...]] = [()]
         for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
             above = paths[parent + 1]
             paths.append((*above, token_id))

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from outrider.engine.sampling.coupled import uniforms
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.sampling.sampling import distributions
@@ -46,7 +47,7 @@ class ReferenceModel:
     def next_id(self, ids: Sequence[int], num_prompt: int, params: SamplingParams) -> int:
         """What a plain step answers."""
         law = self.laws(ids, num_prompt, params, [])[0]
-        return drawn(_probs(law), uniform(params, len(ids), len(ids), Purpose.TARGET))
+        return own_token(_probs(law), params, len(ids))
 
     def verdict(
         self,
@@ -60,13 +61,23 @@ class ReferenceModel:
         target = [_probs(row) for row in self.laws(ids, num_prompt, params, drafts)]
         draft, start = [_probs(row) for row in draft_log_probs[: len(drafts)]], len(ids)
         num, next_id = block_rule.verdict(
-            target, draft, drafts, lambda j, purpose: uniform(params, start, start + j, purpose)
+            target,
+            draft,
+            drafts,
+            lambda j: uniform(params, start, start + j, Purpose.ACCEPT),
+            lambda j, weights: own_token(weights, params, start + j),
         )
         return num, [*drafts[:num], next_id]
 
 
 def uniform(params: SamplingParams, committed_len: int, position: int, purpose: Purpose) -> float:
     return float(host_slot_uniforms([params], [committed_len], [position], [purpose])[0, 0])
+
+
+def own_token(weights: np.ndarray, params: SamplingParams, position: int) -> int:
+    """Gumbel-max with the position's numbers; weights [V] float64, not normalised."""
+    with np.errstate(divide="ignore"):
+        return int((np.log(weights) - np.log(-np.log(uniforms(params, position, weights.size)))).argmax())
 
 
 def draw(log_probs: torch.Tensor, u: float) -> int:
