@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from draft_service.growing import Growing
 from outrider.engine.model_runner import ModelRunner
@@ -29,13 +29,17 @@ class ModelDrafter:
         metrics: WorkerMetrics,
         max_prefill_tokens: int,
         growing: Mapping[SlotKey, Growing],
+        flush: Callable[[], None],
     ) -> None:
-        """growing: all slots of the worker, those whose prompt has to be read among them."""
+        """growing: all slots of the worker, those whose prompt has to be read among them. flush: lets what is to be
+        sent leave; called when the model is about to work.
+        """
         self.takes_trees = runner.supports_trees
         self._runner = runner
         self._keeper = keeper
         self._metrics = metrics
         self._growing = growing
+        self._flush = flush
         self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
 
     def say(self, wanted: Sequence[tuple[Growing, Sequence[Node]]], now: float) -> Sequence[Said] | None:
@@ -48,6 +52,7 @@ class ModelDrafter:
         rows = [_row(growing, nodes) for growing, nodes in running]
         if not rows and not turn.pieces:
             return () if turn.worked else None
+        self._flush()
         logits = self._runner.forward([*rows, *(piece.row for piece in turn.pieces)])  # [R, V] float32
         said = list[Said]()
         if rows:

@@ -5,6 +5,7 @@ Torch is imported inside `start_worker`, after the process has been pinned.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outrider.wire.settings.config import DraftConfig
@@ -12,8 +13,11 @@ from outrider.wire.transport.host import prepare_process
 
 if TYPE_CHECKING:
     from draft_service.grower import MakeDrafter
+    from draft_service.growing import Growing
+    from draft_service.model_drafter import ModelDrafter
     from draft_service.tables import TableState
     from outrider.engine.loading.loaded import Loaded
+    from outrider.engine.worker.jobs import SlotKey
     from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle
 
 
@@ -39,7 +43,11 @@ def _with_model(base: Base[Loaded]) -> Parts:
 
     loaded = base.loaded
     rest = (base.keeper, base.metrics, loaded.max_prefill_tokens)
-    return _parts(base, loaded.runner.facts.vocab_size, lambda growing: ModelDrafter(loaded.runner, *rest, growing))
+
+    def make_drafter(growing: Mapping[SlotKey, Growing]) -> ModelDrafter:
+        return ModelDrafter(loaded.runner, *rest, growing, base.engine.flush)
+
+    return _parts(base, loaded.runner.facts.vocab_size, make_drafter)
 
 
 def _with_tables(base: Base[TableState]) -> Parts:

@@ -64,14 +64,14 @@ class Drafts:
         return Candidates(lease, nodes, len(nodes) if num_fixed else 0)
 
     def lacking(self, found: Candidates) -> float | None:
-        """Return the chance that the next guess would be kept, where more may come than is here; None where not, or
-        where all that was named is here.
+        """Return the chance that the next guess would be kept, where the step might wait for it: none is here, or not
+        all that the request names. None where nothing more is to come.
         """
         lease, num_here = found.lease, len(found.nodes)
         if not lease.live or found.drafter is not Drafter.MODEL or num_here >= lease.room or lease.parked.ended:
             return None
         if not lease.speculation.is_fixed:
-            return lease.shares.share(0) ** (len(lease.parked.chain(lease.room)) + 1)
+            return None if num_here else lease.shares.share(0)
         tree = lease.speculation.tree
         wanted = lease.speculation.num_draft_tokens if tree is None else tree.most_nodes
         return 1.0 if num_here < min(wanted, lease.room) else None
@@ -81,7 +81,7 @@ class Drafts:
         lease, slot = found.lease, found.lease.slot
         refused = Fallback.REFUSED if lease.refused is not None else None
         if not count:
-            late = lease.held_s > 0.0 and lease.speculation.is_fixed and not lease.parked.ended
+            late = lease.held_from_s is not None and lease.speculation.is_fixed and not lease.parked.ended
             return Ready(slot, [], None, fallback=refused or (Fallback.LATE if late else None))
         try:
             return self._of_nodes(slot, found.nodes[:count], found.drafter)

@@ -46,14 +46,10 @@ class Lease:
     """By the length at which nothing lay ready and nothing has come since: when the slot could go on."""
     eta_s: float | None = None
     """How long after such a moment the first guesses usually come."""
-    gap_s: float | None = None
-    """How long after some the next ones usually come."""
-    arrived_s: float = 0.0
-    """When the last ones came."""
     hit: bool = False
     """Something lay ready then."""
-    held_s: float = 0.0
-    """How long the next step has been held back for it."""
+    held_from_s: float | None = None
+    """When the next step was first held back for guesses."""
     num_wasted: int = 0
     refused: str | None = None
     """What was wrong with a delivery since the last verdict."""
@@ -70,7 +66,7 @@ class Lease:
 
     def goes_on(self, now: float) -> None:
         """Note that the slot can take its next step."""
-        self.ready_s, self.held_s, self.refused = now, 0.0, None
+        self.ready_s, self.held_from_s, self.refused = now, None, None
         self.hit = bool(self.parked.chain(1))
         if not self.hit:
             self.lacked[len(self.slot.committed)] = now
@@ -82,27 +78,13 @@ class Lease:
         self.live = self.heard = True
         lacked_s = self.lacked.pop(root_len, None)
         if lacked_s is not None:
-            self.eta_s = _mean(self.eta_s, max(0.0, arrived_s - lacked_s))
-        elif self.arrived_s:
-            self.gap_s = _mean(self.gap_s, max(0.0, arrived_s - self.arrived_s))
-        self.arrived_s = arrived_s
+            took_s = max(0.0, arrived_s - lacked_s)
+            self.eta_s = took_s if self.eta_s is None else self.eta_s + ETA_WEIGHT * (took_s - self.eta_s)
 
     @property
     def lacks(self) -> bool:
         """Whether nothing lay ready for the next step, and nothing has come since."""
         return len(self.slot.committed) in self.lacked
-
-    @property
-    def next_s(self) -> tuple[float, float] | None:
-        """Return since when the next guesses are on their way, and how long that usually takes; None where that is not
-        known.
-        """
-        since_s, takes_s = (self.ready_s, self.eta_s) if self.lacks else (self.arrived_s, self.gap_s)
-        return None if takes_s is None else (since_s, takes_s)
-
-
-def _mean(before: float | None, new: float) -> float:
-    return new if before is None else before + ETA_WEIGHT * (new - before)
 
 
 @dataclass(frozen=True)

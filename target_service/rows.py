@@ -4,7 +4,8 @@ Rows are taken best first for as long as they make more tokens a second, by what
 machine. Under load no row is worth it any more, and the step is plain: that nothing is slower with drafts than without
 follows from this rule. A request that names how much is verified gets that whatever it costs.
 
-A step is held for guesses while those that are missing are worth more than the tokens that the wait costs.
+A step is held for guesses while those that are missing are worth more than the tokens that the wait costs. A slot
+whose request names how much is verified waits longer by itself, while the others go on.
 """
 
 from __future__ import annotations
@@ -66,18 +67,18 @@ class RowRule:
 
         lacking: each with the chance that its next guess would be kept.
         """
-        fixed = [lease.ready_s + MOST_HOLD_S for lease, _ in lacking if lease.speculation.is_fixed]
-        waited = [until for until in fixed if now < until]
-        if waited:
-            return max(waited)
-        coming = list[tuple[float, float, float]]()  # (until when, how long it usually takes, chance)
-        for lease, chance in lacking:
-            if not lease.speculation.is_fixed and lease.next_s is not None:
-                since_s, takes_s = lease.next_s
-                coming.append((since_s + _PATIENCE * takes_s, takes_s, chance))
-        coming = [each for each in coming if now < each[0]]
+        coming = [
+            (lease.ready_s + _PATIENCE * lease.eta_s, lease.eta_s, chance)
+            for lease, chance in lacking
+            if lease.eta_s is not None and now < lease.ready_s + _PATIENCE * lease.eta_s
+        ]
         if not coming or self._rate <= 0.0:
             return None
         until, takes_s, _ = min(coming)
         worth = sum(chance for *_, chance in coming)
         return until if worth / self._rate > takes_s else None
+
+
+def waits_until(lease: Lease) -> float:
+    """Return until when a slot whose request names how much is verified lets others go without it."""
+    return lease.ready_s + MOST_HOLD_S

@@ -41,7 +41,7 @@ from target_service.jobs import (
 from target_service.lease import Candidates, Lease, Ready
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
-from target_service.rows import RowRule
+from target_service.rows import RowRule, waits_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,6 @@ class Verifier:
         self._max_step_drafts = max_prefill_tokens  # the rest of a step goes plain: nobody is to wait longer for it
         self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None  # when to call `step` again, after one that held everything back
-        self._held_since = 0.0
         self._in_step: list[Lease] = []
         self._rows: dict[SlotKey, Row] = {}  # rows of the current step
         self._turn: Turn | None = None
@@ -188,11 +187,11 @@ class Verifier:
         """Run one forward over every slot whose lease runs, and the pieces of prompts that fit beside them."""
         running = self._leases.running()
         fed = self._in_step = [lease for lease in running if not needs_prefill(lease.slot)]
-        found = [self._drafts.candidates(lease) for lease in fed]
-        if self._held_back(found, now):
-            self._in_step = []
+        found = self._going([self._drafts.candidates(lease) for lease in fed], now)
+        self._in_step = [each.lease for each in found]
+        if not found and len(running) == len(fed) and self._held_until is not None:
             return False
-        num_tails = sum(len(lease.slot.committed) - len(lease.slot.cached) for lease in fed)
+        num_tails = sum(len(each.lease.slot.committed) - len(each.lease.slot.cached) for each in found)
         counts = self._rule.choose(found, num_tails, self._max_step_drafts)
         chosen = {each.lease.slot.key: (each, count) for each, count in zip(found, counts, strict=True)}
         turn = self._turn = self._turns.take(_requests(running, chosen), now, feed_all=True)
@@ -205,6 +204,7 @@ class Verifier:
         num_prompt_tokens = sum(p.row.num_new for p in turn.pieces)
         self._num_fed = (num_run_tokens + num_prompt_tokens, num_prompt_tokens, self._num_fed[2] + 1)
         started = time.monotonic()
+        self._engine.flush()  # the last verdicts leave while this runs
         logits = self._runner.forward(rows)  # [sum(K_b + 1), V] float32; pieces have none
         self._rows = {r.slot.key: row for (_, r), row in zip(going, rows, strict=False)}
         for _, r in going:
@@ -238,22 +238,27 @@ class Verifier:
             self._keeper.close(CloseJob(*piece.slot.key))
         self._in_step, self._rows, self._turn = [], {}, None
 
-    def _held_back(self, found: Sequence[Candidates], now: float) -> bool:
-        """Return whether the step waits for guesses. What is waited for in vain is not waited for again until some
-        come.
+    def _going(self, found: Sequence[Candidates], now: float) -> list[Candidates]:
+        """Return those that take this step: none while it is held for guesses, and not those that wait for theirs by
+        themselves. What is waited for in vain is not waited for again until something comes.
         """
+        self._held_until = None
+        if not found:
+            return []
         chances = [(each.lease, self._drafts.lacking(each)) for each in found]
         lacking = [(lease, chance) for lease, chance in chances if chance is not None]
-        was_held, self._held_until = self._held_until is not None, self._rule.hold_until(lacking, now)
+        self._held_until = self._rule.hold_until(lacking, now)
+        waiting = {lease.slot.key for lease, _ in lacking if lease.speculation.is_fixed and now < waits_until(lease)}
+        held = [each.lease for each in found if self._held_until is not None or each.lease.slot.key in waiting]
+        for lease in held:
+            lease.held_from_s = now if lease.held_from_s is None else lease.held_from_s
         if self._held_until is not None:
-            self._held_since = self._held_since if was_held else now
-            return True
-        if was_held:
-            for each in found:
-                each.lease.held_s = max(0.0, now - max(self._held_since, each.lease.ready_s))
-            for lease, _ in lacking:
-                lease.live = not lease.lacks and not lease.speculation.is_fixed
-        return False
+            return []
+        for lease, _ in lacking:
+            lease.live = lease.slot.key in waiting or lease.held_from_s is None
+        if waiting:
+            self._held_until = min(waits_until(lease) for lease in held)
+        return [each for each in found if each.lease.slot.key not in waiting]
 
     # commit
 
@@ -288,10 +293,9 @@ class Verifier:
         return self._decide([going[b] for b in sound], torch.cat([raw[b] for b in sound]), started)
 
     def _timings(self, lease: Lease, started: float, forwarded: float, ended: float) -> Timings:
-        queue_s = max(0.0, started - lease.ready_s - lease.held_s)
-        return Timings(
-            lease.held_s, queue_s, forwarded - started, ended - forwarded, len(self._in_step), *self._num_fed
-        )
+        held_s = 0.0 if lease.held_from_s is None else max(0.0, started - lease.held_from_s)
+        queue_s = max(0.0, started - lease.ready_s - held_s)
+        return Timings(held_s, queue_s, forwarded - started, ended - forwarded, len(self._in_step), *self._num_fed)
 
     def _commit(self, lease: Lease, r: Ready, decided: Decided, timings: Timings) -> int:
         slot = r.slot
@@ -349,7 +353,7 @@ def _requests(running: Sequence[Lease], chosen: dict[SlotKey, tuple[Candidates, 
         key, num_committed = lease.slot.key, len(lease.slot.committed)
         if key in chosen:
             found[key] = StepRequest(Want.STEP, num_committed + chosen[key][1])
-        else:
+        elif needs_prefill(lease.slot):
             found[key] = StepRequest(Want.PREFILL, num_committed)
     return found
 

@@ -121,7 +121,7 @@ def drafts() -> list[Panel]:
             "What became of delivered drafts",
             "Of the nodes that drafts deliver. verified: given to a step. late: right, and after their step. pruned: "
             "the answer went another way. refused: they broke a rule. expired: for no lease.",
-            [Query(f"sum by (fate) ({rate('outrider_worker_parked_tokens_total')})", "{{fate}}")],
+            [Query(f"sum by (fate) ({rate('spec_parked_tokens_total')})", "{{fate}}")],
             PER_S,
             stacked=True,
         ),

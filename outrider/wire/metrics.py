@@ -263,12 +263,13 @@ class WorkerMetrics:
         rate(outrider_worker_batch_size_count[5m]): mean length of a step."""
         self.proposals_refused = counter("proposals_refused", "Proposals refused: values, shape, epoch or length.")
         """rate(outrider_worker_proposals_refused_total[5m]) (target)"""
-        self.parked_tokens = counters("parked_tokens", "Delivered draft tokens, by what became of them.", "fate")
-        """sum by (fate) (rate(outrider_worker_parked_tokens_total[5m])): verified, late (on the committed path, after
+        parked = Counter("spec_parked_tokens", "Delivered draft tokens, by what became of them.", ["fate"], registry=r)
+        self.parked_tokens: _Bound[Counter] = _Bound(parked, {})
+        """sum by (fate) (rate(spec_parked_tokens_total[5m])): verified, late (on the committed path, after
         their step), pruned (the answer went another way), refused, expired (of no lease) (target)."""
         self.dropped_tokens = counters("dropped_draft_tokens", "Draft tokens never verified.", "why")
-        """sum by (why) (rate(outrider_worker_dropped_draft_tokens_total[5m])): late, refused, expired, ... (target);
-        backlog: no room for what a target does not read (draft)."""
+        """sum by (why) (rate(outrider_worker_dropped_draft_tokens_total[5m])): backlog, no room for what a target does
+        not read (draft)."""
         self.preemptions = counter("preemptions", "Slots whose KV blocks were taken away for another's need.")
         """rate(outrider_worker_preemptions_total[5m]): above 0, the KV cache is too small for the load."""
         self.slots_waiting = gauge("slots_waiting", "Slots with work that wait for KV blocks.")

@@ -38,8 +38,11 @@ UNDER_LEASES = (
     "other token a new segment begins. What is recovered is never the draft in whose place it comes, by block neither: "
     "no number that was looked at is looked at again.\n"
     "- *Keys*, the ids that the draft thinks the target may draw itself, are never verified. What follows a key is a "
-    "segment of its own: at numbers of the chain beside it block verification has looked.\n"
-    "- A state has one proposal. The longer of two would be chosen for its value.\n"
+    "segment of its own: at numbers of the chain beside it block verification has looked. The target draws its own "
+    "tokens, plain, bonus or recovered, with numbers of the position, which the draft knows and by which it ranks the "
+    "keys of a place; across places, and for what is drawn, they decide nothing.\n"
+    "- A state has one proposal. The longer of two would be chosen for its value. What the target drafts "
+    "itself is drawn with numbers of a purpose of their own.\n"
     "- Of siblings those count that have arrived, from the first that was drawn on.",
     "Outside of this promise is a draft that takes longer to send one token than another: that sleeps, or is stopped, "
     "between the draw and the push, by the value drawn. Such a delay shifts the law by at most the share of steps that "

@@ -15,6 +15,8 @@ from tests.stack import REPO
 
 DOCUMENT = REPO / "docs" / "architecture.md"
 MOST_ON_SPINE = 18
+MOST_IN_ROUND = 12
+OF_ROUND = ("gateway/rounds/", "draft_service/", "target_service/", "outrider/")
 LISTED = ("gateway/", "draft_service/", "target_service/")
 """Folders whose entered files must be on the page."""
 
@@ -37,6 +39,9 @@ class Page:
         found += [f"{path} is listed twice" for path in sorted(set(self.all)) if self.all.count(path) > 1]
         if len(self.spine) > MOST_ON_SPINE:
             found.append(f"the spine has {len(self.spine)} files, at most {MOST_ON_SPINE} are allowed")
+        of_round = [path for path in self.spine if path.startswith(OF_ROUND)]
+        if len(of_round) > MOST_IN_ROUND:
+            found.append(f"the round has {len(of_round)} files, at most {MOST_IN_ROUND} are allowed")
         everywhere = {path for files in entered.values() for path in files}
         found += [f"{path} is on the spine and was not entered" for path in self.spine if path not in everywhere]
         for path in sorted(everywhere - set(self.all)):
@@ -62,8 +67,9 @@ def _paths_between(text: str, name: str) -> list[str]:
 
 
 def _runs_in(path: str, module: str) -> bool:
-    """Shared files of the spine are the target's: that is where acceptance is."""
-    return path.startswith(f"{module}/") or (path.startswith("outrider/") and module == "target_service")
+    """Of the spine's shared files, drafting is the draft's and acceptance the target's."""
+    owner = "draft_service" if "/speculation/" in path else "target_service"
+    return path.startswith(f"{module}/") or (path.startswith("outrider/") and module == owner)
 
 
 def show(entered: dict[str, Entered], page: Page) -> None:
@@ -83,7 +89,8 @@ def show(entered: dict[str, Entered], page: Page) -> None:
     workers = [path for path in {**entered["draft_service"], **entered["target_service"]} if path.startswith(LISTED)]
     spine = [path for path in page.spine if any(path in files for files in entered.values())]
     print(f"\nOne chat enters {len(own)} files of the gateway and {len(workers)} of the two services;", end=" ")
-    print(f"{len(spine)} of {len(page.spine)} on the spine.")
+    of_round = sum(path.startswith(OF_ROUND) for path in spine)
+    print(f"{len(spine)} of {len(page.spine)} on the spine, {of_round} of a round.")
 
 
 def main() -> int:

@@ -282,4 +282,4 @@ def idle(info: pb.WorkerInfo) -> bool:
 
 def parked(metrics: dict[str, float], fate: str) -> float:
     """Return how many delivered draft tokens ended so, up to now."""
-    return metrics.get(f'outrider_worker_parked_tokens_total{{fate="{fate}",worker="target"}}', 0.0)
+    return metrics.get(f'spec_parked_tokens_total{{fate="{fate}"}}', 0.0)

@@ -125,7 +125,7 @@ class EngineThread:
         self._inbox.put(job)
 
     def answer(self, send: Callable[[], None]) -> None:
-        """Queue an answer for the end of the step. Call it on the engine thread only."""
+        """Queue an answer, to leave at the next `flush`. Call it on the engine thread only."""
         self._answers.append(send)
 
     def stop(self, timeout_s: float) -> None:
@@ -172,11 +172,11 @@ class EngineThread:
         while not self._stopping:
             self.times.begin()
             self._drain(block=not worked)
-            self._flush()  # what needed no step does not wait for one
             if self._failure is not None:
                 raise self._failure
             worked = self._step()
-            self._flush()
+            if not worked:
+                self.flush()
 
     def _step(self) -> bool:
         started_s = time.monotonic()
@@ -225,10 +225,13 @@ class EngineThread:
             log.error(what, exc_info=error)
         self._num_faults += 1
         if self._num_faults >= MAX_CONSECUTIVE_FAULTS:
-            self._flush()
+            self.flush()
             raise error
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Let the queued answers leave. A step does so when the device is about to work: while it does, the thread that
+        sends them has the interpreter to itself.
+        """
         if self._answers:
             answers, self._answers = self._answers, []
             self._post(answers)
