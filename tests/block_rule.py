@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from outrider.engine.sampling.coupled import uniforms
+from outrider.wire.params import SamplingParams
+
 
 def verdict(
     target: Sequence[np.ndarray],
@@ -14,9 +17,8 @@ def verdict(
     u: Callable[[int], float],
     own: Callable[[int, np.ndarray], int],
 ) -> tuple[int, int]:
-    """Sun et al. 2025, Algorithm 2. target [K + 1] and draft [K] laws, [V] float64 each; u(j): the number that the j-th
-    position after the committed tokens is accepted with; own(j, weights): the target's own draw there
-    -> (num_accepted, next id).
+    """Sun et al. 2025, Algorithm 2. target [K + 1] and draft [K] laws, [V] float64 each; u(j): what the j-th draft is
+    kept with; own(j, weights): the id that is drawn there else -> (num_accepted, next id).
     """
     num = len(draft_ids)
     p, left, chances = [1.0], list[np.ndarray](), list[float]()
@@ -32,7 +34,7 @@ def verdict(
     return tau, own(tau, left[tau])
 
 
-def drawn(weights: np.ndarray, u: float) -> int:
-    """Inverse CDF in the order of ids."""
-    cdf = np.cumsum(weights)
-    return int(np.argmax((cdf > u * cdf[-1]) & (weights > 0)))
+def gumbel_max(weights: np.ndarray, params: SamplingParams, position: int) -> int:
+    """What the numbers of a position draw by weights [V], not normalised."""
+    with np.errstate(divide="ignore"):
+        return int(np.argmax(np.log(weights) - np.log(-np.log(uniforms(params, position, len(weights))))))

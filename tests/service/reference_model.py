@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.sampling.coupled import uniforms
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.sampling.sampling import distributions
 from outrider.wire.params import SamplingParams
 from tests import block_rule
-from tests.block_rule import drawn
+from tests.block_rule import gumbel_max
 
 
 class ReferenceModel:
@@ -47,7 +46,7 @@ class ReferenceModel:
     def next_id(self, ids: Sequence[int], num_prompt: int, params: SamplingParams) -> int:
         """What a plain step answers."""
         law = self.laws(ids, num_prompt, params, [])[0]
-        return own_token(_probs(law), params, len(ids))
+        return gumbel_max(_probs(law), params, len(ids))
 
     def verdict(
         self,
@@ -65,7 +64,7 @@ class ReferenceModel:
             draft,
             drafts,
             lambda j: uniform(params, start, start + j, Purpose.ACCEPT),
-            lambda j, weights: own_token(weights, params, start + j),
+            lambda j, weights: gumbel_max(weights, params, start + j),
         )
         return num, [*drafts[:num], next_id]
 
@@ -74,15 +73,11 @@ def uniform(params: SamplingParams, committed_len: int, position: int, purpose: 
     return float(host_slot_uniforms([params], [committed_len], [position], [purpose])[0, 0])
 
 
-def own_token(weights: np.ndarray, params: SamplingParams, position: int) -> int:
-    """Gumbel-max with the position's numbers; weights [V] float64, not normalised."""
-    with np.errstate(divide="ignore"):
-        return int((np.log(weights) - np.log(-np.log(uniforms(params, position, weights.size)))).argmax())
-
-
 def draw(log_probs: torch.Tensor, u: float) -> int:
     """log_probs [V] float32; inverse CDF in id order."""
-    return drawn(_probs(log_probs), u)
+    weights = _probs(log_probs)
+    cdf = np.cumsum(weights)
+    return int(np.argmax((cdf > u * cdf[-1]) & (weights > 0)))
 
 
 def _probs(log_probs: torch.Tensor) -> np.ndarray:
