@@ -365,3 +365,36 @@ async def test_bound_of_bytes(bounded: Process) -> None:
         item = delivery(client, ticket, len(PROMPT), range(10, 14), uniform_rows(4), ends=[3])
         again = await drafted(client, verify(1, 0, PROMPT, ticket), item)
         assert again.num_drafted == 4, "what was given up left room"
+
+
+async def test_a_draft_that_fills_its_budget_with_rubbish_harms_only_its_own_slots(
+    bounded: Process, reference: ReferenceModel
+) -> None:
+    """It is counted and given up; beside it drafts come and are kept, and both texts are the target's."""
+    async with ControlClient(bounded.address, "target") as client, DeliverClient(client) as rubbish:
+        before, expected = await client.metrics(), reference.greedy(PROMPT, 13)
+        for slot in (1, 2):
+            await client.opened(slot, PROMPT, k=K, max_tokens=13)
+        messages = {slot: verify(slot, len(PROMPT), ticket=new_ticket(), num_steps=13) for slot in (1, 2)}
+        replies = {slot: client.follow(message) for slot, message in messages.items()}
+        await client.taken()
+        wrong, ids = [(expected[0] + 1) % VOCAB, 5, 6], list[int]()
+        while len(ids) < len(expected):
+            root_len = len(PROMPT) + len(ids)
+            for first in range(40):  # 40 trees that say something else, of the largest size that is read
+                chain = [(wrong[0] + first) % VOCAB, *[7] * (MAX_NODES - 1)]
+                await rubbish.send(delivery(client, messages[1].ticket, root_len, chain))
+            await deliver(client, delivery(client, messages[2].ticket, root_len, expected[len(ids) :][:K]))
+            (verdict,) = await replies[2].verdicts(1)
+            room = len(expected) - len(ids) - 1
+            assert verdict.num_drafted == verdict.num_accepted == min(K, room)
+            ids += verdict.token_ids
+        assert ids == expected
+        harmed = list[int]()
+        while len(harmed) < len(expected):
+            harmed += (await replies[1].verdicts(1))[0].token_ids
+        assert harmed == expected, "the text is the target's"
+        await rubbish.finish()
+        await client.taken()
+        assert parked(await client.metrics(), "pruned") - parked(before, "pruned") > 40 * MAX_NODES
+        assert (await client.info()).num_tickets == 0
