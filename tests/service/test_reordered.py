@@ -31,7 +31,14 @@ async def test_an_old_truncate_never_crops_a_target_that_is_ahead(
         MessageRelay(target_worker.address, overtaken) as relay,
         ControlClient(relay.address, "target") as client,
     ):
-        before = await client.metrics()
+        name = 'outrider_worker_truncates_total{reason="rejected",worker="target"}'
+        before = (await client.metrics()).get(name, 0.0)
+
+        async def arrived(num: int) -> None:
+            async with asyncio.timeout(30):
+                while (await client.metrics()).get(name, 0.0) < before + num:
+                    await asyncio.sleep(0.02)
+
         await client.opened(1, PROMPT, k=K)
         message, committed = verify(1, len(PROMPT), ticket=new_ticket(), num_steps=1), list(PROMPT)
         replies = client.follow(message)
