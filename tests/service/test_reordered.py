@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ async def test_an_old_truncate_never_crops_a_target_that_is_ahead(
 
         async def arrived(num: int) -> None:
             async with asyncio.timeout(30):
-                while (await client.metrics()).get(name, 0.0) < before + num:
+                while (await client.metrics()).get(name, 0.0) < before + num:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 
         await client.opened(1, PROMPT, k=K)
