@@ -24,7 +24,7 @@ from outrider.v1 import gateway_pb2 as gpb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
 from tests.fuzz.calls import talk
-from tests.fuzz.hints import leases, valid_item, valid_part, worker_hints
+from tests.fuzz.hints import leases, sound_part, valid_item, valid_part, worker_hints
 from tests.fuzz.services import SENTINEL, SETTLE_S, FrontDoor, Worker
 from tests.fuzz.values import message_of, mutated, nudged
 
@@ -134,13 +134,16 @@ def control(worker: Worker, others: list[str], tally: Tally) -> Callable[[Any], 
 
 
 def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
-    """Deliveries under tickets of nobody, and then of the leases on a stream beside them, which then go on."""
+    """Deliveries under tickets of nobody, and then of the leases on a stream beside them, which then go on with those
+    and with sound ones behind them.
+    """
     hints = worker_hints(target.epoch, [target.address])
     extends = [
         tpb.TargetRequest(epoch=target.epoch, extend=tpb.Extend(slot=slot, ticket=ticket, until_len=12))
         for slot in range(1, 4)
         for ticket in range(1, 5)
     ]
+    sound = tpb.DeliveryBatch(items=[sound_part(ticket, target.epoch) for ticket in range(1, 4)]).SerializeToString()
     go_on = tpb.TargetRequestBatch(items=extends).SerializeToString() + target.valid()  # joined, they are one batch
 
     def campaign(data: Any) -> None:
@@ -181,12 +184,15 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
 
         def until(message: bytes) -> bool | bytes:
             nonlocal has_delivered
-            if not target.answered(message):
+            verdicts = [reply for reply in target.replies(message) if reply.HasField("verdict")]
+            if not any(reply.id == SENTINEL for reply in verdicts):
                 return False
             if has_delivered:
                 return True
             has_delivered = True
             deliver_raw(is_counted=False)
+            status, details, _ = talk(target.channel, target.method("Deliver"), [sound])
+            assert status is Code.OK, (status, details)
             return go_on
 
         deliver_raw(is_counted=True)

@@ -37,6 +37,7 @@ _PARAMS = st.builds(
     st.sampled_from([0.0, 0.0, 0.7, 1.0]),
     st.sampled_from([1.0, 0.9]),
 )
+_ROOT = st.sampled_from([4, 4, 4, 3, 5, 6])
 _SPECULATION = st.sampled_from(
     [
         pb.Speculation(),
@@ -133,6 +134,13 @@ def leases(draw: Draw, epoch: int) -> list[tpb.TargetRequest]:
     return items
 
 
+def sound_part(ticket: int, epoch: int) -> tpb.Delivery:
+    """Guesses that a lease of `leases` can verify."""
+    part = tpb.Delivery(ticket=ticket, target_epoch=epoch, root_len=4, ids=int32s([5, 6]), parents=int32s([-1, 0]))
+    part.ranks, part.kinds = bytes(2), bytes([tpb.NODE_KIND_GUESS] * 2)
+    return part
+
+
 def valid_part(draw: Draw, epoch: int) -> tpb.Delivery:
     """A tree after three to six committed tokens, perhaps behind nodes that came before."""
     num_known, num = draw(st.integers(0, 2)), draw(st.integers(0, 3))
@@ -141,7 +149,7 @@ def valid_part(draw: Draw, epoch: int) -> tpb.Delivery:
     kinds = [tpb.NODE_KIND_KNOWN] * num_known
     one = draw(st.sampled_from([tpb.NODE_KIND_GUESS, tpb.NODE_KIND_LAW, None]))
     kinds += [draw(st.sampled_from(tpb.NodeKind.values()[1:])) if one is None else one for _ in range(num)]
-    part = tpb.Delivery(ticket=draw(st.integers(1, 4)), target_epoch=epoch, root_len=draw(st.integers(3, 6)))
+    part = tpb.Delivery(ticket=draw(st.integers(1, 4)), target_epoch=epoch, root_len=draw(_ROOT))
     part.ids, part.parents, part.kinds = int32s(ids), int32s(parents), bytes(kinds)
     part.ranks = bytes(draw(st.integers(0, 2)) for _ in ids)
     part.ends = int32s(draw(st.lists(st.integers(-1, len(ids) - 1), max_size=2 if ids else 1)))
