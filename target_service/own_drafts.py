@@ -101,7 +101,7 @@ class OwnDrafts:
         while tree.offers(1):
             tree.feed(node)
             grow([of_table(tree, node, state, lambda path: walk.next(), self._vocab_size)])
-            if not node.children or node in tree.ended:
+            if not node.children or (node in tree.ended and node is not tree.root):  # the root ends once all is grown
                 break
             node = node.children[0]
             walk.step(node.token_id)

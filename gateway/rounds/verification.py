@@ -36,6 +36,11 @@ MAX_FAULTS = 2
 """Of one request in a row, before it fails: a request that no target can answer must not try them all."""
 
 
+EXTEND_AGAIN_S = 1.0
+"""Without a verdict, after which a lease is extended once more: the last Extend may have been lost. Doubled, an answer
+pauses twice as long then; halved, a target that is slow is told twice as often what it knows."""
+
+
 class GoElsewhere(Exception):
     """The target takes no slot for this request now; `reason` is a label of outrider_retries_total."""
 
@@ -137,7 +142,7 @@ class Verification:
         """
         assert self._verdicts is not None, "begin_lease() comes first"
         async with self._in_time():
-            reply = await self._verdicts.next()
+            reply = await self._next_reply(target, self._verdicts)
         if reply.WhichOneof("item") != "verdict":
             self.end_lease()
             self._mend(target, reply.error)
@@ -150,6 +155,14 @@ class Verification:
         self.slot.agreed_len = verdict.committed_len + len(verdict.token_ids)
         self._num_faults, self._avoid = 0, None
         return verdict
+
+    async def _next_reply(self, target: Connection, verdicts: Replies[tpb.TargetReply]) -> tpb.TargetReply:
+        while True:
+            try:
+                async with asyncio.timeout(EXTEND_AGAIN_S):
+                    return await verdicts.next()
+            except TimeoutError:
+                self.extend(target)
 
     def extend(self, target: Connection) -> None:
         """Let the lease run on."""

@@ -20,6 +20,7 @@ from tests.chaos.load import Load
 from tests.chaos.plan import LONGEST_AWAY_S, Planned
 from tests.chaos.system import System
 from tests.chaos.watching import Watcher
+from tests.message_relay import ONE_WAY, Faults, MessageRelay
 from tests.stack import Process
 from tests.tcp_relay import TcpRelay
 
@@ -256,6 +257,23 @@ class Chaos:
             await asyncio.sleep(strike.planned.seconds / 4)
             link.heal()
 
+    async def garble(self, strike: Strike, dice: random.Random) -> None:
+        """One-way messages between two parts are lost, come twice and overtake one another; the rest comes as it is."""
+        one, other = dice.choice([("gateway", "target"), ("gateway", "draft"), ("drafts", "target")])
+        async with self._link(strike, dice, one, other) as link:
+            direct, faults = link.upstream, Faults(dice.randrange(1 << 30), 0.1, 0.1, 0.2, kinds=GARBLED)
+            async with MessageRelay(direct, faults) as relay:
+                link.upstream = relay.address
+                link.reset()
+                await asyncio.sleep(strike.planned.seconds)
+                link.upstream = direct
+                link.reset()
+            print(
+                f"{strike.part}: {faults.num_dropped} dropped, {faults.num_repeated} repeated, "
+                f"{faults.num_reordered} reordered",
+                flush=True,
+            )
+
     @asynccontextmanager
     async def _link(self, strike: Strike, dice: random.Random, one: str, other: str) -> AsyncIterator[TcpRelay]:
         names = {" to ".join(ends): ends for ends in self.system.between(one, other)}
@@ -272,6 +290,7 @@ def _full_files(member: Process, full: bool) -> int:
     return (member.stderr_path or Path("/dev/null")).stat().st_size
 
 
+GARBLED = ONE_WAY | {"truncate"}
 OF_SEVERAL_GATEWAYS = ("gateway killed", "gateway hung")
 Blow = Callable[[Chaos, Strike, random.Random], Awaitable[None]]
 
@@ -293,6 +312,7 @@ FAULTS: dict[str, Blow] = {
     "gateway and target reset": lambda chaos, *how: chaos.reset(*how, "gateway", "target"),
     "gateway and draft reset": lambda chaos, *how: chaos.reset(*how, "gateway", "draft"),
     "draft and target reset": lambda chaos, *how: chaos.reset(*how, "drafts", "target"),
+    "draft messages garbled": Chaos.garble,
 }
 
 

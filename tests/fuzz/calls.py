@@ -19,9 +19,10 @@ def dial(address: str) -> grpc.Channel:
 
 
 def talk(
-    channel: grpc.Channel, method: str, messages: Iterable[bytes], until: Callable[[bytes], bool] | None = None
+    channel: grpc.Channel, method: str, messages: Iterable[bytes], until: Callable[[bytes], bool | bytes] | None = None
 ) -> tuple[grpc.StatusCode, str, list[bytes]]:
-    """Sends all, and ends its own side at once, or when a message arrives of which `until` is true.
+    """Sends all, and ends its own side at once, or when a message arrives of which `until` is true. Bytes that it
+    returns are sent as well.
 
     -> (status, details, what arrived)
     """
@@ -35,8 +36,9 @@ def talk(
     try:
         for message in call:
             arrived.append(message)
-            if until is not None and until(message):
-                outgoing.put(None)
+            then = until is not None and until(message)
+            if then:
+                outgoing.put(then if isinstance(then, bytes) else None)
     except grpc.RpcError:
         pass
     finally:

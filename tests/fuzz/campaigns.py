@@ -24,7 +24,7 @@ from outrider.v1 import gateway_pb2 as gpb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
 from tests.fuzz.calls import talk
-from tests.fuzz.hints import valid_item, valid_part, worker_hints
+from tests.fuzz.hints import leases, sound_part, valid_item, valid_part, worker_hints
 from tests.fuzz.services import SENTINEL, SETTLE_S, FrontDoor, Worker
 from tests.fuzz.values import message_of, mutated, nudged
 
@@ -124,7 +124,7 @@ def control(worker: Worker, others: list[str], tally: Tally) -> Callable[[Any], 
             if reply.id < SENTINEL - 1:
                 tally.num_refused += kind.startswith("error")
                 tally.num_accepted += not kind.startswith("error")
-            answered |= reply.id == SENTINEL and kind in ("verdict", "propose")
+            answered |= reply.id == SENTINEL and kind in ("verdict", "open")
         assert answered or status is not Code.OK, "the valid request was not served"
         if rubbish:
             worker.check_alive()
@@ -134,12 +134,24 @@ def control(worker: Worker, others: list[str], tally: Tally) -> Callable[[Any], 
 
 
 def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
-    """Parts of proposals under tickets that a stream beside them waits for."""
+    """Deliveries under tickets of nobody, and then of the leases on a stream beside them, which then go on with those
+    and with sound ones behind them.
+    """
     hints = worker_hints(target.epoch, [target.address])
+    extends = [
+        tpb.TargetRequest(epoch=target.epoch, extend=tpb.Extend(slot=slot, ticket=ticket, until_len=12))
+        for slot in range(1, 4)
+        for ticket in range(1, 5)
+    ]
+    sound = tpb.DeliveryBatch(items=[sound_part(ticket, target.epoch) for ticket in range(1, 4)]).SerializeToString()
+    go_on = tpb.TargetRequestBatch(items=extends).SerializeToString() + target.valid()  # joined, they are one batch
 
     def campaign(data: Any) -> None:
         draw = data.draw
-        items = [valid_item(draw, tpb.TargetRequest, target.epoch, "") for _ in range(6)]
+        items = [
+            *leases(draw, target.epoch),
+            *(valid_item(draw, tpb.TargetRequest, target.epoch, "") for _ in range(3)),
+        ]
         anything = draw(st.integers(0, 2)) == 0
 
         def part() -> tpb.Delivery:
@@ -156,23 +168,44 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
             valid = raw
             raw = mutated(draw, valid)
             tally.changed(raw, valid)
-        waiting = tpb.TargetRequestBatch(items=items).SerializeToString()
-        first = [raw]
-        for messages in (first, [waiting, target.valid()], [raw]):
-            is_control = len(messages) == 2
-            method, until = ("Control", target.answered) if is_control else ("Deliver", None)
-            status, details, arrived = tally.talk(target.channel, target.method(method), messages, until)
-            tally.ends[f"{method} {status.name}"] += 1
+
+        def deliver_raw(*, is_counted: bool) -> None:
+            status, details, arrived = tally.talk(target.channel, target.method("Deliver"), [raw])
+            tally.ends[f"Deliver {status.name}"] += 1
             assert rubbish or status is Code.OK, (status, details)
-            if method == "Deliver" and status is Code.OK:
-                summary = tpb.DeliverSummary.FromString(arrived[0])
-                tally.ends["part refused"] += summary.num_refused
-                tally.ends["part taken"] += summary.num_deliveries - summary.num_refused
-                if messages is first:
-                    tally.num_refused += summary.num_refused
-                    tally.num_accepted += summary.num_deliveries - summary.num_refused
-            elif messages is first:
-                tally.num_refused += status is not Code.OK
+            summary = tpb.DeliverSummary.FromString(arrived[0]) if status is Code.OK else tpb.DeliverSummary()
+            tally.ends["part refused"] += summary.num_refused
+            tally.ends["part taken"] += summary.num_deliveries - summary.num_refused
+            if is_counted:
+                tally.num_refused += summary.num_refused + (status is not Code.OK)
+                tally.num_accepted += summary.num_deliveries - summary.num_refused
+
+        has_delivered = False
+
+        def until(message: bytes) -> bool | bytes:
+            nonlocal has_delivered
+            verdicts = [reply for reply in target.replies(message) if reply.HasField("verdict")]
+            if not any(reply.id == SENTINEL for reply in verdicts):
+                return False
+            if has_delivered:
+                return True
+            has_delivered = True
+            deliver_raw(is_counted=False)
+            status, details, _ = talk(target.channel, target.method("Deliver"), [sound])
+            assert status is Code.OK, (status, details)
+            return go_on
+
+        deliver_raw(is_counted=True)
+        waiting = tpb.TargetRequestBatch(items=items).SerializeToString()
+        status, details, arrived = tally.talk(
+            target.channel, target.method("Control"), [waiting, target.valid()], until
+        )
+        tally.ends[f"Control {status.name}"] += 1
+        assert status is Code.OK and has_delivered, (status, details)
+        replies = [reply for message in arrived for reply in target.replies(message)]
+        tally.ends["drafts verified"] += sum(reply.verdict.num_drafted for reply in replies)
+        for reply in replies:
+            assert reply.error.code != pb.WORKER_ERROR_CODE_INTERNAL, reply
 
     return campaign
 

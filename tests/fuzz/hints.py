@@ -8,8 +8,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
-from tests.fuzz.values import Draw, Hints, floats
+from outrider.wire.kinds import PROTOCOL
+from tests.fuzz.values import Draw, Hints, floats, int32s
 
 VOCAB = 320
 _SLOT = st.sampled_from([1, 1, 2, 2, 3, 4, 0, 2**64 - 1])
@@ -21,6 +23,11 @@ _IDS = st.one_of(
 )
 _LEN = st.one_of(st.integers(0, 12), st.sampled_from([3, 3, 255, 256, 2**32 - 1]))
 _K = st.sampled_from([0, 1, 2, 2, 3, 5, 64, 65, 2**32 - 1])
+_UNTIL = st.one_of(st.integers(0, 12), st.sampled_from([5, 6, 40, 256, 2**31, 2**32 - 1]))
+_KIND = st.sampled_from([*tpb.NodeKind.values(), 9, 255])
+_FAR = st.sampled_from([-2, -(2**31), 3, 4, 255, 2**31 - 1])
+_RAW = st.one_of(st.sampled_from([b"", bytes(3), bytes(1024), bytes(1028), b"\xff" * 2000]), st.binary(max_size=17))
+"""Bytes of any length."""
 _DRAFTER = st.sampled_from([0, 0, pb.DRAFTER_NGRAM, pb.DRAFTER_LOOKUP, pb.DRAFTER_BIGRAM, 99])
 _PARAMS = st.builds(
     lambda max_tokens, temperature, top_p: pb.SamplingParams(
@@ -30,6 +37,21 @@ _PARAMS = st.builds(
     st.sampled_from([0.0, 0.0, 0.7, 1.0]),
     st.sampled_from([1.0, 0.9]),
 )
+_ROOT = st.sampled_from([4, 4, 4, 3, 5, 6])
+_SPECULATION = st.sampled_from(
+    [
+        pb.Speculation(),
+        pb.Speculation(max_draft_tokens=8),
+        pb.Speculation(max_draft_tokens=3, num_draft_tokens=3),
+        pb.Speculation(max_draft_tokens=8, num_draft_tokens=2, sequential=True),
+        pb.Speculation(max_draft_tokens=8, tree=pb.TreeShape(widths=[2, 1])),
+        pb.Speculation(max_draft_tokens=8, draft_logprobs=pb.DRAFT_LOGPROBS_TOPK, draft_topk=5),
+    ]
+)
+
+
+def _int32s(values: st.SearchStrategy[int]) -> st.SearchStrategy[bytes]:
+    return st.lists(values, max_size=4).map(int32s)
 
 
 def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
@@ -40,69 +62,99 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
         "OpenSlot.num_prompt_tokens": st.sampled_from([1, 1, 2, 3, 3, 5, 40, 0, 2**32 - 1]),
         "OpenSlot.deliver_to": st.sampled_from(deliver_to),
         "OpenSlot.target_epoch": epochs,
-        "Delivery.draft_ids": st.one_of(st.lists(_ID, max_size=4), _IDS),
-        "Delivery.start": st.sampled_from([0, 0, 0, 1, 2, 64, 2**32 - 1]),
-        "Delivery.committed_len": _LEN,
+        "Delivery.ids": st.one_of(_int32s(_ID), _int32s(st.sampled_from([VOCAB, -1, 2**31 - 1])), _RAW),
+        "Delivery.root_len": _LEN,
         "Delivery.target_epoch": epochs,
         "Delivery.distributions": _distributions(),
-        "Delivery.parents": st.one_of(st.just([]), st.lists(st.integers(-1, 3), max_size=4), st.just([2**31 - 1])),
+        "Delivery.parents": st.one_of(_int32s(st.integers(-1, 3)), _int32s(_FAR), _RAW),
+        "Delivery.ranks": st.one_of(st.binary(max_size=4), _RAW),
+        "Delivery.kinds": st.one_of(st.lists(_KIND, max_size=4).map(bytes), _RAW),
+        "Delivery.ends": st.one_of(_int32s(st.integers(-1, 3)), _int32s(_FAR), _RAW),
         "TreeShape.widths": st.lists(st.sampled_from([1, 2, 3, 0, 64, 2**32 - 1]), max_size=4),
         "TreeShape.num_nodes": st.sampled_from([0, 0, 1, 5, 64, 2**32 - 1]),
         "TreeShape.max_depth": st.sampled_from([0, 1, 3, 64, 2**32 - 1]),
-        "Verify.wait_budget_us": st.sampled_from([0, 0, 1000, 5000, 60_000_000, 2**32 - 1]),
-        "Verify.num_own_draft_tokens": _K,
+        "Verify.until_len": _UNTIL,
+        "Extend.until_len": _UNTIL,
+        "Speculation.num_draft_tokens": _K,
+        "Speculation.max_draft_tokens": _K,
+        "Speculation.draft_topk": st.sampled_from([0, 0, 1, 5, VOCAB, VOCAB + 1, 2**32 - 1]),
+        "Speculation.min_confidence": st.sampled_from([0.0, 0.0, 0.5, 1.0, -1.0, math.nan]),
+        "OpenSlot.protocol": st.sampled_from([PROTOCOL] * 9 + [0, PROTOCOL + 1, 2**32 - 1]),
         "OpenSlot.drafter": _DRAFTER,
     }
-    for kind in ("OpenSlot", "Verify", "Propose", "Truncate", "CloseSlot"):
+    for kind in ("OpenSlot", "Verify", "Extend", "Advance", "Truncate", "CloseSlot"):
         hints[f"{kind}.slot"] = _SLOT
-    for kind in ("Verify", "Propose"):
+    for kind in ("Verify", "Advance"):
         hints |= {f"{kind}.base_len": _LEN, f"{kind}.committed_ids": _IDS}
-    for kind in ("Verify", "Propose", "Delivery"):
-        hints |= {f"{kind}.num_draft_tokens": _K, f"{kind}.ticket": _TICKET}
+    for kind in ("Verify", "Extend", "Advance", "Delivery"):
+        hints[f"{kind}.ticket"] = _TICKET
     for kind in ("TargetRequest", "DraftRequest"):
         hints |= {f"{kind}.epoch": epochs, f"{kind}.id": st.integers(0, 50)}
     return hints
 
 
 def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> Any:
-    """An item of a small story: three slots of three committed tokens each, opened, asked, cut and closed."""
+    """An item of a small story: three slots of three committed tokens each, opened, asked, let on, cut and closed."""
     slot = draw(st.integers(1, 3))
-    kind = draw(st.sampled_from(["open", "open", "ask", "ask", "ask", "truncate", "close"]))
+    kind = draw(st.sampled_from(["open", "open", "ask", "ask", "ask", "extend", "truncate", "close"]))
     item = request(id=slot, epoch=epoch)
     if kind == "open":
         opened = pb.OpenSlot(slot=slot, committed_ids=[5, 6, 7], num_prompt_tokens=3, params=draw(_PARAMS))
-        opened.deliver_to, opened.target_epoch = deliver_to, epoch
+        opened.deliver_to, opened.target_epoch, opened.protocol = deliver_to, epoch, PROTOCOL
         opened.drafter = draw(st.sampled_from([pb.DRAFTER_UNSPECIFIED, pb.DRAFTER_NGRAM, pb.DRAFTER_LOOKUP]))
+        opened.speculation.CopyFrom(draw(_SPECULATION))
         item.open.CopyFrom(opened)
     elif kind == "truncate":
-        item.truncate.CopyFrom(pb.Truncate(slot=slot, committed_len=3, reason=1))
+        item.truncate.CopyFrom(pb.Truncate(slot=slot, committed_len=3, reason=draw(st.integers(0, 3))))
     elif kind == "close":
         item.close.CopyFrom(pb.CloseSlot(slot=slot))
+    elif request is not tpb.TargetRequest:
+        ids = [11] * draw(st.integers(0, 2))
+        item.advance.CopyFrom(dpb.Advance(slot=slot, ticket=draw(st.integers(1, 4)), base_len=3, committed_ids=ids))
+    elif kind == "extend":
+        item.extend.CopyFrom(tpb.Extend(slot=slot, ticket=draw(st.integers(1, 4)), until_len=draw(st.integers(4, 8))))
     else:
         ids = [11] * draw(st.integers(0, 2))
-        ask = item.verify if request is tpb.TargetRequest else item.propose
-        ask.slot, ask.base_len, ask.num_draft_tokens = slot, 3, draw(st.integers(0, 3))
-        ask.ticket = draw(st.integers(1, 4))
-        ask.committed_ids.extend(ids)
-        if request is tpb.TargetRequest:
-            ask.wait_budget_us = 2000
-            if not ask.num_draft_tokens:
-                ask.num_own_draft_tokens = draw(st.integers(0, 3))
-        elif draw(st.booleans()):
-            ask.tree.widths.extend(draw(st.sampled_from([[1], [2], [2, 1]])))
+        ask = tpb.Verify(slot=slot, ticket=draw(st.integers(1, 4)), base_len=3, committed_ids=ids)
+        ask.until_len, ask.is_drafted = 3 + len(ids) + draw(st.sampled_from([1, 1, 2, 4])), draw(st.booleans())
+        item.verify.CopyFrom(ask)
     return item
 
 
+def leases(draw: Draw, epoch: int) -> list[tpb.TargetRequest]:
+    """Three slots of four committed tokens after a step, each with a lease of its own number."""
+    items = list[tpb.TargetRequest]()
+    for slot in range(1, 4):
+        opened = pb.OpenSlot(slot=slot, committed_ids=[5, 6, 7], num_prompt_tokens=3, protocol=PROTOCOL)
+        opened.params.CopyFrom(draw(_PARAMS))
+        opened.speculation.CopyFrom(draw(_SPECULATION))
+        items.append(tpb.TargetRequest(id=slot, epoch=epoch, open=opened))
+        ask = tpb.Verify(slot=slot, ticket=slot, base_len=3, until_len=4)
+        items.append(tpb.TargetRequest(id=slot + 10, epoch=epoch, verify=ask))
+    return items
+
+
+def sound_part(ticket: int, epoch: int) -> tpb.Delivery:
+    """Guesses that a lease of `leases` can verify."""
+    part = tpb.Delivery(ticket=ticket, target_epoch=epoch, root_len=4, ids=int32s([5, 6]), parents=int32s([-1, 0]))
+    part.ranks, part.kinds = bytes(2), bytes([tpb.NODE_KIND_GUESS] * 2)
+    return part
+
+
 def valid_part(draw: Draw, epoch: int) -> tpb.Delivery:
-    """A whole proposal after three to five committed tokens."""
-    ids = draw(st.lists(_ID, min_size=1, max_size=3))
-    length = draw(st.integers(3, 5))
-    part = tpb.Delivery(ticket=draw(st.integers(1, 4)), target_epoch=epoch, committed_len=length, draft_ids=ids)
-    part.num_draft_tokens, num_rows = len(ids), len(ids)
-    if draw(st.booleans()):  # a tree; siblings that are alike are refused
-        part.parents.extend(draw(st.integers(-1, node - 1)) for node in range(len(ids)))
-        num_rows = len(set(part.parents))
-    if draw(st.booleans()):
+    """A tree after three to six committed tokens, perhaps behind nodes that came before."""
+    num_known, num = draw(st.integers(0, 2)), draw(st.integers(0, 3))
+    ids = [11] * num_known + draw(st.lists(_ID, min_size=num, max_size=num))
+    parents = [draw(st.sampled_from([node - 1, draw(st.integers(-1, node - 1))])) for node in range(len(ids))]
+    kinds = [tpb.NODE_KIND_KNOWN] * num_known
+    one = draw(st.sampled_from([tpb.NODE_KIND_GUESS, tpb.NODE_KIND_LAW, None]))
+    kinds += [draw(st.sampled_from(tpb.NodeKind.values()[1:])) if one is None else one for _ in range(num)]
+    part = tpb.Delivery(ticket=draw(st.integers(1, 4)), target_epoch=epoch, root_len=draw(_ROOT))
+    part.ids, part.parents, part.kinds = int32s(ids), int32s(parents), bytes(kinds)
+    part.ranks = bytes(draw(st.integers(0, 2)) for _ in ids)
+    part.ends = int32s(draw(st.lists(st.integers(-1, len(ids) - 1), max_size=2 if ids else 1)))
+    num_rows = len({parent for parent, kind in zip(parents, kinds, strict=True) if kind == tpb.NODE_KIND_LAW})
+    if num_rows:
         rows = floats([-math.log(VOCAB)] * VOCAB) * num_rows
         part.distributions.vocab_size = VOCAB
         part.distributions.dense.CopyFrom(pb.Tensor(dtype=1, shape=[num_rows, VOCAB], data=rows))

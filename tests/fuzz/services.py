@@ -19,6 +19,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.kinds import PROTOCOL
 from outrider.wire.transport.serving import ServerThread
 from tests.fuzz.calls import dial, talk
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
@@ -54,17 +55,20 @@ class Worker:
         return pb.WorkerInfo.FromString(raw)
 
     def valid(self) -> bytes:
-        """A batch that opens a slot and asks it for a token (target) or a proposal (draft)."""
+        """A batch that opens a slot and asks it for a token (target) or a tree (draft), and then for an answer."""
         params = pb.SamplingParams(max_tokens=9, ignore_eos=True)
         slot = pb.OpenSlot(slot=SENTINEL, committed_ids=[5, 6, 7], num_prompt_tokens=3, params=params)
+        slot.protocol, slot.speculation.max_draft_tokens = PROTOCOL, 4
         if self.role == "target":
-            ask = tpb.Verify(slot=SENTINEL, base_len=3)
+            ask = tpb.Verify(slot=SENTINEL, base_len=3, until_len=4, ticket=2**60)
             items = [tpb.TargetRequest(id=SENTINEL - 1, open=slot), tpb.TargetRequest(id=SENTINEL, verify=ask)]
         else:
             assert self._target is not None
             slot.deliver_to, slot.target_epoch = self._target.address, self._target.epoch
-            ask = dpb.Propose(slot=SENTINEL, base_len=3, num_draft_tokens=2, ticket=2**60)
-            items = [dpb.DraftRequest(id=SENTINEL - 1, open=slot), dpb.DraftRequest(id=SENTINEL, propose=ask)]
+            advance = dpb.Advance(slot=SENTINEL, base_len=3, ticket=2**60)
+            items = [dpb.DraftRequest(id=SENTINEL - 1, open=slot), dpb.DraftRequest(advance=advance)]
+            slot.slot += 1
+            items.append(dpb.DraftRequest(id=SENTINEL, open=slot))
         for item in items:
             item.epoch = self.epoch
         kind = tpb.TargetRequestBatch if self.role == "target" else dpb.DraftRequestBatch
@@ -79,17 +83,25 @@ class Worker:
         return any(reply.id == SENTINEL for reply in self.replies(raw))
 
     def check_alive(self) -> None:
-        """A stream of its own is served."""
-        status, details, arrived = talk(self.channel, self.method("Control"), [self.valid()], self.answered)
+        """A stream of its own is served, and a step made for it."""
+        num_steps = self.info().num_steps
+
+        def has_stepped(raw: bytes) -> bool:
+            if not self.answered(raw):
+                return False
+            give_up = time.monotonic() + SETTLE_S
+            while self.info().num_steps == num_steps:
+                assert time.monotonic() < give_up, "no step was made"
+                time.sleep(0.002)
+            return True
+
+        status, details, arrived = talk(self.channel, self.method("Control"), [self.valid()], has_stepped)
         good = {reply.WhichOneof("item") for raw in arrived for reply in self.replies(raw)}
-        assert status is grpc.StatusCode.OK and good <= {"open", "verdict", "propose"} and len(good) == 2, (
-            status,
-            details,
-            good,
-        )
+        wanted = {"open", "verdict"} if self.role == "target" else {"open"}
+        assert status is grpc.StatusCode.OK and good == wanted, (status, details, good)
 
     def check_empty(self) -> None:
-        """No slot, block or ticket is held once the streams have ended; parked proposals have their time."""
+        """No slot, block or lease is held once the streams have ended."""
         give_up = time.monotonic() + SETTLE_S
         while (info := self.info()).num_slots_in_use or info.num_kv_blocks_in_use or info.num_tickets:
             assert time.monotonic() < give_up, f"left: {info}"
@@ -104,7 +116,7 @@ def workers(folder: Path) -> Iterator[tuple[Worker, Worker]]:
     with contextlib.ExitStack() as stack:
         found: list[Worker] = []
         for role, model, args in (
-            ("target", target, ("@target_service.tickets.PARKED_TTL_S=0.2",)),
+            ("target", target, ("@target_service.rows.MOST_HOLD_S=0.0",)),
             ("draft", draft, ()),
         ):
             log = folder / f"{role}.log"

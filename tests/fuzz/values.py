@@ -116,3 +116,7 @@ def mutated(draw: Draw, data: bytes) -> bytes:
 
 def floats(values: list[float]) -> bytes:
     return struct.pack(f"<{len(values)}f", *values)
+
+
+def int32s(values: list[int]) -> bytes:
+    return struct.pack(f"<{len(values)}i", *values)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import grpc.aio
 import torch
 
-from outrider.engine.speculation.nodes import PATH_END, NodeKind, Nodes, to_proto
+from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes, to_proto
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
@@ -188,6 +188,11 @@ async def drafted(client: ControlClient, message: tpb.Verify, *items: tpb.Delive
     return await asyncio.wait_for(future, TIMEOUT_S)
 
 
+def advance(slot: int, base_len: int, ids: Sequence[int] = (), ticket: int | None = None) -> dpb.Advance:
+    ticket = new_ticket() if ticket is None else ticket
+    return dpb.Advance(slot=slot, base_len=base_len, committed_ids=ids, ticket=ticket)
+
+
 def new_ticket() -> int:
     return next(_tickets)
 
@@ -242,24 +247,22 @@ def delivery(
     path: Sequence[int] = (),
     parents: Sequence[int] | None = None,
     ranks: Sequence[int] | None = None,
-    ends: bool = False,
-    segment: int | None = None,
+    ends: Sequence[int] = (),
 ) -> tpb.Delivery:
     """A chain, or a tree by `parents` and `ranks`. log_probs: [number of parents, V] float32, what they were drawn
-    from; None for guesses.
+    from; None for guesses. path: ids on the way, delivered before; -1 in parents and ends is the last of them.
     """
-    num = len(ids)
+    num, start = len(ids), len(path)
+    parents = range(TREE_ROOT, num - 1) if parents is None else parents
     nodes = Nodes(
         ticket=ticket,
         root_len=root_len,
-        path=path,
-        ids=ids,
-        parents=range(PATH_END, num - 1) if parents is None else parents,
-        ranks=[0] * num if ranks is None else ranks,
-        kinds=[NodeKind.GUESS if log_probs is None else NodeKind.LAW] * num,
-        segments=[root_len if segment is None else segment] * num,
+        ids=[*path, *ids],
+        parents=[*range(TREE_ROOT, start - 1), *(start + parent for parent in parents)],
+        ranks=[*[0] * start, *([0] * num if ranks is None else ranks)],
+        kinds=[*[NodeKind.KNOWN] * start, *[NodeKind.GUESS if log_probs is None else NodeKind.LAW] * num],
         rows=None if log_probs is None else encode_rows(log_probs, prefer_sparse=sparse),
-        ends=ends,
+        ends=[start + node for node in ends],
     )
     return to_proto(nodes, client.epoch, 0 if log_probs is None else log_probs.shape[1])
 

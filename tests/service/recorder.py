@@ -3,14 +3,76 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
+import torch
+from torch import Tensor
 
-from outrider.engine.speculation.nodes import NodeKind, from_proto
+from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, from_proto
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
+from tests.wire_rows import decode_rows
+
+Path = tuple[int, ...]
+"""Ids that lead to a node from the last token before its root."""
+
+
+class Grown:
+    """The tree that came under one ticket and root_len, its laws checked as a target checks them."""
+
+    def __init__(self, parts: list[tpb.Delivery], vocab_size: int = 320) -> None:
+        """parts: all that came under the ticket; those of the first root_len count."""
+        self.parts = [part for part in parts if part.root_len == parts[0].root_len]
+        self.ranks: dict[Path, int] = {}
+        self.kinds: dict[Path, NodeKind] = {}
+        self.laws: dict[Path, Tensor] = {}
+        """By parent, [V] float32 log-probs that its LAW children were drawn from."""
+        self.forms: set[type] = set()
+        """How laws came."""
+        self.ended: set[Path] = set()
+        for part in self.parts:
+            self._add(part, vocab_size)
+
+    def _add(self, part: tpb.Delivery, vocab_size: int) -> None:
+        nodes = from_proto(part, vocab_size)
+        paths: dict[int, Path] = {TREE_ROOT: ()}
+        drawn: dict[Path, int] = {}  # the first of each parent
+        for index, (token_id, parent) in enumerate(zip(nodes.ids, nodes.parents, strict=True)):
+            path = paths[index] = (*paths[parent], token_id)
+            if nodes.kinds[index] is NodeKind.KNOWN:
+                assert path in self.kinds, "what is on the way came before"
+                continue
+            assert path not in self.kinds, "a node comes once"
+            self.ranks[path], self.kinds[path] = nodes.ranks[index], nodes.kinds[index]
+            if nodes.kinds[index] is NodeKind.LAW:
+                drawn.setdefault(path[:-1], token_id)
+        if nodes.rows is not None:
+            self.forms.add(type(nodes.rows))
+            self.laws.update(zip(drawn, decode_rows(nodes.rows, vocab_size, list(drawn.values())), strict=True))
+        self.ended |= {paths[index] for index in nodes.ends}
+
+    def children(self, path: Path = (), *kinds: NodeKind) -> list[int]:
+        """The ids that follow, by rank."""
+        found = [each for each in self.ranks if each[:-1] == path and len(each) == len(path) + 1]
+        ids = [each[-1] for each in sorted(found, key=self.ranks.__getitem__)]
+        return [token_id for token_id in ids if not kinds or self.kinds[*path, token_id] in kinds]
+
+    def chain(self, most: int = 64) -> list[int]:
+        """The likeliest ids, or the first drawn ones, from the root on."""
+        found = list[int]()
+        while len(found) < most:
+            first = [i for i in self.children((*found,)) if self.ranks[*found, i] == 0]
+            if not first or self.kinds[*found, first[0]] is NodeKind.KEY:
+                break
+            found.append(first[0])
+        return found
+
+    def drawn(self, num: int) -> Tensor:
+        """[num, V] float32: what the first tokens of the chain were drawn from."""
+        chain = self.chain(num)
+        return torch.stack([self.laws[tuple(chain[:j])] for j in range(num)])
 
 
 class Recorder(target_pb2_grpc.TargetServiceServicer):
@@ -29,32 +91,23 @@ class Recorder(target_pb2_grpc.TargetServiceServicer):
                 self._changed.notify_all()
         return tpb.DeliverSummary()
 
-    async def chain(self, ticket: int, num: int) -> list[int]:
-        """The first ids of what first_chain finds under a ticket, once there are so many."""
+    async def grown(self, ticket: int, is_enough: Callable[[Grown], bool]) -> Grown:
+        """What came under a ticket, once it is enough."""
 
         def here() -> bool:
-            return len(first_chain(self.parts.get(ticket, []), num)) == num
+            return ticket in self.parts and is_enough(Grown(self.parts[ticket]))
 
+        await self.until(here)
+        return Grown(self.parts[ticket])
+
+    async def until(self, check: Callable[[], bool]) -> None:
+        """Return once what came satisfies `check`."""
         async with asyncio.timeout(30), self._changed:
-            await self._changed.wait_for(here)
-        return first_chain(self.parts[ticket], num)
+            await self._changed.wait_for(check)
 
-
-def first_chain(parts: list[tpb.Delivery], most: int, vocab_size: int = 320) -> list[int]:
-    """The likeliest ids of a tree, or the first drawn ones, from its root on."""
-    found = list[int]()
-    by_path = dict[tuple[int, ...], int]()  # the likeliest child of each path
-    for part in parts:
-        nodes = from_proto(part, vocab_size)
-        paths = [(*nodes.path,)]
-        for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
-            above = paths[parent + 1]
-            paths.append((*above, token_id))
-            if rank == 0 and kind is not NodeKind.KEY:
-                by_path[above] = token_id
-    while tuple(found) in by_path and len(found) < most:
-        found.append(by_path[tuple(found)])
-    return found
+    async def chain(self, ticket: int, num: int) -> list[int]:
+        """The first ids of the chain that came under a ticket, once there are so many."""
+        return (await self.grown(ticket, lambda grown: len(grown.chain(num)) == num)).chain(num)
 
 
 async def started(recorder: Recorder, port: int = 0) -> grpc.aio.Server:

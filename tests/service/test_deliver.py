@@ -64,7 +64,7 @@ async def test_node_by_node_and_each_twice(
     async with DeliverClient(target) as stream:
         for j in range(K):
             laws = rows[j : j + 1] if options else None
-            item = delivery(target, ticket, len(PROMPT), drafts[j : j + 1], laws, path=drafts[:j], segment=len(PROMPT))
+            item = delivery(target, ticket, len(PROMPT), drafts[j : j + 1], laws, path=drafts[:j])
             await stream.send(item, item)
         summary = await stream.finish()
     assert (summary.num_deliveries, summary.num_refused) == (2 * K, 0)
@@ -84,9 +84,7 @@ async def test_another_chain_of_laws_is_dropped(target: ControlClient, reference
     first = delivery(target, ticket, len(PROMPT), DRAFTS[:1], uniform_rows(1))
     other = (torch.arange(VOCAB).float() / 100).log_softmax(0).repeat(K, 1)
     second = delivery(target, ticket, len(PROMPT), (300, 301, 302), other)
-    rest = delivery(
-        target, ticket, len(PROMPT), DRAFTS[1:], uniform_rows(2), path=DRAFTS[:1], segment=len(PROMPT), ends=True
-    )
+    rest = delivery(target, ticket, len(PROMPT), DRAFTS[1:], uniform_rows(2), path=DRAFTS[:1], ends=[1])
     verdict = await drafted(target, verify(1, len(PROMPT), ticket=ticket), first, second, rest)
     expected = reference.verdict(PROMPT, len(PROMPT), sampling(**SAMPLED), DRAFTS, uniform_rows())
     assert (verdict.num_accepted, list(verdict.token_ids)) == expected
@@ -145,11 +143,11 @@ async def test_guesses_where_laws_belong_are_kept_where_the_target_draws_the_sam
 
 async def test_the_longest_chain_that_can_be_said(target: ControlClient, reference: ReferenceModel) -> None:
     await target.opened(1, PROMPT, k=K)
-    ticket, chain = new_ticket(), [*reference.greedy(PROMPT, K), *range(2 * MAX_NODES - K)]
-    chain = [token % VOCAB for token in chain]
+    ticket, chain = new_ticket(), [*reference.greedy(PROMPT, K), *range(MAX_NODES - K)]
+    half = MAX_NODES // 2
     items = [
-        delivery(target, ticket, len(PROMPT), chain[:MAX_NODES]),
-        delivery(target, ticket, len(PROMPT), chain[MAX_NODES:], path=chain[:MAX_NODES]),
+        delivery(target, ticket, len(PROMPT), chain[:half]),
+        delivery(target, ticket, len(PROMPT), chain[half:], path=chain[:half]),
     ]
     verdict = await drafted(target, verify(1, len(PROMPT), ticket=ticket), *items)
     assert (verdict.num_drafted, verdict.num_accepted) == (K, K)
@@ -228,17 +226,20 @@ MISSHAPEN: dict[str, Change] = {
     "half an id": _fields(ids=b"12345"),
     "no ids": _ids("ids"),
     "too many ids": _ids("ids", *[1] * (MAX_NODES + 1)),
-    "path out of range": _ids("path", VOCAB),
-    "path too long": _ids("path", *[1] * (MAX_NODES + 1)),
     "too few parents": _ids("parents", -1, 0),
     "its own parent": _ids("parents", -1, 1, 1),
     "a later parent": _ids("parents", 1, -1, 1),
-    "a parent below the path": _ids("parents", -2, 0, 1),
+    "a parent below the root": _ids("parents", -2, 0, 1),
     "too few ranks": _fields(ranks=b"\0\0"),
     "too few kinds": _fields(kinds=b"\2\2"),
     "unknown kind": _fields(kinds=b"\2\2\x09"),
     "unspecified kind": _fields(kinds=b"\2\2\0"),
-    "no segments": _fields(segments=b""),
+    "too many ranks": _fields(ranks=bytes(4)),
+    "half a parent": _fields(parents=b"\xff" * 11),
+    "half an end": _fields(ends=b"12345"),
+    "an end that is no node": _ids("ends", 0, K),
+    "an end below the root": _ids("ends", -2),
+    "more ends than nodes": _ids("ends", *[0] * (K + 2)),
     "fewer parents than rows": _ids("parents", -1, -1, 0),
     "no rows": lambda item: item.ClearField("distributions"),
     "empty rows": lambda item: item.distributions.Clear(),
@@ -361,6 +362,39 @@ async def test_bound_of_bytes(bounded: Process) -> None:
             assert verdict.num_drafted == k
             assert parked(await client.metrics(), "pruned") - parked(before, "pruned") >= num - num_kept
         ticket = new_ticket()
-        item = delivery(client, ticket, len(PROMPT), range(10, 14), uniform_rows(4), ends=True)
+        item = delivery(client, ticket, len(PROMPT), range(10, 14), uniform_rows(4), ends=[3])
         again = await drafted(client, verify(1, 0, PROMPT, ticket), item)
         assert again.num_drafted == 4, "what was given up left room"
+
+
+async def test_a_draft_that_fills_its_budget_with_rubbish_harms_only_its_own_slots(
+    bounded: Process, reference: ReferenceModel
+) -> None:
+    """It is counted and given up; beside it drafts come and are kept, and both texts are the target's."""
+    async with ControlClient(bounded.address, "target") as client, DeliverClient(client) as rubbish:
+        before, expected = await client.metrics(), reference.greedy(PROMPT, 13)
+        for slot in (1, 2):
+            await client.opened(slot, PROMPT, k=K, max_tokens=13)
+        messages = {slot: verify(slot, len(PROMPT), ticket=new_ticket(), num_steps=13) for slot in (1, 2)}
+        replies = {slot: client.follow(message) for slot, message in messages.items()}
+        await client.taken()
+        wrong, ids = [(expected[0] + 1) % VOCAB, 5, 6], list[int]()
+        while len(ids) < len(expected):
+            root_len = len(PROMPT) + len(ids)
+            for first in range(40):  # 40 trees that say something else, of the largest size that is read
+                chain = [(wrong[0] + first) % VOCAB, *[7] * (MAX_NODES - 1)]
+                await rubbish.send(delivery(client, messages[1].ticket, root_len, chain))
+            await deliver(client, delivery(client, messages[2].ticket, root_len, expected[len(ids) :][:K]))
+            (verdict,) = await replies[2].verdicts(1)
+            room = len(expected) - len(ids) - 1
+            assert verdict.num_drafted == verdict.num_accepted == min(K, room)
+            ids += verdict.token_ids
+        assert ids == expected
+        harmed = list[int]()
+        while len(harmed) < len(expected):
+            harmed += (await replies[1].verdicts(1))[0].token_ids
+        assert harmed == expected, "the text is the target's"
+        await rubbish.finish()
+        await client.taken()
+        assert parked(await client.metrics(), "pruned") - parked(before, "pruned") > 40 * MAX_NODES
+        assert (await client.info()).num_tickets == 0

@@ -29,7 +29,7 @@ def test_workers_answer_rubbish_with_a_clear_status_and_keep_nothing(
         assert {"reply open", "reply error INVALID"} <= tally.ends.keys()
     tally = Tally()
     campaigns.run(campaigns.deliver(target, tally), tally, 100, seed=3)
-    assert tally.ends["part taken"] and tally.ends["part refused"]
+    assert tally.ends["part taken"] and tally.ends["part refused"] and tally.ends["drafts verified"]
     for worker in (target, draft):
         worker.check_alive()
         worker.check_empty()

@@ -15,9 +15,8 @@ import pytest
 import pytest_asyncio
 import torch
 
-from outrider.engine.speculation.nodes import PATH_END, NodeKind, Nodes, to_proto
+from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes, to_proto
 from outrider.v1 import common_pb2 as pb
-from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.kinds import AcceptanceRule
@@ -28,6 +27,7 @@ from tests.service.conftest import HOLD, stream_to, worker
 from tests.service.control_client import (
     ControlClient,
     DeliverClient,
+    advance,
     deliver,
     delivery,
     new_ticket,
@@ -43,10 +43,6 @@ from tests.wire_rows import encode_rows
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 K = 3
-
-
-def advance(slot: int, base_len: int, ids: Sequence[int], ticket: int = 1) -> dpb.Advance:
-    return dpb.Advance(slot=slot, base_len=base_len, committed_ids=ids, ticket=ticket)
 
 
 @pytest.fixture(scope="module")
@@ -179,24 +175,25 @@ KINDS_OF_REQUESTS: dict[str, tuple[Speculation, dict[str, Any]]] = {
 
 
 def any_nodes(random: Random, ticket: int, committed: Sequence[int], likely: Sequence[int]) -> Nodes:
-    """A tree of the right shape that no draft would grow: kinds, places, segments and laws by chance."""
+    """A tree of the right shape that no draft would grow: kinds, places, ends and laws by chance."""
     num, root_len = random.randint(0, 6), len(committed) - random.randint(0, 2)
     path = [*committed[root_len:], *random.choices(likely, k=random.choice([0, 0, 0, 1, 2]))]
-    parents = [random.choice([index - 1, random.randint(PATH_END, index - 1)]) for index in range(num)]
-    kinds = random.choice([[NodeKind.LAW] * num, random.choices(list(NodeKind), k=num)])
+    start = len(path)
+    parents = [random.choice([index - 1, random.randint(TREE_ROOT, index - 1)]) for index in range(start, start + num)]
+    parents = [*range(TREE_ROOT, start - 1), *parents]
+    kinds = random.choice([[NodeKind.LAW] * num, [NodeKind.GUESS] * num, random.choices(list(NodeKind), k=num)])
+    kinds = [*[NodeKind.KNOWN] * start, *kinds]
     num_laws = len({parent for parent, kind in zip(parents, kinds, strict=True) if kind is NodeKind.LAW})
     noise = torch.randn(num_laws, 320, generator=torch.Generator().manual_seed(random.randrange(1 << 30)))
     return Nodes(
         ticket=ticket,
         root_len=root_len,
-        path=path,
-        ids=random.choices(likely, k=num),
+        ids=[*path, *random.choices(likely, k=num)],
         parents=parents,
-        ranks=random.choices([0, 0, 0, 1, 2, 255], k=num),
+        ranks=random.choices([0, 0, 0, 1, 2, 255], k=start + num),
         kinds=kinds,
-        segments=random.choices([0, root_len, len(committed), 2**32 - 1], k=num),
         rows=encode_rows(noise.log_softmax(1), prefer_sparse=False) if num_laws else None,
-        ends=random.random() < 0.5,
+        ends=[random.randrange(TREE_ROOT, start + num) for _ in range(random.choice([0, 0, 1, 2]))][: start + num],
     )
 
 

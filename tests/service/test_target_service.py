@@ -54,7 +54,7 @@ async def verdict_with(
 ) -> tpb.Verdict:
     """One step, over drafts that come while it is held for them."""
     ticket = new_ticket()
-    item = delivery(client, ticket, len(ids), drafts, log_probs, sparse=sparse, ends=True)
+    item = delivery(client, ticket, len(ids), drafts, log_probs, sparse=sparse, ends=[len(drafts) - 1])
     verdict = await drafted(client, verify(slot, 0, ids, ticket), item)
     assert isinstance(verdict, tpb.Verdict), verdict
     assert verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED
@@ -716,7 +716,7 @@ async def test_a_draft_that_has_nothing_to_say_is_not_waited_for(
     await target.opened(1, PROMPT, k=4, temperature=temperature)
     await target.ask(verify(1, len(PROMPT)))
     ticket = new_ticket()
-    item = delivery(target, ticket, len(PROMPT), (), ends=True)
+    item = delivery(target, ticket, len(PROMPT), (), ends=[-1])
     verdict = await drafted(target, verify(1, len(PROMPT), ticket=ticket), item)
     assert isinstance(verdict, tpb.Verdict) and list(verdict.kinds) == [PLAIN]
     assert (verdict.num_drafted, verdict.fallback) == (0, tpb.FALLBACK_REASON_UNSPECIFIED)
@@ -731,7 +731,7 @@ async def test_a_chain_may_end_before_its_k(target: ControlClient, reference: Re
     ticket = new_ticket()
     parts = [
         delivery(target, ticket, len(PROMPT), expected[:1]),
-        delivery(target, ticket, len(PROMPT), expected[1:2], path=expected[:1], ends=True),
+        delivery(target, ticket, len(PROMPT), expected[1:2], path=expected[:1], ends=[0]),
     ]
     verdict = await drafted(target, verify(1, len(PROMPT), ticket=ticket), *parts)
     assert isinstance(verdict, tpb.Verdict) and list(verdict.token_ids) == expected

@@ -6,6 +6,7 @@ import sys
 import draft_service.deliveries
 from draft_service.worker import start_worker
 from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2 as tpb
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
@@ -33,8 +34,13 @@ def unknown_kind(message):
     message.kinds = b"\x09" + message.kinds[1:]
 
 
+def log_probs_of(message):
+    rows = message.distributions
+    return rows.dense if rows.HasField("dense") else rows.sparse_log_probs
+
+
 def too_few_values(message):
-    tensor = message.distributions.dense
+    tensor = log_probs_of(message)
     tensor.data = tensor.data[:-4]
 
 
@@ -43,11 +49,11 @@ def too_narrow_rows(message):
 
 
 def wrong_dtype(message):
-    message.distributions.dense.dtype = pb.TENSOR_DTYPE_INT32
+    log_probs_of(message).dtype = pb.TENSOR_DTYPE_INT32
 
 
 def nan_log_probs(message):
-    tensor = message.distributions.dense
+    tensor = log_probs_of(message)
     tensor.data = b"\xff" * len(tensor.data)
 
 
@@ -80,7 +86,8 @@ def to_lying_proto(nodes, target_epoch, vocab_size):
     message = to_proto(nodes, target_epoch, vocab_size)
     if message.ids:
         has_laws = message.HasField("distributions")
-        next(turns[has_laws] if message.path or not has_laws else at_root)(message)
+        is_below = tpb.NODE_KIND_KNOWN in message.kinds
+        next(turns[has_laws] if is_below or not has_laws else at_root)(message)
     return message
 
 
