@@ -58,7 +58,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
             max_slots=NUM_SLOTS,
             context_limit=None,
             attention_path="auto",
-            batch_invariant=False,
+            batch_invariant=True,
         )
     )
 
