@@ -134,7 +134,7 @@ class Watcher:
 
 def num_proposed(samples: Samples) -> float:
     """By this draft, in this life."""
-    return total(samples, "outrider_worker_steps_total", kind="propose")
+    return total(samples, "outrider_worker_steps_total", kind="grow")
 
 
 def _is_connected(samples: Samples, role: str, index: int) -> bool:
