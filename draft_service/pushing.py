@@ -45,6 +45,8 @@ class Pusher:
         now = time.monotonic()
         if tree.awaits_named:  # the target waits for all of it: nothing goes out early but large laws
             is_due = now - growing.pushed_s >= PUSH_S and not growing.slot.params.determined
+        elif tree.ended:  # all is grown that it may be waiting for
+            is_due = True
         elif growing.is_awaited:
             is_due = worth_s <= step_s
         else:

@@ -47,7 +47,7 @@ class Course:
 
     def commit(self, ids: list[int]) -> None:
         self.draft.commit(ids)
-        self.parked.advance(ids, None)
+        self.parked.advance(ids, 0, None)
 
 
 def drawn(node: Node) -> Any:
