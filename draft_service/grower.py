@@ -13,11 +13,11 @@ from functools import partial
 
 from draft_service.growing import Growing
 from draft_service.jobs import AdvanceJob
-from draft_service.pushing import Pusher, Send
+from draft_service.pushing import NUM_URGENT, Pusher, Send
 from outrider.engine.speculation.drafter import Drafter
 from outrider.engine.speculation.drawing import grow
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.engine.speculation.row_cost import Rate, RowCost, best_count
+from outrider.engine.speculation.row_cost import RowCost, best_count
 from outrider.engine.speculation.tree import GrowingTree, Node, Plan
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, SlotKey, TruncateJob
@@ -58,8 +58,6 @@ class Grower:
         self._vocab_size = vocab_size
         self._shares: dict[tuple[bool, bool], RankShares] = {}
         self._cost = RowCost()
-        self._rate = Rate()
-        """Of tokens that the targets of all slots commit."""
 
     # jobs
 
@@ -118,9 +116,8 @@ class Grower:
             self._re_root(growing, tree, job)
         slot.asked_s = time.monotonic()
         growing.ticket, growing.tree = job.ticket, tree
-        growing.is_awaited = not tree.root.children
-        self._rate.note(len(job.committed_ids))
-        self._push_due(growing)
+        growing.num_urgent = 0 if tree.root.children else NUM_URGENT
+        self._pusher.push_due(growing, goes_on=bool(tree.offers(1)))
 
     def _begin(self, growing: Growing, job: AdvanceJob) -> GrowingTree:
         """Return a tree that knows no guesses. Those of another are not for the cache to be compared by: its cells are
@@ -181,15 +178,8 @@ class Grower:
         self._metrics.busy_seconds.inc(seconds)
         self._keeper.refresh_gauges()
         for growing in owners.values():
-            self._push_due(growing)
+            self._pusher.push_due(growing, goes_on=growing.tree is not None and bool(growing.tree.offers(1)))
         return True
-
-    def _push_due(self, growing: Growing) -> None:
-        """A step more is worth the chance that its first guess is kept, of what the targets make in a second."""
-        best = () if growing.tree is None else growing.tree.offers(1)
-        step_s, rate = self._cost.seconds(1) or 0.0, self._rate.per_s()
-        worth_s = best[0][0] * growing.shares.share(0) / rate if best and rate else 0.0
-        self._pusher.push_due(growing, worth_s, step_s)
 
     def fail_step(self, error: Exception) -> None:
         """Give up every slot that grows: what is in its cache cannot be trusted, and the gateway opens it again."""
@@ -212,7 +202,8 @@ class Grower:
                 continue
             if not self._drafter.knows(growing):
                 tree.restart()
-            found = tree.offers(MOST_OFFERS if self._drafter.takes_trees else 1)
+            is_narrow = growing.num_urgent > 0 or not self._drafter.takes_trees  # one path is the fastest to be deep
+            found = tree.offers(1 if is_narrow else MOST_OFFERS)
             offers.append([(-chance, index, node, growing) for chance, node in found])
         best = list(heapq.merge(*offers, key=lambda offer: offer[:2]))
         count = best_count([-chance for chance, *_ in best], 0.0, 0, self._cost)

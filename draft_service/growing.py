@@ -21,5 +21,5 @@ class Growing:
     tree: GrowingTree | None = None
     """None until it is told what is committed, and after a stop."""
     pushed_s: float = 0.0
-    is_awaited: bool = False
-    """Nothing has left since its target had nothing to go on with."""
+    num_urgent: int = 0
+    """Messages that leave at once: the target had nothing to go on with."""

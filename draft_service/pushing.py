@@ -18,6 +18,9 @@ from outrider.wire.transport.codec import DenseRows
 PUSH_S = 0.004
 """Seconds between two messages of a slot whose target has guesses to go on with. Doubling it halves the messages, and
 lets guesses come later."""
+NUM_URGENT = 4
+"""Messages of a slot that leave at once after its target had nothing to go on with. Doubling it lets a target that
+waits go on with deeper guesses, for more messages."""
 MOST_IN_MESSAGE = MAX_NODES // 2
 """Nodes with which a message is full; siblings of the last are added. Doubling it makes a target refuse the largest."""
 
@@ -33,27 +36,20 @@ class Pusher:
         self._send = send
         self._metrics = metrics
 
-    def push_due(self, growing: Growing, worth_s: float, step_s: float) -> None:
-        """Send what was grown in a slot, if it is time.
-
-        worth_s: what one more step is worth to the slot's target, in seconds; 0 where nothing more is grown. step_s:
-        how long a step takes.
-        """
+    def push_due(self, growing: Growing, *, goes_on: bool) -> None:
+        """Send what was grown in a slot, if it is time. goes_on: more is being grown now."""
         tree = growing.tree
         if tree is None or not (tree.unsent or tree.ended):
             return
         now = time.monotonic()
-        if tree.awaits_named:  # the target waits for all of it: nothing goes out early but large laws
-            is_due = now - growing.pushed_s >= PUSH_S and not growing.slot.params.determined
-        elif tree.ended:  # all is grown that it may be waiting for
-            is_due = True
-        elif growing.is_awaited:
-            is_due = worth_s <= step_s
-        else:
-            is_due = worth_s == 0.0 or now - growing.pushed_s >= PUSH_S
+        is_due = now - growing.pushed_s >= PUSH_S
+        if tree.awaits_named:  # the target waits for all of it: nothing goes out early but whole laws, which are large
+            is_due = is_due and not growing.slot.params.determined and tree.plan.topk is None
+        else:  # what ends is waited for
+            is_due = is_due or growing.num_urgent > 0 or bool(tree.ended) or not goes_on
         if is_due:
             self._push(growing, tree)
-            growing.pushed_s, growing.is_awaited = now, False
+            growing.pushed_s, growing.num_urgent = now, max(0, growing.num_urgent - 1)
 
     def _push(self, growing: Growing, tree: GrowingTree) -> None:
         unsent, tree.unsent = tree.unsent, []

@@ -64,14 +64,14 @@ class Drafts:
         return Candidates(lease, nodes, len(nodes) if num_fixed else 0)
 
     def lacking(self, found: Candidates) -> float | None:
-        """Return the chance that the next guess would be kept, where the step might wait for it: none is here, or not
-        all that the request names. None where nothing more is to come.
+        """Return the chance that the next guess would be kept, where more may come than is here; None where not, or
+        where all that was named is here.
         """
         lease, num_here = found.lease, len(found.nodes)
         if not lease.live or found.drafter is not Drafter.MODEL or num_here >= lease.room or lease.parked.ended:
             return None
         if not lease.speculation.is_fixed:
-            return None if num_here else lease.shares.share(0)
+            return lease.shares.share(0) ** (len(lease.parked.chain(lease.room)) + 1)
         tree = lease.speculation.tree
         wanted = lease.speculation.num_draft_tokens if tree is None else tree.most_nodes
         return 1.0 if num_here < min(wanted, lease.room) else None

@@ -44,8 +44,14 @@ class Lease:
     """Something was delivered under the ticket."""
     lacked: dict[int, float] = field(default_factory=dict)
     """By the length at which nothing lay ready and nothing has come since: when the slot could go on."""
+    lacked_len: int = 0
+    """Length for which guesses came last where none had lain ready."""
     eta_s: float | None = None
     """How long after such a moment the first guesses usually come."""
+    gap_s: float | None = None
+    """How long after some guesses the next usually come, while the slot waits for them."""
+    arrived_s: float = 0.0
+    """When the last ones came."""
     hit: bool = False
     """Something lay ready then."""
     held_from_s: float | None = None
@@ -78,8 +84,15 @@ class Lease:
         self.live = self.heard = True
         lacked_s = self.lacked.pop(root_len, None)
         if lacked_s is not None:
-            took_s = max(0.0, arrived_s - lacked_s)
-            self.eta_s = took_s if self.eta_s is None else self.eta_s + ETA_WEIGHT * (took_s - self.eta_s)
+            self.eta_s = _mean(self.eta_s, max(0.0, arrived_s - lacked_s))
+            self.lacked_len = root_len
+        elif root_len == self.lacked_len:
+            self.gap_s = _mean(self.gap_s, max(0.0, arrived_s - self.arrived_s))
+        self.arrived_s = arrived_s
+
+
+def _mean(before: float | None, new: float) -> float:
+    return new if before is None else before + ETA_WEIGHT * (new - before)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from outrider.engine.speculation.row_cost import RowCost, best_count
 from target_service.lease import Candidates, Lease
@@ -67,16 +68,33 @@ class RowRule:
 
         lacking: each with the chance that its next guess would be kept.
         """
-        coming = [
-            (lease.ready_s + _PATIENCE * lease.eta_s, lease.eta_s, chance)
-            for lease, chance in lacking
-            if lease.eta_s is not None and now < lease.ready_s + _PATIENCE * lease.eta_s
-        ]
+        coming = list[_Coming]()
+        for lease, chance in lacking:
+            is_first = len(lease.slot.committed) in lease.lacked
+            since_s, takes_s = (lease.ready_s, lease.eta_s) if is_first else (lease.arrived_s, lease.gap_s)
+            if takes_s is not None and now < since_s + _PATIENCE * takes_s:
+                gain = chance + self._more(lease, chance) if is_first else chance
+                coming.append(_Coming(since_s + _PATIENCE * takes_s, takes_s, gain))
         if not coming or self._rate <= 0.0:
             return None
-        until, takes_s, _ = min(coming)
-        worth = sum(chance for *_, chance in coming)
-        return until if worth / self._rate > takes_s else None
+        first = min(coming)
+        return first.until_s if sum(each.gain for each in coming) / self._rate > first.takes_s else None
+
+    def _more(self, lease: Lease, chance: float) -> float:
+        """Return the tokens that guesses after the first would bring, less what waiting for each of them costs."""
+        more = 0.0
+        while lease.gap_s is not None and (chance := chance * lease.shares.share(0)) > lease.gap_s * self._rate:
+            more += chance - lease.gap_s * self._rate
+        return more
+
+
+class _Coming(NamedTuple):
+    """Guesses on their way."""
+
+    until_s: float
+    takes_s: float
+    gain: float
+    """Tokens that are expected of them."""
 
 
 def waits_until(lease: Lease) -> float:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draft_service import pushing
 from draft_service.growing import Growing
-from draft_service.pushing import PUSH_S, Pusher
+from draft_service.pushing import NUM_URGENT, PUSH_S, Pusher
 from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.tree import Node
 from outrider.wire.metrics import WorkerMetrics
@@ -30,7 +30,7 @@ class Course:
         job: Any = SimpleNamespace(deliver_to="target:1", target_epoch=3)
         slot: Any = SimpleNamespace(params=draft.params)
         self.draft, self.sent, self.now, self.parked = draft, list[Nodes](), 100.0, Parked()
-        self.growing = Growing(job, slot, draft.shares, ticket=7, tree=draft.tree, is_awaited=True)
+        self.growing = Growing(job, slot, draft.shares, ticket=7, tree=draft.tree, num_urgent=NUM_URGENT)
         self.pusher = Pusher(engine, self.take, WorkerMetrics("draft"))
         monkeypatch.setattr(pushing.time, "monotonic", lambda: self.now)
 
@@ -39,10 +39,10 @@ class Course:
         self.sent.append(nodes)
         self.parked.insert(nodes, self.draft.committed, PLENTY)
 
-    def push(self, worth_s: float = 0.0, step_s: float = 0.0, *, after_s: float = 1.0) -> int:
-        """Return how many messages left. worth_s 0: nothing more is grown."""
+    def push(self, *, goes_on: bool = False, after_s: float = 1.0) -> int:
+        """Return how many messages left. goes_on: more is grown."""
         self.now, before = self.now + after_s, len(self.sent)
-        self.pusher.push_due(self.growing, worth_s, step_s)
+        self.pusher.push_due(self.growing, goes_on=goes_on)
         return len(self.sent) - before
 
     def commit(self, ids: list[int]) -> None:
@@ -118,16 +118,17 @@ def _path(nodes: Nodes, node: int) -> list[int]:
 
 
 @RULES
-def test_the_first_message_after_a_miss_leaves_when_another_step_is_not_worth_it(
+def test_what_a_target_waits_for_leaves_at_once_then_now_and_then(
     rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    course = Course(monkeypatch, Draft(**rule).grow(1))
-    assert course.push(worth_s=0.2, step_s=0.1) == 0
-    assert course.push(worth_s=0.1, step_s=0.1) == 1
-    course.draft.grow(1)
-    assert course.push(0.1, 0.1, after_s=0.6 * PUSH_S) == 0, "then now and then"
-    assert course.push(0.1, 0.1, after_s=0.6 * PUSH_S) == 1
-    course.draft.grow(1)
+    course = Course(monkeypatch, Draft(**rule))
+    for _ in range(NUM_URGENT):
+        course.draft.grow(1, most=1)
+        assert course.push(goes_on=True, after_s=0.0) == 1
+    course.draft.grow(1, most=1)
+    assert course.push(goes_on=True, after_s=0.6 * PUSH_S) == 0
+    assert course.push(goes_on=True, after_s=0.6 * PUSH_S) == 1
+    course.draft.grow(1, most=1)
     assert course.push(after_s=0.0) == 1, "and at once where nothing more is grown"
     assert course.push() == 0
 
@@ -140,7 +141,7 @@ def test_what_is_named_leaves_as_a_whole_but_for_laws(
     early = 0
     for _ in range(3):
         course.draft.grow(1)
-        early += course.push(0.1, 0.1)
+        early += course.push(goes_on=True)
     assert early == num_early
     course.draft.grow(1)
     assert course.push() == 1 and len(course.parked.chain(9)) == 4 and course.parked.ended

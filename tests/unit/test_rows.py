@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,11 +67,13 @@ class TestCost:
         assert best_count([0.005] * 20, 1.0, 1, cost) == 0
 
 
-def lease(now: float = 0.0, eta_s: float | None = None, **speculation: Any) -> Any:
+def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = None, **speculation: Any) -> Any:
+    """A slot for which nothing lies ready."""
     shares = SlotShares(RankShares())
     spec = Speculation(**{"max_draft_tokens": 32, **speculation})
-    made = Lease(None, None, spec, 9, shares, shares, now, live=True)  # type: ignore[arg-type]
-    made.eta_s = eta_s
+    slot: Any = SimpleNamespace(committed=[7], max_len=99)
+    made = Lease(None, slot, spec, 9, shares, shares, now, live=True)  # type: ignore[arg-type]
+    made.lacked[1], made.eta_s, made.gap_s = now, eta_s, gap_s
     return made
 
 
@@ -106,3 +109,9 @@ class TestHold:
         assert rule().hold_until([(lease(eta_s=0.05), 0.6)], 0.001) is None  # it takes too long
         assert rule(tokens_per_s=2500).hold_until([(near, 0.6)], 0.001) is None  # others would wait, too
         assert rule().hold_until([(lease(), 0.6)], 0.001) is None  # nobody knows when it will come
+
+    def test_what_follows_the_first_guess_counts_for_as_long_as_it_is_worth_its_own_wait(self) -> None:
+        lone, quick, slow = (lease(now=0.0, eta_s=0.007, gap_s=gap_s) for gap_s in (None, 0.0005, 0.005))
+        assert rule().hold_until([(lone, 0.6)], 0.001) is None
+        assert rule().hold_until([(slow, 0.6)], 0.001) is None
+        assert rule().hold_until([(quick, 0.6)], 0.001) == pytest.approx(0.014)

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from outrider.engine.sampling.coupled import coupled_ranked
+from outrider.engine.sampling.coupled import coupled_ranked, uniforms
 from outrider.engine.sampling.noise import host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits
-from outrider.engine.sampling.row_law import RowLaw, draw_place, exactly_best, truncate_topk
+from outrider.engine.sampling.row_law import RowLaw, Weights, draw_place, exactly_best, truncate_topk
 from outrider.engine.speculation.drafter import Said
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import MAX_RANKS
@@ -101,15 +101,17 @@ def _draw(said: Said, whole: RowLaw, numbers: Sequence[float]) -> None:
         tree.add_ranked(node, _keys(said, law, weights, num_keys))
 
 
-def _keys(said: Said, law: RowLaw, weights: np.ndarray, num: int) -> list[tuple[int, float]]:
+def _keys(said: Said, law: RowLaw, weights: Weights, num: int) -> list[tuple[int, float]]:
     """Return the ids that the target most likely draws after a node, were its law the draft's without what is drawn
     there: by the numbers that it will draw with. They order the ids of this place and decide nothing else.
     """
     likely = np.flatnonzero(weights)
     if likely.size > NUM_LIKELY:
-        likely = likely[exactly_best(law.scores[likely], NUM_LIKELY)]  # not by weights, which a float32 may not hold
-    left = RowLaw(law.vocab_size, law.scores[likely], likely if law.ids is None else law.ids[likely])
-    return list(zip(*coupled_ranked(left, said.state.params, said.node.position + 1, num), strict=True))
+        likely = likely[exactly_best(law.scores[likely], NUM_LIKELY)]
+    ids = likely if law.ids is None else law.ids[likely]
+    u = uniforms(said.state.params, said.node.position + 1, ids)
+    order = np.argsort(np.log(-np.log(u)) - law.scores[likely])[:num]  # the largest score + Gumbel first
+    return list(zip(ids[order].tolist(), weights[likely[order]].tolist(), strict=True))
 
 
 def _ends(said: Said) -> Sequence[Node]:

@@ -7,8 +7,6 @@ neighbours is averaged out, and a cliff stays one.
 
 from __future__ import annotations
 
-import math
-import time
 from bisect import bisect_right
 from collections.abc import Sequence
 
@@ -22,27 +20,6 @@ doubles what one disturbed step adds."""
 _EXACT_ROWS = 32
 """Numbers of rows that are told apart; above, those within an eighth are taken together. Doubling it doubles what has
 to be learnt."""
-
-
-_RATE_S = 1.0
-"""Seconds over which a rate is taken. Doubling it follows the load half as fast, and chance, too."""
-
-
-class Rate:
-    """How many there are of something a second: those of the last seconds, the latest weighing most."""
-
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._at_s = 0.0
-
-    def note(self, num: float) -> None:
-        self._sum, self._at_s = self._decayed() + num, time.monotonic()
-
-    def per_s(self) -> float:
-        return self._decayed() / _RATE_S
-
-    def _decayed(self) -> float:
-        return self._sum * math.exp((self._at_s - time.monotonic()) / _RATE_S)
 
 
 class RowCost:
