@@ -112,6 +112,6 @@ class TestHold:
 
     def test_what_follows_the_first_guess_counts_for_as_long_as_it_is_worth_its_own_wait(self) -> None:
         lone, quick, slow = (lease(now=0.0, eta_s=0.007, gap_s=gap_s) for gap_s in (None, 0.0005, 0.005))
-        assert rule().hold_until([(lone, 0.6)], 0.001) is None
-        assert rule().hold_until([(slow, 0.6)], 0.001) is None
-        assert rule().hold_until([(quick, 0.6)], 0.001) == pytest.approx(0.014)
+        assert rule(100).hold_until([(lone, 0.6)], 0.001) is None
+        assert rule(100).hold_until([(slow, 0.6)], 0.001) is None
+        assert rule(100).hold_until([(quick, 0.6)], 0.001) == pytest.approx(0.014)
