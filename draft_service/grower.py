@@ -116,6 +116,8 @@ class Grower:
             self._re_root(growing, tree, job)
         slot.asked_s = time.monotonic()
         growing.ticket, growing.tree = job.ticket, tree
+        if job.is_missed:
+            tree.resend()
         growing.num_urgent = 0 if tree.root.children else NUM_URGENT
         self._pusher.push_due(growing, goes_on=bool(tree.offers(1)))
 

@@ -14,3 +14,5 @@ class AdvanceJob:
     ticket: int
     base_len: int
     committed_ids: tuple[int, ...]
+    is_missed: bool = False
+    """Nothing lay ready at the target."""

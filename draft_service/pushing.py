@@ -16,8 +16,8 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseRows
 
 PUSH_S = 0.004
-"""Seconds between two messages of a slot whose target has guesses to go on with. Doubling it halves the messages, and
-lets guesses come later."""
+"""Seconds between two messages of guesses for a target that has some to go on with. Doubling it halves the messages,
+and lets guesses come later."""
 NUM_URGENT = 4
 """Messages of a slot that leave at once after its target had nothing to go on with. Doubling it lets a target that
 waits go on with deeper guesses, for more messages."""
@@ -42,11 +42,12 @@ class Pusher:
         if tree is None or not (tree.unsent or tree.ended):
             return
         now = time.monotonic()
-        is_due = now - growing.pushed_s >= PUSH_S
-        if tree.awaits_named:  # the target waits for all of it: nothing goes out early but whole laws, which are large
-            is_due = is_due and not growing.slot.params.determined and tree.plan.topk is None
+        if not growing.slot.params.determined:
+            is_due = True  # what is drawn leaves before anything that may take a time set by it
+        elif tree.awaits_named:  # the target waits for all of it
+            is_due = False
         else:  # what ends is waited for
-            is_due = is_due or growing.num_urgent > 0 or bool(tree.ended) or not goes_on
+            is_due = bool(tree.ended) or not goes_on or growing.num_urgent > 0 or now - growing.pushed_s >= PUSH_S
         if is_due:
             self._push(growing, tree)
             growing.pushed_s, growing.num_urgent = now, max(0, growing.num_urgent - 1)
@@ -60,6 +61,8 @@ class Pusher:
             ended = []
         if ended:
             self._engine.answer(partial(self._encode, send, *_message(growing.ticket, tree, (), ended)))
+        if not growing.slot.params.determined:
+            self._engine.flush()
 
     def _encode(self, send: Callable[[Nodes], None], nodes: Nodes, laws: Sequence[RowLaw], is_cut: bool) -> None:
         """Encode the laws and send. On the gRPC loop's thread."""
@@ -111,7 +114,7 @@ def _message(
         [node.rank for node in nodes],
         kinds,
         None,
-        [index[id(node)] for node in ended],
+        sorted({index[id(node)] for node in ended}),
     )
     is_cut = any(node.segment is not None and node.segment.topk is not None for node in drawn.values())
     return message, [node.law for node in drawn.values() if node.law is not None], is_cut

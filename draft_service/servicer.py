@@ -43,6 +43,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             message.ticket,
             message.base_len,
             tuple(message.committed_ids),
+            message.is_missed,
         )
         self._service.engine.submit(job)
 

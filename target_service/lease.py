@@ -23,7 +23,7 @@ ETA_WEIGHT = 0.25
 """Weight of a new arrival in what a slot's guesses usually take. Doubling it follows twice as fast, and chance, too."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Lease:
     """A slot that steps by itself until it has `until_len` committed tokens."""
 

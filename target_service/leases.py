@@ -34,6 +34,8 @@ class Leases:
         self._leases: dict[SlotKey, Lease] = {}
         self._by_ticket: dict[int, Lease] = {}
         self._delivered: deque[tuple[Nodes, float]] = deque()
+        self._num_bytes = 0
+        """Of what was delivered and not taken in, to within what two threads count at once."""
         self._shares: dict[tuple[Any, ...], RankShares] = {}
 
     def __len__(self) -> int:
@@ -78,9 +80,15 @@ class Leases:
             lease.ready_s = now
         lease.until_len = job.until_len
 
-    def leave(self, nodes: Nodes) -> None:
-        """Leave what a draft delivered for the engine thread to take in, from any thread."""
+    def hand_in(self, nodes: Nodes) -> bool:
+        """Leave what a draft delivered for the engine thread to take in, from the gRPC loop's; return False where more
+        waits there than may be parked.
+        """
+        if self._num_bytes + nodes.num_bytes > self._max_bytes:
+            return False
+        self._num_bytes += nodes.num_bytes
         self._delivered.append((nodes, time.monotonic()))
+        return True
 
     def take_delivered(self, *, in_step: bool = False) -> None:
         """Park what was left. in_step: what came while a step ran, which lies ready for the next when this one commits;
@@ -91,6 +99,7 @@ class Leases:
             if in_step and nodes.ticket not in self._by_ticket:
                 self._delivered.append((nodes, arrived_s))
             else:
+                self._num_bytes -= nodes.num_bytes
                 self._deliver(nodes, arrived_s, in_step)
 
     def _deliver(self, nodes: Nodes, arrived_s: float, in_step: bool) -> None:

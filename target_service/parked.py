@@ -40,7 +40,8 @@ class ParkedNode:
 
     def drawn(self) -> list[ParkedNode]:
         """Return its LAW children in the order in which they were drawn."""
-        return sorted((n for n in self.children.values() if n.kind is NodeKind.LAW), key=lambda node: node.rank)
+        drawn = [node for node in self.children.values() if node.kind is NodeKind.LAW]
+        return drawn if len(drawn) < 2 else sorted(drawn, key=lambda node: node.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,8 @@ class Parked:
             assert nodes.rows is not None and row is not None, "a LAW node without its law"
             law = (nodes.rows, row)
             drawn = parent.drawn()
-            if drawn and drawn[0].law != law:
-                return None  # of another chain than the first, of which a state has one
+            if (drawn and drawn[0].law != law) or (parent.children and not drawn):
+                return None  # of another proposal than the first, of which a state has one
         child = ParkedNode(nodes.ids[index], nodes.ranks[index], kind, num_bytes, law)
         parent.children[child.token_id] = child
         parent.ended &= parent is self.root  # what was doubted may be believed again, deeper in the answer

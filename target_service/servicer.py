@@ -21,11 +21,11 @@ from target_service.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     """Serves a target's RPCs."""
 
-    def __init__(self, service: WorkerService, vocab_size: int, leave: Callable[[Nodes], None]) -> None:
-        """leave: leaves what a draft delivered for the engine."""
+    def __init__(self, service: WorkerService, vocab_size: int, hand_in: Callable[[Nodes], bool]) -> None:
+        """hand_in: leaves what a draft delivered for the engine; False where there is no room."""
         self._service = service
         self._vocab_size = vocab_size
-        self._leave = leave
+        self._hand_in = hand_in
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:
         return self._service.info()
@@ -71,7 +71,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         except BadTensor as error:
             self._service.engine.submit(RefusedDelivery(item.ticket, str(error)))
             return False
-        self._leave(nodes)
+        if not self._hand_in(nodes):
+            return False
         self._service.engine.submit(None)  # wakes it
         return True
 

@@ -250,6 +250,7 @@ class Verifier:
         held = [each.lease for each in found if self._held_until is not None or each.lease.slot.key in waiting]
         for lease in held:
             lease.held_from_s = now if lease.held_from_s is None else lease.held_from_s
+            lease.slot.asked_s = now  # it does not rest
         if self._held_until is not None:
             return []
         for lease, _ in lacking:
@@ -294,7 +295,7 @@ class Verifier:
     def _timings(self, lease: Lease, started: float, forwarded: float, ended: float) -> Timings:
         held_s = 0.0 if lease.held_from_s is None else max(0.0, started - lease.held_from_s)
         queue_s = max(0.0, started - lease.ready_s - held_s)
-        return Timings(held_s, queue_s, forwarded - started, ended - forwarded, len(self._in_step), *self._num_fed)
+        return Timings(held_s, queue_s, forwarded - started, ended - forwarded, len(self._rows), *self._num_fed)
 
     def _commit(self, lease: Lease, r: Ready, decided: Decided, timings: Timings) -> int:
         slot = r.slot
@@ -333,6 +334,7 @@ class Verifier:
         if commit.finish is not None:
             self._leases.finish(slot.key)
         self._leases.answer(lease.job, verdict)
+        self._in_step.remove(lease)
         self._metrics.steps.labels(kind="verify" if TokenKind.PLAIN not in commit.kinds else "plain").inc()
         return len(commit.token_ids)
 

@@ -48,7 +48,7 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
         verifier = Verifier(loaded.runner, base.keeper, leases, base.engine, *rest)
 
         def add_services(server: Any) -> list[str]:
-            servicer = TargetServicer(base.service, vocab_size, leases.leave)
+            servicer = TargetServicer(base.service, vocab_size, leases.hand_in)
             target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
             return [target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name]
 

@@ -1,1 +1,1 @@
-"""The round of one request: propose, verify, commit, and the state of its answer."""
+"""The round of one request: lease, verdict, commit, and the state of its answer."""

@@ -97,8 +97,10 @@ class Decoder:
             self._speculation = self._speculate(target)
             self._own = self._own_drafter(target)
             await self.target.open(target, self._speculation, self._own)
-        if self._asks_draft and self.draft.place(self.target.member):
-            self.target.end_lease()
+        if self._asks_draft:
+            is_left = self.draft.place(self.target.member)
+            if is_left or self.draft.begins_anew(self.target.ticket, target):
+                self.target.end_lease()
         if not self.target.leases:
             self._began_s = time.monotonic()
             self.target.begin_lease(target, is_drafted=self._asks_draft and self.draft.connection is not None)

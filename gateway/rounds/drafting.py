@@ -137,6 +137,8 @@ class Drafting:
         """To its OpenSlot: the answer, and later errors of the slot."""
         self._is_ahead = False
         """Its tree reached beyond the last verdict, so that it may have nothing left to do."""
+        self._told_ticket: int | None = None
+        """The lease that a draft was told of last."""
         self._num_missing = 0
         """Verdicts in a row by which nothing had come."""
         self._num_unused = 0
@@ -179,9 +181,19 @@ class Drafting:
             ticket=ticket,
             base_len=self.slot.agreed_len,
             committed_ids=session.committed[self.slot.agreed_len :],
+            is_missed=not self._is_ahead,
         )
         connection.send(dpb.DraftRequest(advance=advance), owes_step=not self._is_ahead)
         self.slot.agreed_len = session.committed_len
+        self._told_ticket = ticket
+
+    def begins_anew(self, ticket: int, target: Connection) -> bool:
+        """Return whether another slot of a draft is about to deliver under a ticket than the one before: under
+        `rejection` a state has one proposal.
+        """
+        connection = self.connection
+        is_new = connection is not None and not self.slot.is_open_on(connection, target.epoch)
+        return is_new and self._told_ticket == ticket
 
     @property
     def connection(self) -> Connection | None:
@@ -200,7 +212,10 @@ class Drafting:
             self._assignment.refused()
         elif verdict.drafter == pb.DRAFTER_MODEL:
             self._assignment.did_well()
-        self._num_unused = 0 if verdict.drafter == pb.DRAFTER_MODEL else self._num_unused + 1
+        if verdict.drafter == pb.DRAFTER_MODEL:
+            self._num_unused = 0
+        elif verdict.drafter == pb.DRAFTER_UNSPECIFIED:
+            self._num_unused += 1
         self._num_missing = 0 if verdict.HasField("hit") else self._num_missing + 1
         if self._num_missing == MISSING_VERDICTS:
             self._assignment.undelivered()

@@ -333,7 +333,8 @@ class WorkerLink:
                 now = time.monotonic()
             else:
                 now = time.monotonic()
-                if self.info is not None and info.num_steps != self.info.num_steps:
+                is_resting = not info.current_step_us  # whatever it was sent is done with
+                if is_resting or (self.info is not None and info.num_steps != self.info.num_steps):
                     connection.stepped()
                 self._note(info, now - asked_s)
                 watch.step_seen(info.num_steps, info.longest_step_us / 1e6, now)

@@ -116,7 +116,7 @@ class Pair:
         for slot, ids in slots.items():
             self.target.handle(ExtendJob(OWNER, slot, slot, len(ids) + 1))
         for nodes in self.delivered:
-            self.target.worker._leases.leave(nodes)
+            self.target.worker._leases.hand_in(nodes)
         self.delivered.clear()
         while len(self._verdicts) < len(slots):
             assert self.target.step()

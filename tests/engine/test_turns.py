@@ -156,7 +156,7 @@ class Target(Base):
         parents = list(range(TREE_ROOT, num - 1)) if parents is None else parents
         ranks, kinds = [parents[:node].count(parent) for node, parent in enumerate(parents)], [NodeKind.GUESS] * num
         nodes = Nodes(slot, root_len, ids, parents, ranks, kinds, None, num_bytes=4 * num)
-        self.leases.leave(nodes)
+        self.leases.hand_in(nodes)
 
     def step(self) -> bool:
         """Take a step. Return False when nothing is left to do."""

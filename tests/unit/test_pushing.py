@@ -26,7 +26,7 @@ class Course:
     """A draft whose messages go into a target's mirror, at times that the test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, draft: Draft) -> None:
-        engine: Any = SimpleNamespace(answer=lambda send: send())
+        engine: Any = SimpleNamespace(answer=lambda send: send(), flush=lambda: None)
         job: Any = SimpleNamespace(deliver_to="target:1", target_epoch=3)
         slot: Any = SimpleNamespace(params=draft.params)
         self.draft, self.sent, self.now, self.parked = draft, list[Nodes](), 100.0, Parked()
@@ -121,11 +121,15 @@ def _path(nodes: Nodes, node: int) -> list[int]:
 def test_what_a_target_waits_for_leaves_at_once_then_now_and_then(
     rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But laws leave as they are drawn: nothing that may take a time set by them comes before."""
     course = Course(monkeypatch, Draft(**rule))
     for _ in range(NUM_URGENT):
         course.draft.grow(1, most=1)
         assert course.push(goes_on=True, after_s=0.0) == 1
     course.draft.grow(1, most=1)
+    if rule is REJECTION:
+        assert course.push(goes_on=True, after_s=0.0) == 1
+        return
     assert course.push(goes_on=True, after_s=0.6 * PUSH_S) == 0
     assert course.push(goes_on=True, after_s=0.6 * PUSH_S) == 1
     course.draft.grow(1, most=1)
@@ -155,3 +159,26 @@ def test_that_nothing_more_comes_is_told_by_itself(monkeypatch: pytest.MonkeyPat
     course.draft.grow()
     course.push()
     assert course.parked.ended and len(course.parked.chain(9)) == 2, "there is room for no more"
+
+
+@RULES
+def test_what_was_lost_is_sent_again_when_nothing_lay_ready(
+    rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = Course(monkeypatch, Draft(**rule).grow(3))
+    assert course.push() > 0
+    course.parked = Parked()  # none of it came
+    course.draft.grow(2)
+    course.push()
+    assert mirrored(course.parked.root) != drawn(course.draft.tree.root), "what hangs under what is lost is of no use"
+    course.commit([course.draft.tree.root.children[0].token_id])
+    course.draft.tree.resend()
+    course.push()
+    assert mirrored(course.parked.root) == drawn(course.draft.tree.root)
+
+
+def test_an_end_is_told_once_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    course = Course(monkeypatch, Draft().grow(1))
+    course.draft.tree.ended.extend([course.draft.tree.root] * 2)
+    course.push()
+    assert course.sent[-1].ends == [TREE_ROOT]

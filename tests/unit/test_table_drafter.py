@@ -68,7 +68,7 @@ class Draft:
         """Return what is parked after these tokens, when all is grown."""
         base_len = len(self.committed)
         self.committed += ids
-        self.parked.advance(ids, None)
+        self.parked.advance(ids, 0, None)
         self.grower.handle(AdvanceJob(1, 1, 1, base_len, tuple(ids)))
         num_steps, self.num_flushes = 1, 0
         while self.grower.step(time.monotonic()):

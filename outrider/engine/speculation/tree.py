@@ -273,6 +273,10 @@ class GrowingTree:
         self._forget()
         return keep
 
+    def resend(self) -> None:
+        """Let all that is known be sent again: what was sent may be lost. To a target that has it nothing changes."""
+        self.unsent = list(_below(self.root))
+
     def restart(self) -> None:
         """Grow anew from the root: what was fed is gone."""
         self.root.children, self.root.ranked, self.root.is_fed = [], [], False

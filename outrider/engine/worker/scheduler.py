@@ -19,7 +19,6 @@ others. All of it runs on the engine thread.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -89,15 +88,6 @@ class StepCost:
         size = num_decode_tokens.bit_length()
         return size not in self._decode_s or self._num_mixed[size] >= PROBE_STEPS
 
-    def joined_saves_s(self, num_decode_tokens: int) -> float:
-        """Return the seconds that one step of so many tokens saves over two of half as many: most of a step while
-        weights are what takes time, nothing once every token does.
-        """
-        whole_s, half_s = self._decode_between(num_decode_tokens), self._decode_between(num_decode_tokens / 2)
-        if whole_s is None or half_s is None:
-            return 0.0
-        return min(whole_s, max(0.0, 2 * half_s - whole_s))
-
     def prefill_tokens(self, num_decode_tokens: int, most: int) -> int:
         """Return the prompt tokens for a step with that many decode tokens; `most` when there are none."""
         if not num_decode_tokens:
@@ -116,21 +106,6 @@ class StepCost:
             return self._decode_s.get(size)
         smaller = [known for known in self._decode_s if known < size]
         return self._decode_s[max(smaller) if smaller else min(self._decode_s)]
-
-    def _decode_between(self, num_tokens: float) -> float | None:
-        """Return the seconds of a decode step of so many tokens, on straight lines between the sizes known; None where
-        there is none of about so many or more, or of about so many or fewer.
-        """
-        known = sorted((self._decode_tokens[size], seconds) for size, seconds in self._decode_s.items())
-        at = bisect_left(known, (num_tokens, 0.0))
-        if 0 < at < len(known):
-            (low, low_s), (high, high_s) = known[at - 1 : at + 1]
-            return low_s + (high_s - low_s) * (num_tokens - low) / (high - low)
-        if not known:
-            return None
-        nearest, nearest_s = known[min(at, len(known) - 1)]
-        is_near = nearest <= _NEAR * num_tokens and num_tokens <= _NEAR * nearest
-        return nearest_s if is_near else None
 
 
 def _mean(before: float | None, new: float, weight: float = _WEIGHT) -> float:
@@ -458,10 +433,6 @@ class StepScheduler:
             self._decode_tokens.observe(num_run_tokens)
         if num_fed:
             self._prefill_tokens.observe(num_fed)
-
-    def joined_saves_s(self, num_run_tokens: int) -> float:
-        """Return the seconds that one step saves over two of half its tokens."""
-        return self._scheduler.cost.joined_saves_s(num_run_tokens)
 
     def _apply(self, decisions: Sequence[Decision], preempted: set[SlotKey]) -> Turn:
         running: list[SlotKey] = []
