@@ -82,9 +82,12 @@ class RowRule:
 
     def _more(self, lease: Lease, chance: float) -> float:
         """Return the tokens that guesses after the first would bring, less what waiting for each of them costs."""
-        more = 0.0
-        while lease.gap_s is not None and (chance := chance * lease.shares.share(0)) > lease.gap_s * self._rate:
-            more += chance - lease.gap_s * self._rate
+        cost, more = (lease.gap_s or 0.0) * self._rate, 0.0
+        for _ in range(0 if lease.gap_s is None else lease.room - 1):
+            chance *= lease.shares.share(0)
+            if chance <= cost:
+                break
+            more += chance - cost
         return more
 
 

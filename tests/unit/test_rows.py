@@ -115,3 +115,9 @@ class TestHold:
         assert rule(100).hold_until([(lone, 0.6)], 0.001) is None
         assert rule(100).hold_until([(slow, 0.6)], 0.001) is None
         assert rule(100).hold_until([(quick, 0.6)], 0.001) == pytest.approx(0.014)
+
+    @pytest.mark.timeout(10)
+    def test_guesses_that_come_together_are_counted_to_the_end(self) -> None:
+        together = lease(now=0.0, eta_s=0.007, gap_s=0.0)
+        together.shares.first = 1.0
+        assert rule(100).hold_until([(together, 1.0)], 0.001) == pytest.approx(0.014)
