@@ -27,9 +27,9 @@ from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 
 FULL_LOGPROBS_BUDGET_BYTES = 1 << 16
-"""`auto` sends whole laws while those of a round of all slots stay under this. Doubling it doubles the wire's share. Laws
-are sent for what is never verified, too: with whole ones of 4,096 ids 117 to 156 kB a committed token, cut ones 5 to 9.
-"""
+"""`auto` sends whole laws while those of a round of all slots stay under this. Doubling it doubles the wire's share.
+Laws are sent for what is never verified, too: whole ones of 4,096 ids were 117 to 156 kB a committed token, cut ones 5
+to 9."""
 LAWS_OF_A_ROUND = 8
 """Laws that a slot's round is taken to send, keys' followers counted. Doubling it cuts laws at half the slots."""
 MOST_OFFERS = 16
