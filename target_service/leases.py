@@ -82,9 +82,9 @@ class Leases:
 
     def hand_in(self, nodes: Nodes) -> bool:
         """Leave what a draft delivered for the engine thread to take in, from the gRPC loop's; return False where more
-        waits there than may be parked.
+        waits there than may be parked. One alone is taken whatever its size.
         """
-        if self._num_bytes + nodes.num_bytes > self._max_bytes:
+        if self._num_bytes and self._num_bytes + nodes.num_bytes > self._max_bytes:
             return False
         self._num_bytes += nodes.num_bytes
         self._delivered.append((nodes, time.monotonic()))

@@ -95,8 +95,13 @@ async def test_a_worker_that_owes_a_step_and_makes_none_is_given_up_and_one_that
         assert first.alive and not first.has_work, "it owes nothing"
         first.send(tpb.TargetRequest(), owes_step=True)
         assert first.has_work
+        await until(lambda: not first.has_work)  # it rests: there was nothing to do
+        target.info.current_step_us = 1
+        first.send(tpb.TargetRequest(), owes_step=True)
+        assert first.has_work
         target.info.num_steps = 2
         await until(lambda: not first.has_work)
+        target.info.current_step_us = 1  # its engine is at it
         first.send(tpb.TargetRequest(), owes_step=True)
         await until(lambda: not first.alive)
         assert first.hung
