@@ -88,7 +88,7 @@ class Drafts:
         except BadTensor as error:
             log.warning("refused drafts of slot %d: %s", slot.key[1], error, extra=about(slot=slot.key[1]))
             self._metrics.proposals_refused.inc()
-            self._count("refused", lease.parked.clear())
+            self._metrics.note_parked("refused", lease.parked.clear())
             return Ready(slot, [], None, fallback=Fallback.REFUSED)
 
     def committed(self, lease: Lease, r: Ready, decided: Decided, ids: Sequence[int], now: float) -> int:
@@ -97,7 +97,7 @@ class Drafts:
         """
         determined = lease.slot.params.determined
         if r.drafter is Drafter.MODEL:
-            self._count("verified", len(r.draft_ids))
+            self._metrics.note_parked("verified", len(r.draft_ids))
         if r.drafter is not None and (not determined or r.drafter is not Drafter.MODEL):
             shares = lease.shares if r.drafter is Drafter.MODEL else lease.own_shares
             for _ in range(decided.num_accepted):
@@ -109,8 +109,8 @@ class Drafts:
                 shares.forget()
         committed_len = len(lease.slot.committed) - len(ids)
         given_up, late = lease.parked.advance(ids, committed_len, lease.shares.note if determined else None)
-        self._count("pruned", given_up)
-        self._count("late", late)
+        self._metrics.note_parked("pruned", given_up)
+        self._metrics.note_parked("late", late)
         lease.num_wasted += late
         num_wasted, lease.num_wasted = lease.num_wasted, 0
         lease.goes_on(now)
@@ -152,10 +152,6 @@ class Drafts:
             else:
                 raise BadTensor("distributions are missing, and acceptance is by rejection at a temperature above 0")
         return laws
-
-    def _count(self, fate: str, num: int) -> None:
-        if num:
-            self._metrics.parked_tokens.labels(fate=fate).inc(num)
 
 
 def _as_chain(nodes: Sequence[Draft], share: float) -> list[tuple[float, Draft, int]]:

@@ -34,8 +34,10 @@ class Leases:
         self._leases: dict[SlotKey, Lease] = {}
         self._by_ticket: dict[int, Lease] = {}
         self._delivered: deque[tuple[Nodes, float]] = deque()
-        self._num_bytes = 0
-        """Of what was delivered and not taken in, to within what two threads count at once."""
+        self._num_bytes_left = 0
+        """Of all that was delivered. The gRPC loop's thread alone counts it."""
+        self._num_bytes_taken = 0
+        """Of what was taken in of it. The engine thread alone counts it."""
         self._shares: dict[tuple[Any, ...], RankShares] = {}
 
     def __len__(self) -> int:
@@ -84,9 +86,10 @@ class Leases:
         """Leave what a draft delivered for the engine thread to take in, from the gRPC loop's; return False where more
         waits there than may be parked. One alone is taken whatever its size.
         """
-        if self._num_bytes and self._num_bytes + nodes.num_bytes > self._max_bytes:
+        waiting = self._num_bytes_left - self._num_bytes_taken
+        if waiting and waiting + nodes.num_bytes > self._max_bytes:
             return False
-        self._num_bytes += nodes.num_bytes
+        self._num_bytes_left += nodes.num_bytes
         self._delivered.append((nodes, time.monotonic()))
         return True
 
@@ -99,20 +102,20 @@ class Leases:
             if in_step and nodes.ticket not in self._by_ticket:
                 self._delivered.append((nodes, arrived_s))
             else:
-                self._num_bytes -= nodes.num_bytes
+                self._num_bytes_taken += nodes.num_bytes
                 self._deliver(nodes, arrived_s, in_step)
 
     def _deliver(self, nodes: Nodes, arrived_s: float, in_step: bool) -> None:
         """Park nodes under the lease that they name."""
         lease = self._by_ticket.get(nodes.ticket)
         if lease is None:
-            self._count("expired", len(nodes.ids))
+            self._metrics.note_parked("expired", len(nodes.ids))
             return
         most_bytes = self._max_bytes // max(1, len(self._leases))
         inserted = lease.parked.insert(nodes, lease.slot.committed, most_bytes, in_step=in_step)
         lease.num_wasted += inserted.num_late
-        self._count("late", inserted.num_late)
-        self._count("pruned", inserted.num_dropped)
+        self._metrics.note_parked("late", inserted.num_late)
+        self._metrics.note_parked("pruned", inserted.num_dropped)
         if nodes.ids:
             lease.arrived(nodes.root_len, arrived_s)
 
@@ -135,17 +138,13 @@ class Leases:
         """End the slot's lease, if it has one: its answer is complete."""
         lease = self._leases.pop(key, None)
         if lease is not None:
-            self._count("pruned", lease.parked.num_nodes)
+            self._metrics.note_parked("pruned", lease.parked.num_nodes)
             if self._by_ticket.get(lease.job.ticket) is lease:
                 del self._by_ticket[lease.job.ticket]
         return lease
 
     def answer(self, job: VerifyJob, result: Verdict | JobError) -> None:
         self._post(lambda: job.respond(result))
-
-    def _count(self, fate: str, num: int) -> None:
-        if num:
-            self._metrics.parked_tokens.labels(fate=fate).inc(num)
 
 
 def _kind_of(params: SamplingParams) -> tuple[Any, ...]:

@@ -243,8 +243,8 @@ class Verifier:
         self._held_until = None
         if not found:
             return []
-        gains = [(each.lease, self._drafts.lacking(each)) for each in found]
-        lacking = [(lease, gain) for lease, gain in gains if gain is not None]
+        chances = [(each.lease, self._drafts.lacking(each)) for each in found]
+        lacking = [(lease, chance) for lease, chance in chances if chance is not None]
         self._held_until = self._rule.hold_until(lacking, now)
         waiting = {lease.slot.key for lease, _ in lacking if lease.speculation.is_fixed and now < waits_until(lease)}
         held = [each.lease for each in found if self._held_until is not None or each.lease.slot.key in waiting]

@@ -299,6 +299,11 @@ class WorkerMetrics:
         self.wire_bytes = counters("delivered_bytes", "Payload bytes of proposals sent.", "encoding")
         """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): proposals sent (draft)."""
 
+    def note_parked(self, fate: str, num_tokens: int) -> None:
+        """Count what became of delivered draft tokens (target)."""
+        if num_tokens:
+            self.parked_tokens.labels(fate=fate).inc(num_tokens)
+
 
 _Series = TypeVar("_Series", Counter, Gauge, Histogram)
 

@@ -55,19 +55,6 @@ class TreeShape:
             total += level
         return total
 
-    @property
-    def most_parents(self) -> int:
-        """Most nodes of one depth that have children.
-
-        With num_nodes there may be more, where an earlier level had too few ids to choose from.
-        """
-        if not self.widths:
-            return -(-self.num_nodes // self.depth)
-        total = 1
-        for width in self.widths[:-1]:
-            total *= width
-        return total
-
     def check(self, name: str = "tree") -> None:
         """Raise InvalidRequest, naming `name`, for a shape that nobody can draft or verify."""
         if self.widths and self.num_nodes:

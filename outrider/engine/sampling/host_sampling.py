@@ -58,11 +58,6 @@ class HostLogits:
         total = float(np.exp(processed - best, dtype=np.float64).sum())
         return ids.tolist(), (np.exp(processed[ids] - best, dtype=np.float64) / total).tolist()
 
-    def best_chance(self, index: int, row: LogitRow) -> float:
-        """Return the probability of `best_id` at temperature 1. Raises NonFiniteLogits."""
-        processed = self._processed(index, row)
-        return float(1.0 / np.exp(processed - processed.max(), dtype=np.float64).sum())
-
     def law(self, index: int, row: LogitRow) -> RowLaw:
         """Return the law that the token of row `index` is drawn from. Raises NonFiniteLogits."""
         return law_of(self._processed(index, row), row.state.params)

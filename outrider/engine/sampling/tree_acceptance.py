@@ -72,10 +72,6 @@ class DraftTree:
         """Nodes that have children, ROOT among them, in the order of their first children."""
         return tuple(self._children)
 
-    def child_ids(self) -> list[list[int]]:
-        """Return the ids of the children of each of `inner`."""
-        return [[self.ids[child] for child in children] for children in self._children.values()]
-
     def children(self, node: int) -> Sequence[int]:
         """Return the children of a node or ROOT, in the order in which they were drawn."""
         return self._children.get(node, ())

@@ -275,7 +275,8 @@ class GrowingTree:
 
     def resend(self) -> None:
         """Let all that is known be sent again: what was sent may be lost. To a target that has it nothing changes."""
-        self.unsent = list(_below(self.root))
+        self.unsent, self._is_told = list(_below(self.root)), False
+        self.note_grown()
 
     def restart(self) -> None:
         """Grow anew from the root: what was fed is gone."""

@@ -59,7 +59,6 @@ class StepCost:
     def __init__(self) -> None:
         # Sizes are numbers of binary digits of the decode tokens.
         self._decode_s: dict[int, float] = {}
-        self._decode_tokens: dict[int, float] = {}  # of the same steps
         self._num_mixed: dict[int, int] = {}  # steps with prompts since one without
         self._token_s: float | None = None  # beside decodes
         self._alone_token_s: float | None = None
@@ -70,7 +69,6 @@ class StepCost:
         if not num_prefill_tokens:
             weight = (2 if self._num_mixed.get(size, 0) >= PROBE_STEPS else 1) * _WEIGHT
             self._decode_s[size] = _mean(self._decode_s.get(size), seconds, weight)
-            self._decode_tokens[size] = _mean(self._decode_tokens.get(size), num_decode_tokens, weight)
             self._num_mixed[size] = 0
         elif not num_decode_tokens:
             if num_prefill_tokens >= FORWARD_COST_TOKENS:  # a smaller step is the reading of the weights
