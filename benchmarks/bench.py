@@ -102,7 +102,7 @@ def summarise(
 def show(console: Console, results: list[Result]) -> None:
     table = Table(title=f"demo draft for the demo target WIDENED to {SIZE}, one core each")
     columns = ("dtype", "T", "conc.", "K", "plain tok/s", "spec tok/s", "speedup (range)", "tok/round", "accepted")
-    for name in (*columns, "round ms", "step ms", "draft", "wire", "verify", "overhead"):
+    for name in (*columns, "round ms", "step ms", "held", "verify", "overhead"):
         table.add_column(name, justify="right")
     for r in results:
         shares = [f"{100 * r.shares[name]:.1f} %" for name in PHASES]
@@ -121,7 +121,7 @@ def show(console: Console, results: list[Result]) -> None:
             *shares,
         )
     console.print(table)
-    console.print("draft: the draft's work; wire: waiting for the proposal beyond that; verify: queue, forward and")
+    console.print("held: waiting for drafts; verify: queue, forward and")
     console.print("acceptance in the target; overhead: the rest (gateway, control streams). Shares of a round's time.")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from outrider.client import AsyncClient, Round, Speculation
 
 NUM_RESAMPLES = 2000
-PHASES = ("propose", "deliver", "verify", "overhead")
+PHASES = ("deliver", "verify", "overhead")
 """Phases of a round in the SDK's timings: the draft's work; waiting for the proposal beyond that; queue, forward and
 acceptance in the target; the rest, which is gateway and control streams."""
 

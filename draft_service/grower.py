@@ -14,11 +14,11 @@ from functools import partial
 from draft_service.growing import Growing
 from draft_service.jobs import AdvanceJob
 from draft_service.pushing import NUM_URGENT, Pusher, Send
-from outrider.engine.speculation.drafter import Drafter
+from outrider.engine.speculation.drafter import NodeDrafter
 from outrider.engine.speculation.drawing import grow
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.row_cost import RowCost, best_count
-from outrider.engine.speculation.tree import GrowingTree, Node, Plan
+from outrider.engine.speculation.tree import MAX_FED, GrowingTree, Node, Plan
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, SlotKey, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
@@ -32,10 +32,15 @@ Laws are sent for what is never verified, too: whole ones of 4,096 ids were 117 
 to 9."""
 LAWS_OF_A_ROUND = 8
 """Laws that a slot's round is taken to send, keys' followers counted. Doubling it cuts laws at half the slots."""
+MOST_LAW_BYTES = 64 << 20
+"""Bytes of laws that one slot's tree keeps, in case they are to be sent again. Doubling it lets a tree of whole laws of
+many ids grow twice as large."""
+LAW_BYTES_AN_ID = 20
+"""Of a law that is kept: its score, its id and its weight."""
 MOST_OFFERS = 16
 """Nodes that one slot has in a step at most. Doubling it gives a draft with few slots wider steps."""
 
-MakeDrafter = Callable[[Mapping[SlotKey, Growing]], Drafter[Growing]]
+MakeDrafter = Callable[[Mapping[SlotKey, Growing]], NodeDrafter[Growing]]
 """Makes the drafter of a worker's slots, which it may look at."""
 
 
@@ -131,8 +136,11 @@ class Grower:
         slot.truncate(len(slot.committed) + 1)
         slot.commit_from(job.base_len, job.committed_ids)
         slot.settle()
-        takes_trees, topk = self._drafter.takes_trees, self._cut(growing)
-        plan = Plan(growing.job.speculation, slot.params, growing.shares, takes_trees, topk)
+        topk = self._cut(growing)
+        law_bytes = 0 if slot.params.determined else LAW_BYTES_AN_ID * (topk or self._vocab_size)
+        most_fed = min(MAX_FED, MOST_LAW_BYTES // max(1, law_bytes))
+        takes_trees = self._drafter.takes_trees
+        plan = Plan(growing.job.speculation, slot.params, growing.shares, takes_trees, topk, most_fed=most_fed)
         return GrowingTree(slot.committed, slot.max_len, slot.params, plan)
 
     def _re_root(self, growing: Growing, tree: GrowingTree, job: AdvanceJob) -> None:

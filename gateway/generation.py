@@ -79,8 +79,6 @@ class OutputTimings:
 
     total_s: float = 0.0
     """Since the round before, or since the target was told to begin."""
-    propose_s: float = 0.0
-    """Always 0: the draft drafts beside the target's steps."""
     deliver_s: float = 0.0
     """The target held its step back for drafts."""
     verify_s: float = 0.0

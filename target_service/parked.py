@@ -55,7 +55,7 @@ class Inserted:
     """Nodes that hang under no path here, or for which there is no room."""
 
 
-Place = tuple[int, ParkedNode | None]
+Here = tuple[int, ParkedNode | None]
 """Where a node of a delivery lies: the length with it, and the node here; None where it is committed, but for the last
 committed token, which is the root."""
 
@@ -75,7 +75,7 @@ class Parked:
         """
         num_committed, is_known = len(committed), [kind is NodeKind.KNOWN for kind in nodes.kinds]
         num_bytes = -(-nodes.num_bytes // max(1, is_known.count(False)))
-        places: dict[int, Place | None] = {TREE_ROOT: None}
+        places: dict[int, Here | None] = {TREE_ROOT: None}
         if nodes.root_len <= num_committed:
             places[TREE_ROOT] = (nodes.root_len, self.root if nodes.root_len == num_committed else None)
         row_of, new, late = _rows_of(nodes), 0, 0

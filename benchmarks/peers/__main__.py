@@ -35,6 +35,7 @@ from benchmarks.common import (
     widened,
     with_interval,
 )
+from benchmarks.passes import PHASES
 from benchmarks.peers.compare import NEAR_TIE, Difference, Judge
 from benchmarks.peers.engines import EngineFailed, EngineProcess, Kind, kinds, missing
 from benchmarks.peers.protocol import Answer, Job, Setup
@@ -309,14 +310,11 @@ def _write_profile(bench: Bench, settings: list[Setting]) -> None:
             best = max(rates, key=lambda name: rates[name], default="Outrider")
             if own is None or not own.rates or best.startswith("Outrider"):
                 continue
-            shares = [
-                f"{100 * statistics.median(own.phases[name]):.0f} %"
-                for name in ("propose", "deliver", "verify", "overhead")
-            ]
+            shares = [f"{100 * statistics.median(own.phases[name]):.0f} %" for name in PHASES]
             rows.append([f"{setting}{', with draft' * speculative}", best, *shares])
     if rows:
         heading = "Where our time goes, in rows that another leads"
-        bench.report.table(heading, ("row", "fastest", "draft", "wire", "verify", "overhead"), rows)
+        bench.report.table(heading, ("row", "fastest", "held for drafts", "verify", "overhead"), rows)
 
 
 def _write_differences(bench: Bench) -> None:

@@ -84,7 +84,7 @@ def work() -> list[Panel]:
         lines("Length of a forward", "Mean.", [Query(mean, LEGEND)], SECONDS),
         lines(
             "Slots stepped",
-            "A second. verify and plain: the target's rounds with and without drafts. propose: the draft's proposals.",
+            "A second. verify and plain: the target's steps with and without drafts. grow: nodes that the draft fed.",
             [Query(counted("outrider_worker_steps_total", by="by (worker, member, kind)"), f"{LEGEND} {{{{kind}}}}")],
             PER_S,
         ),

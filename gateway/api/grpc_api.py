@@ -241,7 +241,6 @@ def _token_of(token: OutputToken) -> gateway_pb2.GeneratedToken:
 def _timings_of(timings: OutputTimings) -> gateway_pb2.RoundTimings:
     return gateway_pb2.RoundTimings(
         total_us=round(timings.total_s * 1e6),
-        propose_us=round(timings.propose_s * 1e6),
         deliver_us=round(timings.deliver_s * 1e6),
         verify_us=round(timings.verify_s * 1e6),
         overhead_us=round(timings.overhead_s * 1e6),

@@ -4,6 +4,7 @@ tokens, in a lease that is begun again, or in one error.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 
@@ -117,11 +118,13 @@ class Decoder:
         # 3 COMMIT, and let both go on: all of it one way
         timings = _timings(verdict, self._began_s - started_s)
         output = self.session.apply(verdict, timings)
-        self._note(verdict, output, record)
+        self.draft.note(verdict)
         if not self.session.finished:
-            self.target.extend(target)
             self._advance(target)
+            self.target.extend(target)
         self._truncate(verdict, output)
+        await asyncio.sleep(0)  # what is waited for leaves before it is counted
+        self._note(verdict, output, record)
         return output
 
     @property
@@ -160,7 +163,6 @@ class Decoder:
         note_lookup(metrics, verdict)
         self.draft.metrics.wasted_tokens.inc(verdict.num_wasted)
         note_round(pair, verdict, output, self._why_plain(verdict, output))
-        self.draft.note(verdict)
         self.model.num_rounds += verdict.HasField("hit")
         self.model.num_late += verdict.num_wasted > 0
         if self.session.finished:
@@ -197,4 +199,4 @@ def _timings(verdict: tpb.Verdict, total_s: float) -> OutputTimings:
     """Split the round's time. Durations come from the target's own clock, so the clocks need not agree."""
     verify_s = (verdict.queue_us + verdict.forward_us + verdict.accept_us) / 1e6
     wait_s = verdict.wait_us / 1e6
-    return OutputTimings(total_s, 0.0, wait_s, verify_s, max(0.0, total_s - verify_s - wait_s))
+    return OutputTimings(total_s, wait_s, verify_s, max(0.0, total_s - verify_s - wait_s))

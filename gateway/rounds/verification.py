@@ -62,6 +62,8 @@ class Verification:
         self._deadline_s = deadline_s
         self._num_ahead = 1
         """Tokens that the target may commit past the last verdict."""
+        self._until_len = 0
+        """How far it was last told to go."""
         self._verdicts: Replies[tpb.TargetReply] | None = None
         self._key = prefix_key(session.request.prompt_ids, session.request.cache_salt)
         self._member: TargetMember | None = None
@@ -125,12 +127,13 @@ class Verification:
         """
         self.end_lease()
         self.ticket = secrets.randbits(64)  # nobody can guess it
+        self._until_len = self._session.committed_len + self._num_ahead
         verify = tpb.Verify(
             slot=self._session.slot_id,
             base_len=self.slot.agreed_len,
             committed_ids=self._session.committed[self.slot.agreed_len :],
             ticket=self.ticket,
-            until_len=self._session.committed_len + self._num_ahead,
+            until_len=self._until_len,
             is_drafted=is_drafted,
         )
         self._verdicts = target.subscribe(tpb.TargetRequest(verify=verify))
@@ -162,11 +165,15 @@ class Verification:
                 async with asyncio.timeout(EXTEND_AGAIN_S):
                     return await verdicts.next()
             except TimeoutError:
+                self._until_len = 0
                 self.extend(target)
 
     def extend(self, target: Connection) -> None:
-        """Let the lease run on."""
+        """Let the lease run on, once half of it is used."""
         until_len = self._session.committed_len + self._num_ahead
+        if 2 * (until_len - self._until_len) < self._num_ahead:
+            return
+        self._until_len = until_len
         extend = tpb.Extend(slot=self._session.slot_id, ticket=self.ticket, until_len=until_len)
         target.send(tpb.TargetRequest(extend=extend))
 

@@ -73,7 +73,6 @@ def _token(message: gateway_pb2.GeneratedToken) -> Token:
 def _timings(message: gateway_pb2.RoundTimings) -> RoundTimings:
     return RoundTimings(
         total_s=message.total_us * _S_PER_US,
-        propose_s=message.propose_us * _S_PER_US,
         deliver_s=message.deliver_us * _S_PER_US,
         verify_s=message.verify_us * _S_PER_US,
         overhead_s=message.overhead_us * _S_PER_US,

@@ -116,8 +116,6 @@ class RoundTimings:
 
     total_s: float
     """Since the round before, or since the target was told to begin."""
-    propose_s: float
-    """Always 0: the draft drafts beside the target's steps."""
     deliver_s: float
     """The target held its step back for drafts."""
     verify_s: float

@@ -108,18 +108,16 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., text_delta: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., stop_reason: _Optional[str] = ..., timings: _Optional[_Union[RoundTimings, _Mapping]] = ...) -> None: ...
 
 class RoundTimings(_message.Message):
-    __slots__ = ("total_us", "propose_us", "deliver_us", "verify_us", "overhead_us")
+    __slots__ = ("total_us", "deliver_us", "verify_us", "overhead_us")
     TOTAL_US_FIELD_NUMBER: _ClassVar[int]
-    PROPOSE_US_FIELD_NUMBER: _ClassVar[int]
     DELIVER_US_FIELD_NUMBER: _ClassVar[int]
     VERIFY_US_FIELD_NUMBER: _ClassVar[int]
     OVERHEAD_US_FIELD_NUMBER: _ClassVar[int]
     total_us: int
-    propose_us: int
     deliver_us: int
     verify_us: int
     overhead_us: int
-    def __init__(self, total_us: _Optional[int] = ..., propose_us: _Optional[int] = ..., deliver_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., overhead_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, total_us: _Optional[int] = ..., deliver_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., overhead_us: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("num_prompt_tokens", "num_completion_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_plain_steps", "num_wasted_tokens", "seed", "num_cached_prompt_tokens", "lenience")

@@ -64,7 +64,7 @@ async def test_each_round_is_a_message_with_its_tokens_and_counts(generator: Scr
     assert kinds == [common_pb2.TOKEN_KIND_ACCEPTED] * 2 + [common_pb2.TOKEN_KIND_RECOVERED]
     assert {(message.num_drafted, message.num_accepted) for message in messages} == {(NUM_DRAFTED, 2)}
     timings = messages[0].timings
-    parts = (timings.propose_us, timings.deliver_us, timings.verify_us, timings.overhead_us)
+    parts = (timings.deliver_us, timings.verify_us, timings.overhead_us)
     assert (timings.total_us, parts) == (4000, (1000, 500, 2000, 500))
     assert [message.HasField("usage") for message in messages] == [False] * (len(messages) - 1) + [True]
     usage = messages[-1].usage

@@ -55,7 +55,7 @@ def rounds(choice: int = 0) -> list[pb.GenerateResponse]:
             text_delta=" the quick red",
             num_drafted=3,
             num_accepted=2,
-            timings=pb.RoundTimings(total_us=4000, propose_us=1500, deliver_us=500, verify_us=1750, overhead_us=250),
+            timings=pb.RoundTimings(total_us=4000, deliver_us=2000, verify_us=1750, overhead_us=250),
             **common,
         ),
         pb.GenerateResponse(

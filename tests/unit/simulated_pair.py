@@ -58,7 +58,6 @@ def _round(kinds: Sequence[TokenKind], num_drafted: int, num_accepted: int) -> R
     wait_s = DRAFT_TOKEN_S * num_drafted
     timings = RoundTimings(
         total_s=round_s(num_drafted),
-        propose_s=0.0,
         deliver_s=wait_s,
         verify_s=verify_s(num_drafted),
         overhead_s=0.001,

@@ -44,6 +44,7 @@ class Draft:
         world: int = 0,
         max_tokens: int = MAX_TOKENS,
         vocab_size: int = VOCAB_SIZE,
+        most_fed: int = MAX_FED,
         **options: Any,
     ) -> None:
         self.params = SamplingParams(**{"temperature": 0.0, "seed": 5, "max_tokens": max_tokens, **options})
@@ -51,7 +52,7 @@ class Draft:
         self.vocab_size = vocab_size
         self.state = SamplingState(self.params, PROMPT, [])
         self.shares = SlotShares(RankShares())
-        plan = Plan(speculation, self.params, self.shares, takes_trees, None)
+        plan = Plan(speculation, self.params, self.shares, takes_trees, None, most_fed=most_fed)
         self.tree = GrowingTree(self.committed, len(PROMPT) + max_tokens, self.params, plan)
         self.order: list[Node] = []
 
@@ -137,6 +138,13 @@ def test_the_likeliest_is_fed_first_and_whatever_is_fed_has_a_follower(rule: dic
     assert max(draft.tree.depth(node) for node in draft.all_nodes()) <= MAX_DEPTH
     drawn_or_likely = (node.chance >= LEAST_CHANCE or node.kind is NodeKind.LAW for node in draft.all_nodes())
     assert all(drawn_or_likely)
+
+
+def test_a_tree_of_large_laws_is_bounded_by_their_bytes_except_for_what_is_named() -> None:
+    assert len(Draft(most_fed=6, temperature=1.0).grow().tree.fed) == 6
+    named = Draft(speculation=Speculation(num_draft_tokens=9, max_draft_tokens=16), most_fed=6, temperature=1.0).grow()
+    assert not named.tree.awaits_named
+    assert len(named.tree.fed) == 8  # the ninth has nothing named after it
 
 
 @RULES

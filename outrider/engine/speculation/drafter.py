@@ -37,7 +37,7 @@ Asked = TypeVar("Asked", contravariant=True)
 """A slot as its worker keeps it, with what grows there."""
 
 
-class Drafter(Protocol[Asked]):
+class NodeDrafter(Protocol[Asked]):
     """Serves all slots of a worker, on its engine thread."""
 
     takes_trees: bool

@@ -121,7 +121,7 @@ class GrowingTree:
             return [(1.0, node) for node in self._named[:most]]
         found: list[tuple[float, Node]] = []
         taken: list[tuple[float, int, Node]] = []
-        while self._unfed and len(found) < min(most, MAX_FED - len(self.fed)):
+        while self._unfed and len(found) < min(most, self.plan.most_fed - len(self.fed)):
             entry = heapq.heappop(self._unfed)
             node = entry[2]
             if node.is_fed:
@@ -305,11 +305,15 @@ class Plan:
         takes_trees: bool,
         topk: int | None,
         purpose: Purpose = Purpose.DRAFT,
+        most_fed: int = MAX_FED,
     ) -> None:
-        """topk: laws are cut to so many ids; None = whole. purpose: of the numbers that they are drawn with."""
+        """topk: laws are cut to so many ids; None = whole. purpose: of the numbers that they are drawn with. most_fed:
+        nodes whose followers are known at once, but for those that the request names.
+        """
         self.shares = shares
         self.purpose = purpose
         self.topk = topk
+        self.most_fed = most_fed
         self._speculation = speculation
         self._determined = params.determined
         self._chain = not takes_trees or (speculation.sequential and speculation.tree is None)

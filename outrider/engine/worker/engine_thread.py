@@ -76,7 +76,7 @@ class StepTimes:
 
 
 class EngineWorker(Protocol):
-    """A proposer or a verifier. All methods run on the engine thread."""
+    """A grower or a verifier. All methods run on the engine thread."""
 
     def handle(self, job: Any) -> None:
         """Accept one job; answer it now or in a later step."""

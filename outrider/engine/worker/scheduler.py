@@ -375,8 +375,6 @@ class Turn:
     running: Sequence[SlotKey]
     pieces: Sequence[Piece]
     num_admitted: int
-    starved: frozenset[SlotKey]
-    """Slots that lost their memory, or have work and no memory for it: their time does not run."""
 
     @property
     def worked(self) -> bool:
@@ -452,7 +450,7 @@ class StepScheduler:
                     if why is Why.MEMORY:
                         starved.add(key)
         self._note_memory(len(starved))
-        return Turn(running, pieces, num_admitted, frozenset(starved))
+        return Turn(running, pieces, num_admitted)
 
     def _admit(self, slot: Slot) -> None:
         is_first = slot.num_adopted is None
