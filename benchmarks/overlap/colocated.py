@@ -40,6 +40,8 @@ from target_service.lease import Ready
 
 WIDTHS = (*range(1, 17), 20, 24)
 """Tokens of a step whose cost is measured: more than any step of one answer has."""
+NUM_GROWN = 6
+"""Nodes of a step of a draft that grows a tree, about."""
 KV_CACHE_TOKENS = 16384
 
 
@@ -240,6 +242,15 @@ def step_costs(runners: Sequence[ModelRunner], prompt: list[int], num_rounds: in
     return [{width: statistics.median(each) for width, each in seconds.items()} for seconds in taken]
 
 
+def draft_for(draft: ModelRunner, prompt: Sequence[int], seconds: float) -> int:
+    """Run forwards of the draft for so long; return how many."""
+    shape, num_forwards, end = OurSteps(draft, prompt).for_shape(1, NUM_GROWN), 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        shape.step(time.perf_counter)
+        num_forwards += 1
+    return num_forwards
+
+
 def serve(settings: dict[str, Any]) -> None:
     """Carry out orders until stdin ends."""
     os.sched_setaffinity(0, settings["cores"])
@@ -253,6 +264,10 @@ def serve(settings: dict[str, Any]) -> None:
         if order["do"] == "costs":
             verify, drafting = step_costs([target, draft], order["prompt"], order["rounds"])
             tell(event="done", verify=verify, draft=drafting)
+            continue
+        if order["do"] == "draft":
+            num_forwards = draft_for(draft, order["prompt"], order["seconds"])
+            tell(event="done", num_forwards=num_forwards)
             continue
         shape = order["shape"]
         made = pair.answer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -46,6 +47,7 @@ TRIED_NODES, TRIED_DEPTHS = (4, 6, 8, 11), (2, 3, 4, 5, 6)
 NUM_TRIED_TREES = 3
 COST_ROUNDS = 24
 """Steps of each width that a cost is the median of."""
+FEW_ROUNDS = 3
 WARM_TOKENS = 16
 
 
@@ -59,13 +61,14 @@ class Arms:
         options: argparse.Namespace,
         one: Colocated,
         both: Colocated,
+        other: Colocated,
         splits: dict[str, Split],
         traced: Traces,
         base: str,
     ) -> None:
-        """splits: by arm. base: what the round before is."""
+        """other: on the draft's core. splits: by arm. base: what the round before is."""
         self.group, self.prompts, self.options = group, prompts, options
-        self.one, self.both, self.splits = one, both, splits
+        self.one, self.both, self.other, self.splits = one, both, other, splits
         self.traces = traced
         costs = Costs(*one.costs(max(prompts, key=len), COST_ROUNDS))
         self.result = GroupResult(group, base, options.max_tokens, costs, Tuned(1, 1))
@@ -194,6 +197,14 @@ class Arms:
             counts,
         )
 
+    def note_contention(self) -> None:
+        """Measure what a forward of the target takes beside forwards of the draft on the other core, over alone."""
+        prompt = max(self.prompts, key=len)
+        alone, _ = self.one.costs(prompt, FEW_ROUNDS)
+        with self.other.drafting(prompt, 2.5 * FEW_ROUNDS * sum(alone.values())):
+            beside, _ = self.one.costs(prompt, FEW_ROUNDS)
+        self.result.contention.append(statistics.median(beside[rows] / alone[rows] for rows in alone))
+
     async def repeat(self, repetition: int) -> None:
         """Answer every prompt by every arm, those without a network between those of the first round trip."""
         trips = list(self.options.round_trips)
@@ -264,10 +275,10 @@ async def running_arms(
     target, draft = widened(options.size), group.draft()
     async with contextlib.AsyncExitStack() as stack:
         children = stack.enter_context(ended_with_block([]))
-        one, both = (Colocated(here, target, draft, cores) for cores in ((1,), (0, 1)))
-        for pair in (one, both):
+        one, both, other = (Colocated(here, target, draft, cores) for cores in ((1,), (0, 1), (0,)))
+        for pair in (one, both, other):
             children.append(pair.child)
-        for pair in (one, both):
+        for pair in (one, both, other):
             told(pair.child)
         arms = {TODAY: (base, "target_service"), OVERLAP_CHAIN: (here, "target_service")}
         if group.determined:
@@ -277,7 +288,7 @@ async def running_arms(
             arm: await stack.enter_async_context(split(checkout, target, draft, module))
             for arm, (checkout, module) in arms.items()
         }
-        yield Arms(group, prompts, options, one, both, splits, traced, f"{options.base}, {base.note}")
+        yield Arms(group, prompts, options, one, both, other, splits, traced, f"{options.base}, {base.note}")
 
 
 async def measure(
@@ -297,6 +308,7 @@ async def measure(
             began = time.monotonic()
             if result.num_repetitions and began + took_s - started_s > 60 * options.most_minutes:
                 break
+            arms.note_contention()
             await arms.repeat(result.num_repetitions)
             took_s = time.monotonic() - began
             result.num_repetitions += 1

@@ -76,6 +76,9 @@ class GroupResult:
     round_trips_s: dict[float, float] = field(default_factory=dict)
     """What each round trip was, as measured, by what it was to be."""
     answers: list[Measured] = field(default_factory=list)
+    contention: list[float] = field(default_factory=list)
+    """What a forward of the target takes while the draft makes steps on the other core, over what it takes alone; of
+    each repetition."""
     num_repetitions: int = 0
     minutes: float = 0.0
     load_at_start: float = 0.0

@@ -78,11 +78,21 @@ class Colocated:
             shape=shape if isinstance(shape, int) else shape.paths,
         )
 
+    @contextlib.contextmanager
+    def drafting(self, prompt: Sequence[int], seconds: float) -> Iterator[None]:
+        """Let the draft make steps on this process's cores for so long."""
+        self._tell(do="draft", prompt=list(prompt), seconds=seconds)
+        yield
+        told(self.child, ORDER_S)
+
     def _order(self, **order: Any) -> dict[str, Any]:
+        self._tell(**order)
+        return told(self.child, ORDER_S)
+
+    def _tell(self, **order: Any) -> None:
         assert self.child.process.stdin is not None
         self.child.process.stdin.write(json.dumps(order) + "\n")
         self.child.process.stdin.flush()
-        return told(self.child, ORDER_S)
 
 
 @contextlib.contextmanager

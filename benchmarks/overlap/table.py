@@ -50,6 +50,7 @@ def add_group(report: Report, result: GroupResult, traces: Traces) -> list[str]:
     report.table(f"{name}: where the time goes", *_times(result))
     report.table(f"{name}: beside the simulation", *_beside(result, traces))
     report.table(f"{name}: hit rate by number of guesses, from traces", *_hits(result, traces))
+    report.text(_contention(result))
     report.text(_cores(result))
     report.text(_texts(result))
     report.data[name] = {
@@ -74,6 +75,15 @@ def _add_head(report: Report, result: GroupResult) -> None:
         f"takes {_ms(costs.target_service_s)} ms more, and the gateway's turn {_ms(costs.gateway_s)} ms. Round trips, "
         f"in steps: {trips}. Tuned: colocated chain K = {tuned.chain}, both cores {tuned.chain_both}; colocated tree "
         f"{'none' if tree is None else f'of {len(tree.paths)} nodes, depth {tree.depth}'}; today K = {today}."
+    )
+
+
+def _contention(result: GroupResult) -> str:
+    """Say what of a step's extra in the service is the machine's: two processes, no messages between them."""
+    low, high = min(result.contention, default=1.0), max(result.contention, default=1.0)
+    return (
+        f"A forward of the target takes {low:.2f} to {high:.2f} times as long while the draft makes steps on the other "
+        "core, without messages: both read their weights from one memory. A pair in one process never does."
     )
 
 
