@@ -32,7 +32,7 @@ DEMO = Path(__file__).parents[2] / "models/demo/target"
 CONTEXT_LIMIT = 2048
 ROUND = (TokenKind.ACCEPTED, TokenKind.ACCEPTED, TokenKind.RECOVERED)
 NUM_DRAFTED = 5
-TIMINGS = OutputTimings(0.004, 0.001, 0.0005, 0.002, 0.0005)
+TIMINGS = OutputTimings(0.004, 0.0015, 0.002, 0.0005)
 
 
 def demo_tokenizer() -> Tokenizer:

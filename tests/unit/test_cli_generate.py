@@ -294,7 +294,7 @@ def round_of(delta: str, *tokens: tuple[TokenKind, str]) -> Round:
         text_delta=delta,
         num_drafted=0,
         num_accepted=0,
-        timings=RoundTimings(0, 0, 0, 0, 0),
+        timings=RoundTimings(0, 0, 0, 0),
     )
 
 
