@@ -34,7 +34,7 @@ class SpeculationOptions:
     drafter: Drafter | None = None
     tree: TreeShape | None = None
     adaptive: bool = False
-    """K is chosen round by round, whatever the server's default is."""
+    """K is chosen step by step, whatever the server's default is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ class SpeculationBody(_Strict):
         try:
             kind, topk = (None, None) if self.draft_logprobs is None else read_draft_logprobs(self.draft_logprobs)
         except ValueError as error:
-            text = f"draft_logprobs is {reprlib.repr(self.draft_logprobs)}, {error}"
+            text = f"speculation.draft_logprobs is {reprlib.repr(self.draft_logprobs)}, {error}"
             raise InvalidRequest(text, param="speculation.draft_logprobs") from None
         adaptive = self.num_draft_tokens == AUTO
         return SpeculationOptions(

@@ -28,9 +28,10 @@ def note_lookup(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
     """Count what a verdict says of the drafts that were to lie ready for its step."""
     if verdict.HasField("hit"):
         metrics.lookups.labels(result="hit" if verdict.hit else "miss").inc()
+    if verdict.HasField("hit") or verdict.wait_us:
+        metrics.hold_seconds.observe(verdict.wait_us / 1e6)
     if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
         metrics.proposals_refused.inc()
-    metrics.hold_seconds.observe(verdict.wait_us / 1e6)
 
 
 def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, reason: str) -> None:

@@ -78,7 +78,7 @@ class Speculation:
 
     enabled: bool = True
     num_draft_tokens: DraftTokens | None = None
-    """K, 0 to 64, or "auto": what makes the most tokens per second, round by round."""
+    """K, 0 to 64, or "auto": what makes the most tokens per second, step by step."""
     draft_logprobs: DraftLogprobs | str | None = None
     draft_topk: int | None = None
     """N of TOPK, at least 1."""

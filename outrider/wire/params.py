@@ -21,8 +21,6 @@ MAX_CHOICES = 128
 """Answers of one request, OpenAI's limit. Doubled, one request may take twice as many slots."""
 MAX_DRAFT_TOKENS = 64
 """Largest K, in tokens."""
-MAX_WAIT_BUDGET_MS = 60_000
-"""Longest that a target may be asked to wait for a proposal."""
 MAX_SEED = 2**64
 ANY_VOCABULARY = 1 << 32
 """Vocabulary size for checks where the model's own is not known."""
@@ -30,7 +28,7 @@ MAX_SALT_BYTES = 256
 """Bytes of a cache_salt, a request's (UTF-8) and a slot's."""
 
 AUTO: Literal["auto"] = "auto"
-"""K that is chosen round by round."""
+"""K that is chosen step by step."""
 DraftTokens = int | Literal["auto"]
 
 
@@ -40,7 +38,7 @@ def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
     kinds = {kind.name.lower(): kind for kind in DraftLogprobs}
     is_size = size.isascii() and size.isdecimal() and len(size) <= 9 and int(size) > 0
     if name not in kinds or (text != name and not (name == "topk" and is_size)):
-        raise ValueError("must be auto, full, topk or topk:N")
+        raise ValueError("must be auto, full, topk or topk:N, N from 1 to the vocabulary's size")
     return kinds[name], int(size) if size else None
 
 
