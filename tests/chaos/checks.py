@@ -6,6 +6,7 @@ Then the parts are stopped in turn, and no connection stays open.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,6 +126,7 @@ def open_streams(system: System) -> list[str]:
     """Stops the gateways, then the drafts: nobody is connected to the drafts, then to the targets."""
     found = []
     pools = system.pools
+    gc.collect()  # calls of message relays that have ended lie in cycles, and hold their connections
     for stopped, left in ((pools.gateways, pools.drafts), (pools.drafts, pools.targets)):
         for process in stopped:
             code = process.stop()
