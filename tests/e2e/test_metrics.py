@@ -115,7 +115,9 @@ async def test_every_counter_equals_the_clients_own_count(fresh: Process, dev_pr
     assert reasons["no_draft"] == reasons["refused"] == reasons["nothing"] == 0
     hits = {result: grown(before, after, "spec_lookup_total", "result", result) for result in ("hit", "miss")}
     assert hits["hit"] > 0 and sum(hits.values()) <= len(rounds)
-    assert grown(before, after, "spec_hold_seconds_count", "", "") == len(rounds)
+    assert sum(hits.values()) <= grown(before, after, "spec_hold_seconds_count", "", "") < len(rounds), (
+        "not those of off"
+    )
     kinds = Counter(token.kind.value for r in rounds for token in r.tokens)
     assert set(kinds) == {"accepted", "recovered", "bonus", "plain"}
     expected |= {("spec_emitted_tokens_total", "kind", kind): count for kind, count in kinds.items()}

@@ -18,7 +18,7 @@ REMOVED = {
     **{f"{part}.max_message_bytes": _MESSAGES for part in ("target", "draft", "gateway")},
     "target.verification": "leave it out: proposals are always looked at together, which keeps as many tokens or more",
     "target.max_parked_tickets": "max_parked_bytes",
-    "target.parked_ttl_s": "leave it out: a proposal that no verify asked for is dropped after 10 s",
+    "target.parked_ttl_s": "leave it out: what a draft delivered is kept until the target has gone another way",
     "target.parallel_folder": "leave it out: whoever starts the ranks passes it",
     "draft.full_logprobs_budget_bytes": "the gateway's draft_logprobs, full or topk:N",
     "gateway.draft_topk": "draft_logprobs, as in topk:128",
