@@ -14,8 +14,8 @@ from outrider.client import AsyncClient, Round, Speculation
 
 NUM_RESAMPLES = 2000
 PHASES = ("deliver", "verify", "overhead")
-"""Phases of a round in the SDK's timings: the draft's work; waiting for the proposal beyond that; queue, forward and
-acceptance in the target; the rest, which is gateway and control streams."""
+"""Phases of a round in the SDK's timings: waiting for drafts; queue, forward and acceptance in the target; the rest,
+which is gateway and control streams."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ MOST_LAW_BYTES = 64 << 20
 """Bytes of laws that one slot's tree keeps, in case they are to be sent again. Doubling it lets a tree of whole laws of
 many ids grow twice as large."""
 LAW_BYTES_AN_ID = 20
-"""Of a law that is kept: its score, its id and its weight."""
+"""Of a law that is kept: a float32 score, an int64 id and a float64 weight. It follows from their types."""
 MOST_OFFERS = 16
 """Nodes that one slot has in a step at most. Doubling it gives a draft with few slots wider steps."""
 
@@ -137,8 +137,8 @@ class Grower:
         slot.commit_from(job.base_len, job.committed_ids)
         slot.settle()
         topk = self._cut(growing)
-        law_bytes = 0 if slot.params.determined else LAW_BYTES_AN_ID * (topk or self._vocab_size)
-        most_fed = min(MAX_FED, MOST_LAW_BYTES // max(1, law_bytes))
+        num_laws = MOST_LAW_BYTES // (LAW_BYTES_AN_ID * (topk or self._vocab_size))
+        most_fed = MAX_FED if slot.params.determined else min(MAX_FED, num_laws)
         takes_trees = self._drafter.takes_trees
         plan = Plan(growing.job.speculation, slot.params, growing.shares, takes_trees, topk, most_fed=most_fed)
         return GrowingTree(slot.committed, slot.max_len, slot.params, plan)

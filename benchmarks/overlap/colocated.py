@@ -242,13 +242,11 @@ def step_costs(runners: Sequence[ModelRunner], prompt: list[int], num_rounds: in
     return [{width: statistics.median(each) for width, each in seconds.items()} for seconds in taken]
 
 
-def draft_for(draft: ModelRunner, prompt: Sequence[int], seconds: float) -> int:
-    """Run forwards of the draft for so long; return how many."""
-    shape, num_forwards, end = OurSteps(draft, prompt).for_shape(1, NUM_GROWN), 0, time.perf_counter() + seconds
+def draft_for(draft: ModelRunner, prompt: Sequence[int], seconds: float) -> None:
+    """Run forwards of the draft for so long."""
+    shape, end = OurSteps(draft, prompt).for_shape(1, NUM_GROWN), time.perf_counter() + seconds
     while time.perf_counter() < end:
         shape.step(time.perf_counter)
-        num_forwards += 1
-    return num_forwards
 
 
 def serve(settings: dict[str, Any]) -> None:
@@ -266,8 +264,8 @@ def serve(settings: dict[str, Any]) -> None:
             tell(event="done", verify=verify, draft=drafting)
             continue
         if order["do"] == "draft":
-            num_forwards = draft_for(draft, order["prompt"], order["seconds"])
-            tell(event="done", num_forwards=num_forwards)
+            draft_for(draft, order["prompt"], order["seconds"])
+            tell(event="done")
             continue
         shape = order["shape"]
         made = pair.answer(

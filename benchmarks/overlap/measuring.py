@@ -48,6 +48,7 @@ NUM_TRIED_TREES = 3
 COST_ROUNDS = 24
 """Steps of each width that a cost is the median of."""
 FEW_ROUNDS = 3
+"""The same where it is measured in each repetition, twice."""
 WARM_TOKENS = 16
 
 

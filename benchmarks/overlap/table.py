@@ -50,7 +50,8 @@ def add_group(report: Report, result: GroupResult, traces: Traces) -> list[str]:
     report.table(f"{name}: where the time goes", *_times(result))
     report.table(f"{name}: beside the simulation", *_beside(result, traces))
     report.table(f"{name}: hit rate by number of guesses, from traces", *_hits(result, traces))
-    report.text(_contention(result))
+    if result.contention:
+        report.text(_contention(result))
     report.text(_cores(result))
     report.text(_texts(result))
     report.data[name] = {
@@ -80,7 +81,7 @@ def _add_head(report: Report, result: GroupResult) -> None:
 
 def _contention(result: GroupResult) -> str:
     """Say what of a step's extra in the service is the machine's: two processes, no messages between them."""
-    low, high = min(result.contention, default=1.0), max(result.contention, default=1.0)
+    low, high = min(result.contention), max(result.contention)
     return (
         f"A forward of the target takes {low:.2f} to {high:.2f} times as long while the draft makes steps on the other "
         "core, without messages: both read their weights from one memory. A pair in one process never does."
