@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -105,6 +106,7 @@ async def _serve(
     http = HttpServer(app, None if certificates is None else http_context(certificates))
     listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=[listener]))
+    gc.freeze()  # what is here now stays: a full collection that looks at it, too, stops all answers
     announce(http=join_host_port(config.host, listener.getsockname()[1]), grpc=grpc_address, pid=os.getpid())
     await asyncio.wait({serving, asyncio.create_task(signals.stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping; %d answers are under way", coordinator.num_admitted)

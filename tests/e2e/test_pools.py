@@ -74,7 +74,7 @@ async def test_a_stream_goes_on_at_the_other_target(
         now_at, _ = max(zip(seen.times_s, seen.times_s[1:], strict=False), key=lambda pair: pair[1] - pair[0])
         assert seen.ids == expected
         assert max(b - a for a, b in zip(seen.times_s, seen.times_s[1:], strict=False)) < NOTICED_S
-        assert hit_s - 1 < now_at < hit_s + 3, "the longest pause is of the move"
+        assert hit_s - 1 < now_at < hit_s + 1, "the longest pause is the fault's"
         assert any(each.num_drafted for each in seen.rounds[-5:]), "drafts go to the other target"
         assert total(pools.metrics(), "outrider_retries_total", reason="lost") >= 1
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -254,6 +255,7 @@ def start(
         control_bytes = max_control_bytes(base.loaded.slots.context_limit)
         server.start(parts.add_services, config.host, config.port, MAX_MESSAGE_BYTES, certificates, control_bytes)
         undo.pop_all()
+    gc.freeze()  # a full collection that looks at torch and the model, too, stops every thread for 0.4 s
     return WorkerHandle(engine, server, base.loaded, base.service, closing, metrics_server, spans)
 
 
