@@ -32,6 +32,7 @@ DEMO_TARGET, DEMO_DRAFT = REPO / "models/demo/target", REPO / "models/demo/draft
 SIZES: dict[str, tuple[str, ...]] = {
     "94M": ("--hidden", "1024", "--intermediate", "2816", "--heads", "16", "--kv-heads", "4", "--extra-layers", "2"),
     "111M": ("--hidden", "1024", "--intermediate", "3488", "--heads", "16", "--kv-heads", "4", "--extra-layers", "2"),
+    "375M": ("--hidden", "2048", "--intermediate", "5632", "--heads", "32", "--kv-heads", "8", "--extra-layers", "2"),
     "1b": ("--hidden", "2048", "--intermediate", "8192", "--heads", "32", "--kv-heads", "8", "--extra-layers", "10"),
 }
 """Sizes of the widened demo target, by the name on the command line; arguments of `benchmarks.widen`."""

@@ -50,6 +50,7 @@ def options_of() -> argparse.Namespace:
     made.add_argument("--groups", nargs="+", default=names, choices=names, help="to measure; all by default")
     made.add_argument("--base", default=os.environ.get("BASE") or BASE, help="commit of the round before; or BASE")
     made.add_argument("--bandwidth", type=float, help="bytes a second of each link behind a relay; absent = unlimited")
+    made.add_argument("--apart", action="store_true", help="the overlapped draft sleeps for what its steps would take")
     made.add_argument("--most-minutes", type=float, default=38.0, help="after which a group begins no repetition more")
     made.add_argument("--table", action="store_true", help="write the table of what was measured, and measure nothing")
     return made.parse_args()
@@ -98,6 +99,11 @@ def traces_of(group: Group, options: argparse.Namespace) -> Traces:
 
 def write_report(found: list[GroupResult], options: argparse.Namespace) -> int:
     report = Report("overlap", "Overlapped rounds beside the same models in one process")
+    if options.apart:
+        report.text(
+            "THE OVERLAPPED DRAFT'S STEPS ARE SLEPT: it is the demo draft as it is, its steps take what those of the "
+            "widened one take alone, and slow down no step of the target: a draft on hardware of its own."
+        )
     report.text(
         f"The demo pair, its target WIDENED to {options.size}, its draft widened as said, float32; {options.prompts} "
         f"held-out prompts of {options.prompt_tokens} tokens or less, one answer at a time. Speeds are of the tokens "

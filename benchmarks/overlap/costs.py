@@ -27,12 +27,12 @@ class Costs:
     """Of any link."""
 
     def verify_s(self, num_rows: int) -> float:
-        return _at(self.verify, num_rows) + self.decide_s
+        return at_rows(self.verify, num_rows) + self.decide_s
 
     def draft_s(self, num_rows: int) -> float:
-        return _at(self.draft, num_rows) + num_rows * self.draw_s
+        return at_rows(self.draft, num_rows) + num_rows * self.draw_s
 
 
-def _at(seconds: Mapping[int, float], num_rows: int) -> float:
+def at_rows(seconds: Mapping[int, float], num_rows: int) -> float:
     """Return the seconds of the least measured number of rows that is as large; of the largest beyond."""
     return seconds[min((each for each in seconds if each >= num_rows), default=max(seconds))]

@@ -21,6 +21,8 @@ DRAFTS: Mapping[float, Sizes] = {
 }
 """The demo draft widened, by what a step of it takes of a step of the target of 94M, about; the table has what it took.
 """
+SCALES = {"94M": 1, "375M": 2}
+"""How many times as wide these are made beside a target of a size."""
 ROUND_TRIPS = (0.0, 0.05, 0.1, 0.5)
 """Of every link, in steps of the target."""
 GREEDY, REJECTION, COUPLED = "greedy", "rejection", "coupled"
@@ -64,12 +66,14 @@ class Group:
             acceptance=self.acceptance,
         )
 
-    def draft(self) -> Path:
-        """Return the folder of the widened draft, made when it is missing."""
-        folder = WORK / f"draft-{DRAFTS[self.cost].hidden}"
+    def draft(self, size: str) -> Path:
+        """Return the folder of the draft widened for a target of that size, made when it is missing."""
+        one, scale = DRAFTS[self.cost], SCALES[size]
+        sizes = Sizes(one.hidden * scale, one.intermediate * scale, one.heads * scale, one.kv_heads * scale)
+        folder = WORK / f"draft-{sizes.hidden}"
         if not (folder / "config.json").exists():
             torch.manual_seed(0)  # of weights that cost something and change nothing
-            print(widen_folder(DEMO_DRAFT, folder, DRAFTS[self.cost]), flush=True)
+            print(widen_folder(DEMO_DRAFT, folder, sizes), flush=True)
         return folder
 
 

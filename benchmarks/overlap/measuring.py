@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.common import widened
+from benchmarks.common import DEMO_DRAFT, widened
 from benchmarks.overlap import simulation
 from benchmarks.overlap.checkouts import Checkout
 from benchmarks.overlap.costs import Costs
@@ -66,12 +66,12 @@ class Arms:
         splits: dict[str, Split],
         traced: Traces,
         base: str,
+        costs: Costs,
     ) -> None:
         """other: on the draft's core. splits: by arm. base: what the round before is."""
         self.group, self.prompts, self.options = group, prompts, options
         self.one, self.both, self.other, self.splits = one, both, other, splits
         self.traces = traced
-        costs = Costs(*one.costs(max(prompts, key=len), COST_ROUNDS))
         self.result = GroupResult(group, base, options.max_tokens, costs, Tuned(1, 1))
         self._tune()
 
@@ -273,7 +273,7 @@ async def running_arms(
     here: Checkout,
     base: Checkout,
 ) -> AsyncIterator[Arms]:
-    target, draft = widened(options.size), group.draft()
+    target, draft = widened(options.size), group.draft(options.size)
     async with contextlib.AsyncExitStack() as stack:
         children = stack.enter_context(ended_with_block([]))
         one, both, other = (Colocated(here, target, draft, cores) for cores in ((1,), (0, 1), (0,)))
@@ -285,11 +285,13 @@ async def running_arms(
         if group.determined:
             arms[OVERLAP_CHAIN] = (here, "benchmarks.overlap.chain_target")
             arms[OVERLAP_TREE] = (here, "target_service")
-        splits = {
-            arm: await stack.enter_async_context(split(checkout, target, draft, module))
-            for arm, (checkout, module) in arms.items()
-        }
-        yield Arms(group, prompts, options, one, both, other, splits, traced, f"{options.base}, {base.note}")
+        costs = Costs(*one.costs(max(prompts, key=len), COST_ROUNDS))
+        splits = dict[str, Split]()
+        for arm, (checkout, module) in arms.items():
+            slept_s = costs.draft if options.apart and arm != TODAY else None
+            drafting = draft if slept_s is None else DEMO_DRAFT
+            splits[arm] = await stack.enter_async_context(split(checkout, target, drafting, module, slept_s))
+        yield Arms(group, prompts, options, one, both, other, splits, traced, f"{options.base}, {base.note}", costs)
 
 
 async def measure(
@@ -309,7 +311,8 @@ async def measure(
             began = time.monotonic()
             if result.num_repetitions and began + took_s - started_s > 60 * options.most_minutes:
                 break
-            arms.note_contention()
+            if not options.apart:
+                arms.note_contention()
             await arms.repeat(result.num_repetitions)
             took_s = time.monotonic() - began
             result.num_repetitions += 1

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc.aio
 
+from benchmarks.overlap.apart_draft import STEP_S
 from benchmarks.overlap.checkouts import Checkout
 from benchmarks.overlap.groups import Group
 from benchmarks.overlap.shapes import Shape
@@ -31,14 +32,17 @@ START_S = 180.0
 """Seconds that a process may take to start. Doubled, one that hangs is reported twice as late."""
 ORDER_S = 600.0
 """The same of an order to a pair in one process."""
+_NONE: Mapping[str, str] = {}
 NUM_PINGS = 20
 """Calls that a round trip is the median of."""
 
 
-def started(checkout: Checkout, module: str, args: Sequence[str], cores: Sequence[int]) -> Child:
+def started(
+    checkout: Checkout, module: str, args: Sequence[str], cores: Sequence[int], environment: Mapping[str, str] = _NONE
+) -> Child:
     """Start a module of a checkout on some cores."""
     pinned = ["taskset", "-c", ",".join(map(str, cores)), checkout.python, "-m", module, *args]
-    return Child(module, pinned, stdin="", env=checkout.environment)
+    return Child(module, pinned, stdin="", env={**checkout.environment, **environment})
 
 
 def told(child: Child, timeout_s: float = START_S) -> dict[str, Any]:
@@ -171,16 +175,25 @@ async def _ping_s(address: str) -> float:
 
 @contextlib.asynccontextmanager
 async def split(
-    checkout: Checkout, target: Path, draft: Path, target_module: str = "target_service"
+    checkout: Checkout,
+    target: Path,
+    draft: Path,
+    target_module: str = "target_service",
+    draft_step_s: Mapping[int, float] | None = None,
 ) -> AsyncIterator[Split]:
-    """Run a pair, the target on the last core, the draft and the gateways on the first."""
+    """Run a pair, the target on the last core, the draft and the gateways on the first.
+
+    draft_step_s: by rows, what the draft sleeps for in place of computing it.
+    """
     first, last = 0, 1
     common = ("--dtype", "float32", "--kv-cache-tokens", "16384", "--no-prefix-caching", "--metrics-port", "0")
     async with contextlib.AsyncExitStack() as stack:
         children = stack.enter_context(ended_with_block([]))
-        for module, model, core in ((target_module, target, last), ("draft_service", draft, first)):
+        draft_module = "draft_service" if draft_step_s is None else "benchmarks.overlap.apart_draft"
+        environment = {STEP_S: json.dumps(draft_step_s)}
+        for module, model, core in ((target_module, target, last), (draft_module, draft, first)):
             args = ["--model", str(model), "--cpu-cores", str(core), *common]
-            children.append(started(checkout, module, args, [core]))
+            children.append(started(checkout, module, args, [core], environment))
         workers = [await asyncio.to_thread(told, child) for child in children]
         addresses = [str(each["address"]) for each in workers]
         relays = [await stack.enter_async_context(TcpRelay(addresses[end])) for end in (0, 1, 0)]
