@@ -214,7 +214,7 @@ class Grower:
                 continue
             if not self._drafter.knows(growing):
                 tree.restart()
-            is_narrow = growing.num_urgent > 0 or not self._drafter.takes_trees  # one path is the fastest to be deep
+            is_narrow = not self._drafter.takes_trees
             found = tree.offers(1 if is_narrow else MOST_OFFERS)
             offers.append([(-chance, index, node, growing) for chance, node in found])
         best = list(heapq.merge(*offers, key=lambda offer: offer[:2]))

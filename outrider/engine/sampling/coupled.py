@@ -64,7 +64,8 @@ def coupled_ranked(law: RowLaw, params: SamplingParams, position: int, num: int)
     """Return the `num` ids that are most likely to come at `position`, best first; all where the law has no more.
 
     With each the probability that the target says it, given the noise, if its law is about the draft's: exp(score +
-    Gumbel) over the sum of all. The first is `coupled_id`. Raises NothingToDraw.
+    Gumbel) over the sum of all. The first is `coupled_id`, near ties excepted: a guess need not be right. Raises
+    NothingToDraw.
     """
     u = uniforms(params, position, law.scores.size if law.ids is None else law.ids)
     weights = np.exp(law.scores, dtype=np.float64) / -np.log(u)  # [N], exp(score + Gumbel) up to rounding
@@ -72,10 +73,9 @@ def coupled_ranked(law: RowLaw, params: SamplingParams, position: int, num: int)
     if not 0.0 < total < math.inf:
         raise NothingToDraw(f"nothing to draw from: the row sums to {total}")
     places = np.flatnonzero(weights)
-    if places.size > num:  # the logarithm's rounding must not leave one out that `coupled_id` would choose
-        edge = np.partition(weights[places], places.size - num)[places.size - num]
-        places = places[weights[places] * _ROUNDING >= edge]
-    places = places[np.argsort(-(law.scores[places] + gumbels_of(u[places])), kind="stable")][:num]
+    if places.size > num:
+        places = places[np.argpartition(weights[places], places.size - num)[-num:]]
+    places = places[np.argsort(-weights[places])]
     return [law.id_of(int(place)) for place in places], (weights[places] / total).tolist()
 
 
