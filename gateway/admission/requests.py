@@ -267,11 +267,11 @@ def _check_speculation(options: SpeculationOptions, vocab_size: int) -> None:
     count, topk = options.num_draft_tokens, options.draft_topk
     if count is not None and options.adaptive:
         raise InvalidRequest(
-            f"num_draft_tokens is {count} and adaptive is set, which chooses it; leave one out",
+            f"speculation.num_draft_tokens is {count} and adaptive is set, which chooses it; leave one out",
             param="speculation.num_draft_tokens",
         )
     if count is not None:
-        DRAFT_TOKENS.check("num_draft_tokens", count, "speculation.num_draft_tokens")
+        DRAFT_TOKENS.check("speculation.num_draft_tokens", count)
     if topk is None:
         return
     if options.draft_logprobs is not DraftLogprobs.TOPK:
@@ -283,9 +283,9 @@ def _check_drafted(options: SpeculationOptions, most: int) -> None:
     """Raises InvalidRequest for more draft tokens than this server's operator allows."""
     count, tree = options.num_draft_tokens or 0, options.tree
     if count > most:
-        name, shown = "speculation.num_draft_tokens", f"num_draft_tokens is {count}"
+        name, shown = "speculation.num_draft_tokens", f"speculation.num_draft_tokens is {count}"
     elif tree is not None and tree.most_nodes > most:
-        name, shown = "speculation.tree", f"tree is {tree}, {tree.most_nodes} nodes"
+        name, shown = "speculation.tree", f"speculation.tree is {tree}, {tree.most_nodes} nodes"
     else:
         return
     raise InvalidRequest(f"{shown}, and this server drafts at most {most} tokens (max_draft_tokens)", param=name)
@@ -297,7 +297,7 @@ def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
         return
     offered = ", ".join(each.label for each in facts.drafters)
     raise InvalidRequest(
-        f"drafter is {drafter.label}, which neither target nor draft of {facts.id} has; offered: {offered or 'none'}"
+        f"speculation.drafter is {drafter.label}, which neither target nor draft of {facts.id} has; offered: {offered or 'none'}"
         + (_TEXT_WANTED if drafter.own in _OF_A_TEXT else ""),
         param="speculation.drafter",
     )

@@ -159,10 +159,10 @@ class SamplingParams:
                 )
             check_token_ids("bad_words", word, vocab_size)
         Range(0, self.max_tokens).check("min_tokens", self.min_tokens)
-        LENIENCE.check("lenience", self.lenience, "speculation.lenience")
+        LENIENCE.check("speculation.lenience", self.lenience)
         if self.lenience < 1.0 and self.acceptance is AcceptanceRule.COUPLED:
             raise InvalidRequest(
-                f"lenience is {self.lenience:g} and acceptance coupled, which is exact; leave lenience out, or ask for "
+                f"speculation.lenience is {self.lenience:g} and acceptance coupled, which is exact; leave lenience out, or ask for "
                 "acceptance rejection",
                 param="speculation.lenience",
             )
