@@ -65,7 +65,7 @@ DELIVERIES = (
     ),
     Mutant(
         PARKED,
-        "            if drawn and drawn[0].law != law:",
+        "            if (drawn and drawn[0].law != law) or (parent.children and not drawn):",
         "            if drawn and drawn[0].law != law and len(nodes.ids) == 1:",
         "of two proposals for a state the longer one wins",
         PLACES,
