@@ -128,6 +128,7 @@ bench-never-slower: $(STAMP)
 	$(BIN)/python -m benchmarks.never_slower $(ARGS)
 
 # Overlapped rounds beside the same pair in one process and the round before: half an hour a group, one file each.
+# With --apart the draft sleeps for most of a step: what it would be on hardware of its own.
 # make bench-overlap BASE=COMMIT ARGS='--groups 0.1-greedy-0'
 bench-overlap: $(STAMP)
 	BASE=$(BASE) $(BIN)/python -m benchmarks.overlap $(ARGS)

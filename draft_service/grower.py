@@ -208,15 +208,14 @@ class Grower:
     def _choose(self) -> list[tuple[Growing, Sequence[Node]]]:
         """Return what is asked for next: nodes of several slots, the likeliest first."""
         offers: list[list[tuple[float, int, Node, Growing]]] = []
+        most = MOST_OFFERS if self._drafter.takes_trees else 1
         for index, growing in enumerate(self._slots.values()):
             tree, slot = growing.tree, growing.slot
             if tree is None or (isinstance(slot, Slot) and needs_prefill(slot)):
                 continue
             if not self._drafter.knows(growing):
                 tree.restart()
-            is_narrow = not self._drafter.takes_trees
-            found = tree.offers(1 if is_narrow else MOST_OFFERS)
-            offers.append([(-chance, index, node, growing) for chance, node in found])
+            offers.append([(-chance, index, node, growing) for chance, node in tree.offers(most)])
         best = list(heapq.merge(*offers, key=lambda offer: offer[:2]))
         count = best_count([-chance for chance, *_ in best], 0.0, 0, self._cost)
         chosen: dict[int, tuple[Growing, list[Node]]] = {}

@@ -20,7 +20,7 @@ PUSH_S = 0.004
 and lets guesses come later."""
 NUM_URGENT = 4
 """Messages of a slot that leave at once after its target had nothing to go on with. Doubling it lets a target that
-waits go on with deeper guesses, for more messages."""
+waits go on with all that is grown, for more messages."""
 MOST_IN_MESSAGE = MAX_NODES // 2
 """Nodes with which a message is full; siblings of the last are added. Doubling it makes a target refuse the largest."""
 

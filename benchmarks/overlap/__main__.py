@@ -29,17 +29,24 @@ from benchmarks.overlap.results import GroupResult, read, save
 from benchmarks.overlap.table import FAR_OFF, MARK, add_group, add_summary
 from benchmarks.overlap.traces import Traces, traces
 
+SIZE = "94M"
 BASE = "b67880c"
 """The commit before the round was rebuilt."""
-FOLDER = "overlap"
-"""Of the results', with a file for each group and the traces that the simulation runs on."""
+
+
+def name_of(options: argparse.Namespace) -> str:
+    """Return the name of the report, and of the folder with a file for each group and the traces that the simulation
+    runs on: what is measured otherwise lies elsewhere.
+    """
+    size = "" if options.size == SIZE else f"-{options.size}"
+    return f"overlap{size}{'-apart' if options.apart else ''}"
 
 
 def options_of() -> argparse.Namespace:
     names = [group.name for group in all_groups()]
     made = parser(
         __doc__,
-        size="94M",
+        size=SIZE,
         prompts=8,
         prompt_tokens=48,
         max_tokens=64,
@@ -50,7 +57,7 @@ def options_of() -> argparse.Namespace:
     made.add_argument("--groups", nargs="+", default=names, choices=names, help="to measure; all by default")
     made.add_argument("--base", default=os.environ.get("BASE") or BASE, help="commit of the round before; or BASE")
     made.add_argument("--bandwidth", type=float, help="bytes a second of each link behind a relay; absent = unlimited")
-    made.add_argument("--apart", action="store_true", help="the overlapped draft sleeps for what its steps would take")
+    made.add_argument("--apart", action="store_true", help="the overlapped draft sleeps for most of a step")
     made.add_argument("--most-minutes", type=float, default=38.0, help="after which a group begins no repetition more")
     made.add_argument("--table", action="store_true", help="write the table of what was measured, and measure nothing")
     return made.parse_args()
@@ -74,7 +81,7 @@ def measure_group(group: Group, options: argparse.Namespace) -> GroupResult:
 
 def main() -> int:
     options = options_of()
-    folder: Path = options.results / FOLDER
+    folder: Path = options.results / name_of(options)
     groups = [group for group in all_groups() if group.name in options.groups]
     for group in () if options.table else groups:
         path = folder / f"{group.name}.json"
@@ -94,11 +101,11 @@ def traces_of(group: Group, options: argparse.Namespace) -> Traces:
     prompts = tokenized(options.prompts, options.prompt_tokens)
     repetitions = range(1 if group.rule == GREEDY else options.repetitions)
     tasks = [(prompt, seed_of(each, index)) for each in repetitions for index, prompt in enumerate(prompts)]
-    return traces(group, tasks, options.max_tokens, options.results / FOLDER)
+    return traces(group, tasks, options.max_tokens, options.results / name_of(options))
 
 
 def write_report(found: list[GroupResult], options: argparse.Namespace) -> int:
-    report = Report("overlap", "Overlapped rounds beside the same models in one process")
+    report = Report(name_of(options), "Overlapped rounds beside the same models in one process")
     if options.apart:
         report.text(
             "THE OVERLAPPED DRAFT'S STEPS ARE SLEPT: it is the demo draft as it is, its steps take what those of the "

@@ -1,7 +1,7 @@
 """`python -m benchmarks.overlap.apart_draft`: a draft whose steps take as long as STEP_S says, most of it asleep.
 
-That is a draft on hardware of its own: its steps take their time and slow down no step of the target. Here both read
-their weights from one memory, and a pair in one process never does so at the same time.
+That is a draft on hardware of its own, whose steps slow down no step of the target. Where both really compute, they
+read their weights from one memory at the same time, which a pair in one process never does.
 """
 
 import json

@@ -21,8 +21,8 @@ DRAFTS: Mapping[float, Sizes] = {
 }
 """The demo draft widened, by what a step of it takes of a step of the target of 94M, about; the table has what it took.
 """
-SCALES = {"94M": 1, "375M": 2}
-"""How many times as wide these are made beside a target of a size."""
+SCALES = {"94M": 1, "111M": 1, "375M": 2, "1b": 2}
+"""How many times as wide these are made beside a target of a size: the shares are those of 94M, about."""
 ROUND_TRIPS = (0.0, 0.05, 0.1, 0.5)
 """Of every link, in steps of the target."""
 GREEDY, REJECTION, COUPLED = "greedy", "rejection", "coupled"

@@ -32,17 +32,20 @@ START_S = 180.0
 """Seconds that a process may take to start. Doubled, one that hangs is reported twice as late."""
 ORDER_S = 600.0
 """The same of an order to a pair in one process."""
-_NONE: Mapping[str, str] = {}
 NUM_PINGS = 20
 """Calls that a round trip is the median of."""
 
 
 def started(
-    checkout: Checkout, module: str, args: Sequence[str], cores: Sequence[int], environment: Mapping[str, str] = _NONE
+    checkout: Checkout,
+    module: str,
+    args: Sequence[str],
+    cores: Sequence[int],
+    environment: Mapping[str, str] | None = None,
 ) -> Child:
     """Start a module of a checkout on some cores."""
     pinned = ["taskset", "-c", ",".join(map(str, cores)), checkout.python, "-m", module, *args]
-    return Child(module, pinned, stdin="", env={**checkout.environment, **environment})
+    return Child(module, pinned, stdin="", env={**checkout.environment, **(environment or {})})
 
 
 def told(child: Child, timeout_s: float = START_S) -> dict[str, Any]:
@@ -183,15 +186,16 @@ async def split(
 ) -> AsyncIterator[Split]:
     """Run a pair, the target on the last core, the draft and the gateways on the first.
 
-    draft_step_s: by rows, what the draft sleeps for in place of computing it.
+    draft_step_s: by rows, what a step of the draft is to take; it sleeps for what it takes less.
     """
     first, last = 0, 1
     common = ("--dtype", "float32", "--kv-cache-tokens", "16384", "--no-prefix-caching", "--metrics-port", "0")
     async with contextlib.AsyncExitStack() as stack:
         children = stack.enter_context(ended_with_block([]))
-        draft_module = "draft_service" if draft_step_s is None else "benchmarks.overlap.apart_draft"
-        environment = {STEP_S: json.dumps(draft_step_s)}
-        for module, model, core in ((target_module, target, last), (draft_module, draft, first)):
+        drafting: tuple[str, dict[str, str]] = ("draft_service", {})
+        if draft_step_s is not None:
+            drafting = ("benchmarks.overlap.apart_draft", {STEP_S: json.dumps(draft_step_s)})
+        for (module, environment), model, core in (((target_module, {}), target, last), (drafting, draft, first)):
             args = ["--model", str(model), "--cpu-cores", str(core), *common]
             children.append(started(checkout, module, args, [core], environment))
         workers = [await asyncio.to_thread(told, child) for child in children]

@@ -275,8 +275,12 @@ def _check_speculation(options: SpeculationOptions, vocab_size: int) -> None:
     if topk is None:
         return
     if options.draft_logprobs is not DraftLogprobs.TOPK:
-        raise InvalidRequest("draft_topk needs draft_logprobs to be topk", param="speculation.draft_topk")
-    Range(1, vocab_size, remedy=", the vocabulary").check("topk", topk, "speculation.draft_logprobs")
+        raise InvalidRequest(
+            "speculation.draft_topk needs speculation.draft_logprobs to be topk", param="speculation.draft_topk"
+        )
+    Range(1, vocab_size, remedy=", the vocabulary").check(
+        "speculation.draft_logprobs: topk", topk, "speculation.draft_logprobs"
+    )
 
 
 def _check_drafted(options: SpeculationOptions, most: int) -> None:
@@ -297,7 +301,8 @@ def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
         return
     offered = ", ".join(each.label for each in facts.drafters)
     raise InvalidRequest(
-        f"speculation.drafter is {drafter.label}, which neither target nor draft of {facts.id} has; offered: {offered or 'none'}"
+        f"speculation.drafter is {drafter.label}, which neither target nor draft of {facts.id} has; offered: "
+        f"{offered or 'none'}"
         + (_TEXT_WANTED if drafter.own in _OF_A_TEXT else ""),
         param="speculation.drafter",
     )

@@ -162,8 +162,8 @@ class SamplingParams:
         LENIENCE.check("speculation.lenience", self.lenience)
         if self.lenience < 1.0 and self.acceptance is AcceptanceRule.COUPLED:
             raise InvalidRequest(
-                f"speculation.lenience is {self.lenience:g} and acceptance coupled, which is exact; leave lenience out, or ask for "
-                "acceptance rejection",
+                f"speculation.lenience is {self.lenience:g} and acceptance coupled, which is exact; leave lenience "
+                "out, or ask for acceptance rejection",
                 param="speculation.lenience",
             )
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)

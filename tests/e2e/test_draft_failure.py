@@ -180,6 +180,7 @@ async def test_a_draft_that_lies_is_refused_counted_and_changes_nothing(
         assert num_refused(lied_to) - before <= 1 + (time.monotonic() - asked_s) / FIRST_PAUSE_S
     after = lied_to.metrics()
     assert 0 < num_refused(lied_to) <= len(refusals()), "a step counts once, whatever came for it"
-    assert total(after, "spec_wasted_tokens_total") == num_wasted, "a lie that comes too late is not read, but counted"
+    assert total(after, "spec_wasted_tokens_total") == num_wasted
+    assert num_wasted <= (3 if lies is lying_draft.OF_LAWS else 0), "laws that come too late are counted and not read"
     assert total(after, "spec_draft_tokens_total") == 0
     assert total(after, "outrider_breaker_open", member="draft-0") == 1

@@ -66,7 +66,7 @@ DELIVERIES = (
     Mutant(
         PARKED,
         "            if (drawn and drawn[0].law != law) or (parent.children and not drawn):",
-        "            if drawn and drawn[0].law != law and len(nodes.ids) == 1:",
+        "            if ((drawn and drawn[0].law != law) or (parent.children and not drawn)) and len(nodes.ids) == 1:",
         "of two proposals for a state the longer one wins",
         PLACES,
     ),

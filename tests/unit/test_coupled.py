@@ -15,6 +15,7 @@ from outrider.engine.sampling import coupled
 from outrider.engine.sampling.coupled import (
     coupled_id,
     coupled_place,
+    coupled_ranked,
     device_keys,
     fixed_log,
     gumbels_of,
@@ -93,6 +94,8 @@ class TestToken:
                 law.scores[rng.integers(law.scores.size)] = 0.0
             every = law.scores + gumbels_of(uniforms(params_of(), position, law.scores.size))
             assert coupled_id(law, params_of(), position) == every.argmax()
+            likeliest = [int(place) for place in np.argsort(-every)[:4] if every[place] > -math.inf]
+            assert coupled_ranked(law, params_of(), position, 4)[0] == likeliest
 
     def test_a_device_gives_what_the_host_gives(self) -> None:
         check_ids("cpu")

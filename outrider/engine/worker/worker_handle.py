@@ -253,9 +253,9 @@ def start(
         metrics_server = _serve_metrics(config, metrics, base.loaded)
         undo.callback(_stop_metrics, metrics_server)
         control_bytes = max_control_bytes(base.loaded.slots.context_limit)
+        gc.freeze()  # a full collection over what is here now, most of it torch's, would stop every thread for 0.4 s
         server.start(parts.add_services, config.host, config.port, MAX_MESSAGE_BYTES, certificates, control_bytes)
         undo.pop_all()
-    gc.freeze()  # a full collection that looks at torch and the model, too, stops every thread for 0.4 s
     return WorkerHandle(engine, server, base.loaded, base.service, closing, metrics_server, spans)
 
 
