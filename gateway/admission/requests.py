@@ -302,8 +302,7 @@ def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
     offered = ", ".join(each.label for each in facts.drafters)
     raise InvalidRequest(
         f"speculation.drafter is {drafter.label}, which neither target nor draft of {facts.id} has; offered: "
-        f"{offered or 'none'}"
-        + (_TEXT_WANTED if drafter.own in _OF_A_TEXT else ""),
+        f"{offered or 'none'}" + (_TEXT_WANTED if drafter.own in _OF_A_TEXT else ""),
         param="speculation.drafter",
     )
 
