@@ -337,9 +337,8 @@ def test_a_verdict_says_how_many_drafts_might_have_been_kept(
 def test_an_old_truncate_does_not_crop_a_target_that_is_ahead(runner: ModelRunner) -> None:
     target = Fixed(runner)
     slot = target.slot_lease.slot
-    target.step_after(MOST_HOLD_S)
-    for _ in range(3):
-        target.step_after(0.0)
+    for _ in range(4):
+        assert target.step_after(MOST_HOLD_S)
     num_cached = len(slot.cached)
     target.verifier.handle(TruncateJob(1, 0, NUM_PROMPT + 1, "rejected"))
     assert len(slot.cached) == num_cached == len(slot.committed) - 1
