@@ -123,7 +123,7 @@ bench-tune: $(STAMP)
 coupled-parity: $(STAMP)
 	$(BIN)/python -m benchmarks.coupled_parity $(ARGS)
 
-# K that adapts beside plain decoding, from 1 to 64 answers at once, with a good, a poor and a slow draft: 45 minutes.
+# K that adapts beside plain decoding, from 1 to 64 answers at once, with a good, a poor, a slow and no draft: an hour.
 bench-never-slower: $(STAMP)
 	$(BIN)/python -m benchmarks.never_slower $(ARGS)
 

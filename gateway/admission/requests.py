@@ -23,6 +23,7 @@ from gateway.generation import (
 )
 from gateway.tokenizer import Message, Tokenizer
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
+from outrider.wire.kinds import OF_A_TEXT
 from outrider.wire.params import (
     AUTO,
     CHOICES,
@@ -72,7 +73,6 @@ MAX_ECHO_CHARS = 200
 """Of what a caller sent, in an error that quotes it."""
 MESSAGE_CHARS = 100
 """What a message costs besides its text: a template is run over it."""
-_OF_A_TEXT = (Drafter.UNIGRAM, Drafter.BIGRAM)
 _TEXT_WANTED = "; a target offers unigram and bigram if started with OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
 INLINE_CHARS = 20_000
 """Longer texts are tokenised on a thread: about 10 ms on one slow core."""
@@ -302,7 +302,7 @@ def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
     offered = ", ".join(each.label for each in facts.drafters)
     raise InvalidRequest(
         f"speculation.drafter is {drafter.label}, which neither target nor draft of {facts.id} has; offered: "
-        f"{offered or 'none'}" + (_TEXT_WANTED if drafter.own in _OF_A_TEXT else ""),
+        f"{offered or 'none'}" + (_TEXT_WANTED if drafter.own in OF_A_TEXT else ""),
         param="speculation.drafter",
     )
 

@@ -93,7 +93,8 @@ def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.G
     _set_input(request, prompt, given)
     _encode("model", lambda: setattr(request, "model", given.get("model", "")))
     stop = given.get("stop", ())
-    _encode("stop", lambda: request.stop.extend((stop,) if isinstance(stop, str) else stop))
+    for text in (stop,) if isinstance(stop, str) else _encode("stop", lambda: tuple(stop)):
+        request.stop.append(_text("stop", text, "token ids go into stop_token_ids"))
     _encode("bad_words", lambda: request.bad_words.extend(words))
     _encode("user", lambda: setattr(request, "user", given.get("user", "")))
     if "cache_salt" in given:
@@ -209,7 +210,7 @@ def _set_input(request: gateway_pb2.GenerateRequest, prompt: str | None, given: 
             f"give one of prompt, prompt_ids and messages; got {', '.join(inputs) or 'none'}", param="prompt"
         )
     if prompt is not None:
-        _encode("prompt", lambda: setattr(request, "prompt", prompt))
+        request.prompt = _text("prompt", prompt, "token ids go into prompt_ids")
     elif "prompt_ids" in given:
         request.prompt_ids.SetInParent()
         _encode("prompt_ids", lambda: request.prompt_ids.ids.extend(given["prompt_ids"]))
@@ -224,6 +225,14 @@ def _chat_message(message: Message) -> gateway_pb2.ChatMessage:
             f"messages holds one with the keys {sorted(message)}, must be role and content", param="messages"
         )
     return gateway_pb2.ChatMessage(role=message["role"], content=message["content"])
+
+
+def _text(param: str, value: Any, remedy: str) -> str:
+    """Return the value. Raises InvalidRequest for another type, and for what is not UTF-8."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{param} is {repr(value)[:100]}, must be a string; {remedy}", param=param)
+    _encode(param, lambda: value.encode("utf-8"))
+    return value
 
 
 def _encode(param: str, put: Any) -> Any:

@@ -39,7 +39,9 @@ class GrpcTransport:
     """
 
     def __init__(self, address: str, **options: Unpack[ConnectOptions]) -> None:
-        if ":" not in address or address.startswith(("http://", "https://", "grpc://")):
+        host, _, port = address.removeprefix("dns:///").rpartition(":")
+        is_port = port.isdecimal() and int(port) < 1 << 16  # gRPC takes a larger one for another
+        if not address.startswith("unix") and (not host or "/" in host or not is_port):
             raise ConfigError(f"address is {address!r}, must be host:port such as 127.0.0.1:8001", param="address")
         self.address = address
         self._credentials = credentials_of(options)

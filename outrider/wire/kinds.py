@@ -57,6 +57,8 @@ class Drafter(Enum):
 
 DRAFTERS = {each.label: each for each in Drafter}
 """Drafters by label."""
+OF_A_TEXT = (Drafter.UNIGRAM, Drafter.BIGRAM)
+"""Those that count in a text."""
 
 
 def drafter_label(text: str) -> str:

@@ -240,6 +240,7 @@ async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
         ({"bad_words": [["x"]]}, "bad_words"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"logit_bias": {"x": 1.0}}, "logit_bias"),
+        ({"stop": ["a", 5]}, "stop"),
         ({"cache_salt": "ö" * 129}, "cache_salt"),
         ({"cache_salt": b"\xff"}, "cache_salt"),
         ({"timeout_s": math.nan}, "timeout_s"),
@@ -263,6 +264,7 @@ def test_bad_arguments_are_refused_before_the_call(options: dict, param: str) ->
     [
         ({}, "prompt"),
         ({"prompt": "half a surrogate \ud800"}, "prompt"),
+        ({"prompt": [1, 2, 3]}, "prompt"),
         ({"prompt_ids": [2**32]}, "prompt_ids"),
         ({"messages": [{"role": "user"}]}, "messages"),
     ],
@@ -282,6 +284,7 @@ def test_unknown_parameter_is_a_type_error() -> None:
     "make",
     [
         lambda: AsyncClient("http://127.0.0.1:8001"),
+        lambda: AsyncClient("127.0.0.1:99999"),
         lambda: AsyncClient(timeout_s=0),
         lambda: AsyncClient(retries=-1),
         lambda: RetryPolicy(backoff_s=math.nan),

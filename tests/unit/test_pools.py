@@ -88,6 +88,24 @@ def test_a_drafter_that_lacks_its_text_or_needs_none_is_refused(said: str, messa
 
 
 @pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("unigram", "gateway.drafter is unigram and no target has a drafter_text to count in; name one"),
+        ("ngram+model", "gateway.drafter is ngram+model and there is no draft; add one, or say ngram"),
+    ],
+)
+def test_a_drafter_that_nobody_here_has_is_refused_before_anything_loads(
+    drafter: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = {**NO_FLAGS, "gateway": {"drafter": drafter}}
+    with pytest.raises(ConfigError) as error:
+        merged({}, flags, no_draft=True, no_ray=True)
+    assert error.value.message.startswith(message)
+    monkeypatch.setenv("OUTRIDER_TARGET_DRAFTER_TEXT", "a.txt")
+    assert merged({}, flags, no_draft=drafter == "unigram", no_ray=True).gateway["drafter"] == drafter
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (

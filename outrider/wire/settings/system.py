@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import outrider
 from outrider.wire.errors import ConfigError
-from outrider.wire.settings.config import GatewayConfig, Seconds, TargetConfig, WorkerConfig
+from outrider.wire.kinds import DRAFTERS, OF_A_TEXT, Drafter
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, Seconds, TargetConfig, WorkerConfig
 from outrider.wire.settings.pools import Pool, Role, Values, mapping, read_model, read_part, read_pools
 
 _SHORT: tuple[Role, ...] = ("target", "draft")
@@ -114,7 +115,7 @@ class SystemConfig:
         ray = None if values.get("ray", {}) is None else read_model("ray", RayConfig, values.get("ray", {}))
         gateway = dict(mapping("gateway", values.get("gateway", {})))
         pools = read_pools(*_pools_of(values, gateway))
-        gateway_config(gateway, target="127.0.0.1:0")
+        drafter = DRAFTERS[gateway_config(gateway, target="127.0.0.1:0").drafter]
         gateways = values.get("gateways", 1)
         if type(gateways) is not int or not 0 <= gateways <= 64:
             raise ConfigError(f"gateways is {gateways!r}, must be a number from 0 to 64")
@@ -127,6 +128,7 @@ class SystemConfig:
         )
         if ray is None:
             system._check_plain()
+        system._check_drafter(drafter)
         return system
 
     @property
@@ -155,6 +157,20 @@ class SystemConfig:
                 "gateway": self.gateway,
             }
         )
+
+    def _check_drafter(self, drafter: Drafter) -> None:
+        """What nobody here would draft by."""
+        own = drafter.own
+        if own is None:
+            return
+        if drafter.asks_model and not self.drafts:
+            raise ConfigError(f"gateway.drafter is {drafter.label} and there is no draft; add one, or say {own.label}")
+        named = [pool.worker.drafter for pool in self.drafts if isinstance(pool.worker, DraftConfig)]
+        if own in OF_A_TEXT and own.label not in named and not any(pool.worker.drafter_text for pool in self.targets):
+            raise ConfigError(
+                f"gateway.drafter is {drafter.label} and no target has a drafter_text to count in; name one, as with "
+                "OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
+            )
 
     def _check_plain(self) -> None:
         """Without Ray: what nobody would do."""
