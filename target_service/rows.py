@@ -1,8 +1,8 @@
 """Decides which draft tokens a step verifies, over all slots and gateways together, and whether it waits for some.
 
 Rows are taken best first for as long as they make more tokens a second, by what steps of so many rows take on this
-machine. Under load no row is worth it any more, and the step is plain: that nothing is slower with drafts than without
-follows from this rule. A request that names how much is verified gets that whatever it costs.
+machine, if together they make LEAST_GAIN times as many. Under load no row is worth it any more, and the step is plain:
+that nothing is slower with drafts than without follows from this rule. A request that names how much is verified gets that whatever it costs.
 
 A step is held for guesses while those that are missing are worth more than the tokens that the wait costs. A slot
 whose request names how much is verified waits longer by itself, while the others go on.
@@ -23,6 +23,10 @@ draft that hangs take twice as long."""
 PROBE_STEPS = 16
 """Steps of which one takes half the rows that seem best, so that what fewer rows take stays known: they are passed over
 for a first step that was slow. Doubling it halves what that costs, and finds such a mistake half as fast."""
+LEAST_GAIN = 1.1
+"""Times the tokens a second of a plain step that rows with drafts have to promise. What drafts cost beside their rows,
+messages and memory that others read, was 5 to 10 % of a step of 8 to 64 answers on two cores. At 1.2, drafts that pay a
+little are passed over."""
 _PATIENCE = 2.0
 """Times what guesses usually take that a step is held for them. Doubling it doubles what is waited in vain."""
 _RATE_WEIGHT = 0.25
@@ -35,6 +39,8 @@ class RowRule:
     def __init__(self) -> None:
         self.cost = RowCost()
         self._num_chosen = 0
+        self._pays = True
+        """Whether the last candidates that might have been passed over were not."""
         self._rate = 0.0
         """Tokens that all slots together gain a second."""
 
@@ -55,7 +61,11 @@ class RowRule:
                 base_gain += sum(found[index].gains[:must])
         offers = heapq.merge(*([(-gain, i) for gain in each.gains] for i, each in enumerate(found) if not each.must))
         best = [offer for offer, _ in zip(offers, range(most), strict=False)]
-        count = best_count([-gain for gain, _ in best], base_gain, num_rows + sum(counts), self.cost)
+        gains, num_rows = [-gain for gain, _ in best], num_rows + sum(counts)
+        count = best_count(gains, base_gain, num_rows, self.cost)
+        if best:
+            self._pays = self._is_worth(base_gain + sum(gains[:count]), num_rows + count, base_gain, num_rows)
+            count = count if self._pays else 0
         self._num_chosen += 1
         if self._num_chosen % PROBE_STEPS == 0:
             count //= 2
@@ -63,11 +73,18 @@ class RowRule:
             counts[index] += 1
         return counts
 
+    def _is_worth(self, gain: float, num_rows: int, plain_gain: float, num_plain_rows: int) -> bool:
+        seconds, plain_s = self.cost.seconds(num_rows), self.cost.seconds(num_plain_rows)
+        return seconds is None or plain_s is None or gain / seconds >= LEAST_GAIN * plain_gain / plain_s
+
     def hold_until(self, lacking: Sequence[tuple[Lease, float]], now: float) -> float | None:
-        """Return until when the step waits for the next guesses of these slots; None to go at once.
+        """Return until when the step waits for the next guesses of these slots; None to go at once, as always while what
+        comes does not pay.
 
         lacking: each with the chance that its next guess would be kept.
         """
+        if not self._pays:
+            return None
         coming = list[_Coming]()
         for lease, chance in lacking:
             is_first = len(lease.slot.committed) in lease.lacked

@@ -165,7 +165,9 @@ class Drafting:
             self.close()
         had = self.member
         if not self._is_unfit and self._assignment.take(target) and self.member is not had:
+            assert self.member is not None, "it was taken"
             self.metrics = self._model.pair_metrics(self.member)
+            self._num_unused = self.member.num_unused
         return is_left
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
@@ -212,10 +214,13 @@ class Drafting:
             self._assignment.refused()
         elif verdict.drafter == pb.DRAFTER_MODEL:
             self._assignment.did_well()
+        draft = self.member
         if verdict.drafter == pb.DRAFTER_MODEL:
             self._num_unused = 0
         elif verdict.drafter == pb.DRAFTER_UNSPECIFIED:
             self._num_unused += 1
+        if draft is not None and (verdict.drafter == pb.DRAFTER_MODEL or verdict.hit):
+            draft.num_unused = 0 if verdict.drafter == pb.DRAFTER_MODEL else draft.num_unused + 1
         self._num_missing = 0 if verdict.HasField("hit") else self._num_missing + 1
         if self._num_missing == MISSING_VERDICTS:
             self._assignment.undelivered()

@@ -182,6 +182,8 @@ class DraftMember(Member):
         super().__init__(spec, link)
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """By target: whether what it delivers arrives there."""
+        self.num_unused = 0
+        """Verdicts in a row, of all answers, for which something of it lay ready and was passed over."""
 
     @property
     def kind(self) -> Drafter:
