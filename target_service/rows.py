@@ -2,7 +2,8 @@
 
 Rows are taken best first for as long as they make more tokens a second, by what steps of so many rows take on this
 machine, if together they make LEAST_GAIN times as many. Under load no row is worth it any more, and the step is plain:
-that nothing is slower with drafts than without follows from this rule. A request that names how much is verified gets that whatever it costs.
+that nothing is slower with drafts than without follows from this rule. A request that names how much is verified gets
+that whatever it costs.
 
 A step is held for guesses while those that are missing are worth more than the tokens that the wait costs. A slot
 whose request names how much is verified waits longer by itself, while the others go on.
@@ -78,7 +79,7 @@ class RowRule:
         return seconds is None or plain_s is None or gain / seconds >= LEAST_GAIN * plain_gain / plain_s
 
     def hold_until(self, lacking: Sequence[tuple[Lease, float]], now: float) -> float | None:
-        """Return until when the step waits for the next guesses of these slots; None to go at once, as always while what
+        """Return until when the step waits for the next guesses of these slots; None to go at once, as ever while what
         comes does not pay.
 
         lacking: each with the chance that its next guess would be kept.

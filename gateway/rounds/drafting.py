@@ -173,7 +173,7 @@ class Drafting:
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
         """Tell the draft what is committed, on a slot that is opened with the first message."""
         connection = self.connection
-        if connection is None or self._num_unused % TRIAL_PERIOD >= TRIAL:
+        if connection is None or self._pauses:
             return
         if not self.slot.is_open_on(connection, target.epoch) and not self._open(connection, target, member):
             return
@@ -188,6 +188,11 @@ class Drafting:
         connection.send(dpb.DraftRequest(advance=advance), owes_step=not self._is_ahead)
         self.slot.agreed_len = session.committed_len
         self._told_ticket = ticket
+
+    @property
+    def _pauses(self) -> bool:
+        """Whether the draft is told nothing for a while, for nothing of it was used."""
+        return self._num_unused % TRIAL_PERIOD >= TRIAL
 
     def begins_anew(self, ticket: int, target: Connection) -> bool:
         """Return whether another slot of a draft is about to deliver under a ticket than the one before: under
@@ -207,6 +212,7 @@ class Drafting:
 
     def note(self, verdict: tpb.Verdict) -> None:
         """Learn from a verdict how the draft does."""
+        self._note_use(verdict)
         if self._replies is None:
             return
         self._is_ahead = verdict.hit
@@ -214,16 +220,20 @@ class Drafting:
             self._assignment.refused()
         elif verdict.drafter == pb.DRAFTER_MODEL:
             self._assignment.did_well()
-        draft = self.member
-        if verdict.drafter == pb.DRAFTER_MODEL:
-            self._num_unused = 0
-        elif verdict.drafter == pb.DRAFTER_UNSPECIFIED:
-            self._num_unused += 1
-        if draft is not None and (verdict.drafter == pb.DRAFTER_MODEL or verdict.hit):
-            draft.num_unused = 0 if verdict.drafter == pb.DRAFTER_MODEL else draft.num_unused + 1
         self._num_missing = 0 if verdict.HasField("hit") else self._num_missing + 1
         if self._num_missing == MISSING_VERDICTS:
             self._assignment.undelivered()
+
+    def _note_use(self, verdict: tpb.Verdict) -> None:
+        """Count for how long nothing of the draft was used, here and in all its answers: new ones begin there."""
+        draft = self.member
+        if draft is None:
+            return
+        if verdict.drafter == pb.DRAFTER_MODEL:
+            self._num_unused = draft.num_unused = 0
+        elif verdict.drafter == pb.DRAFTER_UNSPECIFIED:
+            draft.num_unused += verdict.hit or self._pauses
+            self._num_unused += 1
 
     def close(self) -> None:
         """Free the slot."""

@@ -183,7 +183,7 @@ class DraftMember(Member):
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """By target: whether what it delivers arrives there."""
         self.num_unused = 0
-        """Verdicts in a row, of all answers, for which something of it lay ready and was passed over."""
+        """Verdicts in a row, of all answers, for which it was not told, or what lay ready was passed over."""
 
     @property
     def kind(self) -> Drafter:

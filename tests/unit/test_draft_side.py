@@ -8,7 +8,7 @@ import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.rounds import drafting
-from gateway.rounds.drafting import Drafting
+from gateway.rounds.drafting import TRIAL, TRIAL_PERIOD, Drafting
 from gateway.rounds.session import Session
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -138,6 +138,25 @@ def test_a_draft_of_which_nothing_arrives_is_left_for_another(monkeypatch: pytes
     assert names == ["draft-0"] * 5 + ["draft-1"]
     assert side.drafts[0].names[-1] == "close" and side.drafts[1].names == ["open", "advance"]
     assert not side.model.drafts["draft-0"].deliveries["a"].is_down, "one answer alone proves little"
+
+
+def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_begins_where_others_are() -> None:
+    side, num_noted = Side(), TRIAL + 4
+    side.goes_on()
+    for _ in range(num_noted):
+        side.goes_on(num_tokens=1, hit=True)
+    (draft,) = side.drafts
+    assert draft.names == ["open", *["advance"] * TRIAL]
+    other = Drafting(side.model, Session(side.session.request, side.model.reference.tokenizer, 2))
+    for _ in range(TRIAL_PERIOD - num_noted):
+        other.place(side.member)
+        other.advance(2, side.target, side.member)
+        assert len(draft.names) == TRIAL + 1, "nothing was tried"
+        other.note(tpb.Verdict())
+    other.advance(2, side.target, side.member)
+    assert draft.names[-2:] == ["open", "advance"]
+    other.note(tpb.Verdict(hit=True, drafter=pb.DRAFTER_MODEL))
+    assert side.model.drafts["draft-0"].num_unused == 0, "who comes next drafts at once"
 
 
 def test_a_lost_draft_is_replaced_and_the_slot_opened_there() -> None:

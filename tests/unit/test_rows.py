@@ -100,6 +100,15 @@ class TestChoice:
         counts = rule().choose([*wanted, candidates([0.1] * 5, must=5), candidates([])], 50, 256)
         assert counts[-2:] == [5, 0] and sorted(counts[:-2]) == [0] * 41 + [32] * 7
 
+    def test_what_promises_too_little_is_passed_over_and_nobody_waits_for_more_of_it(self) -> None:
+        made, near = rule(), lease(now=0.0, eta_s=0.005)
+        assert made.choose([candidates([0.05, 0.03])], 1, 256) == [0]
+        assert made.hold_until([(near, 0.6)], 0.001) is None
+        assert made.choose([candidates([])], 1, 256) == [0]
+        assert made.hold_until([(near, 0.6)], 0.001) is None, "nothing new is known"
+        assert made.choose([candidates([0.6, 0.3])], 1, 256) == [2]
+        assert made.hold_until([(near, 0.6)], 0.001) is not None
+
 
 class TestHold:
     def test_a_step_waits_for_a_guess_that_is_worth_more_than_the_wait_and_no_longer(self) -> None:
