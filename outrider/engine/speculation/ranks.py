@@ -12,6 +12,8 @@ _PRIOR = tuple(0.6 * 0.4**rank for rank in range(MAX_RANKS))
 """Chances of a pair that nobody has seen: a small model's guess comes in 50 to 70 % of cases."""
 _WEIGHT = 1 / 256
 """Weight of an observation for all slots. Doubling it forgets twice as fast."""
+_PRIOR_COUNT = 16
+"""Observations that the chances before any count as. Doubling it drafts twice as long for a pair that does badly."""
 _SLOT_WEIGHT = 1 / 16
 """Weight of an observation for its slot. Doubling it follows an answer twice as fast, and chance, too."""
 _LEAST = 1e-3
@@ -23,11 +25,14 @@ class RankShares:
 
     def __init__(self) -> None:
         self.shares = list(_PRIOR)
+        self._num_noted = _PRIOR_COUNT
 
     def note(self, rank: int | None) -> None:
         """Record which child of a node came; None for none of them."""
+        self._num_noted += 1
+        weight = max(_WEIGHT, 1 / self._num_noted)
         for each in range(MAX_RANKS):
-            self.shares[each] += _WEIGHT * ((each == rank) - self.shares[each])
+            self.shares[each] += weight * ((each == rank) - self.shares[each])
             self.shares[each] = max(_LEAST, self.shares[each])
 
 
