@@ -6,7 +6,7 @@ what was committed.
 
 from __future__ import annotations
 
-from gateway.rounds.draft_limits import speculation_of
+from gateway.rounds.draft_limits import fixed_length, speculation_of, tree_of
 from gateway.rounds.session import Session
 from gateway.workers.links import Connection, WorkerSlot
 from gateway.workers.member import DraftMember, TargetMember
@@ -167,7 +167,9 @@ class Drafting:
         if not self._is_unfit and self._assignment.take(target) and self.member is not had:
             assert self.member is not None, "it was taken"
             self.metrics = self._model.pair_metrics(self.member)
-            self._num_unused = self.member.num_unused
+            request, config = self._session.request, self._model.config
+            is_named = tree_of(request, config) is not None or bool(fixed_length(request, config))
+            self._num_unused = 0 if is_named else self.member.num_unused  # what is named is waited for
         return is_left
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:

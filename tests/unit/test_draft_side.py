@@ -15,6 +15,7 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.health import FIRST_PAUSE_S
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.tree_shape import TreeShape
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 from tests.unit.scripted_workers import ScriptedDraft
 
@@ -157,6 +158,16 @@ def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_
     assert draft.names[-2:] == ["open", "advance"]
     other.note(tpb.Verdict(hit=True, drafter=pb.DRAFTER_MODEL))
     assert side.model.drafts["draft-0"].num_unused == 0, "who comes next drafts at once"
+
+
+@pytest.mark.parametrize(
+    "wish", [SpeculationOptions(num_draft_tokens=5), SpeculationOptions(tree=TreeShape.parse("2x1"))]
+)
+def test_an_answer_that_names_how_much_is_drafted_never_begins_with_a_pause(wish: SpeculationOptions) -> None:
+    side = Side(wish=wish)
+    side.model.drafts["draft-0"].num_unused = TRIAL
+    side.goes_on()
+    assert side.drafts[0].names == ["open", "advance"]
 
 
 def test_a_lost_draft_is_replaced_and_the_slot_opened_there() -> None:
