@@ -129,6 +129,18 @@ def law_of(node: Node) -> Node:
 
 
 @RULES
+def test_a_guess_that_was_too_unlikely_to_be_made_counts_when_it_comes(rule: dict[str, Any]) -> None:
+    """Else its chance falls for good, because it is never made."""
+    draft = Draft(**rule).grow(most=1)
+    node = draft.tree.root
+    token_id, _ = node.ranked[0]
+    rank, before = len(node.children), draft.shares.share(len(node.children))
+    draft.commit([token_id])
+    assert rank > 0
+    assert draft.shares.share(rank) > before
+
+
+@RULES
 def test_the_likeliest_is_fed_first_and_whatever_is_fed_has_a_follower(rule: dict[str, Any]) -> None:
     draft = Draft(**rule).grow(most=1)
     chances = [node.chance for node in draft.order]

@@ -82,6 +82,11 @@ class Node:
             node = node.parent
         return ids[::-1]
 
+    def rank_of(self, token_id: int) -> int | None:
+        """Return which of the tokens that were thought to follow a node this one is, made a child or not."""
+        ids = (*(child.token_id for child in self.children), *(each for each, _ in self.ranked))
+        return ids.index(token_id) if token_id in ids else None
+
 
 class GrowingTree:
     """Of one slot. `fed` are its nodes in the cache, in order, after all committed tokens. `unsent` are those that are
@@ -231,7 +236,7 @@ class GrowingTree:
         for token_id in ids:
             child = next((each for each in node.children if each.token_id == token_id), None)
             if node.children:
-                self.plan.shares.note(None if child is None else child.rank)
+                self.plan.shares.note(node.rank_of(token_id))
             if child is None:
                 return self._begin_at(Node(ids[-1], self.root.position + len(ids), None), node)
             node = child
