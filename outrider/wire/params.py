@@ -24,6 +24,8 @@ MAX_DRAFT_TOKENS = 64
 MAX_SEED = 2**64
 ANY_VOCABULARY = 1 << 32
 """Vocabulary size for checks where the model's own is not known."""
+MAX_GRAMMAR_BYTES = 256 << 10
+"""Bytes (UTF-8) of a grammar. Doubling it doubles what a slot's opening may carry."""
 MAX_SALT_BYTES = 256
 """Bytes of a cache_salt, a request's (UTF-8) and a slot's."""
 
@@ -129,6 +131,8 @@ class SamplingParams:
     """The rule by which drafts are kept. Has no meaning at temperature 0."""
     lenience: float = 1.0
     """1 = exact; below it a draft counts as that much less likely than it was (Leviathan et al. 2023, A.5)."""
+    grammar: str = ""
+    """What the output has to be: a grammar as llguidance writes it. Empty: anything."""
 
     @property
     def greedy(self) -> bool:
@@ -168,6 +172,11 @@ class SamplingParams:
             )
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        num_bytes = len(self.grammar.encode())
+        if num_bytes > MAX_GRAMMAR_BYTES:
+            raise InvalidRequest(
+                f"the grammar has {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed", param="grammar"
+            )
         if self.num_logprobs is not None:
             Range(0, min(MAX_LOGPROBS, vocab_size)).check("logprobs", self.num_logprobs)
 
@@ -191,6 +200,7 @@ class SamplingParams:
             num_logprobs=self.num_logprobs,
             lenience=None if self.lenience == 1.0 else self.lenience,
             acceptance=None if self.acceptance is AcceptanceRule.REJECTION else self.acceptance.value,
+            grammar=self.grammar,
         )
 
     @classmethod
@@ -218,6 +228,7 @@ class SamplingParams:
             num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
             lenience=message.lenience if message.HasField("lenience") else 1.0,
             acceptance=acceptance_of(message.acceptance, "acceptance") or AcceptanceRule.REJECTION,
+            grammar=message.grammar,
         )
 
 
