@@ -65,6 +65,8 @@ _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "m
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _NEUTRAL = {"uniqueItems": False, "nullable": False}
 """Keywords that are dropped with this value, and refused with another."""
+MAX_ECHO_CHARS = 300
+"""Of what llguidance says."""
 _LOCATE_S = 0.05
 """Time on the search for what a refusal is about. Doubled, more of a large schema is searched."""
 _LARK = re.compile(
@@ -495,7 +497,7 @@ def _lark_of_gbnf(text: str) -> str:
     try:
         lark: str = gbnf_to_lark(_GBNF_ESCAPE.sub(_unescaped, text))
     except Exception as error:  # the library raises plain Exception, and IndexError at an early end
-        raise _Refused(f"is neither Lark (start: ...) nor GBNF (root ::= ...): {str(error)[:200]}") from None
+        raise _Refused(f"is neither Lark (start: ...) nor GBNF (root ::= ...): {str(error)[:MAX_ECHO_CHARS]}") from None
     return lark
 
 
@@ -529,15 +531,15 @@ def _error_of(grammar: str, tokenizer: LLTokenizer | None = None) -> str:
     matcher = LLMatcher(tokenizer or _byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    if matcher.stop_reason() in ("NoExtension", "NoExtensionBias") and not matcher.is_accepting():
+    return _one_line(matcher.get_error()) if matcher.is_error() else ""
+
+
+def _one_line(error: str) -> str:
+    """Return what llguidance says, shortened, without the place of a schema in the schema that it was given."""
+    if error.startswith("NoExtension"):
         return "nothing can satisfy it"
-    return _first_line(matcher.get_error()) if matcher.is_error() else ""
-
-
-def _first_line(error: str) -> str:
-    """Return what llguidance says, on one line."""
-    line = " ".join(error.split())
-    return line if len(line) <= 300 else f"{line[:300]}..."
+    line = " ".join(error.split(" while processing json-schema:")[0].split())
+    return line if len(line) <= MAX_ECHO_CHARS else f"{line[:MAX_ECHO_CHARS]}..."
 
 
 class _Bytes:
