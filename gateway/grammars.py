@@ -103,6 +103,18 @@ class OutputFormat:
         return of_lark(self.value, self.param)
 
 
+def one_output(given: dict[str, Any], strict: bool = False) -> OutputFormat:
+    """Return the one of `structured_outputs` that is not None. Raises InvalidRequest for none or several."""
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise InvalidRequest(
+            f"structured_outputs has {' and '.join(named) or 'nothing'}, must have one of {', '.join(given)}",
+            param="structured_outputs",
+        )
+    kind: Kind = named[0]  # type: ignore[assignment]
+    return OutputFormat(kind, given[kind], f"structured_outputs.{kind}", strict)
+
+
 class _Refused(Exception):
     """A reason and where it lies: the keys and indices that lead there."""
 
