@@ -339,7 +339,7 @@ def _one_line(error: str) -> str:
     """Return what llguidance says, shortened, without the place of a schema in the schema that it was given."""
     if error.startswith("NoExtension"):
         return "nothing can satisfy it"
-    line = " ".join(error.split(" while processing json-schema:")[0].split())
+    line = re.sub(r"(:| while processing)? json-schema://\S*", "", " ".join(error.split()))
     return line if len(line) <= MAX_ECHO_CHARS else f"{line[:MAX_ECHO_CHARS]}..."
 
 
