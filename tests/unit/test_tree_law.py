@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 
 from outrider.engine.sampling import tree_acceptance
 from outrider.engine.sampling.noise import Purpose
+from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, TreeNoise, accept_tree
 from outrider.engine.speculation import drawing
@@ -53,7 +53,7 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
 
     speculation = Speculation(max_draft_tokens=shape.depth, tree=shape, sequential=True)
     tree = GrowingTree([0], 64, PARAMS, Plan(speculation, PARAMS, SlotShares(RankShares()), True, None))
-    state: Any = SimpleNamespace(params=PARAMS)
+    state = SamplingState(PARAMS, (), ())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "host_slot_uniforms", keyed)
         while offers := tree.offers(1):
