@@ -1,0 +1,360 @@
+"""What an answer has to be: from a caller's schema, expression, choices or grammar to the text that workers are given.
+
+The text is a grammar as llguidance reads it. What it cannot enforce is refused with its place, and nothing is ignored
+in silence: llguidance overlooks keywords that it does not know. Everything here takes up to 100 ms of CPU, so it is
+called on a thread; `gateway.admission.requests` does that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+from gateway.json_schemas import (
+    MAX_DEPTH,
+    Place,
+    Refused,
+    Schema,
+    at_most,
+    check_repeats,
+    children,
+    moved,
+    pointer,
+    read_schema,
+)
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.params import MAX_GRAMMAR_BYTES
+
+MAX_SCHEMA_BYTES = 64 << 10
+"""UTF-8 bytes of a schema, as compact JSON. Doubled, reading one takes twice as long: 10 ms more."""
+MAX_REGEX_CHARS = 4096
+"""Doubled, compiling takes four times as long: up to 300 ms."""
+MAX_CHOICES = 1024
+"""Doubled, compiling takes twice as long: 20 ms."""
+MAX_CHOICES_CHARS = 16 << 10
+"""Of all choices together. Doubled, compiling takes twice as long: up to 130 ms."""
+MAX_LARK_BYTES = 32 << 10
+"""UTF-8 bytes of a grammar as its caller wrote it. Doubled, compiling takes twice as long: 60 ms."""
+MAX_LARK_JOINS = 6
+"""Of `&` and `~` in a grammar. Doubled, compiling takes 30 ms, and with each further one a third more than that."""
+MAX_GBNF_RULES = 256
+"""Doubled, reading them takes four times as long: up to 200 ms."""
+NUM_CACHED = 64
+"""Grammars of each kind that are kept, each with what it was made of: 128 KiB at most. Doubled, so is that."""
+LIMITS = LLParserLimits(max_grammar_size=50_000, verbose_errors=False)
+"""llguidance's own: how much it computes for one expression, grammar or step."""
+LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""JSON has one space or none behind a comma or a colon and no other white space between tokens: both ways that models
+write on one line, and no way to go on with spaces for ever."""
+MAX_ECHO_CHARS = 300
+"""Of what llguidance says."""
+LOCATE_S = 0.02
+"""Time on the search for what a refusal is about. Doubled, more of a large schema is searched."""
+_LARK = re.compile(
+    r'"(?:\\.|[^"\\\n])*"i?|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\\n])+/[a-z]*'
+    r"|(?P<json>%json\b\s*)|(?P<option>\b(?:max_tokens|temperature|stop|stop_capture)\b(?=\s*=))"
+    r"|(?P<special><[^<>\s]+>)|(?P<join>[&~])"
+)
+"""Strings, comments and expressions, which are passed over, and what is looked at."""
+
+Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """What the output has to be, as a caller says it."""
+
+    kind: Kind
+    value: Any
+    """A schema (or its text), None for json_object, a regular expression, a list of strings, or Lark or GBNF."""
+    param: str
+    """The field as the caller spelt it."""
+    strict: bool = False
+
+    def grammar(self) -> str:
+        """Return the grammar for the workers. Takes up to 100 ms. Raises InvalidRequest."""
+        if self.kind == "json":
+            return of_schema(self.value, self.param, strict=self.strict)
+        if self.kind == "json_object":
+            return of_json_object(self.param)
+        if self.kind == "regex":
+            return of_regex(self.value, self.param)
+        if self.kind == "choice":
+            return of_choice(self.value, self.param)
+        return of_lark(self.value, self.param)
+
+
+def one_output(given: dict[str, Any], strict: bool = False) -> OutputFormat:
+    """Return the one of `structured_outputs` that is not None. Raises InvalidRequest for none or several."""
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise InvalidRequest(
+            f"structured_outputs has {' and '.join(named) or 'nothing'}, must have one of {', '.join(given)}",
+            param="structured_outputs",
+        )
+    kind: Kind = named[0]  # type: ignore[assignment]
+    return OutputFormat(kind, given[kind], f"structured_outputs.{kind}", strict)
+
+
+def of_schema(schema: Schema | str, param: str, *, strict: bool) -> str:
+    """Return the grammar of JSON texts that follow `schema`: a JSON Schema (2020-12), or its text.
+
+    strict: hold the schema to OpenAI's rules besides: every property is required, and no others are allowed. What comes
+    out follows the schema either way. Raises InvalidRequest that names the place in the schema, below `param`.
+    """
+    return _placed(lambda: _grammar_of_schema(_json_text(schema), strict), param)
+
+
+def schema_text(schema: Schema | str, param: str, *, strict: bool) -> str:
+    """Return the schema as JSON to be put behind `%json` in a Lark grammar, checked as by `of_schema`."""
+    return _schema_of(of_schema(schema, param, strict=strict))
+
+
+def of_json_object(param: str) -> str:
+    """Return the grammar of any JSON object."""
+    return of_schema({"type": "object"}, param, strict=False)
+
+
+def of_regex(pattern: str, param: str) -> str:
+    """Return the grammar of texts that the expression matches from beginning to end; the syntax of Rust's `regex`."""
+    return _placed(lambda: _grammar_of_regex(pattern), param)
+
+
+def of_choice(choices: list[str], param: str) -> str:
+    """Return the grammar of these texts alone. Raises InvalidRequest for none, too many or too long ones."""
+    return _placed(lambda: _grammar_of_choices(tuple(choices)), param)
+
+
+def of_lark(text: str, param: str, *, tokenizer: LLTokenizer | None = None) -> str:
+    """Return the grammar that is written in Lark as llguidance reads it, or in GBNF (`root ::= ...`).
+
+    Schemas behind `%json` are checked as by `of_schema`. tokenizer: the served one, for grammars that may name special
+    tokens; without one they are refused.
+    """
+    return _placed(lambda: _grammar_of_lark(text, tokenizer), param)
+
+
+def _placed(work: Callable[[], str], param: str) -> str:
+    """Work, and turn a refusal into an InvalidRequest that names the place."""
+    try:
+        grammar = work()
+    except Refused as refused:
+        place = param + "".join(map(_step, refused.place))
+        raise InvalidRequest(f"{place} {refused.reason}", param=place) from None
+    num_bytes = len(grammar.encode())
+    if num_bytes > MAX_GRAMMAR_BYTES:
+        text = f"{param} makes a grammar of {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed; make it smaller"
+        raise InvalidRequest(text, param=param)
+    return grammar
+
+
+def _step(key: str | int) -> str:
+    if isinstance(key, int):
+        return f"[{key}]"
+    return f".{key}" if re.fullmatch(r"[\w$%-]{1,64}", key) else f"[{reprlib.repr(key)}]"
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise Refused("holds half a character (a lone surrogate); send valid Unicode") from None
+
+
+# Schemas
+
+
+def _json_text(schema: Schema | str) -> str:
+    """Return the schema as compact JSON, its keys in order."""
+    try:
+        if isinstance(schema, str):
+            at_most("MAX_SCHEMA_BYTES", len(schema), MAX_SCHEMA_BYTES, "bytes")
+            schema = json.loads(schema)
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except RecursionError:
+        raise Refused(f"nests too deep, at most {MAX_DEPTH} levels are allowed (MAX_DEPTH)") from None
+    except ValueError as error:
+        raise Refused(f"is no JSON: {error}") from None
+    at_most("MAX_SCHEMA_BYTES", len(_utf8(text)), MAX_SCHEMA_BYTES, "bytes")
+    return text
+
+
+@lru_cache(NUM_CACHED)
+def _grammar_of_schema(text: str, strict: bool) -> str:
+    schema = read_schema(json.loads(text), strict=strict)
+    began_s = time.thread_time()
+    grammar = _compiled(schema)
+    if error := _error_of(grammar):
+        is_quick = time.thread_time() < began_s + LOCATE_S
+        raise Refused(f"cannot be enforced: {error}", *(_located(schema, error) if is_quick else ()))
+    return grammar
+
+
+def _compiled(schema: Schema) -> str:
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    grammar: str = LLMatcher.grammar_from_json_schema(json.dumps(schema, ensure_ascii=False), overrides=LAYOUT)
+    return grammar
+
+
+def _located(schema: Schema, error: str) -> Place:
+    """Return where in the schema the error comes from, as deep as the time allows.
+
+    Every place is tried alone, with the whole schema beside it for what it refers to.
+    """
+    until_s = time.thread_time() + LOCATE_S
+    definitions = {"whole": moved(schema, "/$defs/whole")}
+    place: Place = ()
+    steps = children(schema)
+    while (step := next(steps, None)) is not None and time.thread_time() < until_s:
+        below = (*place, *step[0])
+        if _error_of(_compiled({"$defs": definitions, "$ref": f"#/$defs/whole{pointer(below)}"})) == error:
+            place, steps = below, children(step[1])
+    return place
+
+
+# Expressions, choices, grammars
+
+
+@lru_cache(NUM_CACHED)
+def _grammar_of_regex(pattern: str) -> str:
+    at_most("MAX_REGEX_CHARS", len(pattern), MAX_REGEX_CHARS, "characters")
+    _utf8(pattern)
+    check_repeats(pattern, ())
+    return _checked(LLMatcher.grammar_from_regex(pattern))
+
+
+@lru_cache(NUM_CACHED)
+def _grammar_of_choices(choices: tuple[str, ...]) -> str:
+    if not choices:
+        raise Refused("is an empty list, give at least one choice")
+    at_most("MAX_CHOICES", len(choices), MAX_CHOICES, "choices")
+    at_most("MAX_CHOICES_CHARS", sum(map(len, choices)), MAX_CHOICES_CHARS, "characters")
+    for index, choice in enumerate(choices):
+        if not choice:
+            raise Refused("is empty, must have at least one character", index)
+    _utf8("".join(choices))
+    return _checked(LLMatcher.grammar_from_regex("|".join("".join(map(_literal, choice)) for choice in choices)))
+
+
+def _literal(char: str) -> str:
+    """Return an expression for the character alone."""
+    return char if char.isalnum() or ord(char) >= 0x80 else f"\\x{ord(char):02x}"
+
+
+@lru_cache(NUM_CACHED)
+def _grammar_of_lark(text: str, tokenizer: LLTokenizer | None) -> str:
+    at_most("MAX_LARK_BYTES", len(_utf8(text)), MAX_LARK_BYTES, "bytes")
+    check_repeats(text, ())
+    if not is_lark_syntax(text):
+        text = _lark_of_gbnf(text)
+    parts: list[str] = []
+    begin = num_schemas = num_joins = 0
+    while found := _LARK.search(text, begin):
+        parts.append(text[begin : found.end()])
+        begin = found.end()
+        if found["json"]:
+            schema, begin = _schema_at(text, begin, ("%json", num_schemas))
+            parts.append(schema)
+            num_schemas += 1
+        elif found["option"]:
+            raise Refused(f"has the option {found['option']}, which is not offered; leave it out")
+        elif found["special"] and tokenizer is None:
+            raise Refused(f"names the special token {reprlib.repr(found['special'])}; special tokens are never text")
+        num_joins += found["join"] is not None
+    at_most("MAX_LARK_JOINS", num_joins, MAX_LARK_JOINS, "operators & and ~")
+    lark = "".join((*parts, text[begin:]))
+    return _checked(json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False), tokenizer)
+
+
+def _schema_at(text: str, begin: int, place: Place) -> tuple[str, int]:
+    """Return the schema that stands there, checked, and where it ends."""
+    try:
+        schema, end = json.JSONDecoder().raw_decode(text, begin)
+        if isinstance(schema, dict) and schema.get("x-guidance") == LAYOUT:  # from `schema_text`
+            del schema["x-guidance"]
+        return _schema_of(_grammar_of_schema(_json_text(schema), False)), end
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"is no JSON: {error}", *place) from None
+    except Refused as refused:
+        raise Refused(refused.reason, *place, *refused.place) from None
+
+
+def _schema_of(grammar: str) -> str:
+    return json.dumps(json.loads(grammar)["grammars"][0]["json_schema"], ensure_ascii=False, separators=(",", ":"))
+
+
+def _lark_of_gbnf(text: str) -> str:
+    at_most("MAX_GBNF_RULES", text.count("::="), MAX_GBNF_RULES, "rules")
+    try:
+        lark: str = gbnf_to_lark(_GBNF_ESCAPE.sub(_unescaped, text))
+    except Exception as error:  # the library raises plain Exception, and IndexError at an early end
+        raise Refused(f"is neither Lark (start: ...) nor GBNF (root ::= ...): {str(error)[:MAX_ECHO_CHARS]}") from None
+    return lark
+
+
+_GBNF_ESCAPE = re.compile(r"\\\\|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})")
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    """Return the character itself: the library cuts the zeros of \\u0041 and then reads further digits."""
+    digits = found[1] or found[2]
+    if digits is None:
+        return found[0]
+    code = int(digits, 16)
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
+        raise ValueError(f"{found[0]} is no character")
+    return chr(code)
+
+
+# llguidance
+
+
+def _checked(grammar: str, tokenizer: LLTokenizer | None = None) -> str:
+    if error := _error_of(grammar, tokenizer):
+        raise Refused(f"cannot be enforced: {error}")
+    return grammar
+
+
+def _error_of(grammar: str, tokenizer: LLTokenizer | None = None) -> str:
+    """Compile the grammar and take the first step. Return what is wrong with it, empty = nothing."""
+    matcher = LLMatcher(tokenizer or _byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return _one_line(matcher.get_error()) if matcher.is_error() else ""
+
+
+def _one_line(error: str) -> str:
+    """Return what llguidance says, shortened, without the place of a schema in the schema that it was given."""
+    if error.startswith("NoExtension"):
+        return "nothing can satisfy it"
+    line = re.sub(r"(:| while processing)? json-schema://\S*", "", " ".join(error.split()))
+    return line if len(line) <= MAX_ECHO_CHARS else f"{line[:MAX_ECHO_CHARS]}..."
+
+
+class _Bytes:
+    """A tokenizer of bytes: what a grammar allows does not depend on how its texts are cut."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+@lru_cache(1)
+def _byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Bytes()))
