@@ -14,9 +14,11 @@ WORDS = ("</s>", "<unk>", "1", "2", "[", "]", ",", "11")
 MERGES = (("1", "1"),)
 END, ONE, TWO, OPEN, CLOSE, COMMA, ELEVEN = 0, 2, 3, 4, 5, 6, 7
 
-SCHEMA = LLMatcher.grammar_from_json_schema({"type": "array", "items": {"type": "integer"}})
+SCHEMA = LLMatcher.grammar_from_json_schema(
+    {"type": "array", "items": {"type": "integer"}}, overrides={"whitespace_flexible": False}
+)
 REGEX = LLMatcher.grammar_from_regex(r"[12]+(,[12]+)*\]?")
-CHOICE = LLMatcher.grammar_from_lark('start: "1112" | "12,1" | "2[1]" | "2,"')
+CHOICE = LLMatcher.grammar_from_regex(r"1112|12,1|2\[1\]|2,")
 """Behind `2[` and `12` nothing is left to choose."""
 
 
