@@ -20,6 +20,7 @@ from target_service.decide_on_device import Decided
 from target_service.jobs import Fallback
 from target_service.lease import Candidates, Draft, Lease, Ready
 from target_service.own_drafts import OwnDrafts
+from target_service.parked import ParkedNode
 
 log = get_logger(__name__)
 
@@ -42,9 +43,23 @@ class Drafts:
         self._takes_trees = takes_trees
 
     def candidates(self, lease: Lease) -> Candidates:
-        """Return what the slot's next step might verify: its own drafter's chain where that has something to say, else
-        what is parked.
+        """Return what the slot's next step might verify: what its grammar leaves no choice of, where that is more than
+        all else, its own drafter's chain where that has something to say, else what is parked. Which of them goes by
+        how much of each there is, and by the tokens committed.
         """
+        found, forced = self._drafted(lease), self._forced(lease)
+        if len(forced) <= len(found.nodes):
+            return found
+        return Candidates(lease, _as_chain(forced, 1.0), len(forced) if lease.speculation.is_fixed else 0, None)
+
+    def _forced(self, lease: Lease) -> Sequence[Draft]:
+        """Return the tokens that the slot's grammar leaves no choice of: guesses, and verified like any."""
+        if not lease.slot.params.grammar:
+            return ()
+        room = min(lease.room, lease.speculation.num_draft_tokens or lease.room)
+        return [ParkedNode(token_id) for token_id in self._keeper.sampling_state(lease.slot).forced()[:room]]
+
+    def _drafted(self, lease: Lease) -> Candidates:
         room = lease.room
         if not room:
             return Candidates(lease)
@@ -126,7 +141,7 @@ class Drafts:
         kind = NodeKind.GUESS if lease.slot.params.determined else NodeKind.LAW
         return lease.parked.within(lease.shares.share, kind, fitted)
 
-    def _of_nodes(self, slot: Slot, nodes: Sequence[tuple[float, Draft, int]], drafter: Drafter) -> Ready:
+    def _of_nodes(self, slot: Slot, nodes: Sequence[tuple[float, Draft, int]], drafter: Drafter | None) -> Ready:
         """Raises BadTensor."""
         ids, parents = [node.token_id for _, node, _ in nodes], [parent for _, _, parent in nodes]
         is_chain = parents == list(range(-1, len(nodes) - 1))

@@ -109,7 +109,7 @@ class Verdict:
     num_cached_tokens: int
     """Prompt tokens that the slot found in the prefix cache when it first began."""
     drafter: Drafter | None
-    """Who drafted what was verified; None of a plain step."""
+    """Who drafted what was verified; None of a plain step, and of what the grammar left no choice of."""
     hit: bool | None
     """Whether delivered drafts lay ready when the slot could go on; None where none had come yet."""
     num_wasted: int

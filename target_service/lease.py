@@ -111,6 +111,7 @@ class Ready:
     `coupled`. That is as often as by the other rules where there was no choice, and exact even where they were copied
     from what the same numbers once said."""
     drafter: Drafter | None = None
+    """None for plain, and for what the grammar leaves no choice of."""
     fallback: Fallback | None = None
 
     @property
@@ -142,8 +143,8 @@ class Candidates:
     """Each with its chance to be kept and the index of its parent among them."""
     must: int = 0
     """So many of them are verified whatever they cost."""
-    drafter: Drafter = Drafter.MODEL
-    """Who made them; MODEL where they were delivered."""
+    drafter: Drafter | None = Drafter.MODEL
+    """Who made them; MODEL where they were delivered, None where the grammar leaves no choice."""
 
     @property
     def gains(self) -> list[float]:

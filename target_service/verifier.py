@@ -78,7 +78,7 @@ def commit_tokens(
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
     for index, token_id in enumerate(tokens):
         num_now = num_output + index + 1
-        if token_id in stops and num_now > params.min_tokens:
+        if token_id in stops and (num_now > params.min_tokens or params.grammar):  # which wins over min_tokens
             return Commit(tuple(tokens[: index + 1]), tuple(kinds[: index + 1]), Finish.STOP, token_id)
         if num_now >= params.max_tokens:
             return Commit(tuple(tokens[: index + 1]), tuple(kinds[: index + 1]), Finish.LENGTH, None)
@@ -271,10 +271,15 @@ class Verifier:
             return self._decide_without(error, going, logits, started)
         forwarded, ended = started + self._runner.forward_s(), time.monotonic()
         self._leases.take_delivered(in_step=True)
-        return sum(
-            self._commit(lease, r, own, self._timings(lease, started, forwarded, ended))
-            for (lease, r), own in zip(going, decided, strict=True)
-        )
+        num_committed = 0
+        for (lease, r), state, own in zip(going, states, decided, strict=True):
+            failure = state.failure(tuple(_accepted_ids(r, own)))
+            if failure is not None:
+                why = f"the grammar can be followed no further: {failure}; ask for a simpler one"
+                self._leases.end(lease.slot.key, why, Fault.INVALID)
+                continue
+            num_committed += self._commit(lease, r, own, self._timings(lease, started, forwarded, ended))
+        return num_committed
 
     def _decide_without(
         self, error: NonFiniteLogits, going: list[tuple[Lease, Ready]], logits: Tensor, started: float
@@ -300,9 +305,8 @@ class Verifier:
     def _commit(self, lease: Lease, r: Ready, decided: Decided, timings: Timings) -> int:
         slot = r.slot
         committed_len = len(slot.committed)
-        accepted_ids = r.draft_ids[: decided.num_accepted]
+        accepted_ids = _accepted_ids(r, decided)
         if r.tree is not None:
-            accepted_ids = [r.draft_ids[node] for node in decided.path]
             self._keep_path(r, decided.path)
         last = kind_of_next(len(r.draft_ids), _all_kept(r, decided))
         num_output = committed_len - slot.num_prompt
@@ -367,6 +371,10 @@ def _row(ready: Ready) -> Row:
         parents = [*range(-1, len(tail) - 1), *(len(tail) + parent for parent in tree.parents)]
     new_ids = [*tail, *ready.draft_ids]
     return Row(slot.table, new_ids, len(slot.cached), len(ready.draft_ids) + 1, slot.cached, parents)
+
+
+def _accepted_ids(r: Ready, decided: Decided) -> list[int]:
+    return r.draft_ids[: decided.num_accepted] if r.tree is None else [r.draft_ids[node] for node in decided.path]
 
 
 def _all_kept(r: Ready, decided: Decided) -> bool:

@@ -29,6 +29,8 @@ log = get_logger(__name__)
 MAX_RECOVERIES = 8
 """A request fails after so many fresh starts in a row without a committed token between them. Twice as many let it
 survive longer where targets keep dying, and let one that kills them kill more."""
+GRAMMAR = "grammar"
+"""Stands for a draft where the request's grammar left no choice: its label in logs and series."""
 MOVES = ("full", "draining")
 """Reasons to go elsewhere for which nobody failed: they use up neither fresh starts nor retries."""
 
@@ -154,9 +156,11 @@ class Decoder:
             self.draft.advance(self.target.ticket, target, self.target.member)
 
     def _note(self, verdict: tpb.Verdict, output: RoundOutput, record: RoundRecord) -> None:
-        """Count the round, under the models' names or under those of the target's and of its own drafter."""
+        """Count the round, under the models' names or under those of the target's and of what it drafted itself by."""
         draft, own, metrics = self.draft.member, self._own, self.model.metrics
-        if own is not None and (verdict.drafter == own.value or not self._drafter.asks_model):
+        if verdict.num_drafted and verdict.drafter == pb.DRAFTER_UNSPECIFIED:
+            pair, record.draft = metrics.pair(self.model.reference.info.model_id, GRAMMAR), GRAMMAR
+        elif own is not None and (verdict.drafter == own.value or not self._drafter.asks_model):
             pair, record.draft = self.model.own_metrics(own), own.label
         else:
             pair, record.draft = self.draft.metrics, None if draft is None else draft.name

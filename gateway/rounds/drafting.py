@@ -233,7 +233,7 @@ class Drafting:
             return
         if verdict.drafter == pb.DRAFTER_MODEL:
             self._num_unused = draft.num_unused = 0
-        elif verdict.drafter == pb.DRAFTER_UNSPECIFIED:
+        elif verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted:
             draft.num_unused += verdict.hit or self._pauses
             self._num_unused += 1
 

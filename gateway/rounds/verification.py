@@ -244,6 +244,8 @@ class Verification:
         elif error.code == pb.WORKER_ERROR_CODE_INTERNAL:
             self._fault(error)
             self.why_again = "fault"
+        elif error.code == pb.WORKER_ERROR_CODE_INVALID:
+            raise InvalidRequest(f"the target cannot go on: {error.message}")
         elif error.code not in _REOPEN:
             raise WorkerFault(f"the target failed: {error.message}")
 

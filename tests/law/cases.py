@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
+from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation, StructuredOutputs
 from outrider.wire.params import SamplingParams
+from tests import grammars
 
 VOCAB_SIZE = 8
 PROMPT = (2, 3, 4, 3)
@@ -21,6 +22,14 @@ TOPK = 3
 
 # Without an end, all answers are equally long and the last tokens are as well tested as the first.
 ENDLESS: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
+STRUCTURED = {
+    "schema": StructuredOutputs(json={"type": "array", "items": {"type": "integer"}}),
+    "regex": StructuredOutputs(regex=r"[12]+(,[12]+)*\]?"),
+    "choice": StructuredOutputs(choice=["1112", "12,1", "2[1]", "2,"]),
+}
+"""As they are asked for; a case's parameters have the names."""
+GRAMMARS = {"schema": grammars.SCHEMA, "regex": grammars.REGEX, "choice": grammars.CHOICE}
+"""The same as llguidance has them. Some answers to each end by themselves, and some tokens are all that may come."""
 EVERYTHING: dict[str, Any] = {
     "max_tokens": 4,
     "temperature": 1.3,
@@ -54,6 +63,12 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "end of sequence": {"max_tokens": 4, "logit_bias": {0: 0.8}},
     "min_tokens": {"max_tokens": 4, "min_tokens": 2, "logit_bias": {0: 1.5}},
     "stop_token_ids": {**ENDLESS, "stop_token_ids": (5, 7)},
+    "schema": {"max_tokens": 4, "grammar": "schema"},
+    "regex": {"max_tokens": 4, "grammar": "regex"},
+    "choice": {"max_tokens": 4, "grammar": "choice"},
+    "schema, temperature 0": {"max_tokens": 4, "temperature": 0.0, "grammar": "schema"},
+    # What the grammar forbids is among the best, and what it forces is penalised.
+    "regex, cut": {"max_tokens": 4, "top_k": 3, "top_p": 0.9, "frequency_penalty": 0.8, "grammar": "regex"},
     "everything": EVERYTHING,
 }
 
@@ -68,16 +83,18 @@ UNDER_FULL = (
     "bad_words",
     "end of sequence",
     "min_tokens",
+    "schema, temperature 0",
+    "regex",
 )
 """Parameters of each kind, for the suite of every day: each of them has its law tested under one kind at least, and
 under more with the larger samples.
 """
-UNDER_TOPK = ("presence_penalty", "temperature 1.5", "everything")
-UNDER_COUPLED = ("min_p", "stop_token_ids")
+UNDER_TOPK = ("presence_penalty", "temperature 1.5", "regex, cut", "everything")
+UNDER_COUPLED = ("min_p", "stop_token_ids", "schema")
 UNDER_OTHERS = {
     "ngram": ("temperature 0.7",),
     "bigram": ("top_k",),
-    "tree": ("logit_bias",),
+    "tree": ("logit_bias", "choice"),
     "best tree": ("negative penalties",),
     "coupled tree": ("everything",),
     "coupled best tree": ("nothing",),
@@ -99,12 +116,12 @@ UNDER_OTHERS = {
     "unreliable draft": ("nothing",),
 }
 UNDER_DRAFTERS = {
-    "ngram": ("nothing", "everything"),
-    "lookup": ("repeated drafts", "everything"),
-    "unigram": ("nothing", "everything"),
-    "bigram": ("top_k", "everything"),
-    "ngram+model": ("frequency_penalty", "everything"),
-    "lookup+model": ("nothing", "everything"),
+    "ngram": ("nothing", "schema", "everything"),
+    "lookup": ("repeated drafts", "regex", "everything"),
+    "unigram": ("nothing", "regex, cut", "everything"),
+    "bigram": ("top_k", "choice", "everything"),
+    "ngram+model": ("frequency_penalty", "choice", "everything"),
+    "lookup+model": ("nothing", "schema", "everything"),
 }
 """Who else than a draft worker alone makes drafts."""
 COUPLED_DRAFTERS = "coupled, drafters"
@@ -172,26 +189,26 @@ def _cases() -> list[Case]:
         *_lengths(),
         *_group("off", off, some),
         *_group("coupled", coupled, [name for name in PARAMETERS if name != "temperature 0"]),
-        *_group("coupled, ngram", replace(coupled, drafter=Drafter.NGRAM), ["repeated drafts"]),
+        *_group("coupled, ngram", replace(coupled, drafter=Drafter.NGRAM), ["repeated drafts", "choice"]),
         *(case for name, wish in drafters.items() for case in _group(name, wish, list(UNDER_DRAFTERS[name]))),
         *(case for name in ("ngram", "bigram") for case in _group(name, drafters[name], several)),
         *_group("coupled, off", coupled_off, ["everything"]),
-        *_group("by token", full, ["everything"]),
+        *_group("by token", full, ["everything", "regex, cut"]),
         *_group("lenient", replace(full, lenience=0.5), ["nothing", "frequency_penalty", "everything"]),
-        *_group("draft of bigrams", full, ["nothing", "everything"]),
-        *_group("draft of n-grams", full, ["everything"]),
-        *_group("draft of lookups", full, ["everything"]),
+        *_group("draft of bigrams", full, ["nothing", "regex", "everything"]),
+        *_group("draft of n-grams", full, ["choice", "everything"]),
+        *_group("draft of lookups", full, ["schema", "everything"]),
         *_group("unreliable draft", replace(full, num_draft_tokens=2), some),
         *_group("tree", tree, list(PARAMETERS)),
         *_group("best tree", best_tree, list(PARAMETERS)),
-        *_group("coupled tree", coupled_tree, some),
+        *_group("coupled tree", coupled_tree, [*some, *GRAMMARS]),
         *(
             Case(COUPLED_DRAFTERS, name, SamplingParams(**EVERYTHING), replace(coupled, drafter=wish.drafter))
             for name, wish in drafters.items()
         ),
         *_group("K adapts", replace(full, num_draft_tokens="auto"), ["nothing", "everything"]),
-        *_group("coupled best tree", coupled_best_tree, some),
-        *_group("tree, ngram+model", mixed_tree, ["everything"]),
+        *_group("coupled best tree", coupled_best_tree, [*some, "choice"]),
+        *_group("tree, ngram+model", mixed_tree, ["everything", "choice"]),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 

@@ -9,7 +9,9 @@ import itertools
 from collections.abc import Iterable
 from functools import lru_cache
 
+import numpy as np
 import torch
+from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.logits_process import (
@@ -25,6 +27,8 @@ from transformers.generation.logits_process import (
 )
 
 from outrider.wire.params import SamplingParams
+from tests.grammars import END, WORDS, tokenizer_of
+from tests.law.cases import GRAMMARS
 
 Answer = tuple[int, ...]
 Conditionals = dict[Answer, Tensor]
@@ -86,9 +90,30 @@ class _OutputPenalties(LogitsProcessor):
         return scores
 
 
+class _Grammar(LogitsProcessor):
+    """Leaves what a grammar allows behind the output, which it reads from its beginning. What follows an output that it
+    does not allow is left as it is: no answer begins so.
+    """
+
+    def __init__(self, num_prompt: int, grammar: str) -> None:
+        self._num_prompt = num_prompt
+        tokenizer = LLTokenizer(tokenizer_of().to_str(), n_vocab=len(WORDS), eos_token=[END])
+        self._start = LLMatcher(tokenizer, GRAMMARS[grammar], log_level=0)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        for row, ids in zip(scores, input_ids[:, self._num_prompt :].tolist(), strict=True):
+            matcher = self._start.deep_copy()
+            if matcher.try_consume_tokens(ids) == len(ids):
+                bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+                allowed = np.unpackbits(bits, count=len(row), bitorder="little").astype(bool)
+                row[torch.from_numpy(~allowed)] = -torch.inf
+        return scores
+
+
 def _chain(num_prompt: int, params: SamplingParams, stops: frozenset[int]) -> LogitsProcessorList:
     """In the order that `outrider/engine/sampling/sampling.py` and `penalties.py` promise."""
-    chain: list[LogitsProcessor] = []
+    chain: list[LogitsProcessor] = [_Grammar(num_prompt, params.grammar)] if params.grammar else []
     if params.repetition_penalty != 1.0:
         chain.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     chain.append(_OutputPenalties(num_prompt, params))

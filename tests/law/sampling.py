@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from outrider.client import AsyncClient, Choice
-from tests.law.cases import CHOICES_PER_CALL, NUM_ANSWERS, PROMPT, Case
+from tests.law.cases import CHOICES_PER_CALL, NUM_ANSWERS, PROMPT, STRUCTURED, Case
 from tests.law.chi_square import Window
 from tests.law.expected import Answer
 
@@ -81,5 +81,6 @@ async def _call(client: AsyncClient, case: Case, seed: int) -> tuple[Choice, ...
         min_tokens=p.min_tokens,
         stop_token_ids=p.stop_token_ids,
         ignore_eos=p.ignore_eos,
+        structured_outputs=STRUCTURED.get(p.grammar),
     )
     return completion.choices

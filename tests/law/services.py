@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from tests.grammars import WORDS, tokenizer_of
 from tests.law.cases import TOPK, VOCAB_SIZE
 from tests.stack import Process, stop_all
 from tests.tiny_models import tiny_llama
@@ -39,10 +40,12 @@ class Models:
 
 def make_models(folder: Path) -> Models:
     def make(name: str, seed: int) -> str:
-        return tiny_llama(folder / name, VOCAB_SIZE, seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
+        tiny_llama(folder / name, VOCAB_SIZE, seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
+        tokenizer_of().save(str(folder / name / "tokenizer.json"))
+        return str(folder / name)
 
     text = folder / "text"
-    text.write_text(" ".join(f"t{token_id}" for token_id in Random(1).choices(range(2, VOCAB_SIZE), k=400)))
+    text.write_text(" ".join(Random(1).choices(WORDS[2:], k=400)))
     return Models(make("target", 4), make("draft", 3), str(text))
 
 

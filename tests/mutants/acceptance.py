@@ -116,7 +116,7 @@ ACCEPTANCE = (
     ),
     Mutant(
         VERIFIER,
-        "        if token_id in stops and num_now > params.min_tokens:",
+        "        if token_id in stops and (num_now > params.min_tokens or params.grammar):",
         "        if token_id in stops:",
         "an answer stops before its minimum length",
         COMMIT,

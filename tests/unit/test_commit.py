@@ -49,6 +49,12 @@ def test_end_of_sequence_cuts_anywhere(at: int, eos: int) -> None:
     assert ignoring == Commit(tuple(run), ALL_KEPT, None, None)
 
 
+def test_an_end_that_a_grammar_asks_for_is_one_before_min_tokens() -> None:
+    """It comes so early only where nothing else may; a text without a grammar has no such place."""
+    for grammar, token_ids in (("x", DRAFTS[:2]), ("", RUN)):
+        assert commit(stop_token_ids=DRAFTS[1:2], min_tokens=9, grammar=grammar).token_ids == token_ids
+
+
 @pytest.mark.parametrize("room", range(1, 5))
 @pytest.mark.parametrize("num_output", [0, 7])
 def test_max_tokens_cuts_anywhere(room: int, num_output: int) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from outrider.engine.sampling import tree_acceptance
 from outrider.engine.sampling.noise import Purpose
+from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_row
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, TreeNoise, accept_tree
 from outrider.engine.speculation import drawing
@@ -26,6 +27,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, own_draw, random_law
+from tests.grammars import compiled, grammars_of
 from tests.law.table import ENUMERATED, Row, enumerated_row
 
 __all__ = ["every_draw"]
@@ -53,7 +55,7 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
 
     speculation = Speculation(max_draft_tokens=shape.depth, tree=shape, sequential=True)
     tree = GrowingTree([0], 64, PARAMS, Plan(speculation, PARAMS, SlotShares(RankShares()), True, None))
-    state: Any = SimpleNamespace(params=PARAMS)
+    state = SamplingState(PARAMS, (), ())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "host_slot_uniforms", keyed)
         while offers := tree.offers(1):
@@ -143,6 +145,20 @@ class TestExactLaw:
     def test_laws(self, name: str) -> None:
         for shape in ("2x1", "best:3x2"):
             assert error(*PAIRS[name], shape) < TOLERANCE
+
+    def test_laws_that_a_grammar_masks(self) -> None:
+        """What is shipped is what was drawn from, masked by all that is said before it."""
+        grammar = compiled(LLMatcher.grammar_from_regex(r"1{1,2}\]?"), grammars_of(("</s>", "1", "11", "]")))
+        state = SamplingState(PARAMS, (), (0,), grammar)
+
+        def masked(law: Law) -> Law:
+            def at(prefix: Prefix) -> RowLaw:
+                return RowLaw(4, process_row(law(prefix).scores, LogitRow(state, prefix)))
+
+            return at
+
+        for shape in ("1x1", "2x1"):
+            assert error(masked(random_law(4, 1)), masked(random_law(4, 2)), shape, vocab_size=4) < TOLERANCE
 
     def test_two_of_two(self) -> None:
         """Of 2 tokens, so that all trees can be gone through."""

@@ -20,8 +20,8 @@ def law_of_counts(counts: Counts, row: LogitRow, vocab_size: int) -> RowLaw | No
     """Return the law of counts under a row's parameters, None where all that was counted is banned."""
     ids, numbers = counts
     if ids.size == 1:  # what is done to the logit of one leaves it all there is
-        banned = not row.state.plain and int(ids[0]) in row.state.banned(row.draft_prefix, vocab_size)
-        return None if banned else RowLaw(vocab_size, np.zeros(1, dtype=np.float32), ids)
+        processed = process_row(np.zeros(1, dtype=np.float32), row, ids, vocab_size)
+        return None if processed[0] == -math.inf else RowLaw(vocab_size, np.zeros(1, dtype=np.float32), ids)
     shares = np.log(numbers / numbers.sum()).astype(np.float32)
     processed = process_row(shares, row, ids, vocab_size)
     if processed.max() == -math.inf:

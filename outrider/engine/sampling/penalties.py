@@ -1,7 +1,12 @@
-"""Apply what a request asks of the logits themselves: penalties, biases and bans.
+"""Apply what a request asks of the logits themselves: a grammar, penalties, biases and bans.
 
-Order: repetition penalty (over prompt and output), frequency and presence penalty (over the output), logit bias,
-bad words, minimum length. Draft tokens before a row's position count as output. Only the named columns are touched.
+Order: grammar, repetition penalty (over prompt and output), frequency and presence penalty (over the output), logit
+bias, bad words, minimum length. Draft tokens before a row's position count as output. Without a grammar only the named
+columns are touched.
+
+The grammar always wins: bans apply among what it allows, and are lifted where they would leave nothing of that. What
+truncates a law comes after all of these and sees what they left.
+
 vLLM differs in two points: it adds the logit bias before the penalties, so that its repetition penalty scales the
 biased logit, and it looks for the beginning of a bad word in the output alone.
 """
@@ -19,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.sampling.grammar import Grammar, GrammarState, Mask
 from outrider.engine.sampling.row_law import Array, Ids, Scores
 from outrider.wire.errors import WorkerFault
 from outrider.wire.params import SamplingParams
@@ -107,7 +113,14 @@ class NonFiniteLogits(WorkerFault):
 class SamplingState:
     """Holds what one slot's parameters need to know of its tokens. Counts nothing when no penalty or bias is on."""
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        eos_token_ids: Sequence[int],
+        grammar: Grammar | None = None,
+    ) -> None:
+        """grammar: that of the parameters, compiled; None without one, and in a draft that cannot follow it."""
         self.params = params
         self._output: list[int] = []
         self._num_output = 0
@@ -123,7 +136,9 @@ class SamplingState:
         ends = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
         self._early_banned = frozenset(ends) if params.min_tokens else frozenset()
         self._columns = Columns(params, prompt_ids) if _is_penalised(params) else None
-        self.plain = self._columns is None and not (params.bad_words or self._early_banned)
+        self._grammar = None if grammar is None else GrammarState(grammar)
+        bans = bool(params.bad_words or self._early_banned)
+        self.plain = self._columns is None and self._grammar is None and not bans
         """Whether nothing is ever asked of the logits."""
 
     @property
@@ -134,6 +149,8 @@ class SamplingState:
     def set_output(self, ids: Sequence[int]) -> None:
         """Bring the state to the committed output `ids`. Counts only what is new when it extends the previous one."""
         self._num_output = len(ids)
+        if self._grammar is not None:
+            self._grammar.set_output(ids)
         if self._columns is None and not self._last_ids:
             return
         known = len(self._output)
@@ -150,12 +167,29 @@ class SamplingState:
         """Return what penalties and biases change at the position after `draft_prefix`; None for nothing."""
         return self._columns.after(draft_prefix) if self._columns else None
 
+    def allowed(self, draft_prefix: tuple[int, ...]) -> Mask | None:
+        """Return which ids the grammar lets come at the position after `draft_prefix`; None for all of them.
+
+        None also for a prefix that the grammar does not lead to: the token before has probability 0, and nothing is
+        decided by what follows it.
+        """
+        return self._grammar.allowed(draft_prefix) if self._grammar else None
+
+    def failure(self, draft_prefix: tuple[int, ...]) -> str | None:
+        """Return why the grammar can be followed no further than to `draft_prefix`; None where it can."""
+        return self._grammar.failure(draft_prefix) if self._grammar else None
+
+    def forced(self) -> list[int]:
+        """Return the ids that follow the output where the grammar leaves no choice."""
+        return self._grammar.forced() if self._grammar else []
+
     def banned(self, draft_prefix: tuple[int, ...], vocab_size: int) -> frozenset[int]:
-        """Return the ids that must not come next.
+        """Return the ids that must not come next, of those that the grammar allows.
 
         The last id of a bad word is banned when the ids before it are the last ones of prompt, output and
         `draft_prefix` together: a word is never completed in the output, even if it begins in the prompt (as in
-        transformers). Bans that leave nothing of the vocabulary are lifted altogether at that position.
+        transformers). Bans that leave nothing of the vocabulary, or of what the grammar allows of it, are lifted
+        altogether at that position.
         """
         banned = self._banned
         if self._last_ids:
@@ -167,6 +201,9 @@ class SamplingState:
         if not banned:
             return banned
         banned = frozenset(i for i in banned if i < vocab_size)  # a model may end with an id that it cannot emit
+        allowed = self.allowed(draft_prefix)
+        if allowed is not None:
+            banned, vocab_size = frozenset(i for i in banned if allowed[i]), int(allowed.sum())
         return banned if len(banned) < vocab_size else frozenset()
 
     def _context(self, draft_prefix: tuple[int, ...]) -> tuple[int, ...]:
@@ -205,7 +242,8 @@ def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     asking = [(r, row) for r, row in enumerate(rows) if not row.state.plain]
     edits = [(r, found) for r, row in asking if (found := row.state.edits(row.draft_prefix)) is not None]
     bans = [(r, i) for r, row in asking for i in row.state.banned(row.draft_prefix, logits.shape[1])]
-    if not edits and not bans:
+    masks = [(r, allowed) for r, row in asking if (allowed := row.state.allowed(row.draft_prefix)) is not None]
+    if not edits and not bans and not masks:
         return logits
     processed = logits.clone()
     if edits:
@@ -213,6 +251,10 @@ def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     if bans:
         cells = to_device(np.array(bans, dtype=np.int64).T.copy(), processed.device)  # [2, N] int64
         processed[cells[0], cells[1]] = -torch.inf
+    if masks:
+        masked = to_device(np.array([r for r, _ in masks]), processed.device)
+        allowed = to_device(np.stack([mask for _, mask in masks]), processed.device)  # [M, V] bool
+        processed[masked] = processed[masked].masked_fill(~allowed, -torch.inf)
     return processed
 
 
@@ -226,7 +268,8 @@ def process_row(logits: Scores, row: LogitRow, ids: Ids | None = None, vocab_siz
         return logits
     edits = row.state.edits(row.draft_prefix)
     banned = row.state.banned(row.draft_prefix, vocab_size or logits.size)
-    if edits is None and not banned:
+    allowed = row.state.allowed(row.draft_prefix)
+    if edits is None and not banned and allowed is None:
         return logits
     processed = logits.copy()
     if edits is not None:
@@ -234,6 +277,8 @@ def process_row(logits: Scores, row: LogitRow, ids: Ids | None = None, vocab_siz
         processed[places] = _edited(logits[places].astype(np.float64), edits.factor[named], edits.offset[named])
     if banned:
         processed[_places(ids, np.array(list(banned), dtype=np.int64))[0]] = -np.inf
+    if allowed is not None:
+        processed[~(allowed if ids is None else allowed[ids])] = -np.inf
     return processed
 
 

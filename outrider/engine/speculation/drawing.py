@@ -66,6 +66,8 @@ def _make_children(said: Said, numbers: Sequence[float]) -> None:
     """Raises NonFiniteLogits."""
     tree, node, params = said.tree, said.node, said.state.params
     row = LogitRow(said.state, tuple(node.path(tree.root)))
+    if said.state.failure(row.draft_prefix) is not None:
+        return  # here the target ends the answer
     most = tree.plan.most_ranked
     if params.greedy and said.best is not None:
         tree.add_ranked(node, list(zip(*said.best(row, most), strict=True)))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from outrider.engine.sampling.grammar import Grammar
 from outrider.wire.kinds import Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
@@ -75,6 +76,8 @@ class OpenJob:
     """The target's own drafter that follows the slot; target only."""
     speculation: Speculation = field(default_factory=Speculation)
     """How the slot is drafted for; by default not at all."""
+    grammar: Grammar | None = None
+    """That of `params`, compiled; None without one, and on a draft that cannot follow it."""
 
 
 @dataclass(frozen=True, slots=True)

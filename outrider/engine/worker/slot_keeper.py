@@ -50,7 +50,8 @@ class SlotKeeper(Generic[S]):
             return None
         slot.asked_s = time.monotonic()
         prompt = job.committed_ids[: job.num_prompt]
-        self._states[job.owner, job.slot_id] = SamplingState(job.params, prompt, self._eos_token_ids)
+        state = SamplingState(job.params, prompt, self._eos_token_ids, job.grammar)
+        self._states[job.owner, job.slot_id] = state
         self._respond(job.respond, Opened(len(slot.committed)))
         self.refresh_gauges()
         return slot

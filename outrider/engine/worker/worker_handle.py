@@ -15,6 +15,7 @@ import prometheus_client
 import torch
 
 from outrider import __version__
+from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.engine_thread import EngineThread, EngineWorker, StepTimes
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import OpenSlots
@@ -25,7 +26,7 @@ from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.kinds import PROTOCOL, Drafter
 from outrider.wire.log import adopt_loggers
 from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.settings.config import WorkerConfig
+from outrider.wire.settings.config import TargetConfig, WorkerConfig
 from outrider.wire.trace import Spans, open_spans
 from outrider.wire.transport.address import join_host_port
 from outrider.wire.transport.host import new_epoch
@@ -272,6 +273,8 @@ def _base(
     loaded.times = engine.times
     info = loaded.info()
     keeper = SlotKeeper(loaded.slots, engine, metrics, info.vocab_size, info.eos_token_ids)
-    service = WorkerService(engine, loaded.info, loaded.tokenizer, loaded.epoch, spans)
+    must_follow = isinstance(config, TargetConfig)  # what a draft draws from is its own affair
+    grammars = Grammars(loaded.tokenizer.tokenizer_json, info.vocab_size, info.eos_token_ids, must_follow=must_follow)
+    service = WorkerService(engine, loaded.info, loaded.tokenizer, loaded.epoch, grammars, spans)
     loaded.draining = lambda: service.draining
     return Base(loaded, keeper, engine, service, metrics, certificates)

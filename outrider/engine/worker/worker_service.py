@@ -8,10 +8,14 @@ ticket and the length that the round began at, so tracing adds nothing to the me
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, SlotKey, TruncateJob
 from outrider.v1 import common_pb2 as pb
@@ -127,6 +131,7 @@ class WorkerService:
         info: Callable[[], pb.WorkerInfo],
         tokenizer: pb.TokenizerFiles,
         epoch: int,
+        grammars: Grammars,
         spans: Spans | None = None,
     ) -> None:
         """`spans` receives the rounds of traced slots; None traces nothing."""
@@ -142,6 +147,10 @@ class WorkerService:
         facts = info()
         self._context_limit, self._vocab_size = facts.context_limit, facts.vocab_size
         self._slot_spans = None if spans is None else SlotSpans(spans)
+        self._grammars = grammars
+        self._compiling: dict[SlotKey, list[Callable[[], None]]] = {}
+        """By slot whose grammar is being compiled: what came for it since."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def control(
         self,
@@ -179,6 +188,8 @@ class WorkerService:
         )
 
     def _gone(self, owner: int) -> None:
+        for key in [key for key in self._compiling if key[0] == owner]:
+            del self._compiling[key]
         self.engine.submit(OwnerGone(owner))
         if self._slot_spans is not None:
             self._slot_spans.gone(owner)
@@ -199,15 +210,45 @@ class WorkerService:
 
         try:
             job = open_job(owner, message, self._vocab_size, opened)
+            if job.params.grammar:
+                job.params.check(self._vocab_size)  # how long it is, before it is compiled
         except InvalidRequest as error:
             respond(JobError(Fault.INVALID, error.message))
             return
         self.num_opening += 1
-        self.engine.submit(job)
+        grammar = self._grammars.get(job.params.grammar)
+        if grammar is not None or not job.params.grammar:
+            self.engine.submit(replace(job, grammar=grammar))
+            return
+        self._compiling[job.owner, job.slot_id] = []
+        task = asyncio.create_task(self._compile(job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _compile(self, job: OpenJob) -> None:
+        """Open a slot once its grammar is compiled, in another thread; what came for it meanwhile follows."""
+        result: OpenJob | JobError
+        try:
+            result = replace(job, grammar=await asyncio.to_thread(self._grammars.compile, job.params.grammar))
+        except InvalidRequest as error:
+            result = JobError(Fault.INVALID, error.message)
+        waiting = self._compiling.pop((job.owner, job.slot_id), None)
+        if waiting is None:  # its stream has ended
+            self.num_opening -= 1
+            return
+        if isinstance(result, OpenJob):
+            self.engine.submit(result)
+        else:
+            job.respond(result)
+        for take_up in waiting:
+            take_up()
 
     def _dispatch(self, owner: int, item: Any, respond: Respond, take: Callable[[int, Any, Respond], None]) -> None:
         kind = item.WhichOneof("item")
-        if item.epoch != self.epoch:
+        waiting = self._compiling.get((owner, getattr(item, kind).slot)) if kind is not None else None
+        if waiting is not None:
+            waiting.append(partial(self._dispatch, owner, item, respond, take))
+        elif item.epoch != self.epoch:
             if item.id:
                 why = f"message is for epoch {item.epoch}, this worker's is {self.epoch}; open the slot again"
                 respond(JobError(Fault.STALE_EPOCH, why))

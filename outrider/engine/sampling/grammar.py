@@ -1,0 +1,250 @@
+"""Which tokens a request's grammar allows: compiled once for a worker's tokenizer, followed by each slot.
+
+A mask is a function of the grammar and of the output tokens before it, whoever proposed them. Where a grammar leaves no
+choice of the next bytes it allows one way to write them: the tokenizer's own. Tokens that are no text are never
+allowed, but for those that end an answer, where the grammar may end; where it has to, nothing else is. Ids that the
+tokenizer does not have are not allowed either.
+
+`Grammars` may be asked from any thread, what it makes belongs to one slot. llguidance lets go of the interpreter while
+it compiles and while it makes a mask. Called by `worker_service`, which compiles, and by `penalties`, which follows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.wire.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Mask = NDArray[np.bool_]
+"""[V]: which ids may come."""
+
+MAX_GRAMMARS = 64
+"""Compiled grammars that a worker keeps. Doubling it doubles what it may hold of those that nobody asks for."""
+MAX_TEXT_BYTES = 4 << 20
+"""Bytes of their texts, all together: what is compiled takes some ten times as much. Doubling it doubles that."""
+MAX_LEXER_STATES = 50_000
+"""States of one grammar's lexer, which are made as they are met, at 1 to 2 kB each. Doubling it lets an expression that
+explodes hold 100 MB more before its request ends."""
+
+
+class Grammars:
+    """Compiles for one model, and keeps what was asked for last."""
+
+    def __init__(
+        self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int], *, must_follow: bool = True
+    ) -> None:
+        """vocab_size: the width of the model's logits. must_follow: requests with a grammar are refused where none can
+        be followed; without, they are served as if they had none. Reads the tokenizer at the first grammar.
+        """
+        self.vocab_size = vocab_size
+        self._must_follow = must_follow
+        self._tokenizer_json = tokenizer_json
+        self._eos_token_ids = [token_id for token_id in eos_token_ids if token_id < vocab_size]
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._num_bytes = 0
+        self._why_not = ""
+        self._lock = Lock()
+        """Of what is kept."""
+        self._compiling = Lock()
+        """Held by who compiles: one at a time, so that a text is compiled once and takes one core."""
+
+    def get(self, text: str) -> Grammar | None:
+        """Return a grammar that is compiled; None where `compile` would take its time."""
+        with self._lock:
+            found = self._kept.get(text)
+            if found is not None:
+                self._kept.move_to_end(text)
+            return found
+
+    def compile(self, text: str) -> Grammar | None:
+        """Return the grammar of a text, None where it is served as if there were none. Raises InvalidRequest saying
+        what of it cannot be followed.
+        """
+        with self._compiling:
+            found = self.get(text)
+            if found is None and (self._must_follow or self._tokenizer is not None):
+                found = Grammar(self, text, self.matcher(text))
+                self._keep(found)
+            return found
+
+    def matcher(self, text: str) -> LLMatcher:
+        """Return the beginning of a text's grammar, compiled anew. Raises InvalidRequest."""
+        if self._tokenizer is None:
+            why = f"no grammar can be followed with this model: {self._why_not}; leave the grammar out"
+            raise InvalidRequest(why, param="grammar")
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise InvalidRequest(f"the grammar cannot be followed: {_reason(matcher)}", param="grammar")
+        return matcher
+
+    def forget(self, grammar: Grammar) -> None:
+        """Compile this text anew when it is asked for again."""
+        with self._lock:
+            if self._kept.get(grammar.text) is grammar:
+                self._drop(grammar.text)
+
+    def _keep(self, grammar: Grammar) -> None:
+        with self._lock:
+            self._kept[grammar.text] = grammar
+            self._num_bytes += grammar.num_bytes
+            while len(self._kept) > 1 and (len(self._kept) > MAX_GRAMMARS or self._num_bytes > MAX_TEXT_BYTES):
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, text: str) -> None:
+        self._num_bytes -= self._kept.pop(text).num_bytes
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer | None:
+        """None where no grammar can be followed."""
+        if not self._eos_token_ids:
+            self._why_not = "it has no end of sequence, by which the answer would end"
+            return None
+        try:
+            from llguidance import LLTokenizer
+
+            return LLTokenizer(self._tokenizer_json.decode(), n_vocab=self.vocab_size, eos_token=self._eos_token_ids)
+        except (ImportError, ValueError) as error:
+            self._why_not = f"its tokenizer cannot be read for that: {error}"
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A text, compiled: shared by all slots that ask for it."""
+
+    grammars: Grammars
+    text: str
+    _start: LLMatcher
+    is_shared: bool = True
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.text.encode())
+
+    def start(self) -> LLMatcher:
+        """Return what follows an output from its first token on. All of them add to one lexer."""
+        return self._start.deep_copy()
+
+    def alone(self) -> Grammar:
+        """Return the grammar compiled anew for one slot, and have it compiled anew for others that come: its lexer may
+        be full of what many slots met.
+        """
+        self.grammars.forget(self)
+        return Grammar(self.grammars, self.text, self.grammars.matcher(self.text), is_shared=False)
+
+
+@dataclass(slots=True)
+class _Place:
+    """What is known behind some output tokens."""
+
+    matcher: LLMatcher | None
+    """None where the grammar does not lead, or can be followed no further."""
+    mask: Mask | None = None
+    failure: str | None = None
+
+
+class GrammarState:
+    """Follows one slot's output, and draft tokens behind it.
+
+    A grammar that can be followed no further fails behind the tokens that lead there, and is given one more try with a
+    lexer of its own, compiled on the spot: what others met must not end this request.
+    """
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._output: list[int] = []
+        self._places = {(): _Place(grammar.start())}
+        """By draft tokens behind the output."""
+        self._forced: list[int] | None = None
+
+    def set_output(self, ids: Sequence[int]) -> None:
+        """Go on behind the committed output `ids`: from where it was if it extends that, else from the beginning."""
+        known = len(self._output)
+        if known == len(ids) and self._output == ids:
+            return
+        root = self._places[()]
+        if self._output != ids[:known]:
+            root, known = _Place(self._grammar.start()), 0
+        new = ids[known:]
+        self._output = list(ids)
+        self._begin_at(self._after(root, new))
+
+    def allowed(self, draft_prefix: tuple[int, ...]) -> Mask | None:
+        """Return which ids may follow; None for a prefix that has probability 0, behind which nothing is decided, and
+        where the grammar fails.
+        """
+        return self._known(draft_prefix).mask
+
+    def failure(self, draft_prefix: tuple[int, ...]) -> str | None:
+        """Return why the grammar can be followed no further behind these draft tokens; None where it can."""
+        return self._known(draft_prefix).failure
+
+    def forced(self) -> list[int]:
+        """Return the tokens that follow the output where the grammar leaves no choice: guesses, as the mask alone says
+        what may come.
+        """
+        if self._forced is None:
+            root = self._known(())
+            self._forced = [] if root.matcher is None else root.matcher.compute_ff_tokens()
+        return self._forced
+
+    def _begin_at(self, root: _Place) -> None:
+        if root.matcher is None and root.failure is None:
+            root.failure = "the output so far is not of the grammar"
+        self._places, self._forced = {(): root}, None
+
+    def _known(self, prefix: tuple[int, ...]) -> _Place:
+        place = self._masked(prefix)
+        if place.failure is not None and self._grammar.is_shared:
+            self._grammar = self._grammar.alone()
+            self._begin_at(self._after(_Place(self._grammar.start()), self._output))
+            place = self._masked(prefix)
+        return place
+
+    def _masked(self, prefix: tuple[int, ...]) -> _Place:
+        place = self._at(prefix)
+        if place.mask is None and place.matcher is not None:
+            bits = np.frombuffer(place.matcher.compute_bitmask(), dtype=np.uint8)
+            if place.matcher.is_error():
+                place.matcher, place.failure = None, _reason(place.matcher)
+            else:
+                place.mask = np.unpackbits(bits, count=self._grammar.grammars.vocab_size, bitorder="little").view(bool)
+        return place
+
+    def _at(self, prefix: tuple[int, ...]) -> _Place:
+        place = self._places.get(prefix)
+        if place is None:
+            before = self._at(prefix[:-1])
+            matcher = None if before.matcher is None else before.matcher.deep_copy()
+            place = self._places[prefix] = self._after(_Place(matcher, failure=before.failure), prefix[-1:])
+        return place
+
+    def _after(self, place: _Place, ids: Sequence[int]) -> _Place:
+        """Return what is known behind further tokens; takes the matcher. Behind its end a grammar stays at its end."""
+        matcher = place.matcher
+        if matcher is None or matcher.try_consume_tokens(list(ids)) == len(ids) or _is_over(matcher):
+            return _Place(matcher, failure=place.failure)
+        return _Place(None, failure=_reason(matcher) if matcher.is_error() else None)
+
+
+def _is_over(matcher: LLMatcher) -> bool:
+    return matcher.is_stopped() and not matcher.is_error()
+
+
+def _reason(matcher: LLMatcher) -> str:
+    reason = matcher.get_error().partition("\n")[0]
+    return "no token of the model goes on as it says" if reason.startswith("NoExtension") else reason
