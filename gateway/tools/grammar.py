@@ -7,6 +7,7 @@ marker that is a token of its own is named by its id: as text it would be other 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from outrider.wire.params import MAX_GRAMMAR_BYTES
 TokenOf = Callable[[str], int | None]
 """The id of a text that is one token and no text to a grammar; None for other texts."""
 TEXT = r"TEXT: /(.|\n)*/"
+_JSON = re.compile(r'"[^"]*"|[{}]|[:,] ')
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -88,7 +90,9 @@ def _call_rules(
 ) -> str:
     names = []
     for at, tool in offer.callable_tools:
-        head = _spell(family.head.replace(NAME, tool.name), token_of)
+        text = family.head.replace(NAME, tool.name)
+        # In the pieces of JSON where an answer may be other JSON: the lexer looks back at no lexeme that it began.
+        head = " ".join(map(_quoted, _JSON.findall(text))) if family.bare else _spell(text, token_of)
         rules.append(f"call_{at}: {head} @tool_{at} {_spell(family.tail, token_of)}")
         schemas.append({"name": f"tool_{at}", "json_schema": _schema(at, tool, offer)})
         names.append(f"call_{at}")
