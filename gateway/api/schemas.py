@@ -11,7 +11,16 @@ import reprlib
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import TypedDict
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Chat, Demand, FieldNames
@@ -267,14 +276,18 @@ class CallBody(_Strict):
 
 
 class MessageBody(_Strict):
+    model_config = ConfigDict(validate_default=True)
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])] | None = None
     name: str | None = None
     tool_calls: Annotated[list[CallBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = described(
         "of assistant"
     )
     tool_call_id: str | None = described("of tool")
     reasoning_content: str | None = described("of assistant")
+    content: Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])] | None = described(
+        "null or absent beside tool_calls alone"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -284,15 +297,19 @@ class MessageBody(_Strict):
             return value
         return {name: each for name, each in value.items() if name in cls.model_fields or each not in (None, [])}
 
-    @model_validator(mode="after")
-    def _fits_role(self) -> MessageBody:
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content is missing; only an assistant's message with tool_calls goes without")
-        if self.role != "assistant" and (self.tool_calls or self.reasoning_content is not None):
-            raise ValueError("tool_calls and reasoning_content are of role assistant alone")
-        if (self.role == "tool") != (self.tool_call_id is not None):
-            raise ValueError("role tool needs tool_call_id, and no other role has it")
-        return self
+    @field_validator("tool_calls", "tool_call_id", "reasoning_content", "content")
+    @classmethod
+    def _fits_role(cls, value: Any, info: ValidationInfo) -> Any:
+        role = info.data.get("role")
+        if info.field_name == "content":
+            if value is None and not info.data.get("tool_calls"):
+                raise ValueError("only an assistant's message with tool_calls goes without")
+        elif info.field_name == "tool_call_id":
+            if (value is None) is (role == "tool"):
+                raise ValueError("role tool needs it, and no other role has it")
+        elif value and role != "assistant":
+            raise ValueError("only messages of role assistant have it")
+        return value
 
     def message(self) -> Message:
         """Return it as chat templates read it."""
