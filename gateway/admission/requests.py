@@ -21,6 +21,7 @@ from gateway.generation import (
     ServedFacts,
     SpeculationOptions,
 )
+from gateway.grammars import OutputFormat
 from gateway.tokenizer import Message, Tokenizer
 from gateway.tools.offer import NO_TOOLS, ToolOffer
 from gateway.tools.reading import Reading, reading_of
@@ -114,7 +115,8 @@ class Demand:
     prompts: tuple[Prompt, ...]
     names: FieldNames
     params: SamplingParams
-    """max_tokens, seed, choice, acceptance and lenience are filled in here; bad_words are those given as ids."""
+    """max_tokens, seed, choice, acceptance, lenience and grammar are filled in here; bad_words hold those given as
+    ids."""
     max_tokens: int | None
     """None = what the context leaves."""
     seed: int | None
@@ -126,6 +128,8 @@ class Demand:
     cache_salt: str | None = None
     user: str | None = None
     """Who asks; for `prefix_cache_scope`."""
+    output: OutputFormat | None = None
+    """What the answers have to be; None = anything."""
 
     @property
     def num_answers(self) -> int:
@@ -136,7 +140,7 @@ async def build_requests(
     demand: Demand, facts: ServedFacts, tokenizer: Tokenizer, config: GatewayConfig, key_name: str | None = None
 ) -> tuple[GenerationRequest, ...]:
     """Return one request an answer: `prompt * num_choices + choice` stands at that index. Long texts are tokenised off
-    the event loop.
+    the event loop, and grammars compiled.
 
     `demand` has passed `check_demand`; key_name: of the API key that asks.
     """
@@ -145,8 +149,9 @@ async def build_requests(
     words = await _tokenised(num_chars, bad_word_ids, demand.bad_words, tokenizer)
     rule = _acceptance(demand.speculation, config)
     lenience = _lenience(demand.speculation, config)
+    grammar = "" if demand.output is None else await asyncio.to_thread(demand.output.grammar)
     base = dataclasses.replace(
-        demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule, lenience=lenience
+        demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule, lenience=lenience, grammar=grammar
     )
     # Once, before prompts cost anything; of each prompt only what its length decides is checked again.
     dataclasses.replace(base, max_tokens=demand.max_tokens or facts.context_limit).check(facts.vocab_size)
@@ -250,6 +255,12 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
     if demand.user is not None and len(demand.user) > MAX_USER_CHARS:
         raise InvalidRequest(
             f"user has {len(demand.user)} characters, at most {MAX_USER_CHARS} are allowed", param="user"
+        )
+    if demand.output is not None and demand.params.ignore_eos:
+        raise InvalidRequest(
+            f"ignore_eos is true and {demand.output.param} says what the answer has to be, which then could not end "
+            "where it is complete; leave one out",
+            param="ignore_eos",
         )
     _check_speculation(demand.speculation, facts.vocab_size)
     _check_drafter(demand.speculation.drafter, facts)

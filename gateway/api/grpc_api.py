@@ -21,6 +21,7 @@ from gateway.generation import (
     RoundOutput,
     SpeculationOptions,
 )
+from gateway.grammars import OutputFormat, one_output
 from gateway.telemetry.request_record import note_failure, request_id_of
 from gateway.tokenizer import Message
 from outrider.v1 import common_pb2, gateway_pb2
@@ -161,6 +162,8 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
     for field in ("acceptance", "lenience"):
         if getattr(params, field) != getattr(SamplingParams(), field):
             raise InvalidRequest(f"params.{field} is set; give speculation.{field} instead", param=f"params.{field}")
+    if params.grammar:
+        raise InvalidRequest("params.grammar is set; give structured_outputs instead", param="params.grammar")
     if request.params.seed and not request.has_seed:
         raise InvalidRequest("params.seed is given without has_seed; set has_seed to use it", param="has_seed")
     return Demand(
@@ -177,7 +180,16 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
         speculation=_speculation_of(request.speculation),
         cache_salt=request.cache_salt or None,
         user=request.user or None,
+        output=_output_of(request.structured_outputs) if request.HasField("structured_outputs") else None,
     )
+
+
+def _output_of(message: gateway_pb2.StructuredOutputs) -> OutputFormat:
+    kinds = ("json", "regex", "choice", "grammar", "json_object")
+    given = {kind: getattr(message, kind) if message.HasField(kind) else None for kind in kinds}
+    if given["choice"] is not None:
+        given["choice"] = list(given["choice"].texts)
+    return one_output(given | {"json_object": given["json_object"] or None}, message.strict)
 
 
 def _prompt_of(request: gateway_pb2.GenerateRequest) -> tuple[str, Prompt]:

@@ -25,6 +25,7 @@ from typing_extensions import TypedDict
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Chat, Demand, FieldNames
 from gateway.generation import AcceptanceRule, SpeculationOptions
+from gateway.grammars import MAX_CHOICES, MAX_LARK_BYTES, MAX_REGEX_CHARS, MAX_SCHEMA_BYTES, OutputFormat, one_output
 from gateway.tokenizer import Message
 from gateway.tools.offer import MAX_TOOLS, MAX_TOOLS_BYTES, Tool, offer_of
 from outrider.wire.errors import InvalidRequest
@@ -82,7 +83,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "prediction": (),
-    "response_format": ({"type": "text"},),
     "include_stop_str_in_output": (False,),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
@@ -208,6 +208,51 @@ class SpeculationBody(_Strict):
             tree=None if self.tree is None else TreeShape.parse(self.tree, "speculation.tree"),
             adaptive=adaptive,
         )
+
+
+AnySchema = Annotated[Any, Field(json_schema_extra={"type": ["object", "boolean"]})]
+
+
+class JsonSchemaBody(_Strict):
+    """OpenAI's `json_schema`. Its name and description are for models that are told of them; no template is, here."""
+
+    name: str | None = described("changes nothing")
+    description: str | None = described("changes nothing")
+    schema_: AnySchema = Field(alias="schema", description="a JSON Schema (2020-12)")
+    strict: bool | None = described("hold the schema to OpenAI's rules for strict ones. Default: false")
+
+
+class ResponseFormatBody(_Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaBody | None = described("with type json_schema, and only with it")
+
+    def output(self) -> OutputFormat | None:
+        """Raises InvalidRequest."""
+        if (self.type == "json_schema") is (self.json_schema is None):
+            text = f"response_format has type {self.type} and {'no ' * (self.json_schema is None)}json_schema"
+            raise InvalidRequest(f"{text}; they go together", param="response_format.json_schema")
+        if self.json_schema is not None:
+            param = "response_format.json_schema.schema"
+            return OutputFormat("json", self.json_schema.schema_, param, bool(self.json_schema.strict))
+        return None if self.type == "text" else OutputFormat("json_object", None, "response_format")
+
+
+class StructuredOutputsBody(_Strict):
+    """vLLM's, of which exactly one is given."""
+
+    json_: Annotated[Any, Field(json_schema_extra={"type": ["object", "boolean", "string", "null"]})] = Field(
+        default=None, alias="json", description="a JSON Schema, or its text"
+    )
+    regex: str | None = described(f"at most {MAX_REGEX_CHARS} characters", maxLength=MAX_REGEX_CHARS)
+    choice: list[str] | None = described(f"at most {MAX_CHOICES} texts", maxItems=MAX_CHOICES)
+    grammar: str | None = described(f"Lark or GBNF, at most {MAX_LARK_BYTES} bytes", maxLength=MAX_LARK_BYTES)
+    json_object: bool | None = described("any JSON object")
+
+    def output(self) -> OutputFormat:
+        """Raises InvalidRequest unless exactly one is given."""
+        values = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+        values["json_object"] = self.json_object or None
+        return one_output(values)
 
 
 class StreamOptions(_Strict):
@@ -379,6 +424,14 @@ class _Body(_Strict):
     stream_options: StreamOptions | None = described(
         "`include_usage`: a last chunk with `usage`. `include_obfuscation` is ignored"
     )
+    response_format: ResponseFormatBody | None = described(
+        "`text`, `json_object`, or `json_schema` with a `schema` and `strict`: what the answer has to be, see below. "
+        "Default: text"
+    )
+    structured_outputs: StructuredOutputsBody | None = described(
+        "one of `json`, `regex`, `choice`, `grammar` and `json_object`, as in vLLM: what the answer has to be, see "
+        f"below. A schema has at most {MAX_SCHEMA_BYTES} bytes"
+    )
     speculation: SpeculationBody | None = described("see below. Default: the server's")
     cache_salt: str | None = described(
         f"1 to {MAX_SALT_BYTES} bytes of UTF-8: cached prefixes are shared only among requests of the same salt. See "
@@ -408,6 +461,16 @@ class _Body(_Strict):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def _output(self) -> OutputFormat | None:
+        """Raises InvalidRequest when two fields ask for something."""
+        output = None if self.response_format is None else self.response_format.output()
+        if self.structured_outputs is None:
+            return output
+        if output is not None:
+            text = "response_format and structured_outputs both say what the answer has to be; give one of them"
+            raise InvalidRequest(text, param="structured_outputs")
+        return self.structured_outputs.output()
 
     def _demand(
         self, request_id: str, names: FieldNames, prompts: tuple[Any, ...], max_tokens: int | None, logprobs: int | None
@@ -443,6 +506,7 @@ class _Body(_Strict):
             speculation=SpeculationOptions() if self.speculation is None else self.speculation.options(),
             cache_salt=self.cache_salt,
             user=self.user or self.safety_identifier or None,
+            output=self._output(),
         )
 
 

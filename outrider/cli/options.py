@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from outrider.client import AcceptanceRule, ConnectOptions, Drafter, GenerateOptions, Speculation
+from outrider.client import AcceptanceRule, ConnectOptions, Drafter, GenerateOptions, Speculation, StructuredOutputs
 from outrider.client.aio import DEFAULT_TIMEOUT_S
 from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.params import AUTO, DraftTokens, read_draft_tokens
@@ -61,6 +61,14 @@ class Generation:
     stop: Annotated[list[str] | None, typer.Option(help="String that ends the output; may be given several times.")] = (
         None
     )
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(help="File with a JSON Schema that the answer follows.", exists=True, dir_okay=False),
+    ] = None
+    regex: Annotated[str | None, typer.Option(help="Expression that the answer matches from beginning to end.")] = None
+    choice: Annotated[
+        list[str] | None, typer.Option(help="Text that the answer may be; may be given several times.")
+    ] = None
     num_draft_tokens: Annotated[
         str | None,
         typer.Option(
@@ -93,6 +101,12 @@ class Generation:
         given = {name: getattr(self, name) for name in ("top_p", "top_k", "min_p", "seed")} | {"model": model}
         options = GenerateOptions(max_tokens=max_tokens, temperature=self.temperature, stop=self.stop or ())
         options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+        if self.json_schema is not None or self.regex is not None or self.choice:
+            options["structured_outputs"] = StructuredOutputs(
+                json=None if self.json_schema is None else _schema_text(self.json_schema),
+                regex=self.regex,
+                choice=self.choice or None,
+            )
         options["speculation"] = Speculation(
             enabled=not self.no_speculation,
             num_draft_tokens=None if self.num_draft_tokens is None else draft_tokens(self.num_draft_tokens),
@@ -150,6 +164,13 @@ class PlacementOptions:
             },
             "draft": {"model": draft, "device": self.draft_device, "dtype": self.dtype, "cpu_cores": self.draft_cores},
         }
+
+
+def _schema_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="--json-schema") from None
 
 
 def draft_tokens(text: str) -> DraftTokens:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import fields
 from enum import Enum
 from numbers import Integral, Real
 from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 
-from outrider.client.types import AcceptanceRule, Drafter, DraftLogprobs, Speculation
+from outrider.client.types import AcceptanceRule, Drafter, DraftLogprobs, Speculation, StructuredOutputs
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS
@@ -52,6 +53,8 @@ class GenerateOptions(TypedDict, total=False):
     """Answers to the same prompt, 1 to 128."""
     stop: str | Sequence[str]
     """Strings that end the output and are not part of it; at most 16."""
+    structured_outputs: StructuredOutputs
+    """What the answer has to be, such as `StructuredOutputs(regex=r"\\d+")`."""
     speculation: Speculation | bool
     """False = plain decoding."""
     cache_salt: str
@@ -91,6 +94,8 @@ def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.G
         speculation=_speculation(given.get("speculation", True)),
     )
     _set_input(request, prompt, given)
+    if "structured_outputs" in given:
+        request.structured_outputs.CopyFrom(_structured_outputs(given["structured_outputs"]))
     _encode("model", lambda: setattr(request, "model", given.get("model", "")))
     stop = given.get("stop", ())
     for text in (stop,) if isinstance(stop, str) else _encode("stop", lambda: tuple(stop)):
@@ -172,6 +177,28 @@ def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
         if not isinstance(options.tree, str):
             raise InvalidRequest(f"speculation.tree is {options.tree!r}; write {FORMS}", param="speculation.tree")
         message.tree.CopyFrom(TreeShape.parse(options.tree, "speculation.tree").to_proto())
+    return message
+
+
+def _structured_outputs(output: StructuredOutputs) -> gateway_pb2.StructuredOutputs:
+    param = "structured_outputs"
+    if not isinstance(output, StructuredOutputs):
+        raise InvalidRequest(f"{param} is {repr(output)[:100]}, must be a StructuredOutputs", param=param)
+    values = {name: getattr(output, name) for name in ("json", "regex", "choice", "grammar")}
+    given = {name: value for name, value in values.items() if value is not None}
+    if output.json_object:
+        given["json_object"] = True
+    if len(given) != 1:
+        raise InvalidRequest(f"{param} has {' and '.join(given) or 'nothing'}, must have one", param=param)
+    ((name, value),) = given.items()
+    if name == "json" and not isinstance(value, str):
+        value = _encode(f"{param}.json", lambda: json.dumps(value, ensure_ascii=False, allow_nan=False))
+    elif name == "choice":
+        texts = [_text(f"{param}.choice", text, "give a list of strings") for text in value]
+        value = gateway_pb2.Choices(texts=texts)
+    message: gateway_pb2.StructuredOutputs = _encode(
+        f"{param}.{name}", lambda: gateway_pb2.StructuredOutputs(strict=output.strict, **{name: value})
+    )
     return message
 
 

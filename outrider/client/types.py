@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import Any
 
 from outrider.wire.kinds import drafter_label
 from outrider.wire.params import DraftTokens
@@ -89,6 +90,24 @@ class Speculation:
     tree: str | None = None
     """Draft a tree: children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up to a depth of 4. Not
     with num_draft_tokens or lenience."""
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """What the answer has to be: exactly one of these. It is, whatever is drafted, where the answer ends by itself."""
+
+    json: Mapping[str, Any] | bool | str | None = None
+    """A JSON Schema (2020-12), or its text."""
+    regex: str | None = None
+    """An expression for the whole text, in the syntax of Rust's `regex`."""
+    choice: Sequence[str] | None = None
+    """Texts, of which one is the answer."""
+    grammar: str | None = None
+    """Lark as llguidance reads it, or GBNF."""
+    json_object: bool = False
+    """Any JSON object."""
+    strict: bool = False
+    """Hold the schema to OpenAI's rules: all properties required, and no others allowed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,372 @@
+"""Reads a caller's JSON Schema: what llguidance would overlook, get wrong or take long for is refused with its place.
+
+`gateway.grammars` compiles what is left.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+MAX_DEPTH = 32
+"""Levels of schemas in schemas, and of lists and objects in a const. Doubled, a text nests deeper than parsers take."""
+MAX_PROPERTIES = 512
+"""Properties of all objects of a schema together. Doubled, compiling takes 30 ms more."""
+MAX_ALTERNATIVES = 1024
+"""Members of anyOf, oneOf, allOf, prefixItems, enum and type, and values in constants, together. Doubled, compiling
+takes 25 ms more."""
+MAX_COMBINATIONS = 64
+"""Ways to take one member of each anyOf and oneOf that hold together, by allOf, $ref or side by side. Doubled, it
+takes up to 30 ms more."""
+MAX_BOUNDED = 128
+"""Numbers with a minimum or maximum. Doubled, compiling takes 40 ms more."""
+MAX_MULTIPLES = 16
+"""Of multipleOf. Doubled, compiling takes up to 40 ms more."""
+MAX_JOINED_PATTERNS = 6
+"""Patterns of a schema in which schemas hold together, so that they may meet. Doubled, compiling takes up to 20 ms
+more, and with each further one a third more than that."""
+MAX_COUNTED = 32
+"""Optional properties of an object of which minProperties or maxProperties wants some. Doubled, compiling takes eight
+times as long: 70 ms."""
+MAX_COUNT = 10_000
+"""Of minItems, maxItems, minLength, maxLength, minProperties, maxProperties, and of `{m,n}` in an expression. Doubled,
+the workers keep twice the states for what repeats."""
+MAX_PATTERN_CHARS = 4096
+"""Of all patterns together. Doubled, compiling takes twice as long."""
+MARGIN = 1e-15
+"""How far inside an exclusive bound numbers stay (integers aside), as a share of it; of 0, in all. Doubled, numbers
+that nobody writes are lost; much smaller, 0.69999999999999999 would be below 0.7, which it is not as a float."""
+MAX_INTEGER = 2**53
+"""Beyond it a JSON number may not be what it says."""
+
+FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+ANNOTATIONS = frozenset(
+    {"$schema", "$comment", "title", "description", "default", "examples", "example", "deprecated", "readOnly"}
+    | {"writeOnly", "contentMediaType", "contentEncoding", "discriminator"}
+)
+"""Keywords that constrain nothing; they are dropped."""
+_NEUTRAL = {"uniqueItems": False, "nullable": False}
+"""Keywords that are dropped with this value, and refused with another."""
+_SCHEMA = ("items", "additionalProperties")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_JOINED = frozenset({"anyOf", "oneOf", "$ref", "enum", "const"})
+_DEFINITIONS = ("$defs", "definitions")
+
+Schema = dict[str, Any] | bool
+Place = tuple[str | int, ...]
+"""The keys and indices that lead to a part of a schema."""
+
+
+class Refused(Exception):
+    """A reason and the place that it is about."""
+
+    def __init__(self, reason: str, *place: str | int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.place = place
+
+
+def at_most(name: str, count: int, most: int, what: str, *place: str | int) -> None:
+    """Raises Refused, naming the limit."""
+    if count > most:
+        raise Refused(f"has {count} {what}, at most {most} are allowed ({name})", *place)
+
+
+def read_schema(schema: Any, *, strict: bool = False) -> Schema:
+    """Return what of the schema is to be enforced, its keys in order. Raises Refused.
+
+    strict: it must also follow OpenAI's rules for `strict: true`.
+    """
+    if isinstance(schema, dict):
+        schema = {key: value for key, value in schema.items() if key != "$id"}
+    return _Reader(strict).read(schema)
+
+
+def children(schema: Schema) -> Iterator[tuple[Place, Schema]]:
+    """Go through the schemas right below one, definitions first, with what leads there."""
+    for key in sorted(schema, key=lambda key: key not in _DEFINITIONS) if isinstance(schema, dict) else ():
+        value = schema[key]
+        if key in _SCHEMA:
+            yield (key,), value
+        elif key in _LISTS:
+            yield from (((key, index), each) for index, each in enumerate(value))
+        elif key in _MAPS:
+            yield from (((key, name), each) for name, each in value.items())
+
+
+def pointer(place: Place) -> str:
+    """Return the place as a JSON pointer, as a reference spells it."""
+    return "".join(f"/{quote(str(key).replace('~', '~0').replace('/', '~1'))}" for key in place)
+
+
+def moved(schema: Schema, to: str) -> Schema:
+    """Return the schema with its references as they read when the whole of it stands at the pointer `to`."""
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    if "$ref" in found:
+        found["$ref"] = f"#{to}{found['$ref'].removeprefix('#')}"
+    for key, value in schema.items():
+        if key in _SCHEMA:
+            found[key] = moved(value, to)
+        elif key in _LISTS:
+            found[key] = [moved(each, to) for each in value]
+        elif key in _MAPS:
+            found[key] = {name: moved(each, to) for name, each in value.items()}
+    return found
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What a schema has of each limited thing, in all."""
+
+    properties: int = 0
+    alternatives: int = 0
+    pattern_chars: int = 0
+    patterns: int = 0
+    combinations: int = 0
+
+
+class _Reader:
+    """Reads one schema: checks every keyword, drops what constrains nothing, counts, and then looks at the whole."""
+
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
+        self._counts = _Counts()
+        self._schemas: dict[str, tuple[Place, dict[str, Any]]] = {}
+        """By pointer, with the place. true and false are not in it."""
+        self._pointers: set[str] = set()
+        self._is_joined = False
+        """Whether somewhere schemas hold together, so that what one says may meet what another says."""
+        self._forms: dict[str, int] = {}
+
+    def read(self, schema: Any) -> Schema:
+        found = self._schema(schema, ())
+        for place, each in self._schemas.values():
+            if "$ref" in each and self._target(each) not in self._pointers:
+                where = "only places in the schema itself (#/...) are read"
+                if each["$ref"].startswith("#"):
+                    where = "there is no schema there"
+                raise Refused(f"is {reprlib.repr(each['$ref'])}; {where}", *place, "$ref")
+        self._check_numbers()
+        self._check_counted()
+        if self._is_joined:
+            most, what = MAX_JOINED_PATTERNS, "patterns and joins schemas (allOf, or $ref, anyOf... beside others)"
+            at_most("MAX_JOINED_PATTERNS", self._counts.patterns, most, what)
+        for name in self._schemas:
+            self._num_forms(name, frozenset())
+        return found
+
+    def _target(self, schema: dict[str, Any]) -> str:
+        reference: str = schema["$ref"]
+        return quote(unquote(reference.removeprefix("#").rstrip("/"))) if reference.startswith("#") else reference
+
+    def _schema(self, schema: Any, place: Place) -> Schema:
+        self._pointers.add(pointer(place))
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise Refused(f"is {reprlib.repr(schema)}, must be a schema: an object, true or false", *place)
+        if len(place) > 2 * MAX_DEPTH:
+            raise Refused(f"is deeper than {MAX_DEPTH} schemas in schemas (MAX_DEPTH)", *place)
+        if self._strict:
+            _check_strict(schema, place)
+        found: dict[str, Any] = {}
+        self._schemas[pointer(place)] = (place, found)
+        for key, value in schema.items():
+            if key not in ANNOTATIONS and (key not in _NEUTRAL or value is not _NEUTRAL[key]):
+                found[key] = self._keyword(key, value, (*place, key))
+        _move_bounds(found)
+        num_joined = len(found.get("allOf", ())) + len(_JOINED & found.keys())
+        has_own = bool(found.keys() - _JOINED - {"allOf", *_DEFINITIONS})
+        self._is_joined |= num_joined + has_own > 1
+        return found
+
+    def _keyword(self, key: str, value: Any, place: Place) -> Any:
+        if key in _SCHEMA:
+            return self._schema(value, place)
+        if key in _LISTS:
+            self._count_alternatives(len(_listed(value, place)), place)
+            return [self._schema(each, (*place, index)) for index, each in enumerate(value)]
+        if key in _MAPS:
+            return self._map(key, value, place)
+        if key == "enum":
+            for index, each in enumerate(_listed(value, place)):
+                self._constant(each, (*place, index))
+        elif key == "const":
+            self._constant(value, place)
+        elif key in _COUNTS:
+            if type(value) is not int or not 0 <= value <= MAX_COUNT:
+                raise Refused(f"is {reprlib.repr(value)}, must be a whole number from 0 to {MAX_COUNT}", *place)
+        elif key in _NUMBERS:
+            _check_number(value, place)
+            if key == "multipleOf" and value <= 0:
+                raise Refused(f"is {value}, must be greater than 0", *place)
+        elif key == "required":
+            if not all(isinstance(each, str) for each in _listed(value, place, least=0)):
+                raise Refused("must be a list of names", *place)
+            at_most("MAX_PROPERTIES", len(value), MAX_PROPERTIES, "names", *place)
+        elif key == "type":
+            types = [value] if isinstance(value, str) else _listed(value, place)
+            for each in types:
+                if each not in TYPES:
+                    raise Refused(f"is {reprlib.repr(each)}, must be one of {', '.join(TYPES)}", *place)
+            self._count_alternatives(len(types) - 1, place)
+        elif key == "pattern":
+            self._pattern(value, place)
+        elif key == "format":
+            self._counts.patterns += 1
+            if value not in FORMATS:
+                raise Refused(f"is {reprlib.repr(value)}, must be one of {', '.join(FORMATS)}", *place)
+        elif key == "$ref":
+            if not isinstance(value, str):
+                raise Refused(f"is {reprlib.repr(value)}, must be a string", *place)
+        else:
+            remedy = ", and give a type as a list with null in it" if key == "nullable" else ""
+            raise Refused(f"is a keyword that cannot be enforced here; leave it out{remedy}", *place)
+        return value
+
+    def _map(self, key: str, value: Any, place: Place) -> dict[str, Schema]:
+        if not isinstance(value, dict):
+            raise Refused(f"is {reprlib.repr(value)}, must be an object of schemas", *place)
+        self._counts.properties += len(value)
+        at_most("MAX_PROPERTIES", self._counts.properties, MAX_PROPERTIES, "properties by now", *place)
+        if key == "patternProperties":
+            for pattern in value:
+                self._pattern(pattern, (*place, pattern))
+        return {name: self._schema(each, (*place, name)) for name, each in value.items()}
+
+    def _count_alternatives(self, count: int, place: Place) -> None:
+        self._counts.alternatives += count
+        at_most("MAX_ALTERNATIVES", self._counts.alternatives, MAX_ALTERNATIVES, "alternatives by now", *place)
+
+    def _pattern(self, pattern: Any, place: Place) -> None:
+        if not isinstance(pattern, str):
+            raise Refused(f"is {reprlib.repr(pattern)}, must be a string", *place)
+        self._counts.patterns += 1
+        self._counts.pattern_chars += len(pattern)
+        count, what = self._counts.pattern_chars, "characters of patterns by now"
+        at_most("MAX_PATTERN_CHARS", count, MAX_PATTERN_CHARS, what, *place)
+        check_repeats(pattern, place)
+
+    def _constant(self, value: Any, place: Place, depth: int = 0) -> None:
+        """Go through a const, which is a value and no schema."""
+        self._count_alternatives(1, place)
+        if depth > MAX_DEPTH:
+            raise Refused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
+        if isinstance(value, dict):
+            for key, each in value.items():
+                self._constant(each, (*place, key), depth + 1)
+        elif isinstance(value, list):
+            for index, each in enumerate(value):
+                self._constant(each, (*place, index), depth + 1)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            _check_number(value, place)
+
+    def _check_numbers(self) -> None:
+        numbers = [(place, each) for place, each in self._schemas.values() if _NUMBERS & each.keys()]
+        at_most("MAX_BOUNDED", len(numbers), MAX_BOUNDED, "numbers with bounds")
+        multiples = [(*place, "multipleOf") for place, each in numbers if "multipleOf" in each]
+        most, what = (1, " and joins schemas") if self._is_joined else (MAX_MULTIPLES, "")  # two that meet may overflow
+        at_most("MAX_MULTIPLES", len(multiples), most, f"multipleOf{what}", *(multiples or [()])[-1])
+
+    def _check_counted(self) -> None:
+        """Refuse counts of properties that llguidance cannot enforce: the same name may come again behind those that
+        are named, and of optional ones it goes through every choice.
+        """
+        for place, each in self._schemas.values():
+            names, required = each.get("properties", {}), set(each.get("required", ()))
+            if each.get("minProperties", 0) > len(required) + 1:
+                text = "cannot be enforced for more properties than are required and one: the same name may come again"
+                raise Refused(text, *place, "minProperties")
+            num_optional = self._counts.properties if self._is_joined else len(names.keys() - required)
+            for key, least in (("minProperties", len(required)), ("maxProperties", 0)):
+                if each.get(key, 0) > least:
+                    at_most("MAX_COUNTED", num_optional, MAX_COUNTED, "optional properties to count", *place, key)
+
+    def _num_forms(self, name: str, above: frozenset[str]) -> int:
+        """Return how many alternatives the schema there makes where it holds together with others, counting those that
+        it has to combine itself.
+        """
+        if name in self._forms or name not in self._schemas:
+            return self._forms.get(name, 1)
+        place, schema = self._schemas[name]
+        if name in above:
+            raise Refused("comes back to itself by references alone", *place)
+        above |= {name}
+        factors = [
+            sum(self._num_forms(f"{name}/{key}/{index}", above) for index in range(len(schema[key])))
+            for key in ("anyOf", "oneOf")
+            if key in schema
+        ]
+        factors += [self._num_forms(f"{name}/allOf/{index}", above) for index in range(len(schema.get("allOf", ())))]
+        if "$ref" in schema:
+            factors.append(self._num_forms(self._target(schema), above))
+        product = math.prod(factors)
+        if sum(factor > 1 for factor in factors) > 1:
+            self._counts.combinations += product
+            most, what = MAX_COMBINATIONS, "combinations of alternatives by now"
+            at_most("MAX_COMBINATIONS", self._counts.combinations, most, what, *place)
+        self._forms[name] = product
+        return product
+
+
+def _move_bounds(schema: dict[str, Any]) -> None:
+    """Make exclusive bounds inclusive ones a little inside.
+
+    llguidance 1.9 allows 2 above an exclusive 2 and up to 2.5, and compares texts where readers compare floats.
+    """
+    if schema.get("type") == "integer":
+        return
+    for key, other, sign, inner in (("exclusiveMinimum", "minimum", 1, max), ("exclusiveMaximum", "maximum", -1, min)):
+        if key in schema:
+            edge = schema.pop(key)
+            inside = edge + sign * (abs(edge) or 1) * MARGIN
+            schema[other] = inner(inside, schema.get(other, inside))
+
+
+def check_repeats(pattern: str, place: Place) -> None:
+    """Raises Refused for an expression with a `{m,n}` that is too large. The digits may as well be text."""
+    number, begun = "", False
+    for char in pattern:
+        begun = char == "{" or (begun and (char.isdigit() or char == ","))
+        number = number + char if begun and char.isdigit() else ""
+        if len(number) > len(str(MAX_COUNT)) or int(number or 0) > MAX_COUNT:
+            raise Refused(f"repeats more than {MAX_COUNT} times (MAX_COUNT)", *place)
+
+
+def _listed(value: Any, place: Place, least: int = 1) -> list[Any]:
+    if not isinstance(value, list) or len(value) < least:
+        raise Refused(f"is {reprlib.repr(value)}, must be a list" + " that is not empty" * least, *place)
+    return value
+
+
+def _check_number(value: Any, place: Place) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Refused(f"is {reprlib.repr(value)}, must be a number", *place)
+    if not abs(value) <= MAX_INTEGER:
+        raise Refused(f"is {reprlib.repr(value)}, must be from -2^53 to 2^53: other numbers are not exact", *place)
+
+
+def _check_strict(schema: dict[str, Any], place: Place) -> None:
+    """OpenAI's rules for `strict: true`."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) and schema.get("type") != "object":
+        return
+    if schema.get("additionalProperties") is not False:
+        raise Refused("must have additionalProperties: false, as strict is true", *place)
+    required = schema.get("required", [])
+    for name in properties or ():
+        if not isinstance(required, list) or name not in required:
+            text = (
+                f"must have {reprlib.repr(name)} in required, as strict is true; what may be absent has null as a type"
+            )
+            raise Refused(text, *place)

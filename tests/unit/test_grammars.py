@@ -1,0 +1,369 @@
+"""What callers say an answer has to be: what comes of it, what is refused and where, and how long that takes."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from gateway.grammars import LIMITS, OutputFormat, of_choice, of_lark, of_regex, of_schema, one_output, schema_text
+from outrider.wire.errors import InvalidRequest
+from tests.schemas import make_schema
+
+CPU_S = 0.25
+"""A refusal or a grammar takes about 0.1 s at most; the rest is for other machines."""
+
+
+class Bytes:
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
+
+
+def schema(value: Any, strict: bool = False) -> str:
+    return of_schema(value, "s", strict=strict)
+
+
+def follows(grammar: str, text: str) -> bool:
+    """Whether the whole text is allowed, and may end there."""
+    matcher = LLMatcher(TOKENIZER, grammar, log_level=0, limits=LIMITS)
+    data = list(text.encode())
+    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+
+def drawn(grammar: str, seed: int) -> str | None:
+    """Return a text of at most 400 bytes drawn at random from what the grammar allows, None where it is longer."""
+    draw, matcher, text = random.Random(seed), LLMatcher(TOKENIZER, grammar, log_level=0, limits=LIMITS), bytearray()
+    for step in range(400):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [byte for byte in range(256) if mask >> byte & 1]
+        if matcher.is_accepting() and (not allowed or step > 200 or draw.random() < 0.3):
+            return text.decode()
+        short = [byte for byte in allowed if byte in b'"]},:0123456789 ']  # so that most texts end
+        text.append(draw.choice(short if short and draw.random() < 0.5 else allowed))
+        assert matcher.consume_token(text[-1]), matcher.get_error()
+    return None
+
+
+@pytest.mark.parametrize(
+    ("grammar", "allowed", "others"),
+    [
+        (lambda: schema({"type": "integer"}), ["0", "-7", "12"], ["", "1.5", '"1"', " 1"]),
+        (lambda: schema("true"), ["0", "{}", '"a"', "[1, null]"], ["", "a"]),
+        (lambda: schema('{"enum": ["a", 1, null]}'), ['"a"', "1", "null"], ["a", "2"]),
+        (lambda: OutputFormat("json_object", None, "p").grammar(), ["{}", '{"a": [1]}'], ["[]", "1"]),
+        (lambda: of_regex(r"^a/b+\n$", "p"), ["a/b\n", "a/bbb\n"], ["a/b", "a/b\nc"]),
+        (lambda: of_regex("(?i)é|x{2,3}", "p"), ["É", "xx", "xxx"], ["x"]),
+        (lambda: of_choice(["a", "ab", "a.b", "\x01\n\\", "é😀"], "p"), ["a", "ab", "\x01\n\\", "é😀"], ["b", "axb"]),
+        (lambda: of_lark('start: "a" B\nB: /[0-9]+/ // a comment: <x>', "p"), ["a1", "a12"], ["a"]),
+        (lambda: of_lark('root ::= "a" b*\nb ::= [0-9] | "\\u0041bc"', "p"), ["a", "a1Abc2"], ["aA", "b"]),
+        (lambda: of_lark('start: "<" %json {"type": "null"} ">"', "p"), ["<null>"], ["null"]),
+        (lambda: of_lark(f"start: %json {schema_text({'const': [1, 2]}, 'p', strict=False)}", "p"), ["[1, 2]"], ["[]"]),
+    ],
+)
+def test_each_form_allows_what_it_says(grammar: Callable[[], str], allowed: list[str], others: list[str]) -> None:
+    made = grammar()
+    assert json.loads(made)["grammars"], "as llguidance writes it"
+    assert [text for text in allowed if not follows(made, text)] == []
+    assert [text for text in others if follows(made, text)] == []
+
+
+def test_json_is_on_one_line_with_its_keys_in_order() -> None:
+    made = schema({"properties": {"b": {"type": "integer"}, "a": {"items": {"type": "integer"}, "type": "array"}}}
+                  | {"type": "object", "required": ["a", "b"], "additionalProperties": False})  # fmt: skip
+    assert follows(made, '{"b":1,"a":[1,2]}')
+    assert follows(made, '{"b": 1, "a": [1, 2]}')
+    for text in ('{ "b":1,"a":[]}', '{"b":  1,"a":[]}', '{"b":1,\n"a":[]}', '{"b":1,"a":[]} ', '{"a":[],"b":1}'):
+        assert not follows(made, text), text
+
+
+@pytest.mark.parametrize("seed", range(0, 160, 40))
+def test_what_a_schema_allows_is_valid(seed: int) -> None:
+    """All that llguidance would overlook shows here, for the schemas that it is given."""
+    num_drawn = 0
+    for each in range(seed, seed + 40):
+        made = make_schema(each)
+        validator = jsonschema.Draft202012Validator(made)
+        for text in (drawn(schema(made), each * 3 + draw) for draw in range(3)):
+            if text is not None:
+                num_drawn += 1
+                validator.validate(json.loads(text))
+    assert num_drawn > 100
+
+
+EDGES = (-1000, -2.5, -2, -0.3, 0, 0.1, 0.7, 1, 2, 2.5, 99.99)
+
+
+@pytest.mark.parametrize("kind", ["number", "integer"])
+def test_bounds_hold_to_the_last_digit(kind: str) -> None:
+    texts = {f"{edge:g}{rest}" for edge in EDGES for rest in ("", ".0", ".5", "0000001", "99999999999999999999")}
+    texts |= {"-0", "-0.0", "0.69999999999999999", "1.9999999999999999", "0.00000000000000000001"}
+    texts = {text for text in texts if text.count(".") < 2}
+    for low, high in pairwise(EDGES):
+        for least, most in (("minimum", "exclusiveMaximum"), ("exclusiveMinimum", "maximum")):
+            bounds = {"type": kind, least: low, most: high}
+            try:
+                made = schema(bounds)
+            except InvalidRequest as refused:
+                assert kind == "integer" and "nsatisfiable" in refused.message
+                continue
+            validator = jsonschema.Draft202012Validator(bounds)
+            allowed = [text for text in texts if follows(made, text)]
+            assert [text for text in allowed if not validator.is_valid(json.loads(text))] == [], bounds
+
+
+REFUSED: list[tuple[Any, str, str]] = [
+    (
+        {"properties": {"a": {"type": "array", "items": {"uniqueItems": True}}}},
+        ".properties.a.items.uniqueItems",
+        "can",
+    ),
+    ({"anyOf": [{}, {"not": {}}]}, ".anyOf[1].not", "keyword that cannot be enforced"),
+    ({"properties": {"a b": {"if": True}}}, ".properties['a b'].if", "keyword"),
+    ({"typo": 1}, ".typo", "keyword"),
+    ({"nullable": True}, ".nullable", "a list with null"),
+    ({"x-guidance": {"lenient": True}}, ".x-guidance", "keyword"),
+    ({"properties": {"a": {"$id": "x"}}}, ".properties.a.$id", "keyword"),
+    ({"$defs": {"a": {"contains": {}}}}, ".$defs.a.contains", "keyword"),
+    ({"format": "int32"}, ".format", "must be one of date-time"),
+    ({"type": "text"}, ".type", "must be one of null, boolean"),
+    ({"type": []}, ".type", "not empty"),
+    ({"enum": []}, ".enum", "not empty"),
+    ({"required": "a"}, ".required", "must be a list"),
+    ({"required": [1]}, ".required", "list of names"),
+    ({"properties": []}, ".properties", "object of schemas"),
+    ({"items": [{}]}, ".items", "must be a schema"),
+    (None, "", "must be a schema"),
+    ({"minimum": 1, "exclusiveMinimum": True}, ".exclusiveMinimum", "must be a number"),
+    ({"minimum": 2**60}, ".minimum", "2^53"),
+    ({"enum": [{"a": [10**20]}]}, ".enum[0].a[0]", "2^53"),
+    ({"minimum": 1e999}, "", "JSON"),
+    ({"multipleOf": 0}, ".multipleOf", "greater than 0"),
+    ({"maxLength": -1}, ".maxLength", "0 to 10000"),
+    ({"maxItems": 10_001}, ".maxItems", "0 to 10000"),
+    ({"minItems": 1.0}, ".minItems", "whole number"),
+    ({"pattern": 1}, ".pattern", "must be a string"),
+    ({"properties": {"a": {"type": "string", "pattern": "(?=a)"}}}, ".properties.a", "look-around"),
+    ({"properties": {"a": {"pattern": r"(a)\1"}}}, ".properties.a", "backreferences"),
+    ({"pattern": "a{1,100000}"}, ".pattern", "MAX_COUNT"),
+    ({"const": "\ud800"}, "", "surrogate"),
+    ({"$ref": "https://example.com/a"}, ".$ref", "only places in the schema itself"),
+    ({"$ref": "#/$defs/a"}, ".$ref", "no schema there"),
+    ({"$ref": "#a", "$defs": {"a": {"$anchor": "a"}}}, ".$defs.a.$anchor", "keyword"),
+    ({"$ref": "#"}, "", "itself by references alone"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, ".$defs.a", "references alone"),
+    ({"properties": {"a": {"$ref": "#", "minProperties": 1}}}, ".properties.a", "circular"),
+    ({"$defs": {"a": {"oneOf": [{"type": "object"}, {"type": "object"}]}}, "$ref": "#/$defs/a"}, ".$defs.a", "oneOf"),
+    ({"type": "number", "minimum": 3, "maximum": 2}, "", "minimum (3) is greater"),
+    (False, "", "Unsatisfiable"),
+    ({"type": "object", "required": ["a"], "additionalProperties": False}, "", "required property 'a'"),
+    ({"minProperties": 2}, ".minProperties", "same name may come again"),
+    ({"patternProperties": {"a": {}, "ab": {}}}, "", "not disjoint"),
+    ('{"a', "", "no JSON"),
+    ("[" * 5000, "", "MAX_DEPTH"),
+    ('{"const":"' + "a" * (64 << 10) + '"}', "", "MAX_SCHEMA_BYTES"),
+    ({"allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, ".allOf[1].multipleOf", "MAX_MULTIPLES"),
+]
+
+
+@pytest.mark.parametrize(("given", "place", "reason"), REFUSED, ids=lambda value: str(value)[:40])
+def test_a_schema_is_refused_with_the_place(given: Any, place: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        schema(given)
+    assert caught.value.param == f"s{place}"
+    assert caught.value.message.startswith(f"s{place} ") and reason in caught.value.message, caught.value.message
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "http://a/b", "title": "a", "default": 7},
+        {"type": "array", "items": {"type": "integer", "description": "x"}, "uniqueItems": False},
+        {"definitions": {"a b/c": {"type": "null"}}, "$ref": "#/definitions/a%20b~1c"},
+        {"oneOf": [{"type": "null"}, {"type": "integer"}], "discriminator": {"propertyName": "a"}},
+        {"type": "object", "properties": {"title": {"type": "null"}, "uniqueItems": {"const": {"not": 1}}}},
+        {"type": "object", "properties": {"self": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+    ],
+)
+def test_what_constrains_nothing_is_dropped(given: dict[str, Any]) -> None:
+    text = schema_text(given, "s", strict=False)
+    for name in ("$schema", "$id", "default", "description", "discriminator"):
+        assert f'"{name}":' not in text
+    assert "uniqueItems" not in text or "not" in text, "a property's name and a const are none"
+
+
+CLOSED = {"type": "object", "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "reason"),
+    [
+        ({"type": "object"}, "", "additionalProperties: false"),
+        (CLOSED | {"properties": {"a": {}}}, "", "'a' in required"),
+        (
+            CLOSED | {"required": ["a"], "properties": {"a": {"items": {"properties": {}}}}},
+            ".properties.a.items",
+            "addi",
+        ),
+    ],
+)
+def test_strict_schemas_follow_openais_rules(given: dict[str, Any], place: str, reason: str) -> None:
+    schema(given)
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        schema(given, strict=True)
+    assert caught.value.param == f"s{place}"
+    schema(CLOSED | {"required": ["a"], "properties": {"a": {"type": ["null", "string"]}}}, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "place", "reason"),
+    [
+        (lambda: of_regex("(a", "p"), "", "unclosed group"),
+        (lambda: of_regex(r"\bx", "p"), "", "lookarounds"),
+        (lambda: of_regex("a" * 4097, "p"), "", "MAX_REGEX_CHARS"),
+        (lambda: of_regex("(a{99999999999}){3}", "p"), "", "MAX_COUNT"),
+        (lambda: of_regex("\ud800", "p"), "", "surrogate"),
+        (lambda: of_choice([], "p"), "", "empty list"),
+        (lambda: of_choice(["a", ""], "p"), "[1]", "is empty"),
+        (lambda: of_choice(["a"] * 1025, "p"), "", "MAX_CHOICES"),
+        (lambda: of_choice(["a" * 9000] * 2, "p"), "", "MAX_CHOICES_CHARS"),
+        (lambda: of_choice(["\udfff"], "p"), "", "surrogate"),
+        (lambda: of_lark("hello", "p"), "", "neither Lark (start: ...) nor GBNF"),
+        (lambda: of_lark('root ::= "\\', "p"), "", "neither"),
+        (lambda: of_lark('root ::= "\\ud800"', "p"), "", "no character"),
+        (lambda: of_lark("start: b", "p"), "", 'unknown name: "b"'),
+        (lambda: of_lark('start: "a" <|end|>', "p"), "", "special token"),
+        (lambda: of_lark("start: a\na[max_tokens=3]: /b/", "p"), "", "option max_tokens"),
+        (lambda: of_lark('start: "a"\n%json {"not": {}}', "p"), ".%json[0].not", "keyword"),
+        (lambda: of_lark("start: %json {}  %json {", "p"), ".%json[1]", "no JSON"),
+        (lambda: of_lark("start: A\nA: " + " & ".join(["/a/"] * 8), "p"), "", "MAX_LARK_JOINS"),
+        (lambda: of_lark('start: "' + "a" * (32 << 10) + '"', "p"), "", "MAX_LARK_BYTES"),
+        (lambda: of_lark("root ::= a\n" + 'a ::= "a"\n' * 256, "p"), "", "MAX_GBNF_RULES"),
+    ],
+)
+def test_expressions_choices_and_grammars_are_refused(make: Callable[[], str], place: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        make()
+    assert caught.value.param == f"p{place}" and reason in caught.value.message, caught.value.message
+
+
+def test_special_tokens_are_known_by_the_served_tokenizer() -> None:
+    assert of_lark('start: "a" <end>', "p", tokenizer=TOKENIZER)
+    with pytest.raises(InvalidRequest, match="unknown special token"):
+        of_lark('start: "a" <other>', "p", tokenizer=TOKENIZER)
+
+
+def test_exactly_one_kind_is_given() -> None:
+    nothing = dict.fromkeys(("json", "regex", "choice", "grammar", "json_object"))
+    assert one_output(nothing | {"regex": "a"}) == OutputFormat("regex", "a", "structured_outputs.regex")
+    for given, named in (({}, "has nothing"), ({"regex": "a", "json": {}}, "has json and regex")):
+        with pytest.raises(InvalidRequest, match=named):
+            one_output(nothing | given)
+
+
+def named(count: int) -> dict[str, Any]:
+    return {f"p{index}": {"type": "string"} for index in range(count)}
+
+
+def chained(count: int, of: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    return {f"d{i}": of(f"#/$defs/d{i + 1}") for i in range(count)} | {f"d{count}": {"properties": {"a": {}}}}
+
+
+HOSTILE: dict[str, Callable[[], Any]] = {
+    "properties": lambda: {"properties": named(512)},
+    "too many": lambda: {"properties": named(513)},
+    "counted": lambda: {"properties": named(32), "minProperties": 1, "additionalProperties": False, "type": "object"},
+    "counted elsewhere": lambda: {"allOf": [{"properties": named(500)}, {"minProperties": 1}]},
+    "enum": lambda: {"enum": [f"{'x' * 40}{index}" for index in range(1000)]},
+    "objects in an enum": lambda: {"enum": [{"a": index, "b": [index]} for index in range(1000)]},
+    "anyOf": lambda: {"anyOf": [{"properties": {"k": {"const": index}}} for index in range(500)]},
+    "oneOf": lambda: {"oneOf": [{"properties": {"k": {"const": f"{i}"}}, "required": ["k"]} for i in range(500)]},
+    "product": lambda: {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in (0, 1)]} for i in range(6)]},
+    "products": lambda: {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in (0, 1)]} for i in range(12)]},
+    "wide product": lambda: {"anyOf": [{"properties": named(4)} for _ in range(64)], "properties": named(200)},
+    "references": lambda: {"$ref": "#/$defs/d0", "$defs": chained(25, lambda ref: {"allOf": [{"$ref": ref}] * 2})},
+    "both ways": lambda: {
+        "$ref": "#/$defs/d0",
+        "$defs": chained(25, lambda ref: {"properties": {"a": {"$ref": ref}}, "allOf": [{"$ref": ref}]}),
+    },
+    "joined patterns": lambda: {"allOf": [{"type": "string", "pattern": f"(.*a){{{index}}}"} for index in range(30)]},
+    "some patterns": lambda: {"allOf": [{"type": "string", "pattern": f"(.*a){{{index}}}"} for index in range(6)]},
+    "patterns": lambda: {"properties": {f"p{i}": {"pattern": f"(a|aa)*b{{{i}}}"} for i in range(200)}},
+    "bounds": lambda: {"properties": {f"p{i}": {"exclusiveMinimum": -i / 7, "maximum": i * 1e9} for i in range(128)}},
+    "multiples": lambda: {"properties": {f"p{i}": {"multipleOf": 4294967291 - i} for i in range(16)}},
+    "items": lambda: {"items": {"items": {"minItems": 10_000}, "minItems": 10_000}, "maxItems": 10_000},
+    "deep": lambda: '{"items":' * 5000 + "{}" + "}" * 5000,
+    "deep const": lambda: {"const": json.loads("[" * 400 + "]" * 400)},
+    "wrong at the end": lambda: {"properties": named(511) | {"x": {"type": "string", "pattern": "(?=a)"}}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_schemas_take_no_longer_than_others(name: str) -> None:
+    given = HOSTILE[name]()
+    check_quick(lambda: schema(given))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "((((a{1,100}){1,100}){1,100}){1,100}){1,100}",
+        "(((a*)*)*)*" * 300,
+        "a?" * 2048,
+        "(a?){1000}a{1000}",
+        ".*a" * 1000,
+        r"[^a]\p{L}" * 400,
+        r"\p{L}{1,9999}" * 100,
+        "(" * 2000 + ")" * 2000,
+    ],
+    ids=lambda pattern: pattern[:20],
+)
+def test_hostile_expressions_take_no_longer(pattern: str) -> None:
+    check_quick(lambda: of_regex(pattern, "p"))
+    check_quick(lambda: of_lark(f"start: A{{1,1000}}\nA: /{pattern}/", "p"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "start: " + " | ".join(f'"a{index}"' for index in range(3000)),
+        "start: r0\n" + "".join(f'r{i}: "a" r{i + 1} | "b" r{i + 1}\n' for i in range(1000)) + 'r1000: "c"',
+        'start: start start | "a" | ""',
+        "start: " + "(" * 9000 + '"a"' + ")" * 9000,
+        "root ::= " + "(" * 9000 + '"a"' + ")" * 9000,
+        "root ::= r0\n" + "".join(f"r{i} ::= [a-z] r{i + 1}\n" for i in range(250)) + 'r250 ::= "c"',
+        "root ::= " + " | ".join(f'"a{index}"' for index in range(3000)),
+        "root ::= " + "[" * 30_000,
+        "start: A\nA: " + " & ".join(f"/(.*a){{{index}}}/" for index in range(7)),
+        'start: S\nS: %regex {"substring_chars": "' + "ab" * 12_000 + '"}',
+        "start: " + "%json {} " * 3000,
+        "start: " + "%json " * 5000,
+    ],
+    ids=lambda text: text[:24],
+)
+def test_hostile_grammars_take_no_longer(text: str) -> None:
+    check_quick(lambda: of_lark(text, "p"))
+
+
+def check_quick(work: Callable[[], str]) -> None:
+    """Work, to a grammar or a refusal, in bounded time."""
+    began_s = time.thread_time()
+    try:
+        work()
+    except InvalidRequest as refused:
+        assert len(refused.message) < 1000 + len(refused.param or "")
+    assert time.thread_time() - began_s < CPU_S
