@@ -203,3 +203,15 @@ mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: mutants
+
+# Client libraries with tools and structured answers, installed apart under .work/clients, against the demo pair.
+CLIENTS := .work/clients
+$(CLIENTS)/.done: tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --only-binary :all: -r $<
+	@touch $@
+
+clients: $(STAMP) $(CLIENTS)/.done
+	$(BIN)/python -m tests.clients $(CLIENTS)/bin/python $(ARGS)
+
+.PHONY: clients
