@@ -205,13 +205,12 @@ mutants: $(STAMP)
 .PHONY: mutants
 
 # Client libraries with tools and structured answers, installed apart under .work/clients, against the demo pair.
-CLIENTS := .work/clients
-$(CLIENTS)/.done: tests/clients/requirements.txt
-	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet --only-binary :all: -r $<
+.work/clients/%/.done: tests/clients/%.txt
+	$(PYTHON) -m venv .work/clients/$*
+	.work/clients/$*/bin/python -m pip install --quiet --only-binary :all: -r $<
 	@touch $@
 
-clients: $(STAMP) $(CLIENTS)/.done
-	$(BIN)/python -m tests.clients $(CLIENTS)/bin/python $(ARGS)
+clients: $(STAMP) .work/clients/openai3/.done .work/clients/openai2/.done
+	$(BIN)/python -m tests.clients $(ARGS)
 
 .PHONY: clients

@@ -14,7 +14,7 @@ from outrider.wire.errors import InvalidRequest
 
 MAX_TOOLS = 128
 """OpenAI's. Doubled, a grammar of them takes twice as long to check."""
-MAX_TOOLS_BYTES = 128 << 10
+MAX_TOOLS_BYTES = 64 << 10
 """UTF-8 bytes of all tools together, as compact JSON. Doubled, a template takes twice as long over them."""
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
