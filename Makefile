@@ -203,3 +203,14 @@ mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: mutants
+
+# Client libraries with tools and structured answers, installed apart under .work/clients, against the demo pair.
+.work/clients/%/.done: tests/clients/%.txt
+	$(PYTHON) -m venv .work/clients/$*
+	.work/clients/$*/bin/python -m pip install --quiet --only-binary :all: -r $<
+	@touch $@
+
+clients: $(STAMP) .work/clients/openai3/.done .work/clients/openai2/.done
+	$(BIN)/python -m tests.clients $(ARGS)
+
+.PHONY: clients

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from gateway.tokenizer import Tokenizer
+from gateway.tools.reading import Reading
 from outrider.wire.kinds import AcceptanceRule as AcceptanceRule  # parts of a request, here for whoever reads one
 from outrider.wire.kinds import Drafter as Drafter
 from outrider.wire.kinds import DraftLogprobs as DraftLogprobs
@@ -51,6 +52,8 @@ class GenerationRequest:
     """Requests with the same salt share cached prefixes; those with an empty one share among themselves."""
     key_name: str | None = None
     """Name of the caller's API key; None where the gateway asks for none."""
+    reading: Reading | None = None
+    """How the text is read for calls and reasoning; None = it stands as it is."""
 
 
 @dataclass(frozen=True, slots=True)

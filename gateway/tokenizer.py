@@ -16,7 +16,7 @@ from typing import Any
 
 import jinja2
 import tokenizers
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -25,28 +25,40 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, InvalidRequest
 
 Message = dict[str, Any]
-"""At least `role` and `content`, both text."""
+"""At least `role`, and `content`, text; None beside `tool_calls`, whose arguments are objects."""
 
 
 class ChatTemplate:
     """Hold a compiled template. Raise ConfigError when the source is no template."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"the chat template has a syntax error at line {error.lineno}: {error.message}") from None
+    def __init__(self, source: str, special_tokens: dict[str, str], tool_source: str | None = None) -> None:
+        """tool_source: the template that is taken where there are tools; None = the same."""
+        self.source = source
+        self.tool_source = source if tool_source is None else tool_source
         self._special_tokens = special_tokens
         self._knows_developer = "developer" in source
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            self._tool_template = environment.from_string(self.tool_source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"the chat template has a syntax error at line {error.lineno}: {error.message}") from None
+        self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(self.tool_source))
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool, extra: Mapping[str, Any]) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        extra: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """Return the messages as one text. Raise InvalidRequest with the template's own words when it refuses them."""
         names: dict[str, Any] = {"messages": [self._known(message) for message in messages], **self._special_tokens}
-        names |= {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+        names |= {"tools": list(tools) or None, "documents": None, "add_generation_prompt": add_generation_prompt}
         if clash := sorted(names.keys() & extra.keys()):
             raise InvalidRequest(f"chat_template_kwargs may not set {clash[0]}", param="chat_template_kwargs")
         try:
-            return self._template.render({**names, **extra})
+            return (self._tool_template if tools else self._template).render({**names, **extra})
         except Exception as error:  # whatever a template does to these messages is about these messages
             raise InvalidRequest(f"the chat template refuses the messages: {error}", param="messages") from None
 
@@ -57,17 +69,17 @@ class ChatTemplate:
         return message
 
 
-def find_template(file_text: str, configured: Any) -> str | None:
+def find_template(file_text: str, configured: Any, name: str = "default") -> str | None:
     """Return the template's source, or None where there is none.
 
     file_text: of chat_template.jinja, which comes first. configured: `chat_template` of tokenizer_config.json, a text
-    or a list of {"name", "template"}, of which "default" is taken.
+    or a list of {"name", "template"}, of which the one of this name is taken.
     """
     if file_text:
         return file_text
     if isinstance(configured, list):
         named = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
-        configured = named.get("default")
+        configured = named.get(name)
     return configured if isinstance(configured, str) else None
 
 
@@ -116,6 +128,7 @@ class Tokenizer:
         self.template = template
         added = self._tokenizer.get_added_tokens_decoder()
         self._silent = frozenset(token.content for token in added.values() if token.special)
+        self._controls = {token.content: token_id for token_id, token in added.items() if _is_control(token)}
         self._byte_level, self._byte_fallback = _byte_rules(decoder)
         self._pieces: dict[int, Piece] = {}
 
@@ -124,9 +137,11 @@ class Tokenizer:
         """Read the files; chat_template_override is a Jinja template that replaces the tokenizer's own."""
         config = _config_of(files.tokenizer_config_json)
         special = {name: text for name in _SPECIAL_NAMES if (text := _content(config.get(name))) is not None}
-        own = find_template(files.chat_template.decode("utf-8"), config.get("chat_template"))
-        source = own if chat_template_override is None else chat_template_override
-        template = None if source is None else ChatTemplate(source, special)
+        text, configured = files.chat_template.decode("utf-8"), config.get("chat_template")
+        source, tool_source = find_template(text, configured), find_template(text, configured, "tool_use")
+        if chat_template_override is not None:
+            source, tool_source = chat_template_override, None
+        template = None if source is None else ChatTemplate(source, special, tool_source)
         return cls(files.tokenizer_json.decode("utf-8"), special, template)
 
     @property
@@ -147,10 +162,14 @@ class Tokenizer:
             ) from None
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def encode_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, names: Mapping[str, Any] | None = None
-    ) -> list[int]:
-        """Return the ids of the messages in the chat template; names are more variables for it, as enable_thinking.
+    def chat_text(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        names: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """Return the messages in the chat template; names are more variables for it, as enable_thinking.
 
         Raise InvalidRequest when there is no template or when it refuses the messages.
         """
@@ -159,7 +178,21 @@ class Tokenizer:
                 "this model has no chat template; use /v1/completions, or start the gateway with --chat-template",
                 param="messages",
             )
-        return self.encode(self.template.render(messages, add_generation_prompt, names or {}), add_special_tokens=False)
+        return self.template.render(messages, add_generation_prompt, names or {}, tools)
+
+    def encode_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, names: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Return the ids of `chat_text`, to which nothing is added."""
+        return self.encode(self.chat_text(messages, add_generation_prompt, names), add_special_tokens=False)
+
+    def control_id(self, text: str) -> int | None:
+        """Return the id of the token of this text that is no text to a grammar, None for other texts."""
+        return self._controls.get(text)
+
+    def silent_id(self, text: str) -> int | None:
+        """Return the id of the special token of this text, which `decode` leaves out; None for other texts."""
+        return self._controls.get(text) if text in self._silent else None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text. Special tokens and ids past the vocabulary add nothing; invalid UTF-8 shows as U+FFFD."""
@@ -216,6 +249,12 @@ class Tokenizer:
             if isinstance(self.piece(token_id), str) and self.decode([token_id]).strip().isalnum():
                 return [token_id]
         return []
+
+
+def _is_control(token: tokenizers.AddedToken) -> bool:
+    """As llguidance sees it: a special token, or one in angle brackets, is no text."""
+    content: str = token.content
+    return bool(token.special) or (content.startswith("<") and content.endswith(">"))
 
 
 def _byte_rules(decoder: dict[str, Any] | None) -> tuple[bool, bool]:

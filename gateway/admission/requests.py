@@ -23,6 +23,8 @@ from gateway.generation import (
 )
 from gateway.grammars import OutputFormat
 from gateway.tokenizer import Message, Tokenizer
+from gateway.tools.offer import NO_TOOLS, ToolOffer
+from gateway.tools.reading import Reading, reading_of
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
 from outrider.wire.kinds import OF_A_TEXT
 from outrider.wire.params import (
@@ -86,6 +88,8 @@ class Chat:
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: ToolOffer | None = NO_TOOLS
+    """None = answers are text alone: neither calls nor reasoning are looked for in them."""
 
 
 Prompt = str | tuple[int, ...] | Chat
@@ -155,8 +159,8 @@ async def build_requests(
     num_chars = sum(_num_chars(prompt) for prompt in demand.prompts)
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
-        ids = await _tokenised(num_chars, _encode, prompt, tokenizer, demand.names.prompt)
-        requests += _answers(demand, facts, base, ids, salt, key_name)
+        prepared = await _tokenised(num_chars, _prepare, prompt, tokenizer, demand.names.prompt, base.grammar)
+        requests += _answers(demand, facts, base, prepared, salt, key_name)
     return tuple(requests)
 
 
@@ -341,30 +345,51 @@ def _check_tree(options: SpeculationOptions, facts: ServedFacts) -> None:
 def _num_chars(prompt: Prompt) -> int:
     """Return at least the characters of the text that will be tokenised."""
     if isinstance(prompt, Chat):
-        if prompt.template_kwargs:
+        if prompt.template_kwargs or (prompt.tools is not None and prompt.tools.tools):
             return INLINE_CHARS + 1  # a template may print them, however deep they hold text
-        return sum(sum(map(len, message.values())) + MESSAGE_CHARS for message in prompt.messages)
+        values = [value for message in prompt.messages for value in message.values()]
+        if not all(isinstance(value, str) for value in values):
+            return INLINE_CHARS + 1  # calls of tools, the same
+        return sum(map(len, values)) + MESSAGE_CHARS * len(prompt.messages)
     return len(prompt) if isinstance(prompt, str) else 0
 
 
-def _encode(prompt: Prompt, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    ids: tuple[int, ...]
+    grammar: str
+    reading: Reading | None = None
+
+
+def _prepare(prompt: Prompt, tokenizer: Tokenizer, name: str, grammar: str) -> _Prepared:
+    """Return the prompt's ids, and how its answers are made and read. grammar: what was asked of them."""
     if isinstance(prompt, Chat):
-        ids = tuple(tokenizer.encode_chat(prompt.messages, prompt.add_generation_prompt, prompt.template_kwargs))
+        prepared = _prepare_chat(prompt, tokenizer, grammar)
     else:
-        ids = tuple(tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
-    if not ids:
+        prepared = _Prepared(tuple(tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt, grammar)
+    if not prepared.ids:
         raise InvalidRequest(f"{name} is empty: at least one token is needed to continue from", param=name)
-    return ids
+    return prepared
+
+
+def _prepare_chat(chat: Chat, tokenizer: Tokenizer, grammar: str) -> _Prepared:
+    told = () if chat.tools is None else [tool.for_template() for tool in chat.tools.tools]
+    text = tokenizer.chat_text(chat.messages, chat.add_generation_prompt, chat.template_kwargs, told)
+    reading = None
+    if chat.tools is not None:
+        reading, grammar = reading_of(chat.tools, tokenizer, text, grammar)
+    return _Prepared(tuple(tokenizer.encode(text, add_special_tokens=False)), grammar, reading)
 
 
 def _answers(
-    demand: Demand, facts: ServedFacts, base: SamplingParams, ids: tuple[int, ...], salt: bytes, key_name: str | None
+    demand: Demand, facts: ServedFacts, base: SamplingParams, prepared: _Prepared, salt: bytes, key_name: str | None
 ) -> list[GenerationRequest]:
+    ids = prepared.ids
     max_tokens = _max_tokens(demand, facts.context_limit, len(ids))
     check_token_ids(demand.names.prompt, ids, facts.vocab_size)
     # 53 bits: the seed is reported, and JSON numbers lose more in many clients.
     seed = secrets.randbits(53) if demand.seed is None else demand.seed
-    params = dataclasses.replace(base, max_tokens=max_tokens, seed=seed)
+    params = dataclasses.replace(base, max_tokens=max_tokens, seed=seed, grammar=prepared.grammar)
     if params.min_tokens > max_tokens:
         params.check(facts.vocab_size)
     return [
@@ -377,6 +402,7 @@ def _answers(
             speculation=demand.speculation,
             cache_salt=salt,
             key_name=key_name,
+            reading=prepared.reading,
         )
         for choice in range(demand.num_choices)
     ]

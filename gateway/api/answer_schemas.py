@@ -56,7 +56,7 @@ class CompletionLogprobs(_Answer):
 
 class _Choice(_Answer):
     index: int
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = Field(description="tool_calls: of chats alone.")
     stop_reason: str | int | None
 
 
@@ -95,16 +95,31 @@ class ChatLogprobs(_Answer):
     refusal: None
 
 
+class CalledFunction(_Answer):
+    name: str
+    arguments: str = Field(description="JSON, as the model wrote it.")
+
+
+class ToolCall(_Answer):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(_Answer):
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="null beside tool_calls where there is no text.")
+    reasoning_content: str = Field(
+        default="", description="Where the chat template marks reasoning, and there is some."
+    )
+    tool_calls: list[ToolCall] = Field(default=[], description="Where there are some.")
     refusal: None
 
 
 class ChatChoice(_Choice):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(_Whole):
@@ -113,9 +128,23 @@ class ChatCompletion(_Whole):
     usage: UsageAnswer
 
 
+class CalledFunctionDelta(_Answer):
+    name: str = Field(default="", description="In a call's first delta.")
+    arguments: str = Field(description="The next piece.")
+
+
+class ToolCallDelta(_Answer):
+    index: int
+    id: str = Field(default="", description="In a call's first delta.")
+    type: Literal["function"] = Field(default="function", description="In a call's first delta.")
+    function: CalledFunctionDelta
+
+
 class Delta(_Answer):
     role: Literal["assistant"] = Field(default="assistant", description="In a choice's first chunk.")
-    content: str
+    content: str = Field(default="", description="Where there is some.")
+    reasoning_content: str = Field(default="", description="Where there is some.")
+    tool_calls: list[ToolCallDelta] = Field(default=[], description="Where there are some.")
 
 
 class ChatChunkChoice(_Choice):

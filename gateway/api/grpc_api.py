@@ -202,7 +202,7 @@ def _prompt_of(request: gateway_pb2.GenerateRequest) -> tuple[str, Prompt]:
         return name, tuple(request.prompt_ids.ids)
     if not request.chat.messages:
         raise InvalidRequest("chat has no messages", param="chat")
-    return name, Chat(tuple(_message_of(index, each) for index, each in enumerate(request.chat.messages)))
+    return name, Chat(tuple(_message_of(index, each) for index, each in enumerate(request.chat.messages)), tools=None)
 
 
 def _message_of(index: int, message: gateway_pb2.ChatMessage) -> Message:

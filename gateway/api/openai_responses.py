@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import secrets
+import string
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.generation import AnswerUsage, OutputLogprobs, OutputToken, RoundOutput
+from gateway.generation import AnswerUsage, FinishReason, OutputLogprobs, OutputToken, RoundOutput
 from gateway.tokenizer import Tokenizer
+from gateway.tools.reader import Arguments, CallBegun, Content, Part, Reader, Reasoning
+from gateway.tools.reading import Reading
 
 Json = dict[str, Any]
 
@@ -23,12 +27,19 @@ class CompletionForm:
     tokenizer: Tokenizer
     logprobs: bool
     echoes: Sequence[str]
+    num_reasoning_tokens = 0
     object = chunk_object = "text_completion"
 
     def choice(self, index: int, output: RoundOutput) -> Json:
-        return self.chunk(index, output, first=True)
+        return self._spelt(index, output, first=True)
 
-    def chunk(self, index: int, output: RoundOutput, first: bool) -> Json:
+    def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
+        """Return None where there is nothing to say."""
+        if first or output.text_delta or output.finish_reason or self.logprobs:
+            return self._spelt(index, output, first)
+        return None
+
+    def _spelt(self, index: int, output: RoundOutput, first: bool) -> Json:
         text = self.echoes[index] + output.text_delta if first and self.echoes else output.text_delta
         logprobs = completion_logprobs(output.tokens, self.tokenizer) if self.logprobs else None
         return {"index": index, "text": text, "logprobs": logprobs, **_ending(output)}
@@ -36,23 +47,121 @@ class CompletionForm:
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """Spells choices as /v1/chat/completions does."""
+    """Spells choices as /v1/chat/completions does. Give it each choice's outputs once, in order."""
 
     tokenizer: Tokenizer
     logprobs: bool
+    readings: Sequence[Reading | None]
+    """Of each choice."""
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    _texts: dict[int, ReadText] = field(default_factory=dict)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return sum(text.num_reasoning_tokens for text in self._texts.values())
 
     def choice(self, index: int, output: RoundOutput) -> Json:
         message = {"role": "assistant", "content": output.text_delta, "refusal": None}
-        return {"index": index, "message": message, "logprobs": self._logprobs(output), **_ending(output)}
+        has_calls = False
+        if (text := self._text(index)) is not None:
+            message |= message_of(text.read(output), text.call_id)
+            has_calls = text.has_calls
+        return {"index": index, "message": message, "logprobs": self._logprobs(output), **_ending(output, has_calls)}
 
-    def chunk(self, index: int, output: RoundOutput, first: bool) -> Json:
-        delta = {"role": "assistant", "content": output.text_delta} if first else {"content": output.text_delta}
-        return {"index": index, "delta": delta, "logprobs": self._logprobs(output), **_ending(output)}
+    def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
+        """Return None where there is nothing to say."""
+        text = self._text(index)
+        delta = {"content": output.text_delta} if text is None else delta_of(text.read(output), text.call_id)
+        if not (first or any(delta.values()) or output.finish_reason or self.logprobs):
+            return None
+        if first:
+            delta = {"role": "assistant", "content": "", **delta}
+        ending = _ending(output, text is not None and text.has_calls)
+        return {"index": index, "delta": delta, "logprobs": self._logprobs(output), **ending}
+
+    def _text(self, index: int) -> ReadText | None:
+        reading = self.readings[index]
+        if reading is not None and index not in self._texts:
+            self._texts[index] = ReadText(reading)
+        return self._texts.get(index)
 
     def _logprobs(self, output: RoundOutput) -> Json | None:
         return chat_logprobs(output.tokens, self.tokenizer) if self.logprobs else None
+
+
+class ReadText:
+    """One answer's text, read for calls and reasoning."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reader: Reader = reading.reader()
+        self._has_short_ids = reading.family is not None and reading.family.short_ids
+        self._offsets: list[int] = []
+        """Characters before each token, until the reasoning is over."""
+        self.num_reasoning_tokens = 0
+
+    @property
+    def has_calls(self) -> bool:
+        return self._reader.num_calls > 0
+
+    def read(self, output: RoundOutput) -> list[Part]:
+        was_reasoning = self._reader.reasoning_end is None
+        parts = self._reader.push(output.text_delta)
+        if output.finish_reason is not None:
+            parts += self._reader.finish(output.finish_reason is FinishReason.LENGTH)
+        if was_reasoning:
+            self._offsets += [token.text_offset for token in output.tokens]
+            end = self._reader.reasoning_end
+            self.num_reasoning_tokens = len(self._offsets) if end is None else sum(at < end for at in self._offsets)
+        return parts
+
+    def call_id(self) -> str:
+        if self._has_short_ids:
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+
+def message_of(parts: Iterable[Part], call_id: Callable[[], str]) -> Json:
+    """Return what a whole answer's parts are in its message."""
+    texts: dict[type, list[str]] = {Content: [], Reasoning: []}
+    calls: dict[int, tuple[str, list[str]]] = {}
+    for part in parts:
+        if isinstance(part, Content | Reasoning):
+            texts[type(part)].append(part.text)
+        elif isinstance(part, CallBegun):
+            calls[part.index] = (part.name, [])
+        elif isinstance(part, Arguments):
+            calls[part.index][1].append(part.text)
+        else:
+            del calls[part.index]
+    message: Json = {"content": "".join(texts[Content]) or (None if calls else "")}
+    if texts[Reasoning]:
+        message["reasoning_content"] = "".join(texts[Reasoning])
+    if calls:
+        message["tool_calls"] = [
+            {"id": call_id(), "type": "function", "function": {"name": name, "arguments": "".join(arguments)}}
+            for name, arguments in calls.values()
+        ]
+    return message
+
+
+def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> Json:
+    """Return the delta of a round's parts. Each call is in it once: clients match its entries by index."""
+    delta: Json = {}
+    calls: dict[int, Json] = {}
+    for part in parts:
+        if isinstance(part, Content | Reasoning):
+            name = "content" if isinstance(part, Content) else "reasoning_content"
+            delta[name] = delta.get(name, "") + part.text
+        elif isinstance(part, CallBegun):
+            function = {"name": part.name, "arguments": ""}
+            calls[part.index] = {"index": part.index, "id": call_id(), "type": "function", "function": function}
+        elif isinstance(part, Arguments):
+            call = calls.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
+            call["function"]["arguments"] += part.text
+        elif "id" in calls.get(part.index, {}):
+            del calls[part.index]  # begun in this very round, so nobody has heard of it
+    return delta | {"tool_calls": list(calls.values())} if calls else delta
 
 
 def joined(outputs: Sequence[RoundOutput]) -> RoundOutput:
@@ -61,8 +170,10 @@ def joined(outputs: Sequence[RoundOutput]) -> RoundOutput:
     return replace(outputs[-1], tokens=tokens, text_delta="".join(output.text_delta for output in outputs))
 
 
-def _ending(output: RoundOutput) -> Json:
+def _ending(output: RoundOutput, has_calls: bool = False) -> Json:
     reason = None if output.finish_reason is None else output.finish_reason.value
+    if has_calls and output.finish_reason is FinishReason.STOP:
+        reason = "tool_calls"
     return {"finish_reason": reason, "stop_reason": output.stop_reason}
 
 
@@ -117,7 +228,7 @@ def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else FLOOR_LOGPROB
 
 
-def usage_of(usages: Sequence[AnswerUsage], num_choices: int) -> Json:
+def usage_of(usages: Sequence[AnswerUsage], num_choices: int, num_reasoning_tokens: int = 0) -> Json:
     """Sums over the answers of each prompt; a prompt counts once, however many answers it got.
 
     Of a prompt's tokens those are cached that no answer had to compute. usages: of num_choices answers to each prompt.
@@ -136,7 +247,7 @@ def usage_of(usages: Sequence[AnswerUsage], num_choices: int) -> Json:
         "completion_tokens": completion,
         "total_tokens": num_prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
-        "completion_tokens_details": {**details, "reasoning_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": {**details, "reasoning_tokens": num_reasoning_tokens, "audio_tokens": 0},
         "speculation": {
             "num_rounds": rounds,
             "num_plain_steps": sum(usage.num_plain_steps for usage in usages),

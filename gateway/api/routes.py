@@ -131,7 +131,7 @@ class Routes:
         head = _head(demand, answers.requests, form.object)
         choices = [form.choice(index, joined(outputs)) for index, outputs in enumerate(rounds)]
         usages = [outputs[-1].usage for outputs in rounds if outputs[-1].usage is not None]
-        return {**head, "choices": choices, "usage": usage_of(usages, demand.num_choices)}
+        return {**head, "choices": choices, "usage": usage_of(usages, demand.num_choices, form.num_reasoning_tokens)}
 
     async def _events(
         self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest
@@ -149,10 +149,11 @@ class Routes:
                 seen.add(index)
                 if output.usage is not None:
                     usages[index] = output.usage
-                if first or output.text_delta or output.finish_reason or demand.params.num_logprobs is not None:
-                    yield event({**head, "choices": [form.chunk(index, output, first)]})
+                if (chunk := form.chunk(index, output, first)) is not None:
+                    yield event({**head, "choices": [chunk]})
         if body.include_usage:
-            usage = usage_of([usages[index] for index in sorted(usages)], demand.num_choices)
+            told = [usages[index] for index in sorted(usages)]
+            usage = usage_of(told, demand.num_choices, form.num_reasoning_tokens)
             yield event({**head, "choices": [], "usage": usage})
         yield DONE
 
@@ -161,7 +162,7 @@ class Routes:
     ) -> CompletionForm | ChatForm:
         tokenizer = self.admission.generator.tokenizer(requests[0].model)
         if isinstance(body, ChatBody):
-            return ChatForm(tokenizer, bool(body.logprobs))
+            return ChatForm(tokenizer, bool(body.logprobs), [each.reading for each in requests])
         echoes = [tokenizer.decode(each.prompt_ids) for each in requests] if body.echo else ()
         return CompletionForm(tokenizer, body.logprobs is not None, echoes)
 

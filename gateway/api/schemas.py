@@ -10,12 +10,24 @@ import re
 import reprlib
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+import orjson
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import TypedDict
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Chat, Demand, FieldNames
 from gateway.generation import AcceptanceRule, SpeculationOptions
 from gateway.grammars import MAX_CHOICES, MAX_LARK_BYTES, MAX_REGEX_CHARS, MAX_SCHEMA_BYTES, OutputFormat, one_output
+from gateway.tokenizer import Message
+from gateway.tools.offer import MAX_TOOLS, MAX_TOOLS_BYTES, Tool, offer_of
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS, drafter_label
 from outrider.wire.params import (
@@ -62,7 +74,6 @@ IGNORED = {
     "service_tier": "there is one",
     "prompt_cache_key": "prefixes are found by their tokens; a pair has one cache",
     "prompt_cache_retention": "kept until the memory is needed",
-    "parallel_tool_calls": "no tools",
 }
 """Parameters that are accepted and change nothing, with the reason."""
 
@@ -72,15 +83,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
     "include_stop_str_in_output": (False,),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
-    "tool_choice": ("none",),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "verbosity": (),
     "web_search_options": (),
@@ -252,10 +260,79 @@ class StreamOptions(_Strict):
     include_obfuscation: bool | None = described("ignored: padding against traffic analysis")
 
 
+class FunctionBody(_Strict):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = described("JSON Schema of an object. Default: there are none")
+    strict: bool | None = described(
+        "whether calls are held to the schema under `tool_choice: auto`, too. Default: false"
+    )
+
+
+class ToolBody(_Strict):
+    type: Literal["function"]
+    function: FunctionBody
+
+    def tool(self) -> Tool:
+        each = self.function
+        return Tool(each.name, each.description, each.parameters, bool(each.strict))
+
+
+class NamedFunction(TypedDict):
+    name: str
+
+
+class NamedTool(TypedDict):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def read_tool_choice(value: Any) -> str | tuple[str]:
+    """Return the word, or the name of a tool in brackets."""
+    if value in ("none", "auto", "required"):
+        return str(value)
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise ValueError('must be none, auto, required or {"type": "function", "function": {"name": NAME}}')
+    return (name,)
+
+
+def arguments_of(value: Any) -> Any:
+    """Return the object that a call's arguments are, written as JSON: templates want it."""
+    try:
+        found = orjson.loads(value) if isinstance(value, str) else None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("must be a JSON object, written as a string")
+    return found
+
+
+class CalledFunction(_Strict):
+    name: str
+    arguments: Annotated[dict[str, Any], BeforeValidator(arguments_of, json_schema_input_type=str)]
+
+
+class CallBody(_Strict):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class MessageBody(_Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])]
+    model_config = ConfigDict(validate_default=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     name: str | None = None
+    tool_calls: Annotated[list[CallBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = described(
+        "of assistant"
+    )
+    tool_call_id: str | None = described("of tool")
+    reasoning_content: str | None = described("of assistant")
+    content: Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])] | None = described(
+        "null or absent beside tool_calls alone"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -264,6 +341,27 @@ class MessageBody(_Strict):
         if not isinstance(value, dict):
             return value
         return {name: each for name, each in value.items() if name in cls.model_fields or each not in (None, [])}
+
+    @field_validator("tool_calls", "tool_call_id", "reasoning_content", "content")
+    @classmethod
+    def _fits_role(cls, value: Any, info: ValidationInfo) -> Any:
+        role = info.data.get("role")
+        if info.field_name == "content":
+            if value is None and not info.data.get("tool_calls"):
+                raise ValueError("only an assistant's message with tool_calls goes without")
+        elif info.field_name == "tool_call_id":
+            if (value is None) is (role == "tool"):
+                raise ValueError("role tool needs it, and no other role has it")
+        elif value and role != "assistant":
+            raise ValueError("only messages of role assistant have it")
+        return value
+
+    def message(self) -> Message:
+        """Return it as chat templates read it."""
+        told = self.model_dump(exclude_none=True)
+        if not self.tool_calls:
+            told.pop("tool_calls", None)
+        return told if "content" in told else told | {"content": None}
 
 
 def _other_parameters(schema: dict[str, Any]) -> None:
@@ -441,9 +539,10 @@ class ChatBody(_Body):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
-        description=f"at most {MAX_MESSAGES}; roles system, developer, user, assistant; `content` a string or a list "
-        "of text parts (joined by newlines); `name`. developer becomes system where the template does not know it. "
-        "Fields that are null or an empty list are dropped"
+        description=f"at most {MAX_MESSAGES}; roles system, developer, user, assistant, tool; `content` a string or a "
+        "list of text parts (joined by newlines); `name`; of an assistant `tool_calls`, beside which `content` may be "
+        "null, and `reasoning_content`; of a tool `tool_call_id`. developer becomes system where the template does not "
+        "know it. Fields that are null or an empty list are dropped"
     )
     max_completion_tokens: int | None = described(
         "the same as `max_tokens`, which it must equal when both are given", minimum=1
@@ -453,6 +552,21 @@ class ChatBody(_Body):
     add_generation_prompt: bool | None = described("passed to the chat template. Default: true")
     chat_template_kwargs: dict[str, Any] | None = described(
         "more variables for the chat template, such as `enable_thinking`"
+    )
+    tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = described(
+        f"at most {MAX_TOOLS} functions of different names, {MAX_TOOLS_BYTES >> 10} KiB in all; the chat template must "
+        "take tools, see [below](#tools)"
+    )
+    tool_choice: (
+        Annotated[
+            Any,
+            BeforeValidator(read_tool_choice, json_schema_input_type=Literal["none", "auto", "required"] | NamedTool),
+        ]
+        | None
+    ) = described('none, auto, required, or `{"type": "function", "function": {"name": NAME}}`. Default: auto')
+    parallel_tool_calls: bool | None = described("whether an answer may hold several calls. Default: true")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = described(
+        "none, minimal, low, medium, high or xhigh: passed to the chat template"
     )
 
     def demand(self, request_id: str) -> Demand:
@@ -464,8 +578,12 @@ class ChatBody(_Body):
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         max_tokens_name = "max_tokens" if new is None else "max_completion_tokens"
         names = FieldNames(prompt="messages", max_tokens=max_tokens_name, num_logprobs="top_logprobs")
-        messages = tuple(message.model_dump(exclude_none=True) for message in self.messages)
-        chat = Chat(messages, self.add_generation_prompt is not False, self.chat_template_kwargs or {})
+        messages = tuple(message.message() for message in self.messages)
+        variables = self.chat_template_kwargs or {}
+        if self.reasoning_effort is not None:
+            variables = {"reasoning_effort": self.reasoning_effort, **variables}
+        tools = offer_of([each.tool() for each in self.tools or ()], self.tool_choice, self.parallel_tool_calls)
+        chat = Chat(messages, self.add_generation_prompt is not False, variables, tools)
         max_tokens = old if new is None else new
         return self._demand(request_id, names, (chat,), max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
 

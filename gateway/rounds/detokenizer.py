@@ -5,7 +5,7 @@ Work per token does not grow with the answer: a token's text depends on at most 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from gateway.tokenizer import Tokenizer
@@ -28,14 +28,17 @@ class Pushed:
 class Detokenizer:
     """After a stop string or `finish` nothing more may be pushed.
 
-    The concatenated deltas equal `tokenizer.decode` of all ids, cut where the first stop string starts. First is the
+    The concatenated deltas equal `tokenizer.decode` of all ids, with the special tokens that are to be shown by their
+    names, cut where the first stop string starts. First is the
     one that is complete first (of two, the longer): that depends on the text alone, never on how tokens split it. Only
     byte-fallback runs that turn invalid after a whole character differ: the character, once sent, stays.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], shown_ids: Set[int] = frozenset()) -> None:
+        """shown_ids: special tokens that are a part of the text."""
         assert all(stop), "an empty stop string would end every answer; requests are checked before"
         self._tokenizer = tokenizer
+        self._shown_ids = shown_ids
         self._stops = [_StopMatch(text) for text in stop]
         self._utf8 = tokenizer.utf8_decoder()
         self._bytes_ids: list[int] = []
@@ -92,18 +95,23 @@ class Detokenizer:
         """The text that this token makes certain, stop strings aside."""
         piece = self._tokenizer.piece(token_id)
         if piece is None:
-            return ""
+            return self._cut_off() + self._tokenizer.token_text(token_id) if token_id in self._shown_ids else ""
         if isinstance(piece, bytes):
             return self._add_bytes(token_id, piece)
-        cut_off = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        if cut_off:
-            self._before = self._bytes_ids[-1:] or self._before
-        self._bytes_ids.clear()
+        cut_off = self._cut_off()
         known = self._tokenizer.decode(self._before)
         text = self._tokenizer.decode([*self._before, token_id])[len(known) :]
         self._before = [token_id]
         return cut_off + text
+
+    def _cut_off(self) -> str:
+        """End a character that is not whole. Return what shows for it."""
+        text = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        if text:
+            self._before = self._bytes_ids[-1:] or self._before
+        self._bytes_ids.clear()
+        return text
 
     def _add_bytes(self, token_id: int, piece: bytes) -> str:
         self._bytes_ids.append(token_id)

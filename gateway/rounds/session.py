@@ -32,7 +32,8 @@ class Session:
         self.usage = AnswerUsage(num_prompt_tokens=self.num_prompt, seed=request.params.seed, lenience=lenience)
         self.finished = False
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, request.stop)
+        shown_ids = frozenset() if request.reading is None else request.reading.shown_ids
+        self._detokenizer = Detokenizer(tokenizer, request.stop, shown_ids)
         current_record().usages.append(self.usage)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -233,3 +234,57 @@ def test_overload_is_429_with_retry_after_and_the_admitted_go_on(narrow: Process
         assert int(error.response.headers["retry-after"]) >= 1
     with client_of(narrow) as client:
         assert completion(client, model).usage.completion_tokens == 48  # there is room again
+
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "maximum": 99}},
+                "required": ["city", "days"],
+            },
+        },
+    }
+    for name in ("weather", "tickets")
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_tool_that_must_be_called_is_called(client: OpenAI, model: str, temperature: float) -> None:
+    """The demo pair knows nothing of tools: what it says is right by the grammar alone."""
+    options: Any = {"model": model, "messages": CHAT, "tools": TOOLS, "max_tokens": 300, "temperature": temperature}
+    named: Any = {"type": "function", "function": {"name": "tickets"}}
+    for choice, parallel in (("required", False), (named, True)):
+        options |= {"tool_choice": choice, "parallel_tool_calls": parallel, "seed": 5}
+        answer = client.chat.completions.create(**options).choices[0]
+        assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+        (call,) = answer.message.tool_calls or []
+        assert call.function.name in (("tickets",) if choice == named else ("weather", "tickets"))
+        arguments = json.loads(call.function.arguments)
+        assert arguments.keys() == {"city", "days"} and arguments["city"] in ("Paris", "Rome")
+        chunks = list(client.chat.completions.create(**options, stream=True))
+        pieces = [each for chunk in chunks for each in chunk.choices[0].delta.tool_calls or []]
+        assert pieces[0].function.name == call.function.name or temperature
+        assert json.loads("".join(piece.function.arguments for piece in pieces)).keys() == {"city", "days"}
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_a_tool_that_may_be_called_leaves_the_text_free(client: OpenAI, model: str) -> None:
+    messages = [*CHAT, {"role": "assistant", "content": None, "tool_calls": [CALLED]}, ANSWERED]
+    strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
+    strict[0]["function"]["parameters"] = strict[0]["function"]["parameters"] | {"additionalProperties": False}
+    texts = []
+    for tools in (TOOLS[:1], strict):
+        answer = client.chat.completions.create(
+            model=model, messages=messages, tools=tools, max_tokens=24, temperature=0
+        ).choices[0]
+        assert answer.finish_reason in ("stop", "length", "tool_calls")
+        texts.append(answer.message.content)
+    assert texts[0] == texts[1]
+
+
+CALLED: Any = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+ANSWERED: Any = {"role": "tool", "tool_call_id": "call_1", "content": "It is sunny in Rome."}

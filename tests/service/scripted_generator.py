@@ -139,7 +139,8 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
     text = generator.text + (str(request.params.choice) if generator.numbered else "")
     ids = tokenizer.encode(text)[: request.params.max_tokens]
     short = len(ids) == request.params.max_tokens
-    detokenizer = Detokenizer(tokenizer, request.stop)
+    shown_ids = frozenset() if request.reading is None else request.reading.shown_ids
+    detokenizer = Detokenizer(tokenizer, request.stop, shown_ids)
     usage = AnswerUsage(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed)
     usage.num_cached_prompt_tokens = generator.num_cached + request.params.choice
     outputs: list[RoundOutput] = []

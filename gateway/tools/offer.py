@@ -1,0 +1,116 @@
+"""What tools a request offers the model, and which of them it may or must call. Checked here for every front end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+
+from gateway.tools.families import TOOL_NAME
+from outrider.wire.errors import InvalidRequest
+
+MAX_TOOLS = 128
+"""OpenAI's. Doubled, a grammar of them takes twice as long to check."""
+MAX_TOOLS_BYTES = 64 << 10
+"""UTF-8 bytes of all tools together, as compact JSON. Doubled, a template takes twice as long over them."""
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON Schema of an object; None = there are none."""
+    strict: bool = False
+    """Every call follows the schema, or the request is refused."""
+
+    def for_template(self) -> dict[str, Any]:
+        """Return it as chat templates read it."""
+        told = {"name": self.name, "description": self.description, "parameters": self.parameters or NO_PARAMETERS}
+        return {"type": "function", "function": {key: value for key, value in told.items() if value is not None}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOffer:
+    tools: tuple[Tool, ...] = ()
+    choice: Literal["auto", "required"] = "auto"
+    named: str | None = None
+    """The tool that has to be called, once; then `choice` is required."""
+    parallel: bool = True
+    """Whether an answer may hold several calls."""
+    names: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", frozenset(tool.name for tool in self.tools))
+
+    @property
+    def max_calls(self) -> int | None:
+        """Return how many calls an answer may hold, None for any number."""
+        return None if self.parallel and self.named is None else 1
+
+    @property
+    def callable_tools(self) -> list[tuple[int, Tool]]:
+        """Return those that may be called, each with its place in the request."""
+        return [(at, tool) for at, tool in enumerate(self.tools) if self.named in (None, tool.name)]
+
+
+NO_TOOLS = ToolOffer()
+
+
+def offer_of(tools: Sequence[Tool], choice: Any, parallel: bool | None) -> ToolOffer:
+    """Return the offer of OpenAI's three parameters. choice: a word, or (name,) of a tool. Raises InvalidRequest."""
+    named = choice[0] if isinstance(choice, tuple) else None
+    if not tools:
+        if choice in (None, "auto", "none"):
+            return NO_TOOLS
+        shown = f"names the tool {named!r}" if named is not None else f"is {choice!r}"
+        raise InvalidRequest(
+            f"tool_choice {shown}, and there are no tools; give some, or leave it out", param="tool_choice"
+        )
+    _check(tools)
+    if named is not None and named not in {tool.name for tool in tools}:
+        known = ", ".join(repr(tool.name) for tool in tools[:8])
+        more = ", ..." if len(tools) > 8 else ""
+        raise InvalidRequest(
+            f"tool_choice names {named[:64]!r}, which is none of the tools: {known}{more}", param="tool_choice"
+        )
+    if choice == "none":
+        return NO_TOOLS
+    must = named is not None or choice == "required"
+    return ToolOffer(tuple(tools), "required" if must else "auto", named, parallel is not False)
+
+
+def _check(tools: Sequence[Tool]) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(
+            f"tools has {len(tools)} tools, at most {MAX_TOOLS} are allowed (MAX_TOOLS)", param="tools"
+        )
+    places: dict[str, int] = {}
+    for at, tool in enumerate(tools):
+        param = f"tools[{at}].function"
+        if re.fullmatch(TOOL_NAME, tool.name) is None:
+            raise InvalidRequest(
+                f"{param}.name is {tool.name[:80]!r}, must be 1 to 64 letters, digits, _ or -", param=f"{param}.name"
+            )
+        if (first := places.setdefault(tool.name, at)) != at:
+            raise InvalidRequest(
+                f"{param}.name is {tool.name!r}, as that of tools[{first}]; name each tool once", param=f"{param}.name"
+            )
+        kind = (tool.parameters or NO_PARAMETERS).get("type", "object")
+        if kind != "object":
+            raise InvalidRequest(
+                f"{param}.parameters describes a {kind!r:.80}, must describe an object", param=f"{param}.parameters"
+            )
+    try:
+        num_bytes = len(orjson.dumps([tool.for_template() for tool in tools]))
+    except (TypeError, ValueError) as error:  # too deep, or a lone surrogate
+        raise InvalidRequest(f"tools cannot be written as JSON: {error}", param="tools") from None
+    if num_bytes > MAX_TOOLS_BYTES:
+        raise InvalidRequest(
+            f"tools has {num_bytes} bytes, at most {MAX_TOOLS_BYTES} are allowed (MAX_TOOLS_BYTES); shorten them",
+            param="tools",
+        )

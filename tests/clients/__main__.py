@@ -1,0 +1,42 @@
+"""Run the tests of this folder in their own environments, against one demo system that is started for them.
+
+    make clients                      # or: python -m tests.clients [PYTEST'S ARGUMENTS]
+
+There are two environments, one for each major version of the official client: no version of it suits all libraries.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.stack import running
+
+FOLDER = Path(__file__).parent
+ENVIRONMENTS = FOLDER.parents[1] / ".work/clients"
+FILES = {
+    "openai3": ("test_openai.py", "test_langchain.py", "test_litellm.py", "test_pydantic_ai.py"),
+    "openai2": ("test_openai.py", "test_instructor.py", "test_llama_index.py"),
+}
+ALONE = ("-c", os.devnull, "--rootdir", str(FOLDER), "--confcutdir", str(FOLDER), "-p", "no:cacheprovider")
+"""Without the settings, plugins and fixtures of the other tests, which need the engine."""
+
+
+def main() -> int:
+    failed = False
+    with running() as stack:
+        environment = os.environ | {"OUTRIDER_CLIENTS_URL": stack.http, "OPENAI_API_KEY": "any"}
+        for name, files in FILES.items():
+            print(f"{name}:", flush=True)
+            python = ENVIRONMENTS / name / "bin/python"
+            options = ("-q", "-ra", "--timeout", "120", "-W", "ignore", *sys.argv[1:])
+            paths = [str(FOLDER / file) for file in files]
+            command = [str(python), "-m", "pytest", *ALONE, *options, *paths]
+            failed |= subprocess.run(command, env=environment, cwd=FOLDER.parents[1], check=False).returncode != 0
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from typing import Any
+
+import litellm
+
+from tests.clients.weather import MAX_TOKENS, QUESTION, Weather
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": Weather.model_json_schema()}}
+
+
+def test_tools_whole_and_streamed(base_url: str, model: str) -> None:
+    options: Any = {
+        "model": f"openai/{model}",
+        "api_base": base_url,
+        "api_key": "any",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+    }
+    (call,) = litellm.completion(**options).choices[0].message.tool_calls
+    assert call.function.name == "weather" and Weather.model_validate_json(call.function.arguments)
+    chunks = list(litellm.completion(**options, stream=True))
+    whole = litellm.stream_chunk_builder(chunks, messages=options["messages"])
+    (streamed,) = whole.choices[0].message.tool_calls
+    assert streamed.function.arguments == call.function.arguments

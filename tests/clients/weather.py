@@ -1,0 +1,17 @@
+"""What all clients ask for. The demo pair knows nothing of it: what comes back is right by the grammar alone."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+QUESTION = "The weather in Rome for the next three days."
+MAX_TOKENS = 300
+
+
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    city: Literal["Paris", "Rome"]
+    days: int = Field(ge=1, le=9)

@@ -1,0 +1,236 @@
+"""Grammars of calls take what a family writes and its reader reads, and nothing else; templates take the messages."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from llguidance import LLMatcher, LLTokenizer
+
+from gateway.api.schemas import ChatBody, parse_body
+from gateway.grammars import of_schema
+from gateway.rounds.detokenizer import Detokenizer
+from gateway.tokenizer import ChatTemplate, Tokenizer
+from gateway.tools.families import MARKER, Family
+from gateway.tools.offer import Tool, ToolOffer, offer_of
+from gateway.tools.reading import Reading, reading_of
+from outrider.wire.errors import InvalidRequest
+from tests.unit.test_tool_reader import FAMILIES, TEMPLATES, told, written
+
+DEMO = Path(__file__).parents[2] / "models/demo/target"
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+WEATHER = Tool("weather", "The weather.", SCHEMA, strict=True)
+ADD = Tool("add-2", parameters={"type": "object", "properties": {"a": {"type": "number"}}})
+ROME, ADDED = ("weather", '{"city": "Rome", "days": 3}'), ("add-2", '{"a": 2.5}')
+SOURCES = {
+    "hermes": "{{ tools }}<tool_call>",
+    "mistral": "{{ tools }}[TOOL_CALLS][",
+    "mistral [ARGS]": "{{ tools }}[TOOL_CALLS] [ARGS]",
+    "deepseek": "{{ tools }}<｜tool▁calls▁begin｜>```json",
+    "deepseek v3.1": "{{ tools }}<｜tool▁calls▁begin｜>",
+    "llama3": "{{ tools }}<|python_tag|>",
+    "json": "{{ tools }}",
+}
+ANSWERED = [family for family in FAMILIES if family.opening != "[TOOL_CALLS] ["]
+
+
+@cache
+def tokenizer_of(source: str, control: bool = False) -> Tokenizer:
+    """The demo pair's. control: markers are tokens: special ones, and beside them one that is not, as Qwen has."""
+    data = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    if control:
+        markers = {marker for family in FAMILIES for text in family.texts for marker in MARKER.findall(text)}
+        markers |= {"<|python_tag|>", "<think>", "</think>"}
+        plain = {"<tool_call>", "</tool_call>", "[ARGS]"}
+        data.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in sorted(markers - plain)])
+        data.add_tokens([tokenizers.AddedToken(text, special=False, normalized=False) for text in sorted(plain)])
+    return Tokenizer(data.to_str(), {}, ChatTemplate(source, {}))
+
+
+@cache
+def guide_of(control: bool) -> LLTokenizer:
+    return LLTokenizer(tokenizer_of("", control)._tokenizer.to_str())
+
+
+def planned(
+    offer: ToolOffer, source: str, control: bool = False, prompt: str = "", answer: str = ""
+) -> tuple[Reading | None, str]:
+    return reading_of(offer, tokenizer_of(source, control), prompt, answer)
+
+
+def takes(grammar: str, text: str, control: bool = False) -> bool:
+    """Whether the text is a whole answer to the grammar, in the tokens that the tokenizer makes of it."""
+    matcher = LLMatcher(guide_of(control), grammar)
+    ids = tokenizer_of("", control).encode(text)
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
+@pytest.mark.parametrize("family", ANSWERED, ids=lambda family: family.name)
+def test_required_calls_are_what_the_family_writes(family: Family, control: bool) -> None:
+    source = SOURCES[family.name]
+    reading, grammar = planned(offer_of([WEATHER, ADD], "required", None), source, control)
+    assert reading is not None and reading.family is family
+    one, two = written(family, [ROME]), written(family, [ROME, ADDED])
+    assert takes(grammar, one, control) and takes(grammar, two, control)
+    for wrong in ("", "text", f"text {one}", f"{one} text", one.replace("Rome", "Oslo"), one.replace("weather", "wet")):
+        assert not takes(grammar, wrong, control), wrong
+    _, grammar = planned(offer_of([WEATHER, ADD], "required", False), source, control)
+    assert takes(grammar, one, control) and not takes(grammar, two, control)
+    _, grammar = planned(offer_of([WEATHER, ADD], ("add-2",), None), source, control)
+    assert takes(grammar, written(family, [ADDED]), control)
+    assert not takes(grammar, one, control) and not takes(grammar, written(family, [ADDED, ADDED]), control)
+
+
+@pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
+@pytest.mark.parametrize("family", [each for each in ANSWERED if not each.bare], ids=lambda family: family.name)
+def test_under_auto_text_is_free_and_strict_calls_are_bound(family: Family, control: bool) -> None:
+    source = SOURCES[family.name]
+    _, grammar = planned(offer_of([WEATHER, ADD], "auto", None), source, control)
+    calls = written(family, [ROME, ADDED])
+    for text in ("", "Just\ntext. {", calls, f"Well,\n{calls}", written(family, [("add-2", '{"b": [null]}')])):
+        assert takes(grammar, text, control), text
+    for wrong in (calls.replace("Rome", "Oslo"), f"Well, {calls.replace('weather', 'wet')}"):
+        assert not takes(grammar, wrong, control), wrong
+    _, grammar = planned(offer_of([ADD], "auto", False), source, control)
+    assert takes(grammar, f"Well, {written(family, [ADDED])}", control)
+    assert not takes(grammar, written(family, [ADDED, ADDED]), control)
+
+
+@pytest.mark.parametrize("source", [SOURCES["json"], SOURCES["llama3"]])
+def test_nothing_is_bound_under_auto_without_strict_tools_or_without_a_marker(source: str) -> None:
+    assert planned(offer_of([WEATHER], "auto", False), source)[1] == ""
+    assert planned(offer_of([ADD], "auto", None), SOURCES["hermes"])[1] == ""
+    assert planned(offer_of([WEATHER], "none", None), source) == (None, "")
+
+
+@pytest.mark.parametrize("family", ANSWERED, ids=lambda family: family.name)
+def test_a_schema_of_answers_leaves_calls_or_such_an_answer(family: Family) -> None:
+    answer = of_schema(
+        {"properties": {"x": {"type": "null"}, "name": {"type": "string"}}, "required": ["x"]}, "", strict=False
+    )
+    _, grammar = planned(offer_of([WEATHER, ADD], "auto", None), SOURCES[family.name], answer=answer)
+    assert takes(grammar, '{"x": null}') and takes(grammar, written(family, [ROME]))
+    assert takes(grammar, written(family, [ROME, ADDED]))
+    assert not takes(grammar, "text") and not takes(grammar, "")
+    _, grammar = planned(offer_of([WEATHER], "required", None), SOURCES[family.name], answer=answer)
+    assert not takes(grammar, '{"x": null}')
+
+
+@pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
+def test_reasoning_comes_before_what_is_bound(control: bool) -> None:
+    source = SOURCES["hermes"] + "</think>"
+    calls = written(FAMILIES[0], [ROME])
+    begun, free = "\nI <tool_cal?\n</think>\n\n", "<think>\nhm\n</think>"
+    _, grammar = planned(offer_of([WEATHER], "required", None), source, control, prompt="assistant <think>\n")
+    assert takes(grammar, begun + calls, control) and takes(grammar, f"</think>{calls}", control)
+    assert not takes(grammar, calls, control)
+    _, grammar = planned(offer_of([WEATHER], "required", None), source, control, prompt="assistant\n")
+    assert takes(grammar, calls, control) and takes(grammar, free + calls, control)
+    _, grammar = planned(offer_of([WEATHER], "auto", None), source, control, prompt="<think>")
+    assert takes(grammar, f"{begun}text", control) and takes(grammar, f"{begun}text {calls}", control)
+    assert not takes(grammar, begun + calls.replace("Rome", "Oslo"), control)
+    answer = of_schema({"type": "integer"}, "x", strict=False)
+    _, grammar = planned(ToolOffer(), source, control, prompt="<think>", answer=answer)
+    assert takes(grammar, f"{begun}12", control) and not takes(grammar, f"{begun}twelve", control)
+
+
+def test_what_is_strict_and_cannot_be_enforced_is_refused_by_its_place_and_else_any_object() -> None:
+    odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}, "required": ["a"]}
+    strict = Tool("f", parameters={**odd, "additionalProperties": False}, strict=True)
+    with pytest.raises(InvalidRequest) as caught:
+        planned(offer_of([ADD, strict], "required", None), SOURCES["hermes"])
+    assert caught.value.param == "tools[1].function.parameters.properties.a.not"
+    _, grammar = planned(offer_of([Tool("f", parameters=odd)], "required", None), SOURCES["hermes"])
+    assert takes(grammar, written(FAMILIES[0], [("f", '{"b": [1]}')]))
+
+
+def test_markers_that_are_special_tokens_are_seen_by_the_reader() -> None:
+    for source in (SOURCES["mistral"], SOURCES["deepseek"], SOURCES["mistral [ARGS]"]):
+        tokenizer = tokenizer_of(source, True)
+        reading, _ = planned(offer_of([WEATHER, ADD], "auto", None), source, True)
+        assert reading is not None and reading.family is not None and reading.shown_ids
+        calls = written(reading.family, [ROME, ADDED])
+        ids = tokenizer.encode(f"née {calls}")
+        detokenizer = Detokenizer(tokenizer, (), reading.shown_ids)
+        reader, parts = reading.reader(), []
+        for token_id in ids:
+            parts += reader.push(detokenizer.push([token_id]).text_delta)
+        parts += reader.push(detokenizer.finish()) + reader.finish(False)
+        assert told(parts) == ("née", "", [ROME, ADDED])
+        hidden = Detokenizer(tokenizer, ())
+        assert hidden.push(ids).text_delta + hidden.finish() == tokenizer.decode(ids) != f"née {calls}"
+
+
+# --- templates ---------------------------------------------------------------------------------------------------
+
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": "Weather in Rome?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "A tool knows.",
+        "tool_calls": [
+            {"id": "abcdefghi", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for name, arguments in (ROME, ADDED)
+        ],
+    },
+    {"role": "tool", "tool_call_id": "abcdefghi", "content": "sunny"},
+    {"role": "user", "content": "Thanks."},
+]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA, "strict": True},
+    }
+]
+
+
+@pytest.mark.parametrize("name", ["hermes", "reasoning", "llama3", "mistral", "deepseek", "json", "demo"])
+@pytest.mark.parametrize("offered", [True, False])
+def test_messages_go_through_templates_as_in_transformers(name: str, offered: bool) -> None:
+    """Arguments as objects, content null where it was, and tools as they came."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    path = DEMO / "chat_template.jinja" if name == "demo" else TEMPLATES / f"{name}.jinja"
+    source = path.read_text(encoding="utf-8")
+    body = {"messages": MESSAGES, "reasoning_effort": "low", "tools": TOOLS if offered else []}
+    chat = parse_body(ChatBody, body).demand("id").prompts[0]
+    told = [tool.for_template() for tool in chat.tools.tools]
+    text = ChatTemplate(source, {}).render(chat.messages, True, chat.template_kwargs, told)
+    plain = json.loads(json.dumps(MESSAGES))
+    for call in plain[1]["tool_calls"]:
+        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    tools = [{"type": "function", "function": {k: v for k, v in TOOLS[0]["function"].items() if k != "strict"}}]
+    expected, _ = render_jinja_template(
+        [plain],
+        tools=tools if offered else None,
+        chat_template=source,
+        add_generation_prompt=True,
+        reasoning_effort="low",
+    )
+    assert text == expected[0]
+    assert ('"city": "Rome"' in text) and ("The weather." in text) == offered
+
+
+def test_the_template_named_tool_use_is_taken_for_tools() -> None:
+    template = ChatTemplate("plain", {}, "{{ tools[0].function.name }}")
+    assert template.render([], True, {}) == "plain"
+    assert template.render([], True, {}, [ADD.for_template()]) == "add-2"
+    assert template.takes_tools and not ChatTemplate("{{ messages }} tools", {}).takes_tools
+
+
+def test_tools_need_a_template_that_takes_them() -> None:
+    with pytest.raises(InvalidRequest, match=r"takes no tools.*--chat-template") as caught:
+        planned(offer_of([ADD], "auto", None), "{{ messages }}")
+    assert caught.value.param == "tools"
