@@ -116,6 +116,7 @@ class Tokenizer:
         self.template = template
         added = self._tokenizer.get_added_tokens_decoder()
         self._silent = frozenset(token.content for token in added.values() if token.special)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._byte_level, self._byte_fallback = _byte_rules(decoder)
         self._pieces: dict[int, Piece] = {}
 

@@ -156,6 +156,8 @@ class Decoder:
     def _note(self, verdict: tpb.Verdict, output: RoundOutput, record: RoundRecord) -> None:
         """Count the round, under the models' names or under those of the target's and of its own drafter."""
         draft, own, metrics = self.draft.member, self._own, self.model.metrics
+        if verdict.drafter == Drafter.PREDICTION.value:
+            own = Drafter.PREDICTION
         if own is not None and (verdict.drafter == own.value or not self._drafter.asks_model):
             pair, record.draft = self.model.own_metrics(own), own.label
         else:

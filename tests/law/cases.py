@@ -10,6 +10,8 @@ from outrider.wire.params import SamplingParams
 
 VOCAB_SIZE = 8
 PROMPT = (2, 3, 4, 3)
+PREDICTION = "t3 t4 t3 t3 t6"
+"""Of cases that draft from one."""
 NUM_ANSWERS = 1280
 """Of each case. `test_power.py` computes that every broken rule then shows with p < 1e-6."""
 NUM_EVERYDAY = NUM_ANSWERS // 2
@@ -93,6 +95,8 @@ UNDER_OTHERS = {
     "unigram": ("nothing",),
     "ngram+model": ("frequency_penalty",),
     "lookup+model": ("nothing",),
+    "prediction": ("nothing",),
+    "prediction+model": (),
     "draft of bigrams": ("everything",),
     "draft of n-grams": (),
     "draft of lookups": (),
@@ -105,6 +109,8 @@ UNDER_DRAFTERS = {
     "bigram": ("top_k", "everything"),
     "ngram+model": ("frequency_penalty", "everything"),
     "lookup+model": ("nothing", "everything"),
+    "prediction": ("nothing", "everything"),
+    "prediction+model": ("repeated drafts", "everything"),
 }
 """Who else than a draft worker alone makes drafts."""
 COUPLED_DRAFTERS = "coupled, drafters"

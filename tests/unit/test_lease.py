@@ -22,7 +22,7 @@ class Course:
         slot: Any = SimpleNamespace(committed=list(PROMPT), max_len=99)
         shares = SlotShares(RankShares())
         job: Any = None
-        self.lease = Lease(job, slot, Speculation(max_draft_tokens=8), 99, shares, shares, 0.0, live=True)
+        self.lease = Lease(job, slot, Speculation(max_draft_tokens=8), 99, shares, {}, 0.0, live=True)
         self.lease.goes_on(0.0)
 
     def step(self, now: float) -> None:
