@@ -95,7 +95,7 @@ async def test_coupled_text_does_not_depend_on_who_drafts(target: ControlClient,
         assert sum(verdict.num_drafted for verdict in verdicts) > 0
 
 
-@pytest.mark.parametrize("drafter", [None, "ngram"])
+@pytest.mark.parametrize("drafter", [None, "unigram"])
 async def test_a_predicted_text_is_copied_and_another_drafts_where_it_is_left(
     target: ControlClient, reference: ReferenceModel, drafter: str | None
 ) -> None:
