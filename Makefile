@@ -133,7 +133,11 @@ bench-never-slower: $(STAMP)
 bench-overlap: $(STAMP)
 	BASE=$(BASE) $(BIN)/python -m benchmarks.overlap $(ARGS)
 
-.PHONY: bench-overlap bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
+# Predicted outputs on edits of files, and a prediction of no use: half an hour.
+bench-predictions: $(STAMP)
+	$(BIN)/python -m benchmarks.predictions $(ARGS)
+
+.PHONY: bench-predictions bench-overlap bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

@@ -46,6 +46,7 @@ async def run_pass(
     speculation: Speculation | bool,
     seed: int = 0,
     cache_salt: str | None = None,
+    prediction: str = "",
     on_round: Callable[[int, Round], None] = lambda index, item: None,
 ) -> Sample:
     """Answer all prompts once, as text or token ids; ends of sequence are ignored.
@@ -68,6 +69,7 @@ async def run_pass(
                 seed=seed + index,
                 ignore_eos=True,
                 speculation=speculation,
+                prediction=prediction,
                 **options,  # type: ignore[arg-type]
             ) as stream,
         ):
@@ -89,8 +91,9 @@ async def in_turn(
     temperature: float,
     max_tokens: int,
     repetitions: int,
+    predictions: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, list[list[Sample]]]:
-    """Return samples by arm and prompt, one a repetition.
+    """Return samples by arm and prompt, one a repetition. predictions: by arm, of each prompt's answer.
 
     Each prompt is answered by every arm before the next one, in another order each time, so that a drift of the machine
     hits all alike; each answer has a cache salt of its own.
@@ -102,6 +105,7 @@ async def in_turn(
             for index, prompt in enumerate(prompts):
                 first = (repetition + index) % len(names)
                 for name in (*names[first:], *names[:first]):
+                    predicted = (predictions or {}).get(name)
                     sample = await run_pass(
                         client,
                         [prompt],
@@ -111,6 +115,7 @@ async def in_turn(
                         speculation=arms[name],
                         seed=1000 * repetition + index,
                         cache_salt=f"{repetition} {index} {name} {temperature}",
+                        prediction="" if predicted is None else predicted[index],
                     )
                     found[name][index].append(sample)
     return found

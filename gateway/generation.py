@@ -48,6 +48,8 @@ class GenerationRequest:
     params: SamplingParams
     stop: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    prediction_ids: tuple[int, ...] = ()
+    """What the output may be like; empty where nothing is predicted, and where it would not be used."""
     cache_salt: bytes = b""
     """Requests with the same salt share cached prefixes; those with an empty one share among themselves."""
     key_name: str | None = None
@@ -107,6 +109,10 @@ class AnswerUsage:
     """Prompt tokens that the target had in its prefix cache when the answer began."""
     lenience: float | None = None
     """None = exact."""
+    num_accepted_prediction_tokens: int = 0
+    """Tokens that the prediction had foretold."""
+    num_rejected_prediction_tokens: int = 0
+    """Tokens of the prediction that are not in the output so far."""
 
 
 @dataclass(frozen=True, slots=True)

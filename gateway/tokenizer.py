@@ -129,6 +129,7 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._silent = frozenset(token.content for token in added.values() if token.special)
         self._controls = {token.content: token_id for token_id, token in added.items() if _is_control(token)}
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._byte_level, self._byte_fallback = _byte_rules(decoder)
         self._pieces: dict[int, Piece] = {}
 

@@ -65,11 +65,13 @@ class Drafts:
             return Candidates(lease)
         num_fixed = lease.speculation.num_draft_tokens
         key, is_alone = lease.slot.key, not lease.job.is_drafted
-        if self._own.has_next(key) or (num_fixed and is_alone and self._own.follows(key)):
-            state, shares = self._keeper.sampling_state(lease.slot), lease.own_shares
-            own = _as_chain(self._own.grown(lease.slot, state, shares, min(room, num_fixed or room)), shares.share(0))
+        kind = self._own.says(key, insists=bool(num_fixed and is_alone))
+        if kind is not None:
+            state, shares = self._keeper.sampling_state(lease.slot), lease.own_shares[kind]
+            grown = self._own.grown(lease.slot, kind, state, shares, min(room, num_fixed or room))
+            own = _as_chain(grown, shares.share(0))
             if own:
-                return Candidates(lease, own, len(own) if num_fixed else 0, self._own.kind(key))
+                return Candidates(lease, own, len(own) if num_fixed else 0, kind)
         if lease.speculation.tree is not None:
             nodes = self._of_shape(lease, room)
             return Candidates(lease, nodes, len(nodes))
@@ -106,21 +108,30 @@ class Drafts:
             self._metrics.note_parked("refused", lease.parked.clear())
             return Ready(slot, [], None, fallback=Fallback.REFUSED)
 
-    def committed(self, lease: Lease, r: Ready, decided: Decided, ids: Sequence[int], now: float) -> int:
+    def committed(
+        self, lease: Lease, r: Ready, decided: Decided, ids: Sequence[int], foretold: Sequence[bool], now: float
+    ) -> int:
         """Learn from what was committed, and go on under it; return how many drafts had come too late since the last
         verdict.
+
+        foretold: of what a prediction said, verified or not, whether it came.
         """
         determined = lease.slot.params.determined
         if r.drafter is Drafter.MODEL:
             self._metrics.note_parked("verified", len(r.draft_ids))
-        if r.drafter is not None and (not determined or r.drafter is not Drafter.MODEL):
-            shares = lease.shares if r.drafter is Drafter.MODEL else lease.own_shares
+        for came in foretold:
+            lease.own_shares[Drafter.PREDICTION].note(0 if came else None)
+        is_noted = r.drafter is Drafter.PREDICTION or (determined and r.drafter is Drafter.MODEL)
+        if r.drafter is not None and not is_noted:
+            shares = lease.shares if r.drafter is Drafter.MODEL else lease.own_shares[r.drafter]
             for _ in range(decided.num_accepted):
                 shares.note(0)
             if decided.num_accepted < len(r.draft_ids):
                 shares.note(None)
-        for shares, is_tried in ((lease.shares, r.drafter is Drafter.MODEL), (lease.own_shares, r.drafter is not None)):
-            if not is_tried:
+        if r.drafter is not Drafter.MODEL:
+            lease.shares.forget()
+        if r.drafter is None:
+            for shares in lease.own_shares.values():
                 shares.forget()
         committed_len = len(lease.slot.committed) - len(ids)
         given_up, late = lease.parked.advance(ids, committed_len, lease.shares.note if determined else None)

@@ -114,3 +114,5 @@ class Verdict:
     """Whether delivered drafts lay ready when the slot could go on; None where none had come yet."""
     num_wasted: int
     """Drafts on the committed path that came after their step, since the last verdict."""
+    num_foretold: int = 0
+    """Tokens that the slot's prediction had foretold."""

@@ -33,8 +33,8 @@ class Lease:
     until_len: int
     shares: SlotShares
     """Of what is delivered."""
-    own_shares: SlotShares
-    """Of what the slot's own drafter guesses."""
+    own_shares: dict[Drafter, SlotShares]
+    """Of what each of the slot's own drafters guesses."""
     ready_s: float
     """When it could go on: its Verify or Extend came, or its last verdict left."""
     live: bool

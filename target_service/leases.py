@@ -30,7 +30,7 @@ class Leases:
         self._max_bytes = max_bytes
         self._metrics = metrics
         self._post = answer
-        self._opened: dict[SlotKey, tuple[Speculation, Drafter | None]] = {}
+        self._opened: dict[SlotKey, tuple[Speculation, tuple[Drafter, ...]]] = {}
         self._leases: dict[SlotKey, Lease] = {}
         self._by_ticket: dict[int, Lease] = {}
         self._delivered: deque[tuple[Nodes, float]] = deque()
@@ -52,7 +52,7 @@ class Leases:
 
     def opened(self, job: OpenJob) -> None:
         """Remember how a slot's answer is drafted for."""
-        self._opened[job.owner, job.slot_id] = (job.speculation, job.drafter)
+        self._opened[job.owner, job.slot_id] = (job.speculation, job.own_drafters)
 
     def closed(self, key: SlotKey) -> None:
         """Forget a slot, whose lease ends."""
@@ -66,10 +66,10 @@ class Leases:
 
     def begin(self, job: VerifyJob, slot: Slot) -> None:
         """Let the slot step by itself."""
-        speculation, drafter = self._opened[slot.key]
+        speculation, own_drafters = self._opened[slot.key]
         kind = _kind_of(slot.params)
         shares = SlotShares(self._shares.setdefault(kind, RankShares()))
-        own_shares = SlotShares(self._shares.setdefault((*kind, drafter), RankShares()))
+        own_shares = {each: SlotShares(self._shares.setdefault((*kind, each), RankShares())) for each in own_drafters}
         lease = Lease(job, slot, speculation, job.until_len, shares, own_shares, job.arrived_s, live=job.is_drafted)
         lease.goes_on(job.arrived_s)
         self._leases[slot.key] = self._by_ticket[job.ticket] = lease

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from outrider.drafting.drafter import Follower, SequenceDrafter
+from outrider.drafting.prediction import Prediction, PredictionFollower
 from outrider.engine.drafters import OF_A_TEXT, make_drafters
 from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.penalties import SamplingState
@@ -31,13 +32,14 @@ def make_own_drafts(config: TargetConfig, tokenizer_json: bytes, vocab_size: int
 
 
 class OwnDrafts:
-    """Keeps a follower for each slot with an own drafter. It must hear of every change of the committed tokens."""
+    """Keeps the followers of each slot with drafters of its own, in the order in which they are asked. It must hear of
+    every change of the committed tokens.
+    """
 
     def __init__(self, drafters: Mapping[kinds.Drafter, SequenceDrafter], vocab_size: int) -> None:
         self._drafters = drafters
         self._vocab_size = vocab_size
-        self._followers: dict[SlotKey, Follower] = {}
-        self._kinds: dict[SlotKey, kinds.Drafter] = {}
+        self._followers: dict[SlotKey, dict[kinds.Drafter, Follower]] = {}
 
     def __len__(self) -> int:
         """Return how many slots are followed."""
@@ -45,7 +47,7 @@ class OwnDrafts:
 
     @property
     def offered(self) -> tuple[kinds.Drafter, ...]:
-        return tuple(self._drafters)
+        return (*self._drafters, kinds.Drafter.PREDICTION)
 
     def refuses(self, kind: kinds.Drafter | None) -> JobError | None:
         """Return the error for a drafter that this worker does not offer, else None."""
@@ -61,38 +63,37 @@ class OwnDrafts:
     def open(self, job: OpenJob, slot: Slot) -> None:
         """Follow a slot that has been opened, perhaps in place of an older one."""
         self.drop(slot.key)
-        if job.drafter is not None:
-            drafter = self._drafters[job.drafter]
-            self._followers[slot.key] = drafter.open(slot.committed, slot.num_prompt, job.cache_salt)
-            self._kinds[slot.key] = job.drafter
+        for kind in job.own_drafters:
+            drafter = Prediction(job.prediction_ids) if kind is kinds.Drafter.PREDICTION else self._drafters[kind]
+            follower = drafter.open(slot.committed, slot.num_prompt, job.cache_salt)
+            self._followers.setdefault(slot.key, {})[kind] = follower
 
     def commit(self, job: VerifyJob) -> None:
         """Set the slot's tokens to committed[:base_len] + committed_ids."""
-        follower = self._followers.get((job.owner, job.slot_id))
-        if follower is not None:
+        for follower in self._of((job.owner, job.slot_id)).values():
             follower.truncate(job.base_len)
             follower.append(job.committed_ids)
 
-    def append(self, key: SlotKey, token_ids: Sequence[int]) -> None:
-        """Append the tokens that a verdict committed."""
-        follower = self._followers.get(key)
-        if follower is not None:
+    def append(self, key: SlotKey, token_ids: Sequence[int]) -> list[bool]:
+        """Append what a verdict committed; return, of what a prediction said before those tokens, whether it came."""
+        outcomes = list[bool]()
+        for follower in self._of(key).values():
             follower.append(token_ids)
+            if isinstance(follower, PredictionFollower):
+                outcomes = follower.outcomes(len(token_ids))
+        return outcomes
 
-    def follows(self, key: SlotKey) -> bool:
-        return key in self._followers
+    def says(self, key: SlotKey, *, insists: bool) -> kinds.Drafter | None:
+        """Return the first of the slot's drafters that has a guess worth verifying, else None; or, where the request
+        insists on drafts, the last.
+        """
+        followers = self._of(key)
+        last = next(reversed(followers), None) if insists else None
+        return next((kind for kind, follower in followers.items() if follower.has_next()), last)
 
-    def has_next(self, key: SlotKey) -> bool:
-        """Return whether the slot has a drafter, and that a guess worth verifying."""
-        follower = self._followers.get(key)
-        return follower is not None and follower.has_next()
-
-    def kind(self, key: SlotKey) -> kinds.Drafter:
-        return self._kinds[key]
-
-    def grown(self, slot: Slot, state: SamplingState, shares: SlotShares, most: int) -> list[Node]:
+    def grown(self, slot: Slot, kind: kinds.Drafter, state: SamplingState, shares: SlotShares, most: int) -> list[Node]:
         """Return a chain of at most `most` nodes, fewer where there is nothing more to say."""
-        follower, committed_len = self._followers[slot.key], len(slot.committed)
+        follower, committed_len = self._followers[slot.key][kind], len(slot.committed)
         assert follower.num_tokens == committed_len, f"{follower.num_tokens} tokens followed of {committed_len}"
         chain = Speculation(num_draft_tokens=most, max_draft_tokens=most, sequential=True)
         plan = Plan(chain, slot.params, shares, takes_trees=False, topk=None, purpose=Purpose.OWN_DRAFT)
@@ -110,9 +111,7 @@ class OwnDrafts:
 
     def close(self, key: SlotKey) -> None:
         """Stop following a closed slot, whose drafter may remember its tokens."""
-        follower = self._followers.pop(key, None)
-        self._kinds.pop(key, None)
-        if follower is not None:
+        for follower in self._followers.pop(key, {}).values():
             follower.close()
 
     def close_owner(self, owner: int) -> None:
@@ -122,3 +121,6 @@ class OwnDrafts:
     def drop(self, key: SlotKey) -> None:
         """Stop following a slot that begins anew or must not be remembered."""
         self._followers.pop(key, None)
+
+    def _of(self, key: SlotKey) -> dict[kinds.Drafter, Follower]:
+        return self._followers.get(key, {})

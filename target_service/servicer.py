@@ -119,6 +119,7 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
         drafter=pb.DRAFTER_UNSPECIFIED if result.drafter is None else result.drafter.value,
         hit=result.hit,
         num_wasted=result.num_wasted,
+        num_foretold=result.num_foretold,
     )
     return {"verdict": verdict}
 

@@ -315,9 +315,9 @@ class Verifier:
         slot.commit_from(committed_len, commit.token_ids)
         slot.settle()
         slot.asked_s = time.monotonic()
-        self._own_drafts.append(slot.key, commit.token_ids)
+        foretold = self._own_drafts.append(slot.key, commit.token_ids)
         hit = lease.hit if lease.heard else None
-        num_wasted = self._drafts.committed(lease, r, decided, commit.token_ids, slot.asked_s)
+        num_wasted = self._drafts.committed(lease, r, decided, commit.token_ids, foretold, slot.asked_s)
         verdict = Verdict(
             committed_len=committed_len,
             token_ids=commit.token_ids,
@@ -334,6 +334,7 @@ class Verifier:
             drafter=r.drafter,
             hit=hit,
             num_wasted=num_wasted,
+            num_foretold=sum(foretold),
         )
         if commit.finish is not None:
             self._leases.finish(slot.key)

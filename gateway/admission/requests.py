@@ -100,6 +100,7 @@ class FieldNames:
     """How the caller's protocol spells what a message may have to name."""
 
     prompt: str
+    prediction: str = "prediction"
     num_choices: str = "n"
     max_tokens: str = "max_tokens"
     num_logprobs: str = "logprobs"
@@ -125,6 +126,8 @@ class Demand:
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    prediction: str = ""
+    """What the output may be like."""
     cache_salt: str | None = None
     user: str | None = None
     """Who asks; for `prefix_cache_scope`."""
@@ -155,12 +158,15 @@ async def build_requests(
     )
     # Once, before prompts cost anything; of each prompt only what its length decides is checked again.
     dataclasses.replace(base, max_tokens=demand.max_tokens or facts.context_limit).check(facts.vocab_size)
+    prediction_ids: tuple[int, ...] = ()
+    if _uses_prediction(demand.speculation, config):
+        prediction_ids = await _tokenised(len(demand.prediction), _prediction_ids, demand, facts, tokenizer)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
     num_chars = sum(_num_chars(prompt) for prompt in demand.prompts)
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
         prepared = await _tokenised(num_chars, _prepare, prompt, tokenizer, demand.names.prompt, base.grammar)
-        requests += _answers(demand, facts, base, prepared, salt, key_name)
+        requests += _answers(demand, facts, base, prepared, prediction_ids, salt, key_name)
     return tuple(requests)
 
 
@@ -175,11 +181,20 @@ def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> Acceptanc
 def _lenience(options: SpeculationOptions, config: GatewayConfig) -> float:
     """Return the lenience, 1 where nothing is drafted."""
     lenience = 1.0 if options.lenience is None else options.lenience
+    return 1.0 if _is_plain(options, config) and 0.0 < lenience < 1.0 else lenience
+
+
+def _is_plain(options: SpeculationOptions, config: GatewayConfig) -> bool:
+    """Return whether nothing is to be drafted."""
     num_draft_tokens = options.num_draft_tokens
     if num_draft_tokens is None and not options.adaptive and options.tree is None and config.num_draft_tokens != AUTO:
         num_draft_tokens = config.num_draft_tokens
-    is_plain = not options.enabled or num_draft_tokens == 0
-    return 1.0 if is_plain and 0.0 < lenience < 1.0 else lenience
+    return not options.enabled or num_draft_tokens == 0
+
+
+def _uses_prediction(options: SpeculationOptions, config: GatewayConfig) -> bool:
+    """Return whether what is predicted is drafted from: not where another drafter is asked for by name."""
+    return not _is_plain(options, config) and (options.drafter is None or options.drafter.own is Drafter.PREDICTION)
 
 
 P = ParamSpec("P")
@@ -264,6 +279,7 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
         )
     _check_speculation(demand.speculation, facts.vocab_size)
     _check_drafter(demand.speculation.drafter, facts)
+    _check_predicted(demand)
     _check_tree(demand.speculation, facts)
     return facts
 
@@ -322,6 +338,16 @@ def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
     )
 
 
+def _check_predicted(demand: Demand) -> None:
+    drafter = demand.speculation.drafter
+    if drafter is not None and drafter.own is Drafter.PREDICTION and not demand.prediction:
+        raise InvalidRequest(
+            f"speculation.drafter is {drafter.label} and {demand.names.prediction} is empty; give one, or name another "
+            "drafter",
+            param="speculation.drafter",
+        )
+
+
 def _check_tree(options: SpeculationOptions, facts: ServedFacts) -> None:
     if options.tree is None:
         return
@@ -354,6 +380,23 @@ def _num_chars(prompt: Prompt) -> int:
     return len(prompt) if isinstance(prompt, str) else 0
 
 
+def _prediction_ids(demand: Demand, facts: ServedFacts, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Raises InvalidRequest for what no output can be, and ContextExceeded for more than it can be."""
+    name, ids = demand.names.prediction, tuple(tokenizer.encode(demand.prediction, add_special_tokens=False))
+    if len(ids) > facts.context_limit:
+        raise ContextExceeded(
+            f"{name} has {len(ids)} tokens, the context limit is {facts.context_limit}; shorten it to what the answer "
+            "may be",
+            param=name,
+        )
+    special = (tokenizer.token_text(token_id) for token_id in ids if token_id in tokenizer.special_ids)
+    written = next((text for text in special if text in demand.prediction), None)  # an unknown word is none
+    if written is not None:
+        raise InvalidRequest(f"{name} holds {written!r}, a special token, which is no text; leave it out", param=name)
+    check_token_ids(name, ids, facts.vocab_size)
+    return ids
+
+
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     ids: tuple[int, ...]
@@ -382,7 +425,13 @@ def _prepare_chat(chat: Chat, tokenizer: Tokenizer, grammar: str) -> _Prepared:
 
 
 def _answers(
-    demand: Demand, facts: ServedFacts, base: SamplingParams, prepared: _Prepared, salt: bytes, key_name: str | None
+    demand: Demand,
+    facts: ServedFacts,
+    base: SamplingParams,
+    prepared: _Prepared,
+    prediction_ids: tuple[int, ...],
+    salt: bytes,
+    key_name: str | None,
 ) -> list[GenerationRequest]:
     ids = prepared.ids
     max_tokens = _max_tokens(demand, facts.context_limit, len(ids))
@@ -400,6 +449,7 @@ def _answers(
             params=dataclasses.replace(params, choice=choice),
             stop=demand.stop,
             speculation=demand.speculation,
+            prediction_ids=prediction_ids,
             cache_salt=salt,
             key_name=key_name,
             reading=prepared.reading,

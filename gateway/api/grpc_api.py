@@ -178,6 +178,7 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
         stop=tuple(request.stop),
         bad_words=tuple(request.bad_words),
         speculation=_speculation_of(request.speculation),
+        prediction=request.prediction,
         cache_salt=request.cache_salt or None,
         user=request.user or None,
         output=_output_of(request.structured_outputs) if request.HasField("structured_outputs") else None,

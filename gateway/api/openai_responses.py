@@ -241,7 +241,10 @@ def usage_of(usages: Sequence[AnswerUsage], num_choices: int, num_reasoning_toke
     accepted = sum(usage.num_accepted_tokens for usage in usages)
     rounds = sum(usage.num_rounds for usage in usages)
     seeds = {usage.seed for usage in usages}
-    details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+    details = {
+        "accepted_prediction_tokens": sum(usage.num_accepted_prediction_tokens for usage in usages),
+        "rejected_prediction_tokens": sum(usage.num_rejected_prediction_tokens for usage in usages),
+    }
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": completion,

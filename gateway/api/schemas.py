@@ -82,7 +82,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
-    "prediction": (),
     "include_stop_str_in_output": (False,),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
@@ -181,7 +180,18 @@ class SpeculationBody(_Strict):
     acceptance: Literal["rejection", "coupled"] | None = None
     lenience: float | None = described("", LENIENCE)
     drafter: Annotated[
-        Literal["model", "ngram", "lookup", "unigram", "bigram", "ngram+model", "lookup+model"] | None,
+        Literal[
+            "model",
+            "ngram",
+            "lookup",
+            "unigram",
+            "bigram",
+            "ngram+model",
+            "lookup+model",
+            "prediction",
+            "prediction+model",
+        ]
+        | None,
         BeforeValidator(lambda value: drafter_label(value) if isinstance(value, str) else value),
     ] = None
     tree: str | None = described(
@@ -253,6 +263,11 @@ class StructuredOutputsBody(_Strict):
         values = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
         values["json_object"] = self.json_object or None
         return one_output(values)
+
+
+class PredictionBody(_Strict):
+    type: Literal["content"]
+    content: Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])]
 
 
 class StreamOptions(_Strict):
@@ -433,6 +448,10 @@ class _Body(_Strict):
         f"below. A schema has at most {MAX_SCHEMA_BYTES} bytes"
     )
     speculation: SpeculationBody | None = described("see below. Default: the server's")
+    prediction: PredictionBody | None = described(
+        '`{"type": "content", "content": ...}`, a string or text parts (joined by newlines): what the answer may be '
+        "or be like, as a file before an edit. See below"
+    )
     cache_salt: str | None = described(
         f"1 to {MAX_SALT_BYTES} bytes of UTF-8: cached prefixes are shared only among requests of the same salt. See "
         "below",
@@ -504,6 +523,7 @@ class _Body(_Strict):
             stop=tuple(self.stop or ()),
             bad_words=tuple(self.bad_words or ()),
             speculation=SpeculationOptions() if self.speculation is None else self.speculation.options(),
+            prediction="" if self.prediction is None else self.prediction.content,
             cache_salt=self.cache_salt,
             user=self.user or self.safety_identifier or None,
             output=self._output(),
@@ -532,7 +552,13 @@ class CompletionBody(_Body):
         if self.echo and self.logprobs is not None:
             raise InvalidRequest("echo with logprobs is not offered: prompts get no log-probs here", param="echo")
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        return self._demand(request_id, FieldNames(prompt="prompt"), tuple(self.prompt), max_tokens, self.logprobs)
+        return self._demand(
+            request_id,
+            FieldNames(prompt="prompt", prediction="prediction.content"),
+            tuple(self.prompt),
+            max_tokens,
+            self.logprobs,
+        )
 
 
 class ChatBody(_Body):
@@ -577,7 +603,12 @@ class ChatBody(_Body):
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         max_tokens_name = "max_tokens" if new is None else "max_completion_tokens"
-        names = FieldNames(prompt="messages", max_tokens=max_tokens_name, num_logprobs="top_logprobs")
+        names = FieldNames(
+            prompt="messages",
+            prediction="prediction.content",
+            max_tokens=max_tokens_name,
+            num_logprobs="top_logprobs",
+        )
         messages = tuple(message.message() for message in self.messages)
         variables = self.chat_template_kwargs or {}
         if self.reasoning_effort is not None:

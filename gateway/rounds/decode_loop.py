@@ -158,6 +158,8 @@ class Decoder:
     def _note(self, verdict: tpb.Verdict, output: RoundOutput, record: RoundRecord) -> None:
         """Count the round, under the models' names or under those of the target's and of what it drafted itself by."""
         draft, own, metrics = self.draft.member, self._own, self.model.metrics
+        if verdict.drafter == Drafter.PREDICTION.value:
+            own = Drafter.PREDICTION
         if verdict.num_drafted and verdict.drafter == pb.DRAFTER_UNSPECIFIED:
             pair, record.draft = metrics.pair(self.model.reference.info.model_id, GRAMMAR), GRAMMAR
         elif own is not None and (verdict.drafter == own.value or not self._drafter.asks_model):

@@ -30,6 +30,7 @@ class Session:
         self.num_prompt = len(request.prompt_ids)
         lenience = request.params.lenience if request.params.lenience < 1.0 else None
         self.usage = AnswerUsage(num_prompt_tokens=self.num_prompt, seed=request.params.seed, lenience=lenience)
+        self.usage.num_rejected_prediction_tokens = len(request.prediction_ids)
         self.finished = False
         self._tokenizer = tokenizer
         shown_ids = frozenset() if request.reading is None else request.reading.shown_ids
@@ -79,6 +80,7 @@ class Session:
                 stop_reason = verdict.stop_token_id
         self.committed.extend(ids)
         self.usage.num_completion_tokens = self.num_output
+        self._count_foretold(min(verdict.num_foretold, len(ids)))
         self.finished = finish is not None
         return RoundOutput(
             tokens=self._tokens(verdict, ids, pushed),
@@ -101,6 +103,12 @@ class Session:
         self.usage.num_draft_tokens += verdict.num_drafted
         self.usage.num_accepted_tokens += verdict.num_accepted
         self.usage.num_wasted_tokens += verdict.num_wasted
+
+    def _count_foretold(self, num_tokens: int) -> None:
+        usage = self.usage
+        usage.num_accepted_prediction_tokens += num_tokens
+        num_left = len(self.request.prediction_ids) - usage.num_accepted_prediction_tokens
+        usage.num_rejected_prediction_tokens = max(0, num_left)  # a passage may be copied twice
 
     def _tokens(self, verdict: tpb.Verdict, ids: list[int], pushed: Pushed) -> tuple[OutputToken, ...]:
         tokens = []

@@ -102,7 +102,8 @@ class Verification:
         message = self._session.open_message()
         if speculation is not None:
             message.speculation.CopyFrom(speculation.to_proto())
-        if own is not None:
+            message.prediction_ids.extend(self._session.request.prediction_ids)
+        if own is not None and own is not Drafter.PREDICTION:
             message.drafter = own.value
         self._num_ahead = num_ahead(speculation, self._model.config.overlap)
         async with self._in_time():

@@ -191,9 +191,13 @@ class ServedModel:
         return self.metrics.pair(self.reference.info.model_id, self._draft_id)
 
     def drafter_for(self, request: GenerationRequest) -> Drafter:
-        """Return what the request asks for, a model where it asks for a tree, or else the gateway's default."""
+        """Return what the request asks for, a model where it asks for a tree, or else the gateway's default. What it
+        predicts comes before that.
+        """
         options = request.speculation
         default = DRAFTERS[self.config.drafter] if options.tree is None else Drafter.MODEL
+        if request.prediction_ids and default is Drafter.MODEL:
+            default = Drafter.PREDICTION_MODEL
         return options.drafter or default
 
     def own_metrics(self, drafter: Drafter) -> PairMetrics:

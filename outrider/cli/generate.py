@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,11 +25,17 @@ def generate(
     *,
     generation: opt.Generation,
     connection: opt.CallOptions,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(help="A text file that the answer may be or be like, as before an edit: drafts where it is."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, when all is done.")] = False,
 ) -> None:
     """Continue PROMPT. The text goes to stdout, tokens coloured by kind; figures go to stderr."""
     with errors_as_lines():
         options = generation.options(connection.model, max_tokens)
+        if prediction is not None:
+            options["prediction"] = _read_prediction(prediction)
         text = _read_stdin() if prompt == "-" else prompt
         with Client(address, timeout_s=connection.timeout, **connection.options) as client:
             if as_json:
@@ -50,6 +57,13 @@ def _read_stdin() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the prompt on stdin is not UTF-8: {error}", param="prompt") from None
+
+
+def _read_prediction(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"--prediction {path} cannot be read: {error}", param="prediction") from None
 
 
 def _show(stream: SyncRoundStream) -> None:
@@ -97,6 +111,8 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
             "num_accepted_tokens": usage.num_accepted_tokens,
             "num_plain_steps": usage.num_plain_steps,
             "num_wasted_tokens": usage.num_wasted_tokens,
+            "num_accepted_prediction_tokens": usage.num_accepted_prediction_tokens,
+            "num_rejected_prediction_tokens": usage.num_rejected_prediction_tokens,
             "acceptance_rate": usage.acceptance_rate,
             "mean_accepted_length": usage.mean_accepted_length,
             "tokens_per_target_pass": usage.tokens_per_target_pass,

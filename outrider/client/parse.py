@@ -91,4 +91,6 @@ def _usage(message: gateway_pb2.Usage) -> Usage:
         seed=message.seed,
         lenience=message.lenience if message.HasField("lenience") else None,
         num_cached_prompt_tokens=message.num_cached_prompt_tokens,
+        num_accepted_prediction_tokens=message.num_accepted_prediction_tokens,
+        num_rejected_prediction_tokens=message.num_rejected_prediction_tokens,
     )

@@ -57,6 +57,8 @@ class GenerateOptions(TypedDict, total=False):
     """What the answer has to be, such as `StructuredOutputs(regex=r"\\d+")`."""
     speculation: Speculation | bool
     """False = plain decoding."""
+    prediction: str
+    """What the answer may be or be like, as a file before an edit: drafts as far as the answer goes along with it."""
     cache_salt: str
     """Cached prefixes are shared only with calls of the same salt; 1 to 256 bytes of UTF-8."""
     user: str
@@ -102,6 +104,7 @@ def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.G
         request.stop.append(_text("stop", text, "token ids go into stop_token_ids"))
     _encode("bad_words", lambda: request.bad_words.extend(words))
     _encode("user", lambda: setattr(request, "user", given.get("user", "")))
+    request.prediction = _text("prediction", given.get("prediction", ""), "token ids are not taken here")
     if "cache_salt" in given:
         _encode("cache_salt", lambda: setattr(request, "cache_salt", given["cache_salt"]))
         check_cache_salt(request.cache_salt)  # an empty one would mean none on the wire

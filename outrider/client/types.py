@@ -65,6 +65,9 @@ class Drafter(StrEnum):
     NGRAM_MODEL = "ngram+model"
     """NGRAM where it has seen the last tokens before, else a draft worker."""
     LOOKUP_MODEL = "lookup+model"
+    PREDICTION = "prediction"
+    """The target, from the call's prediction, where the answer goes along with it."""
+    PREDICTION_MODEL = "prediction+model"
 
     @classmethod
     def _missing_(cls, value: object) -> Drafter | None:
@@ -164,6 +167,10 @@ class Usage:
     """Prompt tokens that the target had in its prefix cache. Of several answers: those that none had to compute."""
     lenience: float | None = None
     """None = exactly the target's law."""
+    num_accepted_prediction_tokens: int = 0
+    """Tokens that the call's prediction had foretold."""
+    num_rejected_prediction_tokens: int = 0
+    """Tokens of the prediction that are not in the answer."""
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -259,4 +266,6 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
         seed=usages[0].seed,
         lenience=usages[0].lenience,
         num_cached_prompt_tokens=min(usage.num_cached_prompt_tokens for usage in usages),
+        num_accepted_prediction_tokens=sum(usage.num_accepted_prediction_tokens for usage in usages),
+        num_rejected_prediction_tokens=sum(usage.num_rejected_prediction_tokens for usage in usages),
     )

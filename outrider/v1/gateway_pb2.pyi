@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "prompt_ids", "chat", "params", "has_seed", "num_choices", "stop", "speculation", "bad_words", "cache_salt", "user", "structured_outputs")
+    __slots__ = ("model", "prompt", "prompt_ids", "chat", "params", "has_seed", "num_choices", "stop", "speculation", "bad_words", "cache_salt", "user", "structured_outputs", "prediction")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     prompt_ids: _common_pb2.TokenSequence
@@ -35,7 +36,8 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     user: str
     structured_outputs: StructuredOutputs
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[_common_pb2.TokenSequence, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., has_seed: _Optional[bool] = ..., num_choices: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., bad_words: _Optional[_Iterable[str]] = ..., cache_salt: _Optional[str] = ..., user: _Optional[str] = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ...) -> None: ...
+    prediction: str
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[_common_pb2.TokenSequence, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., has_seed: _Optional[bool] = ..., num_choices: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., bad_words: _Optional[_Iterable[str]] = ..., cache_salt: _Optional[str] = ..., user: _Optional[str] = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., prediction: _Optional[str] = ...) -> None: ...
 
 class StructuredOutputs(_message.Message):
     __slots__ = ("json", "regex", "choice", "grammar", "json_object", "strict")
@@ -144,7 +146,7 @@ class RoundTimings(_message.Message):
     def __init__(self, total_us: _Optional[int] = ..., deliver_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., overhead_us: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_completion_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_plain_steps", "num_wasted_tokens", "seed", "num_cached_prompt_tokens", "lenience")
+    __slots__ = ("num_prompt_tokens", "num_completion_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_plain_steps", "num_wasted_tokens", "seed", "num_cached_prompt_tokens", "lenience", "num_accepted_prediction_tokens", "num_rejected_prediction_tokens")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +157,8 @@ class Usage(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_completion_tokens: int
     num_rounds: int
@@ -165,7 +169,9 @@ class Usage(_message.Message):
     seed: int
     num_cached_prompt_tokens: int
     lenience: float
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_plain_steps: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., num_cached_prompt_tokens: _Optional[int] = ..., lenience: _Optional[float] = ...) -> None: ...
+    num_accepted_prediction_tokens: int
+    num_rejected_prediction_tokens: int
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_plain_steps: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., num_cached_prompt_tokens: _Optional[int] = ..., lenience: _Optional[float] = ..., num_accepted_prediction_tokens: _Optional[int] = ..., num_rejected_prediction_tokens: _Optional[int] = ...) -> None: ...
 
 class GetModelsRequest(_message.Message):
     __slots__ = ()

@@ -39,6 +39,8 @@ class Drafter(Enum):
     BIGRAM = pb.DRAFTER_BIGRAM
     NGRAM_MODEL = pb.DRAFTER_NGRAM_MODEL
     LOOKUP_MODEL = pb.DRAFTER_LOOKUP_MODEL
+    PREDICTION = pb.DRAFTER_PREDICTION
+    PREDICTION_MODEL = pb.DRAFTER_PREDICTION_MODEL
 
     @property
     def label(self) -> str:

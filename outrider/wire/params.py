@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -266,7 +267,7 @@ def check_cache_salt(salt: str) -> None:
         )
 
 
-def check_token_ids(name: str, ids: tuple[int, ...] | list[int], vocab_size: int) -> None:
+def check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     """Raise InvalidRequest naming the first id outside [0, vocab_size)."""
     for index, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:

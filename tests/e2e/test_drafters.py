@@ -101,8 +101,8 @@ def test_a_gateway_without_drafts_has_the_targets_own(alone: Process, expected: 
 
 
 def test_what_may_be_asked_for_is_told_and_the_rest_is_refused(stack: Stack, alone: Process) -> None:
-    offered = [*(each.value for each in OWN), *(each.value for each in BOTH)]
-    own = [each.value for each in OWN]
+    offered = [*(each.value for each in (*OWN, *BOTH)), "prediction", "prediction+model"]
+    own = [*(each.value for each in OWN), "prediction"]
     for http, expected in ((stack.http, ["model", *offered]), (f"http://{alone.ready['http']}", own)):
         (facts,) = httpx.get(f"{http}/v1/models").json()["data"]
         assert facts["drafters"] == expected

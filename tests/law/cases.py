@@ -11,6 +11,8 @@ from tests import grammars
 
 VOCAB_SIZE = 8
 PROMPT = (2, 3, 4, 3)
+PREDICTION = "unknown t3"
+"""Of cases that draft from one: likely enough that it is kept whole at times, under all their parameters."""
 NUM_ANSWERS = 1280
 """Of each case. `test_power.py` computes that every broken rule then shows with p < 1e-6."""
 NUM_EVERYDAY = NUM_ANSWERS // 2
@@ -110,6 +112,8 @@ UNDER_OTHERS = {
     "unigram": ("nothing",),
     "ngram+model": ("frequency_penalty",),
     "lookup+model": ("nothing",),
+    "prediction": ("nothing",),
+    "prediction+model": ("repeated drafts",),
     "draft of bigrams": ("everything",),
     "draft of n-grams": (),
     "draft of lookups": (),
@@ -122,6 +126,8 @@ UNDER_DRAFTERS = {
     "bigram": ("top_k", "choice", "everything"),
     "ngram+model": ("frequency_penalty", "choice", "everything"),
     "lookup+model": ("nothing", "schema", "everything"),
+    "prediction": ("nothing", "everything"),
+    "prediction+model": ("repeated drafts", "everything"),
 }
 """Who else than a draft worker alone makes drafts."""
 COUPLED_DRAFTERS = "coupled, drafters"

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from outrider.client import AsyncClient, Choice
-from tests.law.cases import CHOICES_PER_CALL, NUM_ANSWERS, PROMPT, STRUCTURED, Case
+from outrider.client import AsyncClient, Choice, Drafter
+from tests.law.cases import CHOICES_PER_CALL, NUM_ANSWERS, PREDICTION, PROMPT, STRUCTURED, Case
 from tests.law.chi_square import Window
 from tests.law.expected import Answer
 
@@ -62,7 +62,8 @@ async def _work(client: AsyncClient, calls: Iterable[tuple[int, Case]], samples:
 
 
 async def _call(client: AsyncClient, case: Case, seed: int) -> tuple[Choice, ...]:
-    p = case.params
+    p, drafter = case.params, case.speculation.drafter
+    predicts = isinstance(drafter, Drafter) and drafter in (Drafter.PREDICTION, Drafter.PREDICTION_MODEL)
     completion = await client.generate(
         prompt_ids=PROMPT,
         n=CHOICES_PER_CALL,
@@ -82,5 +83,6 @@ async def _call(client: AsyncClient, case: Case, seed: int) -> tuple[Choice, ...
         stop_token_ids=p.stop_token_ids,
         ignore_eos=p.ignore_eos,
         structured_outputs=STRUCTURED.get(p.grammar),
+        prediction=PREDICTION if predicts else "",
     )
     return completion.choices

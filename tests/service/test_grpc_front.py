@@ -111,7 +111,7 @@ async def test_chats_ids_defaults_and_speculation_arrive(generator: ScriptedGene
     async with stub_of(generator) as stub:
         await collect(stub.Generate(gateway_pb2.GenerateRequest(chat=chat, speculation=wishes)))
         ids = common_pb2.TokenSequence(ids=[5, 6])
-        await collect(stub.Generate(gateway_pb2.GenerateRequest(prompt_ids=ids)))
+        await collect(stub.Generate(gateway_pb2.GenerateRequest(prompt_ids=ids, prediction="the fox")))
     first, second = generator.requests
     assert TOKENIZER.decode(first.prompt_ids) == "a\n\nb"
     assert (first.params.max_tokens, first.params.temperature, first.params.top_p) == (16, 0.0, 1.0)
@@ -121,6 +121,7 @@ async def test_chats_ids_defaults_and_speculation_arrive(generator: ScriptedGene
         9,
     )
     assert second.prompt_ids == (5, 6)
+    assert second.prediction_ids == tuple(TOKENIZER.encode("the fox"))
     assert second.speculation.enabled and second.speculation.num_draft_tokens is None
     rules = [each.params.acceptance for each in generator.requests]
     assert rules == [AcceptanceRule.COUPLED, AcceptanceRule.REJECTION]

@@ -39,9 +39,12 @@ async def target(drafting_worker: Process) -> AsyncIterator[ControlClient]:
         yield client
 
 
-def open_with(drafter: str | None, slot: int, ids: Sequence[int], k: int = 4, **options: Any) -> pb.OpenSlot:
+def open_with(
+    drafter: str | None, slot: int, ids: Sequence[int], k: int = 4, prediction: Sequence[int] = (), **options: Any
+) -> pb.OpenSlot:
     """k: draft tokens of each step, which are verified whatever they cost."""
     message = open_slot(slot, ids, k=k, **{"max_tokens": 40, **options})
+    message.prediction_ids.extend(prediction)
     if drafter is not None:
         message.drafter = DRAFTERS[drafter].value
     return message
@@ -69,7 +72,7 @@ async def refused(target: ControlClient, message: pb.OpenSlot | tpb.Verify) -> s
 
 
 async def test_it_says_which_it_has(target: ControlClient) -> None:
-    assert list((await target.info()).drafters) == [DRAFTERS[name].value for name in OWN]
+    assert list((await target.info()).drafters) == [DRAFTERS[name].value for name in (*OWN, "prediction")]
 
 
 @pytest.mark.parametrize("drafter", OWN)
@@ -90,6 +93,39 @@ async def test_coupled_text_does_not_depend_on_who_drafts(target: ControlClient,
         ids, verdicts = await answer(target, drafter, num=24, k=k, **COUPLED)
         assert ids[:24] == alone[:24]
         assert sum(verdict.num_drafted for verdict in verdicts) > 0
+
+
+@pytest.mark.parametrize("drafter", [None, "unigram"])
+async def test_a_predicted_text_is_copied_and_another_drafts_where_it_is_left(
+    target: ControlClient, reference: ReferenceModel, drafter: str | None
+) -> None:
+    """Of what the target says ten tokens are cut out of the prediction, and others put in."""
+    expected = reference.greedy(PROMPT, 40)
+    prediction = [*expected[:8], *expected[18:28], 3, 3, *expected[28:]]
+    ids, verdicts = await answer(target, drafter, num=40, prediction=prediction)
+    assert ids == expected
+    foretold, alike = sum(verdict.num_foretold for verdict in verdicts), len(prediction) - 2
+    assert alike - 3 * 2 <= foretold <= alike
+    assert len(verdicts) < 40 - foretold / 2
+    who = {verdict.drafter for verdict in verdicts if verdict.num_drafted}
+    assert pb.DRAFTER_PREDICTION in who and (drafter is None or DRAFTERS[drafter].value in who)
+
+
+async def test_a_prediction_changes_no_text_with_noise(target: ControlClient) -> None:
+    for options in (COUPLED, {"temperature": 1.0, "seed": 11, "top_k": 6}):
+        alone, _ = await answer(target, None, num=24, **options)
+        for prediction in (alone, alone[5:], [*alone[:4], 3, *alone[4:]], [9, 3, 9, 3]):
+            ids, verdicts = await answer(target, None, num=24, prediction=prediction, **options)
+            assert ids[:24] == alone[:24]
+        assert sum(verdict.num_foretold for verdict in verdicts) <= 2
+
+
+async def test_what_no_prediction_can_be(target: ControlClient) -> None:
+    info = await target.info()
+    unknown = await refused(target, open_with(None, 1, PROMPT, prediction=[5, info.vocab_size]))
+    assert unknown.startswith(f"prediction_ids[1] is {info.vocab_size}, must be a token id from 0")
+    long = await refused(target, open_with(None, 1, PROMPT, prediction=[5] * (info.context_limit + 1)))
+    assert long == f"{info.context_limit + 1} prediction_ids, the context limit is {info.context_limit}"
 
 
 async def test_a_text_that_repeats_itself_is_accepted(target: ControlClient) -> None:
@@ -202,5 +238,6 @@ async def test_a_target_without_a_text_says_what_it_would_need(
     target_worker: Process, target_folder: str, tmp_path: Path
 ) -> None:
     async with ControlClient(target_worker.address, "target") as client:
-        assert list((await client.info()).drafters) == [DRAFTERS["ngram"].value, DRAFTERS["lookup"].value]
+        offered = [DRAFTERS[name].value for name in ("ngram", "lookup", "prediction")]
+        assert list((await client.info()).drafters) == offered
         assert "start it with --drafter-text" in await refused(client, open_with("bigram", 1, PROMPT))

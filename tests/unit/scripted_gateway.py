@@ -37,6 +37,8 @@ USAGE = pb.Usage(
     num_wasted_tokens=3,
     seed=2**63 + 5,
     num_cached_prompt_tokens=3,
+    num_accepted_prediction_tokens=2,
+    num_rejected_prediction_tokens=1,
 )
 TEXT = " the quick red fox ran!\n"
 

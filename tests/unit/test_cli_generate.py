@@ -124,6 +124,16 @@ def test_the_prompt_comes_from_stdin(gateway: ScriptedGateway) -> None:
     assert gateway.requests[0].prompt == "two\nlines ü\n"
 
 
+def test_a_prediction_is_a_files_text(gateway: ScriptedGateway, tmp_path: Path) -> None:
+    path = tmp_path / "before.py"
+    path.write_text("größe = 1\n", encoding="utf-8")
+    for file, code in ((path, 0), (tmp_path / "none.py", 1)):
+        done = outrider("generate", "hello", "--address", gateway.address, "--prediction", str(file))
+        assert done.exit_code == code
+    assert [each.prediction for each in gateway.requests] == ["größe = 1\n"]
+    assert "--prediction" in done.stderr and "cannot be read" in done.stderr
+
+
 def test_a_prompt_that_is_not_utf8_is_named(gateway: ScriptedGateway) -> None:
     env = {**os.environ, "PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:strict"}
     command = [*RUN, "generate", "-", "--address", gateway.address]

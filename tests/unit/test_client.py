@@ -93,6 +93,8 @@ async def test_choices_are_kept_apart_and_usage_is_summed(gateway: ScriptedGatew
     assert completion.usage.num_draft_tokens == 15
     assert completion.usage.num_prompt_tokens == 4  # once, as OpenAI counts it
     assert completion.usage.num_cached_prompt_tokens == 3
+    assert completion.usage.num_accepted_prediction_tokens == 6
+    assert completion.usage.num_rejected_prediction_tokens == 3
 
 
 def test_rates_are_absent_when_nothing_was_drafted() -> None:
@@ -171,6 +173,7 @@ async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> 
             speculation=Speculation(num_draft_tokens=0, draft_logprobs=DraftLogprobs.TOPK, draft_topk=64),
             cache_salt="salz",
             user="somebody",
+            prediction="größe",
         )
     assert gateway.requests[0] == pb.GenerateRequest(
         model="pair",
@@ -201,6 +204,7 @@ async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> 
         bad_words=["damn"],
         cache_salt="salz",
         user="somebody",
+        prediction="größe",
     )
 
 

@@ -126,9 +126,9 @@ def grown(drafter: SequenceDrafter, params: SamplingParams, most: int = K) -> li
     """The chain that the target grows in a slot that has this sequence."""
     own = OwnDrafts({Drafter.NGRAM: drafter}, VOCAB)
     slot: Any = SimpleNamespace(key=(1, 1), committed=SEQUENCE, num_prompt=6, params=params, max_len=99)
-    job: Any = SimpleNamespace(drafter=Drafter.NGRAM, cache_salt=b"")
+    job: Any = SimpleNamespace(own_drafters=(Drafter.NGRAM,), cache_salt=b"")
     own.open(job, slot)
-    return own.grown(slot, state_of(params), SlotShares(RankShares()), most)
+    return own.grown(slot, Drafter.NGRAM, state_of(params), SlotShares(RankShares()), most)
 
 
 def ids_of(chain: list[Node]) -> tuple[int, ...]:

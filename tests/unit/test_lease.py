@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.wire.kinds import Drafter
+from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
-from target_service.lease import ETA_WEIGHT, MOST_LACKED, Lease
+from target_service.decide_on_device import Decided
+from target_service.drafts import Drafts
+from target_service.lease import ETA_WEIGHT, MOST_LACKED, Lease, Ready
+from target_service.own_drafts import OwnDrafts
 
 PROMPT = [7, 8, 9]
 
@@ -19,10 +25,11 @@ class Course:
     """A slot whose target commits a token a step, at times that the test says."""
 
     def __init__(self) -> None:
-        slot: Any = SimpleNamespace(committed=list(PROMPT), max_len=99)
+        params = SamplingParams(temperature=0.0)
+        slot: Any = SimpleNamespace(committed=list(PROMPT), max_len=99, params=params)
         shares = SlotShares(RankShares())
         job: Any = None
-        self.lease = Lease(job, slot, Speculation(max_draft_tokens=8), 99, shares, shares, 0.0, live=True)
+        self.lease = Lease(job, slot, Speculation(max_draft_tokens=8), 99, shares, {}, 0.0, live=True)
         self.lease.goes_on(0.0)
 
     def step(self, now: float) -> None:
@@ -85,3 +92,18 @@ def test_whatever_comes_brings_hope() -> None:
     course.step(1.0)
     course.deliver(1, 2.0)
     assert course.lease.live and course.lease.heard and course.lease.eta_s is None
+
+
+def test_a_prediction_is_learnt_from_whether_it_was_verified_or_not() -> None:
+    """Else texts of no use would have the next one never tried."""
+    course, shares, metrics = Course(), RankShares(), WorkerMetrics("target")
+    for _ in range(500):
+        shares.note(None)
+    lease, none = course.lease, OwnDrafts({}, 9)
+    prediction = lease.own_shares[Drafter.PREDICTION] = SlotShares(shares)
+    assert prediction.share(0) < 0.02
+    drafts = Drafts(none, cast(Any, None), metrics, 9, takes_trees=True)
+    for _ in range(32):
+        lease.slot.committed.append(1)
+        drafts.committed(lease, Ready(lease.slot, [], None), Decided(0, 1, ()), [1], [True], 0.0)
+    assert prediction.share(0) > 0.7

@@ -35,13 +35,20 @@ def connection(*offered: Drafter) -> Any:
 NGRAM = (Drafter.NGRAM, Drafter.LOOKUP)
 
 
-async def opened(target_offers: tuple[Drafter, ...], drafter: str, **wish: Any) -> tuple[ScriptedTarget, ScriptedDraft]:
+async def opened(
+    target_offers: tuple[Drafter, ...],
+    drafter: str,
+    prediction: tuple[int, ...] = (),
+    named: Drafter | None = None,
+    **wish: Any,
+) -> tuple[ScriptedTarget, ScriptedDraft]:
     """What a request's target and draft were sent, until the first verdict is waited for."""
     target, draft = ScriptedTarget(info=connection(*target_offers).info), ScriptedDraft()
     config = GatewayConfig.model_validate({"target": "127.0.0.1:9", "drafter": drafter})
     model = served_model({"a": link_of(target)}, {"draft-0": link_of(draft)}, gateway=config)
-    speculation = SpeculationOptions(**wish)
-    request = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=50), speculation=speculation)
+    speculation = SpeculationOptions(drafter=named, **wish)
+    params = SamplingParams(max_tokens=50)
+    request = GenerationRequest("r", "m", (1, 2), params, speculation=speculation, prediction_ids=prediction)
     outputs = Decoder(model, Session(request, model.reference.tokenizer, 1), time.monotonic() + 60).run()
     first = asyncio.ensure_future(anext(outputs))
     for _ in range(20):
@@ -67,6 +74,26 @@ async def test_the_targets_own_drafter_follows_the_slot_and_a_draft_is_told_wher
     target, draft = await opened(NGRAM, drafter)
     assert target.all_of("open")[0].drafter == own
     assert target.lease.is_drafted is ("advance" in draft.names) is asks_draft
+
+
+@pytest.mark.parametrize(
+    ("default", "named", "own", "asks_draft"),
+    [
+        ("model", None, pb.DRAFTER_UNSPECIFIED, True),
+        ("lookup", None, pb.DRAFTER_LOOKUP, False),
+        ("ngram+model", None, pb.DRAFTER_NGRAM, True),
+        ("lookup", Drafter.PREDICTION, pb.DRAFTER_UNSPECIFIED, False),
+        ("lookup", Drafter.PREDICTION_MODEL, pb.DRAFTER_UNSPECIFIED, True),
+    ],
+)
+async def test_a_prediction_goes_before_who_else_drafts(
+    default: str, named: Drafter | None, own: int, asks_draft: bool
+) -> None:
+    target, draft = await opened((*NGRAM, Drafter.PREDICTION), default, (3, 4, 5), named)
+    message = target.all_of("open")[0]
+    assert (list(message.prediction_ids), message.drafter) == ([3, 4, 5], own)
+    assert target.lease.is_drafted is ("advance" in draft.names) is asks_draft
+    assert all(not each.prediction_ids for each in draft.all_of("open"))
 
 
 async def test_a_request_without_drafts_has_no_drafter() -> None:
@@ -127,10 +154,11 @@ def test_what_may_be_asked_for_is_what_workers_say() -> None:
 def test_every_side_knows_the_same_names() -> None:
     names = list(DRAFTERS)
     assert [each.value for each in SdkDrafter] == names
-    for owner in (SpeculationBody, GatewayConfig):
+    of_a_request = ["prediction", "prediction+model"]
+    for owner, known in ((SpeculationBody, names), (GatewayConfig, [n for n in names if n not in of_a_request])):
         annotation = owner.model_fields["drafter"].annotation
         literal = next((each for each in get_args(annotation) if get_args(each)), annotation)
-        assert list(get_args(literal)) == names
+        assert list(get_args(literal)) == known
 
 
 def test_a_bar_may_stand_for_the_plus() -> None:

@@ -1,17 +1,22 @@
-"""Texts that take long to render and to tokenise leave the event loop alone, wherever in a request they are."""
+"""Texts that take long to render and to tokenise leave the event loop alone, wherever in a request they are; and what
+becomes of a prediction.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from gateway.admission.requests import INLINE_CHARS, build_requests
+from gateway.admission.requests import INLINE_CHARS, Demand, build_requests, check_demand
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.grammars import OutputFormat, of_regex
 from gateway.tokenizer import ChatTemplate
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.kinds import Drafter
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
@@ -41,13 +46,14 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     [
         ({"prompt": "hello"}, CompletionBody, True),
         ({"prompt": LONG}, CompletionBody, False),
+        ({"prompt": "hello", "prediction": {"type": "content", "content": LONG}}, CompletionBody, False),
         ({"messages": [HELLO]}, ChatBody, True),
         ({"messages": [HELLO | {"content": LONG}]}, ChatBody, False),
         ({"messages": [HELLO | {"name": LONG}]}, ChatBody, False),
         ({"messages": [HELLO], "chat_template_kwargs": {"note": LONG}}, ChatBody, False),
         ({"messages": [HELLO], "chat_template_kwargs": {"notes": [[[{"a": LONG}]]]}}, ChatBody, False),
     ],
-    ids=["short", "prompt", "short chat", "content", "name", "kwargs", "kwargs, deep"],
+    ids=["short", "prompt", "prediction", "short chat", "content", "name", "kwargs", "kwargs, deep"],
 )
 async def test_long_texts_are_tokenised_on_a_thread(
     threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody], inline: bool
@@ -83,3 +89,53 @@ async def test_an_operator_bounds_what_a_request_may_have_drafted(asked: dict[st
     await build_requests(demand, FACTS, TOKENIZER, config())
     with pytest.raises(InvalidRequest, match=rf"{shown}, .*at most 16 tokens \(max_draft_tokens\)"):
         await build_requests(demand, FACTS, TOKENIZER, config(max_draft_tokens=16))
+
+
+def predicting(content: Any, **body: Any) -> Demand:
+    prediction = {"type": "content", "content": content}
+    return parse_body(CompletionBody, {"prompt": "x", "prediction": prediction, **body}).demand("id")
+
+
+@pytest.mark.parametrize("content", ["the quick brown fox", [{"type": "text", "text": "the quick brown fox"}]])
+async def test_a_prediction_is_tokens_of_every_answer(content: Any) -> None:
+    requests = await build_requests(predicting(content, n=2, prompt=["x", "y"]), FACTS, TOKENIZER, config())
+    assert [each.prediction_ids for each in requests] == [tuple(TOKENIZER.encode("the quick brown fox"))] * 4
+
+
+@pytest.mark.parametrize(
+    ("wish", "is_used"),
+    [
+        ({}, True),
+        ({"drafter": "prediction"}, True),
+        ({"drafter": "prediction|model"}, True),
+        ({"drafter": "ngram"}, False),
+        ({"enabled": False}, False),
+        ({"num_draft_tokens": 0}, False),
+    ],
+)
+async def test_a_prediction_is_used_where_something_is_drafted_and_no_other_drafter_named(
+    wish: dict[str, Any], is_used: bool
+) -> None:
+    (request,) = await build_requests(predicting("the fox", speculation=wish), FACTS, TOKENIZER, config())
+    assert bool(request.prediction_ids) is is_used
+
+
+async def test_an_empty_prediction_means_nothing() -> None:
+    (request,) = await build_requests(predicting(""), FACTS, TOKENIZER, config())
+    assert request.prediction_ids == ()
+    facts = dataclasses.replace(FACTS, drafters=(Drafter.PREDICTION,))
+    with pytest.raises(InvalidRequest, match=r"drafter is prediction and prediction.content is empty"):
+        check_demand(predicting("", speculation={"drafter": "prediction"}), [facts])
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ("a b " * FACTS.context_limit, rf"has \d+ tokens, the context limit is {FACTS.context_limit}; shorten it"),
+        ("int x;<|endoftext|>", r"holds '<\|endoftext\|>', a special token, which is no text; leave it out"),
+    ],
+)
+async def test_what_no_output_can_be_is_no_prediction(content: str, shown: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"prediction.content {shown}") as caught:
+        await build_requests(predicting(content), FACTS, TOKENIZER, config())
+    assert caught.value.param == "prediction.content"

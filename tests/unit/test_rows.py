@@ -72,7 +72,7 @@ def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = No
     shares = SlotShares(RankShares())
     spec = Speculation(**{"max_draft_tokens": 32, **speculation})
     slot: Any = SimpleNamespace(committed=[7], max_len=99)
-    made = Lease(None, slot, spec, 9, shares, shares, now, live=True)  # type: ignore[arg-type]
+    made = Lease(None, slot, spec, 9, shares, {}, now, live=True)  # type: ignore[arg-type]
     made.lacked[1], made.eta_s, made.gap_s = now, eta_s, gap_s
     return made
 

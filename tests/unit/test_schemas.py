@@ -132,6 +132,25 @@ def test_what_is_not_offered_is_refused_unless_it_asks_for_nothing(name: str) ->
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ("text", "prediction"),
+        ({"content": "x"}, "prediction.type"),
+        ({"type": "diff", "content": "x"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": 5}, "prediction.content"),
+        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content"),
+        ({"type": "content", "content": "x", "more": 1}, "prediction.more"),
+    ],
+)
+def test_no_other_form_of_a_prediction(given: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(prediction=given)
+    assert caught.value.param == param
+    assert chat(prediction=None) == chat()
+
+
 def test_wrong_types_are_not_converted_and_long_values_not_echoed() -> None:
     for body in ({"temperature": "1"}, {"max_tokens": 1.5}, {"stream": 1}, {"logit_bias": {"1": "x"}}):
         with pytest.raises(InvalidRequest):

@@ -23,9 +23,12 @@ def tokenizer() -> Tokenizer:
     return demo_tokenizer()
 
 
-def session_of(tokenizer: Tokenizer, *stop: str, stop_ids: tuple[int, ...] = ()) -> Session:
+def session_of(
+    tokenizer: Tokenizer, *stop: str, stop_ids: tuple[int, ...] = (), prediction: tuple[int, ...] = ()
+) -> Session:
     params = SamplingParams(max_tokens=16, stop_token_ids=stop_ids)
-    return Session(GenerationRequest("r", "m", PROMPT, params, stop=stop), tokenizer, slot_id=1)
+    request = GenerationRequest("r", "m", PROMPT, params, stop=stop, prediction_ids=prediction)
+    return Session(request, tokenizer, slot_id=1)
 
 
 def apply(session: Session, ids: Sequence[int], **fields: Any) -> RoundOutput:
@@ -71,3 +74,22 @@ def test_usage_adds_up_over_rounds(tokenizer: Tokenizer) -> None:
     assert (usage.num_prompt_tokens, usage.num_cached_prompt_tokens, usage.num_completion_tokens) == (3, 2, 4)
     assert (usage.num_rounds, usage.num_plain_steps) == (2, 1)
     assert (usage.num_draft_tokens, usage.num_accepted_tokens) == (9, 1)
+
+
+def test_usage_says_what_of_a_prediction_came_and_what_is_left(tokenizer: Tokenizer) -> None:
+    session, ids = session_of(tokenizer, prediction=(1, 2, 3, 4)), tokenizer.encode("the quick brown fox")
+    seen = list[tuple[int, int]]()
+    for token_id, num_foretold in ((ids[0], 0), (ids[1], 1), (ids[2], 1)):
+        apply(session, [token_id], num_foretold=num_foretold, num_drafted=5, num_accepted=0)
+        usage = session.usage
+        seen.append((usage.num_accepted_prediction_tokens, usage.num_rejected_prediction_tokens))
+    assert seen == [(0, 4), (1, 3), (2, 2)]
+    apply(session, ids[3:4] * 5, num_foretold=5)
+    assert (usage.num_accepted_prediction_tokens, usage.num_rejected_prediction_tokens) == (7, 0), "copied twice"
+
+
+def test_what_a_stop_string_cuts_off_is_not_of_the_prediction(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("the quick brown fox")
+    session = session_of(tokenizer, " brown", prediction=tuple(ids))
+    output = apply(session, ids, num_foretold=len(ids))
+    assert output.usage is not None and output.usage.num_accepted_prediction_tokens == len(output.tokens) < len(ids)

@@ -19,6 +19,8 @@ _SMALL_DEPTH = 4
 """Levels of small trees: three nodes for each of so many were the fastest trees of `make bench-trees`."""
 _MAX_DRAFT_TOKENS: int = GatewayConfig.model_fields["max_draft_tokens"].default
 _ASKING_A_MODEL = (Drafter.MODEL, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)
+_OF_A_REQUEST = (Drafter.PREDICTION, Drafter.PREDICTION_MODEL)
+"""What prompts alone cannot measure."""
 
 
 def chain_name(k: int) -> str:
@@ -40,7 +42,7 @@ def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Draft
 
     offered: drafters that the deployment has.
     """
-    offered = list(offered)
+    offered = [each for each in offered if each not in _OF_A_REQUEST]
     found = chains((0,), temperature)
     for drafter in (each for each in offered if each not in _ASKING_A_MODEL):
         for own_k in sorted({k, min(_OWN_K, max_k)}):

@@ -74,10 +74,18 @@ class OpenJob:
     """Epoch of that target; draft only."""
     drafter: Drafter | None = None
     """The target's own drafter that follows the slot; target only."""
+    prediction_ids: tuple[int, ...] = ()
+    """What the output may be like; target only."""
     speculation: Speculation = field(default_factory=Speculation)
     """How the slot is drafted for; by default not at all."""
     grammar: Grammar | None = None
     """That of `params`, compiled; None without one, and on a draft that cannot follow it."""
+
+    @property
+    def own_drafters(self) -> tuple[Drafter, ...]:
+        """Return who drafts for the slot in the target, in the order in which they are asked."""
+        first = (Drafter.PREDICTION,) if self.prediction_ids else ()
+        return first if self.drafter is None else (*first, self.drafter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from outrider.engine.worker.jobs import CloseJob, Fault, JobError, Opened, OpenJ
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import PROTOCOL, TRUNCATE_REASONS
-from outrider.wire.params import SamplingParams, drafter_of
+from outrider.wire.params import SamplingParams, check_token_ids, drafter_of
 from outrider.wire.speculation import Speculation
 from outrider.wire.trace import Spans, TraceParent, round_span_id
 from outrider.wire.transport.streams import ControlStreams
@@ -107,6 +107,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocab_size: int, respond: Callabl
             f"the gateway speaks protocol {message.protocol}, this worker {PROTOCOL}; upgrade the older of them",
             param="protocol",
         )
+    check_token_ids("prediction_ids", message.prediction_ids, vocab_size)
     return OpenJob(
         owner=owner,
         slot_id=message.slot,
@@ -118,6 +119,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocab_size: int, respond: Callabl
         deliver_to=message.deliver_to,
         target_epoch=message.target_epoch,
         drafter=drafter_of(message.drafter, "drafter"),
+        prediction_ids=tuple(message.prediction_ids),
         speculation=Speculation.from_proto(message.speculation, vocab_size),
     )
 
@@ -254,6 +256,8 @@ class WorkerService:
                 respond(JobError(Fault.STALE_EPOCH, why))
         elif (num_ids := _num_committed_ids(item)) > self._context_limit:
             respond(JobError(Fault.INVALID, f"{num_ids} committed ids, the context limit is {self._context_limit}"))
+        elif kind == "open" and (num_ids := len(item.open.prediction_ids)) > self._context_limit:
+            respond(JobError(Fault.INVALID, f"{num_ids} prediction_ids, the context limit is {self._context_limit}"))
         elif kind == "open":
             self._open(owner, item.open, respond)
         elif kind == "truncate":

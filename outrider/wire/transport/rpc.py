@@ -141,8 +141,10 @@ def _common(max_message_bytes: int) -> Options:
 
 
 def max_control_bytes(context_limit: int) -> int:
-    """Return the size of the largest message of a Control stream: one whole context, and what else may be in it."""
-    return CONTROL_BYTES + _TOKEN_ID_BYTES * context_limit
+    """Return the size of the largest message of a Control stream: a whole context, a prediction as long, and what else
+    may be in it.
+    """
+    return CONTROL_BYTES + 2 * _TOKEN_ID_BYTES * context_limit
 
 
 def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Options:
