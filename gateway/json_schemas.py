@@ -92,8 +92,8 @@ def read_schema(schema: Any, *, strict: bool = False) -> Schema:
 
 def children(schema: Schema) -> Iterator[tuple[Place, Schema]]:
     """Go through the schemas right below one, definitions first, with what leads there."""
-    for key in sorted(schema, key=lambda key: key not in _DEFINITIONS) if isinstance(schema, dict) else ():
-        value = schema[key]
+    items = schema.items() if isinstance(schema, dict) else ()
+    for key, value in sorted(items, key=lambda item: item[0] not in _DEFINITIONS):
         if key in _SCHEMA:
             yield (key,), value
         elif key in _LISTS:
