@@ -251,3 +251,9 @@ class TestBrokenRules:
         case = CASE["full: repeated drafts"]
         found = self.p_values(models, services, case, target_module="tests.law.faults.penalties_frozen")
         assert found["first"] < BROKEN
+
+    @pytest.mark.slow
+    def test_a_mask_that_the_draft_did_not_draw_with(self, models: Models, services: Services) -> None:
+        case = CASE["full: regex"]
+        found = self.p_values(models, services, case, draft_module="tests.law.faults.mask_not_drawn")
+        assert found["first"] < BROKEN

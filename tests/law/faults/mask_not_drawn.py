@@ -1,0 +1,38 @@
+"""A draft that draws without the grammar and ships its laws masked, with the drawn token in them: the mask is on the
+target alone.
+
+Without the drawn token the target would notice: it refuses a token without mass in its own row.
+"""
+
+import sys
+
+from draft_service.worker import start_worker
+from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.speculation import drawing
+from outrider.wire.settings.config import DraftConfig
+from outrider.wire.worker_main import run_worker
+from tests.law.faults import replace
+
+draw, allowed = drawing._draw, SamplingState.allowed
+
+
+def draw_and_mask(said, whole, numbers):
+    draw(said, whole, numbers)
+    mask = allowed(said.state, tuple(said.node.path(said.tree.root)))
+    for child in said.node.children:
+        if child.law is not None and mask is not None:
+            child.law = masked(child.law, mask, child.token_id)
+
+
+def masked(law, mask, token_id):
+    """The law over what the grammar allows and token_id."""
+    ids, scores = law.support()
+    kept = mask[ids] | (ids == token_id)
+    return RowLaw(law.vocab_size, scores[kept], ids[kept]).normalised()
+
+
+if __name__ == "__main__":
+    replace(drawing, "_draw", draw_and_mask)
+    replace(SamplingState, "allowed", lambda self, prefix: None)
+    sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))
