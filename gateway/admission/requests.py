@@ -389,7 +389,7 @@ def _prediction_ids(demand: Demand, facts: ServedFacts, tokenizer: Tokenizer) ->
             "may be",
             param=name,
         )
-    special = (tokenizer.token_text(token_id) for token_id in ids if token_id in tokenizer.special_ids)
+    special = map(tokenizer.token_text, sorted(tokenizer.special_ids.intersection(ids)))
     written = next((text for text in special if text in demand.prediction), None)  # an unknown word is none
     if written is not None:
         raise InvalidRequest(f"{name} holds {written!r}, a special token, which is no text; leave it out", param=name)

@@ -14,9 +14,12 @@ import numpy as np
 
 from outrider.drafting.drafter import Counts, Followed, sorted_counts
 
-MIN_N, MAX_N = 2, 16
-"""Tokens that must match for it to go on elsewhere, and the most that are ever asked for. Doubling the first loses two
-more tokens after an edit; doubling the second leaves a text that was of no use silent twice as long."""
+MAX_N = 16
+"""Tokens that must match, at most, for it to say anything; to go on elsewhere, two must. Doubling it leaves a text of no
+use silent twice as long."""
+MOST_PLACES = 256
+"""Places that are compared for the longest match, from where it was last right on, and as many from the beginning.
+Doubling it doubles the time that a text takes which repeats itself."""
 
 
 class Prediction:
@@ -25,28 +28,34 @@ class Prediction:
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.ids = list(token_ids)
         self._ids = np.array(self.ids, dtype=np.int64)
-        self._by_id = np.argsort(self._ids[:-1], kind="stable")
-        """Positions of tokens that others follow, those of one token together and ascending."""
-        self._sorted_ids = self._ids[self._by_id]
+        pairs = (self._ids[:-2] << 32) | self._ids[1:-1]  # of what is followed by something
+        self._starts = np.argsort(pairs, kind="stable")
+        """Positions at which pairs begin, those of equal pairs together and ascending."""
+        self._pairs = pairs[self._starts]
 
     def open(self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes = b"") -> PredictionFollower:
         return PredictionFollower(self, token_ids, num_prompt)
 
     def longest(self, tail: Sequence[int], near: int) -> tuple[int, int] | None:
-        """Return the position behind the longest run of tokens that ends as `tail` does, and its length, from MIN_N to
+        """Return the position behind the longest run of tokens that ends as `tail` does, and its length, from 2 to
         MAX_N; None without one. Of equals the first from position `near` on, else the first of all.
         """
-        first, last = (int(np.searchsorted(self._sorted_ids, tail[-1], side)) for side in ("left", "right"))
-        ends, length = self._by_id[first:last] + 1, 1
-        while ends.size and length < min(MAX_N, len(tail)):
+        if len(tail) < 2:
+            return None
+        pair = (tail[-2] << 32) | tail[-1]
+        starts = self._starts[np.searchsorted(self._pairs, pair) : np.searchsorted(self._pairs, pair, "right")]
+        first = int(np.searchsorted(starts, near - 2))
+        ends = np.concatenate((starts[first : first + MOST_PLACES], starts[: min(first, MOST_PLACES)])) + 2
+        if not ends.size:
+            return None
+        length = 2
+        while length < min(MAX_N, len(tail)):
             longer = ends[ends > length]
             longer = longer[self._ids[longer - 1 - length] == tail[-1 - length]]
             if not longer.size:
                 break
             ends, length = longer, length + 1
-        if length < MIN_N:
-            return None
-        return int(ends[np.searchsorted(ends, near) % ends.size]), length
+        return int(ends[0]), length
 
 
 class _Place(NamedTuple):

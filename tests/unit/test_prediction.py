@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.drafting.prediction import MAX_N, MIN_N, Prediction, PredictionFollower
+from outrider.drafting.prediction import MAX_N, Prediction, PredictionFollower
 from tests.unit.drafting import AHEAD, Course, all_said, check_a_course, courses, ids, said
 
 PROMPT = [900, 901]
@@ -58,7 +58,7 @@ def test_a_guess_of_others_ends_a_walk() -> None:
 )
 def test_after_an_edit_it_goes_on_where_two_tokens_match(output: list[int], num_new: int, num_edits: int) -> None:
     """What the output adds cannot be foretold, nor the tokens that say where it goes on."""
-    assert sum(outcomes(TEXT, output)) == len(output) - num_new - MIN_N * num_edits
+    assert sum(outcomes(TEXT, output)) == len(output) - num_new - 2 * num_edits
     assert outcomes(TEXT, output).count(False) <= num_edits
 
 
@@ -76,7 +76,7 @@ def test_the_longest_match_is_found_held_against_looking_at_all_places(
     found = list[tuple[int, int, int]]()
     for end in range(1, len(text)):
         length = next((n for n in range(min(end, len(tail)), 0, -1) if text[end - n : end] == tail[-n:]), 0)
-        if length >= MIN_N:
+        if length >= 2:
             found.append((-length, end if end >= near else end + len(text), end))
     best = min(found, default=None)
     assert Prediction(text).longest(tail, near) == (None if best is None else (best[2], -best[0]))
