@@ -1,0 +1,246 @@
+"""What a grammar costs and what its forced tokens bring: masks by vocabulary, speed with a schema over without.
+
+    make bench-structured                             # or: python -m benchmarks.structured --help
+
+Masks are timed on their own, along random outputs of ten schemas, with the demo tokenizer and with a made-up one of
+262,144 tokens. Then the demo pair, its target widened, answers with the schemas: target and draft have a core each, and
+beside them runs a target that proposes nothing of what a grammar leaves no choice of. Arms take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser, spread, widened, with_interval
+from benchmarks.overlap.checkouts import this_checkout
+from benchmarks.overlap.systems import Front, split
+from gateway.grammars import of_schema
+from outrider.client import Speculation, StructuredOutputs
+from outrider.engine.sampling.grammar import Grammars, GrammarState
+
+SMALL, LARGE = 4096, 262_144
+MOST_OUTPUT = 96
+"""Tokens of a random output along which masks are timed."""
+NUM_STREAMS = (1, 16)
+PLAIN, AUTO = "plain", "auto"
+ARMS: Mapping[str, Speculation] = {PLAIN: Speculation(enabled=False), AUTO: Speculation(num_draft_tokens="auto")}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+TEXT, NUMBER = {"type": "string", "maxLength": 24}, {"type": "integer", "minimum": 0, "maximum": 9999}
+SCHEMAS: Mapping[str, dict[str, Any]] = {
+    "weather": _object(kind={"const": "weather_report"}, city=TEXT, temperature=NUMBER, unit={"enum": ["C", "F"]}),
+    "person": _object(first_name=TEXT, last_name=TEXT, age=NUMBER),
+    "call": _object(name={"const": "get_current_weather"}, arguments=_object(location=TEXT, days=NUMBER)),
+    "flags": _object(is_open={"type": "boolean"}, is_paid={"type": "boolean"}, is_late={"type": "boolean"}),
+    "choice": _object(sentiment={"enum": ["positive", "negative", "neutral"]}),
+    "nested": _object(order=_object(id=NUMBER, customer=_object(name=TEXT, address=_object(street=TEXT)))),
+    "list": _object(items={"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 6}),
+    "rows": _object(
+        rows={"type": "array", "items": _object(identifier=NUMBER, description=TEXT), "minItems": 1, "maxItems": 3}
+    ),
+    "either": _object(result={"anyOf": [_object(error_message=TEXT), _object(value=NUMBER)]}),
+    "date": _object(starts_at={"type": "string", "format": "date"}, ends_at={"type": "string", "format": "date"}),
+}
+ENDLESS = _object(numbers={"type": "array", "items": NUMBER, "minItems": 500, "maxItems": 600})
+"""No answer to it ends before its most tokens."""
+
+
+def made_up_tokenizer(vocab_size: int) -> str:
+    """Return a tokenizer.json of single bytes and random words: for masks, which look at nothing but tokens' bytes."""
+    letters, chance = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), random.Random(0)
+    words = dict.fromkeys(["<|end|>", *letters])
+    while len(words) < vocab_size:
+        word = "".join(chance.choices("etaoinshrdlucmfwypvbgkjqxz0123456789_", k=chance.randint(2, 9)))
+        words[chance.choice(["", "", "Ġ", '"', "{", ":", ","]) + word] = None
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({word: index for index, word in enumerate(words)}, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(["<|end|>"])
+    return str(made.to_str())
+
+
+@dataclass(frozen=True)
+class MaskTimes:
+    """Of one vocabulary, in microseconds."""
+
+    tokenizer_ms: float
+    """To read the tokenizer, once, with the first grammar."""
+    compile_ms: list[float]
+    token_us: list[float]
+    """To go on behind a token and to make the mask after it."""
+
+
+def mask_times(tokenizer_json: str, vocab_size: int, eos_token_id: int) -> MaskTimes:
+    """Time masks along random outputs: of each, tokens drawn evenly from what is allowed."""
+    grammars, chance = Grammars(tokenizer_json.encode(), vocab_size, [eos_token_id]), np.random.default_rng(0)
+    texts = [of_schema(dict(schema), "schema", strict=False) for schema in SCHEMAS.values()]
+    began = time.perf_counter()
+    grammars.compile(texts[0])
+    times = MaskTimes(1e3 * (time.perf_counter() - began), [], [])
+    for text in texts[1:]:
+        began = time.perf_counter()
+        grammar = grammars.compile(text)
+        times.compile_ms.append(1e3 * (time.perf_counter() - began))
+        assert grammar is not None, "this tokenizer can be followed"
+        state, output = GrammarState(grammar), list[int]()
+        while len(output) < MOST_OUTPUT and output[-1:] != [eos_token_id]:
+            began = time.perf_counter()
+            state.set_output(output)
+            mask = state.allowed(())
+            times.token_us.append(1e6 * (time.perf_counter() - began))
+            assert mask is not None, "the output is of the grammar"
+            output.append(int(chance.choice(np.flatnonzero(mask))))
+    return times
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Answers of one arm."""
+
+    num_tokens: int
+    num_steps: int
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+async def answered(
+    front: Front, arm: str, schemas: Sequence[Mapping[str, Any] | None], options: argparse.Namespace, seed: int
+) -> Pass:
+    """Answer a prompt for each schema, all at once; None: without one."""
+    counts = [0, 0]
+
+    async def one(index: int, prompt: str, schema: Mapping[str, Any] | None) -> None:
+        asked: dict[str, Any] = {"ignore_eos": True}
+        if schema is not None:
+            asked = {"structured_outputs": StructuredOutputs(json=schema)}
+        stream = front.client.stream(
+            prompt,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            seed=seed + index,
+            speculation=ARMS[arm],
+            **asked,
+        )
+        async with stream:
+            async for item in stream:
+                counts[0] += len(item.tokens)
+                counts[1] += bool(item.tokens)
+
+    prompts = dev_prompts(len(schemas))
+    began = time.perf_counter()
+    await asyncio.gather(*(one(index, *each) for index, each in enumerate(zip(prompts, schemas, strict=True))))
+    return Pass(*counts, time.perf_counter() - began)
+
+
+async def measured(report: Report, options: argparse.Namespace) -> None:
+    """Run both systems, and write what they did."""
+    target = widened(options.size)
+    async with contextlib.AsyncExitStack() as stack:
+        fronts = {
+            name: (await stack.enter_async_context(split(this_checkout(), target, DEMO_DRAFT, module))).near
+            for name, module in (("forced", "target_service"), ("not", "benchmarks.unforced_target"))
+        }
+        for front in fronts.values():
+            await answered(front, AUTO, [None, *SCHEMAS.values()], options, 0)
+        ratios: dict[tuple[int, str], list[tuple[Pass, Pass]]] = {}
+        forced: dict[str, list[tuple[Pass, Pass]]] = {name: [] for name in SCHEMAS}
+        for repetition in range(options.repetitions):
+            for num, arm in ((num, arm) for num in NUM_STREAMS for arm in ARMS):
+                pair = [
+                    await answered(fronts["forced"], arm, [each] * num, options, repetition) for each in (ENDLESS, None)
+                ]
+                ratios.setdefault((num, arm), []).append((pair[0], pair[1]))
+            for name, schema in SCHEMAS.items():
+                made = [await answered(front, AUTO, [schema], options, repetition) for front in fronts.values()]
+                forced[name].append((made[0], made[1]))
+    report.table(
+        "Speed with a schema that ends no answer, over without",
+        ["streams", "drafts", "with, tok/s", "without, tok/s", "ratio", "tokens a pass: with", "without"],
+        [
+            [
+                str(num),
+                arm,
+                spread([a.tokens_per_s for a, _ in pairs]),
+                spread([b.tokens_per_s for _, b in pairs]),
+                _ratio([a.tokens_per_s / b.tokens_per_s for a, b in pairs]),
+                f"{_a_pass([a for a, _ in pairs]):.2f}",
+                f"{_a_pass([b for _, b in pairs]):.2f}",
+            ]
+            for (num, arm), pairs in ratios.items()
+        ],
+    )
+    report.table(
+        "Forced tokens: one answer at a time, drafts on",
+        ["schema", "tokens a pass: forced tokens proposed", "not", "speed, ratio"],
+        [
+            [
+                name,
+                f"{_a_pass([a for a, _ in pairs]):.2f}",
+                f"{_a_pass([b for _, b in pairs]):.2f}",
+                _ratio([a.tokens_per_s / b.tokens_per_s for a, b in pairs]),
+            ]
+            for name, pairs in forced.items()
+        ],
+    )
+
+
+def _a_pass(passes: Sequence[Pass]) -> float:
+    return sum(each.num_tokens for each in passes) / sum(each.num_steps for each in passes)
+
+
+def _ratio(values: Sequence[float]) -> str:
+    mean, low, high = with_interval(values)
+    return f"{mean:.2f} ({low:.2f}-{high:.2f})"
+
+
+def main() -> None:
+    made = parser(__doc__, size="94M", max_tokens=64, repetitions=4)
+    made.add_argument("--temperature", type=float, default=0.0)
+    options = made.parse_args()
+    report = Report("structured", "Structured output: what it costs and what forced tokens bring")
+    demo = (DEMO_TARGET / "tokenizer.json").read_text()
+    eos = json.loads((DEMO_TARGET / "config.json").read_text())["eos_token_id"]
+    rows = list[list[str]]()
+    for tokenizer_json, size, end in ((demo, SMALL, eos), (made_up_tokenizer(LARGE), LARGE, 0)):
+        times = mask_times(tokenizer_json, size, end)
+        us = sorted(times.token_us)
+        rows.append(
+            [
+                str(size),
+                f"{times.tokenizer_ms:.0f}",
+                f"{statistics.median(times.compile_ms):.1f}",
+                f"{statistics.mean(us):.0f}",
+                f"{statistics.median(us):.0f}",
+                f"{us[int(0.99 * len(us))]:.0f}",
+            ]
+        )
+    report.table(
+        "Masks, along random outputs of ten schemas",
+        ["vocabulary", "tokenizer, ms", "compile, ms", "a token, us: mean", "median", "p99"],
+        rows,
+    )
+    asyncio.run(measured(report, options))
+    report.write(options.results)
+
+
+if __name__ == "__main__":
+    main()

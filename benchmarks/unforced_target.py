@@ -1,0 +1,12 @@
+"""A target that proposes nothing of what a grammar leaves no choice of: `python -m benchmarks.unforced_target`."""
+
+import sys
+
+from outrider.wire.settings.config import TargetConfig
+from outrider.wire.worker_main import leave, run_worker
+from target_service.drafts import Drafts
+from target_service.worker import start_worker
+
+if __name__ == "__main__":
+    Drafts._forced = lambda self, lease: ()  # type: ignore[method-assign]
+    leave(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))
