@@ -331,6 +331,7 @@ class _Reader:
         place, schema = self._schemas[name]
         if name in above:
             raise Refused("comes back to itself by references alone", *place)
+        at_most("MAX_DEPTH", len(above), MAX_DEPTH, "schemas above it that it holds together with", *place)
         above |= {name}
         factors = [
             sum(self._num_forms(f"{name}/{key}/{index}", above) for index in range(len(schema[key])))

@@ -314,6 +314,8 @@ HOSTILE: dict[str, Callable[[], Any]] = {
     "products": lambda: {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in (0, 1)]} for i in range(12)]},
     "wide product": lambda: {"anyOf": [{"properties": named(4)} for _ in range(64)], "properties": named(200)},
     "references": lambda: {"$ref": "#/$defs/d0", "$defs": chained(25, lambda ref: {"allOf": [{"$ref": ref}] * 2})},
+    "long way": lambda: {"$ref": "#/$defs/d0", "$defs": chained(500, lambda ref: {"anyOf": [{"$ref": ref}, {}]})},
+    "long way down": lambda: {"$ref": "#/$defs/d0", "$defs": chained(500, lambda ref: {"items": {"$ref": ref}})},
     "both ways": lambda: {
         "$ref": "#/$defs/d0",
         "$defs": chained(25, lambda ref: {"properties": {"a": {"$ref": ref}}, "allOf": [{"$ref": ref}]}),
