@@ -10,11 +10,13 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import jsonschema
 import pytest
+from openai import OpenAI
+from pydantic import BaseModel, Field
 
 from tests.schemas import make_schema
 from tests.stack import Stack, running
@@ -151,6 +153,31 @@ async def test_a_streamed_chat_is_an_object(exact: Stack) -> None:
                 reasons.append(choice["finish_reason"])
     assert json.loads("".join(texts)) == {"a": "b"}
     assert reasons[-1] == "stop"
+
+
+class Part(BaseModel):
+    kind: Literal["part"]
+    size: Annotated[int, Field(ge=0, lt=100)]
+
+
+class Whole(BaseModel):
+    """As a client of OpenAI's makes it: references, a union, what may be absent, constraints."""
+
+    kind: Literal["whole"]
+    parts: Annotated[list[Part], Field(min_length=1, max_length=2)]
+    title: Annotated[str, Field(pattern="^[a-z]{1,5}$")] | None
+
+
+class Thing(BaseModel):
+    thing: Part | Whole
+
+
+def test_openais_client_parses_the_answer(exact: Stack) -> None:
+    client = OpenAI(base_url=f"{exact.http}/v1", api_key="any", max_retries=0, timeout=100)
+    made = client.chat.completions.parse(
+        model=exact.model, messages=[{"role": "user", "content": "x"}], response_format=Thing, temperature=1, n=4
+    )
+    assert all(isinstance(choice.message.parsed, Thing) for choice in made.choices)
 
 
 async def test_an_answer_that_is_cut_says_so(exact: Stack) -> None:
