@@ -52,7 +52,7 @@ NUM_CACHED = 64
 """Grammars of each kind that are kept, each with what it was made of: 128 KiB at most. Doubled, so is that."""
 LIMITS = LLParserLimits(max_grammar_size=50_000, verbose_errors=False)
 """llguidance's own: how much it computes for one expression, grammar or step."""
-LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """JSON has one space or none behind a comma or a colon and no other white space between tokens: both ways that models
 write on one line, and no way to go on with spaces for ever."""
 MAX_ECHO_CHARS = 300

@@ -57,7 +57,9 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
-_JOINED = frozenset({"anyOf", "oneOf", "$ref", "enum", "const"})
+_JOINED = frozenset({"anyOf", "oneOf", "$ref"})
+_HARMLESS = frozenset({"type", "enum", "const", "required", "$defs", "definitions"})
+"""Keywords that may hold together with other schemas without making anything harder."""
 _DEFINITIONS = ("$defs", "definitions")
 
 Schema = dict[str, Any] | bool
@@ -92,8 +94,8 @@ def read_schema(schema: Any, *, strict: bool = False) -> Schema:
 
 def children(schema: Schema) -> Iterator[tuple[Place, Schema]]:
     """Go through the schemas right below one, definitions first, with what leads there."""
-    for key in sorted(schema, key=lambda key: key not in _DEFINITIONS) if isinstance(schema, dict) else ():
-        value = schema[key]
+    items = schema.items() if isinstance(schema, dict) else ()
+    for key, value in sorted(items, key=lambda item: item[0] not in _DEFINITIONS):
         if key in _SCHEMA:
             yield (key,), value
         elif key in _LISTS:
@@ -163,7 +165,35 @@ class _Reader:
             at_most("MAX_JOINED_PATTERNS", self._counts.patterns, most, what)
         for name in self._schemas:
             self._num_forms(name, frozenset())
+        self._relax()
         return found
+
+    def _relax(self) -> None:
+        """Make oneOf whose members a property tells apart the same anyOf: llguidance follows no reference there."""
+        if any("/oneOf/" in str(schema.get("$ref")) for _, schema in self._schemas.values()):
+            return
+        for _, schema in self._schemas.values():
+            if "oneOf" in schema and "anyOf" not in schema and self._are_told_apart(schema["oneOf"]):
+                items = list(schema.items())
+                schema.clear()
+                schema.update(("anyOf" if key == "oneOf" else key, value) for key, value in items)
+
+    def _are_told_apart(self, members: list[Schema]) -> bool:
+        """Return whether all are objects that must have a constant of their own under one name."""
+        found: list[dict[str, Any]] = []
+        for member in members:
+            if isinstance(member, dict) and member.keys() == {"$ref"}:
+                member = self._schemas.get(self._target(member), ((), {}))[1]
+            if not isinstance(member, dict) or member.get("type") != "object":
+                return False
+            properties = member.get("properties", {})
+            consts = {name: each for name, each in properties.items() if isinstance(each, dict) and "const" in each}
+            found.append({name: consts[name]["const"] for name in member.get("required", ()) if name in consts})
+        return any(
+            all(isinstance(constants.get(name), str) for constants in found)
+            and len({constants[name] for constants in found}) == len(found)
+            for name in found[0]
+        )
 
     def _target(self, schema: dict[str, Any]) -> str:
         reference: str = schema["$ref"]
@@ -186,7 +216,7 @@ class _Reader:
                 found[key] = self._keyword(key, value, (*place, key))
         _move_bounds(found)
         num_joined = len(found.get("allOf", ())) + len(_JOINED & found.keys())
-        has_own = bool(found.keys() - _JOINED - {"allOf", *_DEFINITIONS})
+        has_own = bool(found.keys() - _JOINED - _HARMLESS - {"allOf"})
         self._is_joined |= num_joined + has_own > 1
         return found
 
@@ -301,6 +331,7 @@ class _Reader:
         place, schema = self._schemas[name]
         if name in above:
             raise Refused("comes back to itself by references alone", *place)
+        at_most("MAX_DEPTH", len(above), MAX_DEPTH, "schemas above it that it holds together with", *place)
         above |= {name}
         factors = [
             sum(self._num_forms(f"{name}/{key}/{index}", above) for index in range(len(schema[key])))

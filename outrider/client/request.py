@@ -194,8 +194,10 @@ def _structured_outputs(output: StructuredOutputs) -> gateway_pb2.StructuredOutp
     if name == "json" and not isinstance(value, str):
         value = _encode(f"{param}.json", lambda: json.dumps(value, ensure_ascii=False, allow_nan=False))
     elif name == "choice":
-        texts = [_text(f"{param}.choice", text, "give a list of strings") for text in value]
-        value = gateway_pb2.Choices(texts=texts)
+        if isinstance(value, str):
+            raise InvalidRequest(f"{param}.choice is {value!r}, must be a list of strings", param=f"{param}.choice")
+        texts = _encode(f"{param}.choice", lambda: tuple(value))
+        value = gateway_pb2.Choices(texts=[_text(f"{param}.choice", text, "give a list of strings") for text in texts])
     message: gateway_pb2.StructuredOutputs = _encode(
         f"{param}.{name}", lambda: gateway_pb2.StructuredOutputs(strict=output.strict, **{name: value})
     )

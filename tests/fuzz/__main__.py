@@ -22,12 +22,13 @@ from tests.fuzz import campaigns, services
 from tests.fuzz.calls import DEADLINE_S
 from tests.fuzz.campaigns import CLEAR, Tally
 
-SHARES = {"target": 0.35, "draft": 0.15, "deliver": 0.3, "generate": 0.1, "join": 0.1}
+SHARES = {"target": 0.25, "draft": 0.15, "deliver": 0.3, "generate": 0.1, "grammars": 0.1, "join": 0.1}
 METHODS = {
     "target": "TargetService/Control",
     "draft": "DraftService/Control",
     "deliver": "TargetService/Deliver",
     "generate": "GenerationService/Generate",
+    "grammars": "GenerateRequest.structured_outputs",
     "join": "RegistryService/Join",
 }
 WARM_UP = 0.25
@@ -60,6 +61,7 @@ def main() -> int:
             "draft": campaigns.control(draft, lies, tallies["draft"]),
             "deliver": campaigns.deliver(target, tallies["deliver"]),
             "generate": campaigns.generate(front, tallies["generate"]),
+            "grammars": campaigns.grammars(tallies["grammars"]),
             "join": campaigns.join(registry, channel, tallies["join"]),
         }
         pids = {"target": target.process.pid, "draft": draft.process.pid, HERE: os.getpid()}

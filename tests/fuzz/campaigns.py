@@ -18,13 +18,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from deploy.registry import Registry
+from gateway.grammars import one_output
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import gateway_pb2 as gpb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.params import ANY_VOCABULARY, SamplingParams
 from tests.fuzz.calls import talk
-from tests.fuzz.hints import leases, sound_part, valid_item, valid_part, worker_hints
+from tests.fuzz.hints import leases, sound_part, structured_hints, valid_item, valid_part, worker_hints
 from tests.fuzz.services import SENTINEL, SETTLE_S, FrontDoor, Worker
 from tests.fuzz.values import message_of, mutated, nudged
 
@@ -32,6 +35,8 @@ Code = grpc.StatusCode
 CLEAR = {Code.OK, Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.RESOURCE_EXHAUSTED}
 """What a caller's rubbish may end in. UNKNOWN, INTERNAL and a deadline that passes are faults of ours."""
 BATCH = 16
+MAX_GRAMMAR_S = 0.4
+"""CPU on one grammar or its refusal. About 0.1 is aimed at; a machine that does other things besides takes longer."""
 
 
 @dataclass
@@ -219,6 +224,7 @@ def generate(front: FrontDoor, tally: Tally) -> Callable[[Any], None]:
         "TokenSequence.ids": st.lists(st.sampled_from([5, 6, 0, 4095, 4096, 2**32 - 1]), max_size=5),
         "ChatMessage.role": st.sampled_from(["user", "system", "assistant", "wizard", ""]),
         "GenerateRequest.num_choices": st.sampled_from([0, 1, 2, 128, 129, 2**32 - 1]),
+        **structured_hints(),
     }
 
     def campaign(data: Any) -> None:
@@ -226,6 +232,8 @@ def generate(front: FrontDoor, tally: Tally) -> Callable[[Any], None]:
         for _ in range(4):
             how = draw(st.integers(0, 6))
             valid = gpb.GenerateRequest(prompt="x", params=pb.SamplingParams(max_tokens=9))
+            if draw(st.booleans()):
+                valid.structured_outputs.json = '{"type": "object", "properties": {"a": {"enum": [1, "b"]}}}'
             unaltered = valid.SerializeToString()
             message = nudged(draw, valid, hints) if how > 3 else message_of(draw, gpb.GenerateRequest, hints)
             raw = message.SerializeToString()
@@ -240,6 +248,41 @@ def generate(front: FrontDoor, tally: Tally) -> Callable[[Any], None]:
         assert status is Code.OK and arrived, (status, details)
         front.check_empty()
         del front.generator.requests[:]
+
+    return campaign
+
+
+def grammars(tally: Tally) -> Callable[[Any], None]:
+    """What an answer has to be, without the way there: each ends in a grammar that workers take or in a refusal that
+    names its place, and soon.
+    """
+    fields = {
+        "json": structured_hints()["StructuredOutputs.json"],
+        "regex": structured_hints()["StructuredOutputs.regex"],
+        "choice": structured_hints()["Choices.texts"],
+        "grammar": structured_hints()["StructuredOutputs.grammar"],
+    }
+
+    def campaign(data: Any) -> None:
+        for _ in range(BATCH):
+            kind = data.draw(st.sampled_from(sorted(fields)))
+            output = one_output({kind: data.draw(fields[kind])}, strict=data.draw(st.integers(0, 9)) == 0)
+            tally.changed(b"", None)
+            began_s = time.thread_time()
+            try:
+                grammar = output.grammar()
+                tally.num_accepted += 1
+                tally.ends[f"{kind} OK"] += 1
+            except InvalidRequest as refused:
+                grammar = None
+                tally.num_refused += 1
+                tally.ends[f"{kind} refused"] += 1
+                assert refused.param is not None and refused.param.startswith(output.param), refused.param
+            taken_s = time.thread_time() - began_s
+            tally.slowest_s = max(tally.slowest_s, taken_s)
+            assert taken_s < MAX_GRAMMAR_S, (taken_s, kind, output.value)
+            if grammar is not None:
+                assert not SamplingParams(max_tokens=1, grammar=grammar).check(ANY_VOCABULARY)
 
     return campaign
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -183,3 +184,85 @@ def _distributions(draw: Any) -> pb.TokenDistributions:
         sparse_log_probs=pb.Tensor(dtype=1, shape=[total], data=logs),
         row_sizes=sizes,
     )
+
+
+def structured_hints() -> Hints:
+    """For what an answer has to be: from what is fine to what would take for ever."""
+    return {
+        "StructuredOutputs.json": st.one_of(_schemas().map(_json), st.sampled_from(["", "{", "null", "[" * 9000])),
+        "StructuredOutputs.regex": _expressions(),
+        "StructuredOutputs.grammar": st.one_of(
+            _expressions().map(lambda text: f"start: A{{1,3}}\nA: /{text}/"),
+            _expressions().map(lambda text: f'root ::= "{text}" ([a-z] | root)*'),
+            _schemas().map(lambda schema: f"start: %json {_json(schema)}"),
+            st.text('srt: "|&~/%json{}()[]<>@*+\\\n', max_size=40).map(lambda text: f"start: {text}"),
+        ),
+        "Choices.texts": st.lists(st.sampled_from(["", "a", "é😀", "\0", "\\", "a" * 9000]), max_size=3)
+        | st.integers(1000, 1030).map(lambda count: [f"c{each}" for each in range(count)]),
+    }
+
+
+def _json(schema: Any) -> str:
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def _expressions() -> st.SearchStrategy[str]:
+    """Parts that are fine alone, many times in each other."""
+    part = st.sampled_from(
+        ["a", ".*", "(a|aa)", "[^b]", r"\p{L}", r"\d", "x?", "é", "(?=a)", r"\b", "(", "[", "\\", "/"]
+    )
+    repeat = st.sampled_from(["", "*", "+", "?", "{1,100}", "{0,9999}", "{1000000}"])
+    wrapped = st.tuples(st.lists(st.tuples(part, repeat).map("".join), max_size=6).map("".join), repeat)
+    return st.builds(
+        lambda inner, depth, count: ("(" * depth + inner[0] + f"){inner[1]}" * depth) * count,
+        wrapped,
+        st.sampled_from([0, 0, 1, 3, 200]),
+        st.sampled_from([0, 1, 1, 2, 300]),
+    )
+
+
+def _schemas() -> st.SearchStrategy[Any]:
+    """Of every keyword, with values of the right form and of any, in each other and many beside each other."""
+    number = st.sampled_from([-1, 0, 0.5, 1, 2, 3.7, 2**53, 2**60, 1e300, 4294967291, 10_000, 10**9])
+    count = st.sampled_from([0, 1, 2, 31, 10_000, 10_001, -1, 1.5])
+    names = st.lists(st.sampled_from(["a", "b", "é", "a b", "$ref", ""]), max_size=4)
+    plain: dict[str, st.SearchStrategy[Any]] = {
+        "type": st.sampled_from(
+            ["object", "array", "string", "number", "integer", "null", "any", ["string", "null"], []]
+        ),
+        "enum": st.lists(st.sampled_from([None, True, 1, 2.5, "a", [], {"a": [1]}, 10**30]), max_size=4)
+        | st.integers(900, 1100).map(lambda many: [f"e{each}" for each in range(many)]),
+        "const": st.sampled_from([None, "a", [[[]]], {"a": 1}]),
+        "pattern": _expressions(),
+        "format": st.sampled_from(["date", "email", "ipv6", "int32"]),
+        "$ref": st.sampled_from(["#", "#/$defs/a", "#/$defs/b", "#/properties/a", "#/anyOf/0", "#a", "http://a", ""]),
+        "required": names,
+        "uniqueItems": st.booleans(),
+        "unknown": st.none(),
+        **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), number),
+        **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"), count),
+    }
+
+    def around(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        many = st.tuples(inner, st.sampled_from([1, 1, 2, 12, 300])).map(lambda made: [made[0]] * made[1])
+        some = st.lists(inner, max_size=3)
+        maps = st.dictionaries(st.sampled_from(["a", "b", "^x", "(a|b)*"]), inner, max_size=3)
+        wide = st.tuples(inner, st.sampled_from([30, 600])).map(lambda made: {f"p{i}": made[0] for i in range(made[1])})
+        nested: dict[str, st.SearchStrategy[Any]] = {
+            "items": inner,
+            "additionalProperties": inner,
+            "properties": maps | wide,
+            "patternProperties": maps,
+            "$defs": maps,
+            **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), some | many),
+        }
+        return _some_of(plain | nested)
+
+    leaf = st.one_of(st.booleans(), _some_of(plain), st.just(5))
+    return st.recursive(leaf, around, max_leaves=12)
+
+
+def _some_of(keywords: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """Few at once: with many of them nearly every schema is refused at once."""
+    chosen = st.lists(st.sampled_from(sorted(keywords)), max_size=4, unique=True)
+    return chosen.flatmap(lambda keys: st.fixed_dictionaries({key: keywords[key] for key in keys}))

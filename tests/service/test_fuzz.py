@@ -53,6 +53,13 @@ def test_the_gateways_door_answers_rubbish_with_a_clear_status_and_keeps_nothing
     assert {"OK", "INVALID_ARGUMENT"} <= tally.ends.keys()
 
 
+def test_what_an_answer_has_to_be_is_read_or_refused_soon() -> None:
+    tally = Tally()
+    campaigns.run(campaigns.grammars(tally), tally, 200, seed=3)
+    for kind in ("json", "regex", "choice", "grammar"):
+        assert {f"{kind} OK", f"{kind} refused"} <= tally.ends.keys()
+
+
 def test_the_registry_answers_rubbish_with_a_clear_status_and_keeps_nothing() -> None:
     with services.registry() as (served, channel):
         tally = Tally()

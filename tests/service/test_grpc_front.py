@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.admission.admission import Admission
 from gateway.api.grpc_api import GenerationServicer
+from gateway.grammars import of_choice, of_json_object, of_lark, of_regex, of_schema
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from outrider.wire.errors import Overloaded, WorkerLost
 from outrider.wire.kinds import AcceptanceRule
@@ -125,6 +126,24 @@ async def test_chats_ids_defaults_and_speculation_arrive(generator: ScriptedGene
     assert rules == [AcceptanceRule.COUPLED, AcceptanceRule.REJECTION]
 
 
+@pytest.mark.parametrize(
+    ("outputs", "grammar"),
+    [
+        (gateway_pb2.StructuredOutputs(json='{"type": "null"}'), of_schema({"type": "null"}, "p", strict=False)),
+        (gateway_pb2.StructuredOutputs(json_object=True), of_json_object("p")),
+        (gateway_pb2.StructuredOutputs(regex="a|b"), of_regex("a|b", "p")),
+        (gateway_pb2.StructuredOutputs(choice=gateway_pb2.Choices(texts=["a", "b"])), of_choice(["a", "b"], "p")),
+        (gateway_pb2.StructuredOutputs(grammar='start: "a"'), of_lark('start: "a"', "p")),
+    ],
+)
+async def test_structured_outputs_become_a_grammar(
+    generator: ScriptedGenerator, outputs: gateway_pb2.StructuredOutputs, grammar: str
+) -> None:
+    async with stub_of(generator) as stub:
+        await collect(stub.Generate(asking(structured_outputs=outputs, num_choices=2)))
+    assert [request.params.grammar for request in generator.requests] == [grammar] * 2
+
+
 async def test_models(generator: ScriptedGenerator) -> None:
     async with stub_of(generator) as stub:
         (model,) = (await stub.GetModels(gateway_pb2.GetModelsRequest())).models
@@ -153,6 +172,19 @@ REFUSED: list[tuple[Callable[[], gateway_pb2.GenerateRequest], str]] = [
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(tree=common_pb2.TreeShape())), "speculation.tree"),
     (lambda: asking(params={"acceptance": 9}), "acceptance"),
     (lambda: asking(params={"lenience": 0.5}), "params.lenience"),
+    (lambda: asking(params={"grammar": '{"grammars": []}'}), "params.grammar"),
+    (lambda: asking(structured_outputs=gateway_pb2.StructuredOutputs()), "structured_outputs"),
+    (lambda: asking(structured_outputs=gateway_pb2.StructuredOutputs(json_object=False)), "structured_outputs"),
+    (lambda: asking(structured_outputs=gateway_pb2.StructuredOutputs(json="{")), "structured_outputs.json"),
+    (
+        lambda: asking(structured_outputs=gateway_pb2.StructuredOutputs(json='{"type": "object"}', strict=True)),
+        "structured_outputs.json",
+    ),
+    (lambda: asking(structured_outputs=gateway_pb2.StructuredOutputs(choice={})), "structured_outputs.choice"),
+    (
+        lambda: asking(structured_outputs=gateway_pb2.StructuredOutputs(regex="a"), params={"ignore_eos": True}),
+        "ignore_eos",
+    ),
     (lambda: asking(params={"acceptance": common_pb2.ACCEPTANCE_RULE_COUPLED}), "params.acceptance"),
 ]
 

@@ -408,7 +408,23 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "top_logprobs"),
     ({"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools[0].function"),
-    ({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}, "response_format"),
+    ({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}}, "response_format.type"),
+    ({"prompt": "x", "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {"items": {"not": {}}}}}},
+        "response_format.json_schema.schema.items.not",
+    ),
+    (
+        {"prompt": "x", "structured_outputs": {"json": {"properties": {"a": {"not": {}}}}}},
+        "structured_outputs.json.properties.a.not",
+    ),
+    ({"prompt": "x", "structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    (
+        {"prompt": "x", "structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+        "structured_outputs",
+    ),
+    ({"prompt": "x", "structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
+    ({"prompt": "x", "structured_outputs": {"guided_regex": "a"}}, "structured_outputs.guided_regex"),
     ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     (
         {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"messages": []}},

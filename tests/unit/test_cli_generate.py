@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ from outrider import __version__
 from outrider.cli.main import app
 from outrider.cli.render import KindPainter, tokens_per_pass
 from outrider.client import Round, RoundTimings, Token, TokenKind, Usage
-from outrider.v1 import common_pb2
+from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire import errors
 from tests.unit.scripted_gateway import TEXT, ScriptedGateway, failing, hanging, serving
 
@@ -85,6 +86,25 @@ def test_options_reach_the_gateway(gateway: ScriptedGateway, command: str) -> No
     assert (speculation.enabled, speculation.adaptive, speculation.HasField("num_draft_tokens")) == (True, True, False)
     assert (speculation.acceptance, speculation.lenience) == (common_pb2.ACCEPTANCE_RULE_REJECTION, 0.5)
     assert (speculation.tree.num_nodes, speculation.tree.max_depth) == (12, 4)
+
+
+@pytest.mark.parametrize(
+    ("args", "sent"),
+    [
+        (["--json-schema", "{file}"], {"json": '{"type": "null"}\n'}),
+        (["--regex", "a|b"], {"regex": "a|b"}),
+        (["--choice", "a", "--choice", "b c"], {"choice": {"texts": ["a", "b c"]}}),
+    ],
+)
+def test_what_the_answer_has_to_be(gateway: ScriptedGateway, tmp_path: Path, args: list[str], sent: dict) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "null"}\n')
+    result = outrider("generate", "hello", "--address", gateway.address, *(arg.format(file=file) for arg in args))
+    assert result.exit_code == 0, result.output
+    assert gateway.requests[0].structured_outputs == gateway_pb2.StructuredOutputs(**sent)
+    both = outrider("generate", "hello", "--address", gateway.address, "--regex", "a", "--choice", "b")
+    assert both.exit_code == 1 and "structured_outputs has regex and choice" in both.stderr
+    assert outrider("generate", "hello", "--json-schema", str(tmp_path)).exit_code == 2
 
 
 def test_no_speculation(gateway: ScriptedGateway) -> None:

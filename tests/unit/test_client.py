@@ -33,6 +33,7 @@ from outrider.client import (
     RetryPolicy,
     RoundTimings,
     Speculation,
+    StructuredOutputs,
     TokenKind,
     TokenLogprobs,
     Usage,
@@ -213,13 +214,36 @@ async def test_enums_may_be_given_by_name(gateway: ScriptedGateway) -> None:
     assert request.speculation.draft_logprobs == common_pb2.DRAFT_LOGPROBS_FULL
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (
+            StructuredOutputs(json={"type": "null"}, strict=True),
+            pb.StructuredOutputs(json='{"type": "null"}', strict=True),
+        ),
+        (StructuredOutputs(json='{"é": 1}'), pb.StructuredOutputs(json='{"é": 1}')),
+        (StructuredOutputs(json=False), pb.StructuredOutputs(json="false")),
+        (StructuredOutputs(regex="a+"), pb.StructuredOutputs(regex="a+")),
+        (StructuredOutputs(choice=("a", "b")), pb.StructuredOutputs(choice=pb.Choices(texts=["a", "b"]))),
+        (StructuredOutputs(grammar="g"), pb.StructuredOutputs(grammar="g")),
+        (StructuredOutputs(json_object=True), pb.StructuredOutputs(json_object=True)),
+    ],
+)
+async def test_structured_outputs(
+    gateway: ScriptedGateway, given: StructuredOutputs, sent: pb.StructuredOutputs
+) -> None:
+    async with AsyncClient(gateway.address) as client:
+        await client.generate("hello", structured_outputs=given)
+    assert gateway.requests[0].structured_outputs == sent
+
+
 async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
     async with AsyncClient(gateway.address) as client:
         await client.generate("hello")
         await client.generate(prompt_ids=[4, 5], speculation=False, stop=["a", "b"])
         await client.generate(messages=[{"role": "user", "content": "hi"}])
     text, ids, chat = gateway.requests
-    assert not text.has_seed
+    assert not text.has_seed and not text.HasField("structured_outputs")
     assert not text.params.HasField("num_logprobs")
     assert not text.speculation.HasField("num_draft_tokens") and not text.speculation.adaptive
     assert text.params.temperature == 1.0
@@ -250,6 +274,16 @@ async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
         ({"speculation": Speculation(tree=4)}, "speculation.tree"),  # type: ignore[arg-type]
         ({"speculation": {"num_draft_tokens": 4}}, "speculation"),
         ({"prompt_ids": [1]}, "prompt"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": StructuredOutputs()}, "structured_outputs"),
+        ({"structured_outputs": StructuredOutputs(regex="a", json_object=True)}, "structured_outputs"),
+        ({"structured_outputs": StructuredOutputs(json={"const": math.nan})}, "structured_outputs.json"),
+        ({"structured_outputs": StructuredOutputs(json={"const": b""})}, "structured_outputs.json"),
+        ({"structured_outputs": StructuredOutputs(regex=5)}, "structured_outputs.regex"),  # type: ignore[arg-type]
+        ({"structured_outputs": StructuredOutputs(choice=["a", 1])}, "structured_outputs.choice"),  # type: ignore[list-item]
+        ({"structured_outputs": StructuredOutputs(choice="ab")}, "structured_outputs.choice"),
+        ({"structured_outputs": StructuredOutputs(choice=5)}, "structured_outputs.choice"),  # type: ignore[arg-type]
+        ({"structured_outputs": StructuredOutputs(grammar="\ud800")}, "structured_outputs.grammar"),
     ],
 )
 def test_bad_arguments_are_refused_before_the_call(options: dict, param: str) -> None:

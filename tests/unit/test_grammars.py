@@ -105,6 +105,22 @@ def test_what_a_schema_allows_is_valid(seed: int) -> None:
     assert num_drawn > 100
 
 
+def test_a_union_that_a_property_tells_apart_is_enforced() -> None:
+    """As pydantic writes it: by reference, with a discriminator."""
+
+    def kind(name: str) -> dict[str, Any]:
+        return CLOSED | {"properties": {"kind": {"const": name}, name: {"type": "null"}}, "required": ["kind", name]}
+
+    union = {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "discriminator": {"propertyName": "kind"}}
+    made = schema(
+        {"properties": {"pet": union}, "type": "object", "$defs": {name: kind(name) for name in ("cat", "dog")}}
+    )
+    assert follows(made, '{"pet": {"kind": "dog", "dog": null}}')
+    assert not follows(made, '{"pet": {"kind": "dog", "cat": null}}')
+    with pytest.raises(InvalidRequest, match="oneOf"):
+        schema(union | {"$defs": {"cat": kind("cat"), "dog": kind("cat")}})
+
+
 EDGES = (-1000, -2.5, -2, -0.3, 0, 0.1, 0.7, 1, 2, 2.5, 99.99)
 
 
@@ -292,10 +308,14 @@ HOSTILE: dict[str, Callable[[], Any]] = {
     "objects in an enum": lambda: {"enum": [{"a": index, "b": [index]} for index in range(1000)]},
     "anyOf": lambda: {"anyOf": [{"properties": {"k": {"const": index}}} for index in range(500)]},
     "oneOf": lambda: {"oneOf": [{"properties": {"k": {"const": f"{i}"}}, "required": ["k"]} for i in range(500)]},
+    "an enum and a pattern": lambda: {"enum": [f"a{i}" for i in range(1000)], "type": "string", "pattern": "(.*a){20}"},
+    "an enum and others": lambda: {"enum": [{"a": i} for i in range(400)], "properties": named(400)},
     "product": lambda: {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in (0, 1)]} for i in range(6)]},
     "products": lambda: {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in (0, 1)]} for i in range(12)]},
     "wide product": lambda: {"anyOf": [{"properties": named(4)} for _ in range(64)], "properties": named(200)},
     "references": lambda: {"$ref": "#/$defs/d0", "$defs": chained(25, lambda ref: {"allOf": [{"$ref": ref}] * 2})},
+    "long way": lambda: {"$ref": "#/$defs/d0", "$defs": chained(500, lambda ref: {"anyOf": [{"$ref": ref}, {}]})},
+    "long way down": lambda: {"$ref": "#/$defs/d0", "$defs": chained(500, lambda ref: {"items": {"$ref": ref}})},
     "both ways": lambda: {
         "$ref": "#/$defs/d0",
         "$defs": chained(25, lambda ref: {"properties": {"a": {"$ref": ref}}, "allOf": [{"$ref": ref}]}),

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.admission.requests import INLINE_CHARS, build_requests
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
+from gateway.grammars import OutputFormat, of_regex
 from gateway.tokenizer import ChatTemplate
 from outrider.wire.errors import InvalidRequest
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
@@ -54,6 +55,23 @@ async def test_long_texts_are_tokenised_on_a_thread(
     demand = parse_body(kind, body).demand("id")
     await build_requests(demand, FACTS, TOKENIZER, config())
     assert (threads == {threading.get_ident()}) is inline
+
+
+async def test_a_grammar_is_compiled_on_a_thread_for_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    compiled = OutputFormat.grammar
+
+    def told(output: OutputFormat) -> str:
+        seen.append(threading.get_ident())
+        return compiled(output)
+
+    monkeypatch.setattr(OutputFormat, "grammar", told)
+    demand = parse_body(CompletionBody, {"prompt": ["a", "b"], "n": 2, "structured_outputs": {"regex": "x+"}}).demand(
+        "i"
+    )
+    requests = await build_requests(demand, FACTS, TOKENIZER, config())
+    assert [request.params.grammar for request in requests] == [of_regex("x+", "p")] * 4
+    assert len(seen) == 1 and threading.get_ident() not in seen
 
 
 @pytest.mark.parametrize(

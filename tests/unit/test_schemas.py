@@ -9,6 +9,7 @@ import pytest
 from gateway.admission.requests import Chat, Demand
 from gateway.api.schemas import NEUTRAL, ChatBody, CompletionBody, parse_body
 from gateway.generation import DraftLogprobs, SpeculationOptions
+from gateway.grammars import OutputFormat
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import SamplingParams
 from tests.openai_table import DOCUMENT, written
@@ -85,6 +86,41 @@ def test_a_stop_is_one_string_or_several_and_top_k_minus_one_is_off() -> None:
     assert completion(stop="ab", top_k=-1).stop == ("ab",)
     assert completion(stop="ab", top_k=-1).params.top_k == 0
     assert completion(best_of=3, n=3).num_choices == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "output"),
+    [
+        ({"response_format": None, "structured_outputs": None}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, OutputFormat("json_object", None, "response_format")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": True}}},
+            OutputFormat("json", {}, "response_format.json_schema.schema", strict=True),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"description": "d", "schema": True}}},
+            OutputFormat("json", True, "response_format.json_schema.schema"),
+        ),
+        ({"structured_outputs": {"json": "{}"}}, OutputFormat("json", "{}", "structured_outputs.json")),
+        (
+            {
+                "structured_outputs": {"regex": "a", "json": None, "json_object": False},
+                "response_format": {"type": "text"},
+            },
+            OutputFormat("regex", "a", "structured_outputs.regex"),
+        ),
+        ({"structured_outputs": {"choice": ["a"]}}, OutputFormat("choice", ["a"], "structured_outputs.choice")),
+        ({"structured_outputs": {"grammar": "x"}}, OutputFormat("grammar", "x", "structured_outputs.grammar")),
+        (
+            {"structured_outputs": {"json_object": True}},
+            OutputFormat("json_object", True, "structured_outputs.json_object"),
+        ),
+    ],
+)
+def test_what_an_answer_has_to_be(body: dict[str, Any], output: OutputFormat | None) -> None:
+    assert completion(**body).output == output
+    assert chat(**body).output == output
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))

@@ -1,0 +1,161 @@
+"""Structured output of the demo pair over HTTP: each complete answer is what was asked for, by every rule, and its text
+is the one without a draft.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from tests.schemas import make_schema
+from tests.stack import Stack, running
+
+MAX_TOKENS = 120
+CONCURRENCY = 8
+NUM_SCHEMAS = [30, pytest.param(300, marks=pytest.mark.slow)]
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0, "n": 1},
+    "rejection": {"temperature": 0.9, "n": 2, "seed": 5, "speculation": {"acceptance": "rejection"}},
+    "coupled": {"temperature": 0.9, "n": 2, "seed": 5, "speculation": {"acceptance": "coupled"}},
+}
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Texts with and without drafts are the same to the bit."""
+    with running(target_args=("--batch-invariant",), log_folder=tmp_path_factory.mktemp("structured")) as started:
+        yield started
+
+
+@dataclass(frozen=True)
+class Answers:
+    texts: list[str]
+    """Of each schema in order, and of each choice."""
+    num_complete: int
+    num_accepted: int
+
+
+async def answers(stack: Stack, num_schemas: int, asked: dict[str, Any], is_drafted: bool) -> Answers:
+    """Ask for an answer to each schema, and check those that ended by themselves."""
+    speculation = {"num_draft_tokens": 4} if is_drafted else {"enabled": False}
+    asked = asked | {"speculation": asked.get("speculation", {}) | speculation}
+    places = asyncio.Semaphore(CONCURRENCY)
+
+    async def one(http: httpx.AsyncClient, seed: int) -> dict[str, Any]:
+        wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": make_schema(seed)}}
+        body = {"prompt": f"data = {seed}, ", "max_tokens": MAX_TOKENS, "response_format": wanted, **asked}
+        async with places:
+            reply = await http.post("/v1/completions", json=body)
+        assert reply.status_code == 200, (seed, reply.text)
+        return dict(reply.json())
+
+    async with httpx.AsyncClient(base_url=stack.http, timeout=300) as http:
+        bodies = await asyncio.gather(*(one(http, seed) for seed in range(num_schemas)))
+    num_complete = 0
+    for seed, body in enumerate(bodies):
+        for choice in body["choices"]:
+            if choice["finish_reason"] == "stop":
+                num_complete += 1
+                jsonschema.Draft202012Validator(make_schema(seed)).validate(json.loads(choice["text"]))
+            else:
+                assert body["usage"]["completion_tokens"] >= MAX_TOKENS
+    texts = [choice["text"] for body in bodies for choice in body["choices"]]
+    accepted = sum(body["usage"]["speculation"]["num_accepted_tokens"] for body in bodies)
+    return Answers(texts, num_complete, accepted)
+
+
+@pytest.mark.parametrize("num_schemas", NUM_SCHEMAS)
+@pytest.mark.parametrize("rule", ASKED)
+async def test_complete_answers_follow_their_schema_whatever_is_drafted(
+    exact: Stack, rule: str, num_schemas: int
+) -> None:
+    drafted = await answers(exact, num_schemas, ASKED[rule], is_drafted=True)
+    assert drafted.num_complete > len(drafted.texts) / 2, "most end within their tokens"
+    assert drafted.num_accepted > num_schemas
+    if rule == "rejection":  # another text of the same law
+        return
+    plain = await answers(exact, num_schemas, ASKED[rule], is_drafted=False)
+    assert (plain.texts, plain.num_accepted) == (drafted.texts, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["greedy", "coupled"])
+async def test_a_draft_that_is_killed_half_way_changes_nothing(rule: str, tmp_path_factory: Any) -> None:
+    with running(target_args=("--batch-invariant",), log_folder=tmp_path_factory.mktemp("killed")) as stack:
+        started_s = time.monotonic()
+        plain = await answers(stack, 60, ASKED[rule], is_drafted=False)
+        taken_s = time.monotonic() - started_s
+        running_on = asyncio.create_task(answers(stack, 60, ASKED[rule], is_drafted=True))
+        await asyncio.sleep(taken_s / 3)
+        assert stack.draft is not None and not running_on.done()
+        stack.draft.kill()
+        assert (await running_on).texts == plain.texts
+
+
+@pytest.mark.parametrize("rule", ASKED)
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        ({"regex": r"[A-Z][a-z]{2,5} \d{1,3}"}, r"[A-Z][a-z]{2,5} \d{1,3}"),
+        ({"choice": ["yes", "no", "not at all"]}, "yes|no|not at all"),
+        ({"grammar": 'root ::= "(" [0-9] ("," [0-9]){1,3} ")"'}, r"\(\d(,\d){1,3}\)"),
+        ({"grammar": "start: WORD\nWORD: /[a-c]{1,4}/"}, "[a-c]{1,4}"),
+        ({"json": {"enum": ["é😀", 2.5, None]}}, '"é😀"|2.5|null'),
+    ],
+    ids=["regex", "choice", "gbnf", "lark", "enum"],
+)
+async def test_other_forms(exact: Stack, rule: str, outputs: dict[str, Any], expected: str) -> None:
+    body = {"prompt": "x = ", "max_tokens": 64, "structured_outputs": outputs, **ASKED[rule]}
+    async with httpx.AsyncClient(base_url=exact.http, timeout=100) as http:
+        reply = await http.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    for choice in reply.json()["choices"]:
+        assert choice["finish_reason"] == "stop"
+        assert re.fullmatch(expected, choice["text"]), choice["text"]
+
+
+async def test_a_streamed_chat_is_an_object(exact: Stack) -> None:
+    """Token by token, with what a grammar meets: it goes before min_tokens, bad_words and logit_bias."""
+    body = {
+        "messages": [{"role": "user", "content": "an object"}],
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "s", "strict": True, "schema": {"const": {"a": "b"}}},
+        },
+        "temperature": 0,
+        "stream": True,
+        "min_tokens": 40,
+        "bad_words": ["a", "{", '"'],
+    }
+    texts, reasons = [], []
+    async with (
+        httpx.AsyncClient(base_url=exact.http, timeout=100) as http,
+        http.stream("POST", "/v1/chat/completions", json=body) as reply,
+    ):
+        assert reply.status_code == 200
+        async for line in reply.aiter_lines():
+            if line.startswith("data: {"):
+                choice = json.loads(line.removeprefix("data: "))["choices"][0]
+                texts.append(choice["delta"].get("content") or "")
+                reasons.append(choice["finish_reason"])
+    assert json.loads("".join(texts)) == {"a": "b"}
+    assert reasons[-1] == "stop"
+
+
+async def test_an_answer_that_is_cut_says_so(exact: Stack) -> None:
+    body = {"prompt": "x", "max_tokens": 3, "structured_outputs": {"regex": "a{40}"}, "temperature": 0}
+    async with httpx.AsyncClient(base_url=exact.http, timeout=100) as http:
+        choice = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert re.fullmatch("a+", choice["text"])
