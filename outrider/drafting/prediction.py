@@ -15,8 +15,8 @@ import numpy as np
 from outrider.drafting.drafter import Counts, Followed, sorted_counts
 
 MAX_N = 16
-"""Tokens that must match, at most, for it to say anything; to go on elsewhere, two must. Doubling it leaves a useless
-text silent twice as long."""
+"""Tokens that must match, at most, for it to say anything; to go on elsewhere, two must. Doubling it leaves a text
+of no use silent twice as long."""
 MOST_PLACES = 256
 """Places that are compared for the longest match, from where it was last right on, and as many from the beginning.
 Doubling it doubles the time that a text takes which repeats itself."""
