@@ -162,6 +162,11 @@ async def test_messages_of_a_slot_wait_for_its_grammar(target: ControlClient) ->
     target.tell(pb.CloseSlot(slot=1))
 
 
+async def test_a_stream_that_ends_while_its_grammar_is_compiled_leaves_nothing(target_worker: Process) -> None:
+    async with stream_to(target_worker, "target") as client:
+        client.tell(opening(1, 0, grammar=LLMatcher.grammar_from_regex("(u|v){3,9}" * 40)))
+
+
 async def test_an_expression_that_explodes_ends_its_own_request_alone(
     target: ControlClient, tokenizer: Tokenizer
 ) -> None:

@@ -33,8 +33,10 @@ from target_service.decide_on_device import Decided, decide_on_device
 from target_service.lease import Ready
 from tests import block_rule
 from tests.engine.cuda_sync_counter import SyncCounter
+from tests.grammars import ONE, REGEX, compiled, grammars_of
 
 VOCAB = 40
+GRAMMARS = grammars_of(width=VOCAB)
 PROMPT = [3, 1, 4, 1, 5]
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -43,6 +45,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.6},
     {"top_k": 5},
     {"top_p": 0.7},
+    {"top_p": 0.9, "frequency_penalty": 0.8, "grammar": REGEX},
     {"top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 3},
     {"temperature": 0.0, "lenience": 0.2},
     {"lenience": 0.5},
@@ -101,7 +104,9 @@ def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = 
     for index, (kind, count) in enumerate(zip(kinds, counts, strict=True)):
         params = SamplingParams(max_tokens=100, seed=seed + index, **KINDS[kind])
         output = torch.randint(0, vocab_size, (index % 4,), generator=generator).tolist()
-        state = SamplingState(params, PROMPT, (0,))
+        output = [ONE] * len(output) if params.grammar else output
+        grammar = compiled(params.grammar, GRAMMARS) if params.grammar else None
+        state = SamplingState(params, PROMPT, (0,), grammar)
         state.set_output(output)
         own = 2 * torch.randn(count + 1, vocab_size, generator=generator)
         off = HostLogits(own + 0.7 * torch.randn(own.shape, generator=generator))

@@ -270,6 +270,25 @@ async def test_a_request_that_the_target_cannot_take_is_refused() -> None:
             await first
 
 
+async def test_a_request_that_the_target_cannot_go_on_with_ends_and_the_target_is_no_worse_for_it() -> None:
+    """As one whose grammar explodes."""
+    answer = Answer()
+    async with answer.begun() as first:
+        answer.target.fails(pb.WORKER_ERROR_CODE_INVALID)
+        with pytest.raises(InvalidRequest, match="cannot go on: scripted"):
+            await first
+    assert answer.metric("outrider_retries_total") == 0
+
+
+async def test_what_a_grammar_forced_counts_under_its_name() -> None:
+    """Neither for the draft nor against it."""
+    answer = Answer()
+    async with answer.begun() as first:
+        answer.target.says(3, [1, 2], "ab", num_drafted=1, num_accepted=1, depth=1)
+        await first
+    assert answer.metric("spec_draft_tokens_total", draft="grammar") == 1
+
+
 async def test_targets_that_keep_losing_a_request_are_not_asked_for_ever() -> None:
     answer = Answer()
     async with answer.begun() as first:

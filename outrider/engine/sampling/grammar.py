@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -45,15 +44,17 @@ class Grammars:
         self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int], *, must_follow: bool = True
     ) -> None:
         """vocab_size: the width of the model's logits. must_follow: requests with a grammar are refused where none can
-        be followed; without, they are served as if they had none. Reads the tokenizer at the first grammar.
+        be followed; without, they are served as if they had none.
+
+        Reads the tokenizer, which holds the interpreter up: 20 ms for 4,096 ids, a second for 262,144.
         """
         self.vocab_size = vocab_size
         self._must_follow = must_follow
-        self._tokenizer_json = tokenizer_json
-        self._eos_token_ids = [token_id for token_id in eos_token_ids if token_id < vocab_size]
+        ends = [token_id for token_id in eos_token_ids if token_id < vocab_size]
+        self._tokenizer, self._why_not = _tokenizer_of(tokenizer_json, vocab_size, ends)
+        """None where no grammar can be followed."""
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._num_bytes = 0
-        self._why_not = ""
         self._lock = Lock()
         """Of what is kept."""
         self._compiling = Lock()
@@ -107,19 +108,17 @@ class Grammars:
     def _drop(self, text: str) -> None:
         self._num_bytes -= self._kept.pop(text).num_bytes
 
-    @cached_property
-    def _tokenizer(self) -> LLTokenizer | None:
-        """None where no grammar can be followed."""
-        if not self._eos_token_ids:
-            self._why_not = "it has no end of sequence, by which the answer would end"
-            return None
-        try:
-            from llguidance import LLTokenizer
 
-            return LLTokenizer(self._tokenizer_json.decode(), n_vocab=self.vocab_size, eos_token=self._eos_token_ids)
-        except (ImportError, ValueError) as error:
-            self._why_not = f"its tokenizer cannot be read for that: {error}"
-            return None
+def _tokenizer_of(tokenizer_json: bytes, vocab_size: int, ends: list[int]) -> tuple[LLTokenizer | None, str]:
+    """Return the tokenizer as llguidance needs it, or None and why there is none."""
+    if not ends:
+        return None, "it has no end of sequence, by which the answer would end"
+    try:
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(tokenizer_json.decode(), n_vocab=vocab_size, eos_token=ends), ""
+    except (ImportError, ValueError) as error:
+        return None, f"its tokenizer cannot be read for that: {error}"
 
 
 @dataclass(frozen=True, slots=True)
