@@ -434,6 +434,11 @@ def _answers(
     key_name: str | None,
 ) -> list[GenerationRequest]:
     ids = prepared.ids
+    if prepared.grammar and demand.params.ignore_eos:
+        raise InvalidRequest(
+            "ignore_eos is true and calls of the tools are bound, after which the answer could not end; leave it out",
+            param="ignore_eos",
+        )
     max_tokens = _max_tokens(demand, facts.context_limit, len(ids))
     check_token_ids(demand.names.prompt, ids, facts.vocab_size)
     # 53 bits: the seed is reported, and JSON numbers lose more in many clients.

@@ -21,6 +21,8 @@ from outrider.wire.params import MAX_GRAMMAR_BYTES
 
 TokenOf = Callable[[str], int | None]
 """The id of a text that is one token and no text to a grammar; None for other texts."""
+MAX_CALLS = 16
+"""Calls of one answer that is bound. A model that cannot stop calling says twice as much with this doubled."""
 TEXT = r"TEXT: /(.|\n)*/"
 _JSON = re.compile(r'"[^"]*"|[{}]|[:,] ')
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -68,8 +70,8 @@ def _calls(offer: ToolOffer, family: Family, rules: list[str], schemas: list[dic
     if offer.max_calls == 1:
         return call if family.bare else f"{opening} {call} {closing}"
     if family.bare:
-        return f"{call} | {opening} {call} ({between} {call})+ {closing}"
-    return f"{opening} {call} ({between} {call})* {closing}"
+        return f"{call} | {opening} {call} ({between} {call}){{1,{MAX_CALLS - 1}}} {closing}"
+    return f"{opening} {call} ({between} {call}){{0,{MAX_CALLS - 1}}} {closing}"
 
 
 def _tagged(
@@ -81,7 +83,7 @@ def _tagged(
     rest, between, closing = (
         _spell(text, token_of) for text in (family.opening.removeprefix(family.marker), family.between, family.closing)
     )
-    more = "" if offer.max_calls == 1 else f"({between} {call})*"
+    more = "" if offer.max_calls == 1 else f"({between} {call}){{0,{MAX_CALLS - 1}}}"
     return f"TEXT | {_text_up_to('lead', family.marker, rules, token_of)} {rest} {call} {more} {closing}"
 
 

@@ -28,6 +28,7 @@ def main() -> int:
     failed = False
     with running() as stack:
         environment = os.environ | {"OUTRIDER_CLIENTS_URL": stack.http, "OPENAI_API_KEY": "any"}
+        environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the network for prices
         for name, files in FILES.items():
             print(f"{name}:", flush=True)
             python = ENVIRONMENTS / name / "bin/python"

@@ -7,12 +7,12 @@ from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.clients.weather import MAX_TOKENS, QUESTION, Weather
+from tests.clients.weather import QUESTION, Weather
 
 
 @pytest.mark.parametrize("output", [ToolOutput, NativeOutput])
 def test_an_agent_with_an_output_type(base_url: str, model: str, output: Any) -> None:
     provider = OpenAIProvider(base_url=base_url, api_key="any")
     agent = Agent(OpenAIChatModel(model, provider=provider), output_type=output(Weather))
-    settings: Any = {"max_tokens": MAX_TOKENS, "temperature": 0, "parallel_tool_calls": False}
+    settings: Any = {"temperature": 0}
     assert isinstance(agent.run_sync(QUESTION, model_settings=settings).output, Weather)

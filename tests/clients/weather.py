@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 QUESTION = "The weather in Rome for the next three days."
 MAX_TOKENS = 300
@@ -12,6 +12,8 @@ MAX_TOKENS = 300
 
 class Weather(BaseModel):
     """The weather of a city."""
+
+    model_config = ConfigDict(extra="forbid")
 
     city: Literal["Paris", "Rome"]
     days: int = Field(ge=1, le=9)

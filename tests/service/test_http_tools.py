@@ -136,6 +136,15 @@ async def test_reasoning_is_split_off_and_counted() -> None:
     assert "".join(delta.content or "" for delta in deltas) == CALLS, "without tools there are no calls"
 
 
+async def test_a_bound_call_must_be_able_to_end() -> None:
+    async with client_of(generator_of("x")) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(
+                **ASKED, tools=[TOOL], tool_choice="required", extra_body={"ignore_eos": True}
+            )
+    assert caught.value.param == "ignore_eos"
+
+
 async def test_tools_without_a_template_for_them_are_refused() -> None:
     generator = generator_of("x")
     generator.own_tokenizer.template = ChatTemplate("{{ messages[0].content }}", {})

@@ -16,6 +16,7 @@ from gateway.grammars import of_schema
 from gateway.rounds.detokenizer import Detokenizer
 from gateway.tokenizer import ChatTemplate, Tokenizer
 from gateway.tools.families import MARKER, Family
+from gateway.tools.grammar import MAX_CALLS
 from gateway.tools.offer import Tool, ToolOffer, offer_of
 from gateway.tools.reading import Reading, reading_of
 from outrider.wire.errors import InvalidRequest
@@ -83,6 +84,8 @@ def test_required_calls_are_what_the_family_writes(family: Family, control: bool
     assert reading is not None and reading.family is family
     one, two = written(family, [ROME]), written(family, [ROME, ADDED])
     assert takes(grammar, one, control) and takes(grammar, two, control)
+    assert takes(grammar, written(family, [ROME] * MAX_CALLS), control)
+    assert not takes(grammar, written(family, [ROME] * (MAX_CALLS + 1)), control)
     for wrong in ("", "text", f"text {one}", f"{one} text", one.replace("Rome", "Oslo"), one.replace("weather", "wet")):
         assert not takes(grammar, wrong, control), wrong
     _, grammar = planned(offer_of([WEATHER, ADD], "required", False), source, control)
