@@ -22,10 +22,12 @@ CHOICE = LLMatcher.grammar_from_regex(r"1112|12,1|2\[1\]|2,")
 """Behind `2[` and `12` nothing is left to choose."""
 
 
-def tokenizer_of(words: Sequence[str] = WORDS, merges: Sequence[tuple[str, str]] = MERGES) -> Tokenizer:
-    """Word i has id i; those in angle brackets are special."""
+def tokenizer_of(
+    words: Sequence[str] = WORDS, merges: Sequence[tuple[str, str]] = MERGES, unknown: str | None = None
+) -> Tokenizer:
+    """Word i has id i; those in angle brackets are special. unknown: the word for what none of them writes."""
     vocab = {word: token_id for token_id, word in enumerate(words)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(merges)))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(merges), unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(word, special=True) for word in words if word[0] == "<"])

@@ -11,8 +11,8 @@ from tests import grammars
 
 VOCAB_SIZE = 8
 PROMPT = (2, 3, 4, 3)
-PREDICTION = "unknown t3"
-"""Of cases that draft from one: likely enough that it is kept whole at times, under all their parameters."""
+PREDICTION = "?2"
+"""An unknown token and a 2. Of cases that draft from one: likely enough that it is kept whole at times, under all their parameters."""
 NUM_ANSWERS = 1280
 """Of each case. `test_power.py` computes that every broken rule then shows with p < 1e-6."""
 NUM_EVERYDAY = NUM_ANSWERS // 2

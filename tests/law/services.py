@@ -41,7 +41,7 @@ class Models:
 def make_models(folder: Path) -> Models:
     def make(name: str, seed: int) -> str:
         tiny_llama(folder / name, VOCAB_SIZE, seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
-        tokenizer_of().save(str(folder / name / "tokenizer.json"))
+        tokenizer_of(unknown="<unk>").save(str(folder / name / "tokenizer.json"))
         return str(folder / name)
 
     text = folder / "text"
