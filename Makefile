@@ -133,11 +133,15 @@ bench-never-slower: $(STAMP)
 bench-overlap: $(STAMP)
 	BASE=$(BASE) $(BIN)/python -m benchmarks.overlap $(ARGS)
 
+# What grammars cost, and what their forced tokens bring: five minutes.
+bench-structured: $(STAMP)
+	$(BIN)/python -m benchmarks.structured $(ARGS)
+
 # Predicted outputs on edits of files, and a prediction of no use: half an hour.
 bench-predictions: $(STAMP)
 	$(BIN)/python -m benchmarks.predictions $(ARGS)
 
-.PHONY: bench-predictions bench-overlap bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
+.PHONY: bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

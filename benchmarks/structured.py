@@ -34,8 +34,13 @@ SMALL, LARGE = 4096, 262_144
 MOST_OUTPUT = 96
 """Tokens of a random output along which masks are timed."""
 NUM_STREAMS = (1, 16)
-PLAIN, AUTO = "plain", "auto"
-ARMS: Mapping[str, Speculation] = {PLAIN: Speculation(enabled=False), AUTO: Speculation(num_draft_tokens="auto")}
+PLAIN, AUTO, ALONE = "plain", "auto", "no draft worker"
+ARMS: Mapping[str, Speculation] = {
+    PLAIN: Speculation(enabled=False),
+    AUTO: Speculation(num_draft_tokens="auto"),
+    ALONE: Speculation(num_draft_tokens="auto", drafter="lookup"),
+}
+"""Of the last, `lookup` has little to say in short answers."""
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -57,6 +62,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
     "either": _object(result={"anyOf": [_object(error_message=TEXT), _object(value=NUMBER)]}),
     "date": _object(starts_at={"type": "string", "format": "date"}, ends_at={"type": "string", "format": "date"}),
 }
+ALL = "all"
 ENDLESS = _object(numbers={"type": "array", "items": NUMBER, "minItems": 500, "maxItems": 600})
 """No answer to it ends before its most tokens."""
 
@@ -80,7 +86,7 @@ class MaskTimes:
     """Of one vocabulary, in microseconds."""
 
     tokenizer_ms: float
-    """To read the tokenizer, once, with the first grammar."""
+    """To read the tokenizer, once."""
     compile_ms: list[float]
     token_us: list[float]
     """To go on behind a token and to make the mask after it."""
@@ -88,12 +94,14 @@ class MaskTimes:
 
 def mask_times(tokenizer_json: str, vocab_size: int, eos_token_id: int) -> MaskTimes:
     """Time masks along random outputs: of each, tokens drawn evenly from what is allowed."""
-    grammars, chance = Grammars(tokenizer_json.encode(), vocab_size, [eos_token_id]), np.random.default_rng(0)
-    texts = [of_schema(dict(schema), "schema", strict=False) for schema in SCHEMAS.values()]
+    texts, chance = (
+        [of_schema(dict(schema), "schema", strict=False) for schema in SCHEMAS.values()],
+        np.random.default_rng(0),
+    )
     began = time.perf_counter()
-    grammars.compile(texts[0])
+    grammars = Grammars(tokenizer_json.encode(), vocab_size, [eos_token_id])
     times = MaskTimes(1e3 * (time.perf_counter() - began), [], [])
-    for text in texts[1:]:
+    for text in texts:
         began = time.perf_counter()
         grammar = grammars.compile(text)
         times.compile_ms.append(1e3 * (time.perf_counter() - began))
@@ -162,16 +170,16 @@ async def measured(report: Report, options: argparse.Namespace) -> None:
         for front in fronts.values():
             await answered(front, AUTO, [None, *SCHEMAS.values()], options, 0)
         ratios: dict[tuple[int, str], list[tuple[Pass, Pass]]] = {}
-        forced: dict[str, list[tuple[Pass, Pass]]] = {name: [] for name in SCHEMAS}
+        forced: dict[tuple[str, str], list[tuple[Pass, Pass]]] = {}
         for repetition in range(options.repetitions):
-            for num, arm in ((num, arm) for num in NUM_STREAMS for arm in ARMS):
+            for num, arm in ((num, arm) for num in NUM_STREAMS for arm in (PLAIN, AUTO)):
                 pair = [
                     await answered(fronts["forced"], arm, [each] * num, options, repetition) for each in (ENDLESS, None)
                 ]
                 ratios.setdefault((num, arm), []).append((pair[0], pair[1]))
-            for name, schema in SCHEMAS.items():
-                made = [await answered(front, AUTO, [schema], options, repetition) for front in fronts.values()]
-                forced[name].append((made[0], made[1]))
+            for name, arm in ((name, arm) for name in SCHEMAS for arm in (AUTO, ALONE)):
+                made = [await answered(front, arm, [SCHEMAS[name]], options, repetition) for front in fronts.values()]
+                forced.setdefault((name, arm), []).append((made[0], made[1]))
     report.table(
         "Speed with a schema that ends no answer, over without",
         ["streams", "drafts", "with, tok/s", "without, tok/s", "ratio", "tokens a pass: with", "without"],
@@ -188,19 +196,19 @@ async def measured(report: Report, options: argparse.Namespace) -> None:
             for (num, arm), pairs in ratios.items()
         ],
     )
+    for arm in (AUTO, ALONE):
+        forced[ALL, arm] = [pair for name in SCHEMAS for pair in forced[name, arm]]
     report.table(
-        "Forced tokens: one answer at a time, drafts on",
-        ["schema", "tokens a pass: forced tokens proposed", "not", "speed, ratio"],
-        [
-            [
-                name,
-                f"{_a_pass([a for a, _ in pairs]):.2f}",
-                f"{_a_pass([b for _, b in pairs]):.2f}",
-                _ratio([a.tokens_per_s / b.tokens_per_s for a, b in pairs]),
-            ]
-            for name, pairs in forced.items()
-        ],
+        "Forced tokens: one answer at a time, tokens a pass and speed over where they are not proposed",
+        ["schema", *(f"{arm}: {column}" for arm in (AUTO, ALONE) for column in ("forced", "not", "speed"))],
+        [[name, *_compared(forced[name, AUTO]), *_compared(forced[name, ALONE])] for name in (*SCHEMAS, ALL)],
     )
+
+
+def _compared(pairs: Sequence[tuple[Pass, Pass]]) -> list[str]:
+    with_forced, without = [a for a, _ in pairs], [b for _, b in pairs]
+    speed = _ratio([a.tokens_per_s / b.tokens_per_s for a, b in pairs])
+    return [f"{_a_pass(with_forced):.2f}", f"{_a_pass(without):.2f}", speed]
 
 
 def _a_pass(passes: Sequence[Pass]) -> float:
