@@ -126,8 +126,8 @@ UNDER_DRAFTERS = {
     "bigram": ("top_k", "choice", "everything"),
     "ngram+model": ("frequency_penalty", "choice", "everything"),
     "lookup+model": ("nothing", "schema", "everything"),
-    "prediction": ("nothing", "everything"),
-    "prediction+model": ("repeated drafts", "everything"),
+    "prediction": ("nothing", "schema", "everything"),
+    "prediction+model": ("repeated drafts", "choice", "everything"),
 }
 """Who else than a draft worker alone makes drafts."""
 COUPLED_DRAFTERS = "coupled, drafters"
