@@ -52,9 +52,16 @@ NUM_CACHED = 64
 """Grammars of each kind that are kept, each with what it was made of: 128 KiB at most. Doubled, so is that."""
 LIMITS = LLParserLimits(max_grammar_size=50_000, verbose_errors=False)
 """llguidance's own: how much it computes for one expression, grammar or step."""
-LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+LAYOUT: Any = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "json_allowed_escapes": r'"\bfnrt',
+}
 """JSON has one space or none behind a comma or a colon and no other white space between tokens: both ways that models
-write on one line, and no way to go on with spaces for ever."""
+write on one line, and no way to go on with spaces for ever. Each character is written in one way, so that no name
+passes for another: llguidance takes \\u0061 for a name that is not `a`. The price is that control characters without a
+short escape stand only where the schema spells them out."""
 MAX_ECHO_CHARS = 300
 """Of what llguidance says."""
 LOCATE_S = 0.02

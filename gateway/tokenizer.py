@@ -181,12 +181,6 @@ class Tokenizer:
             )
         return self.template.render(messages, add_generation_prompt, names or {}, tools)
 
-    def encode_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, names: Mapping[str, Any] | None = None
-    ) -> list[int]:
-        """Return the ids of `chat_text`, to which nothing is added."""
-        return self.encode(self.chat_text(messages, add_generation_prompt, names), add_special_tokens=False)
-
     def control_id(self, text: str) -> int | None:
         """Return the id of the token of this text that is no text to a grammar, None for other texts."""
         return self._controls.get(text)

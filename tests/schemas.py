@@ -50,12 +50,14 @@ class _Maker:
         required = [name for name in names if self.draw.random() < 0.7]
         made: Schema = {"type": "object", "properties": {name: self._any(depth + 1) for name in names}}
         made["required"] = required
-        made["additionalProperties"] = False
+        others = self.draw.choice((False, False, False, False, self._scalar(), None))
+        if others is not None:
+            made["additionalProperties"] = others
         if not names:
             made |= {"additionalProperties": self._scalar(), "minProperties": 1, "maxProperties": 2}
         elif self.draw.random() < 0.1:
             made |= {"patternProperties": {"^x-": {"type": "boolean"}}}
-        elif not required and self.draw.random() < 0.3:
+        elif not required and others is False and self.draw.random() < 0.3:
             made["minProperties"] = 1
         return made
 
@@ -101,8 +103,9 @@ class _Maker:
     def _integer(self) -> Schema:
         low = self.draw.choice((-1000, -7, 0, 1, 12))
         made: Schema = {"type": "integer", self.draw.choice(("minimum", "exclusiveMinimum")): low}
-        made[self.draw.choice(("maximum", "exclusiveMaximum"))] = low + self.draw.choice((2, 9, 123456))
-        if not self.has_multiple and self.draw.random() < 0.2:
+        width = self.draw.choice((2, 9, 123456))
+        made[self.draw.choice(("maximum", "exclusiveMaximum"))] = low + width
+        if not self.has_multiple and width > 2 and self.draw.random() < 0.2:
             self.has_multiple = True
             made["multipleOf"] = 2
         return made

@@ -162,7 +162,7 @@ async def build_requests(
     if _uses_prediction(demand.speculation, config):
         prediction_ids = await _tokenised(len(demand.prediction), _prediction_ids, demand, facts, tokenizer)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
-    num_chars = sum(_num_chars(prompt) for prompt in demand.prompts)
+    num_chars = len(grammar) + sum(_num_chars(prompt) for prompt in demand.prompts)  # tools join it to theirs
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
         prepared = await _tokenised(num_chars, _prepare, prompt, tokenizer, demand.names.prompt, base.grammar)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 from llguidance import LLMatcher, LLParserLimits
 
@@ -23,6 +24,8 @@ TokenOf = Callable[[str], int | None]
 """The id of a text that is one token and no text to a grammar; None for other texts."""
 MAX_CALLS = 16
 """Calls of one answer that is bound. A model that cannot stop calling says twice as much with this doubled."""
+NUM_CACHED = 16
+"""Grammars that are kept, each with what it was made of: 0.6 MiB at most. Doubled, so is that."""
 TEXT = r"TEXT: /(.|\n)*/"
 _JSON = re.compile(r'"[^"]*"|[{}]|[:,] ')
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -36,6 +39,27 @@ def grammar_of(
     family: None = no calls. marks: of the reasoning that may come before all else, None = there is none; in_reasoning:
     the prompt began it. answer: the grammar of an answer that is no call, empty = any. Raises InvalidRequest.
     """
+    tools = json.dumps([(each.name, each.description, each.parameters, each.strict) for each in offer.tools])
+    return _grammar_of(tools, offer.choice, offer.named, offer.parallel, family, marks, in_reasoning, answer, token_of)
+
+
+@lru_cache(NUM_CACHED)
+def _grammar_of(
+    tools: str,
+    choice: Literal["auto", "required"],
+    named: str | None,
+    parallel: bool,
+    family: Family | None,
+    marks: Marks | None,
+    in_reasoning: bool,
+    answer: str,
+    token_of: TokenOf,
+) -> str:
+    """Make it whole or find it: schema by schema, a request with more of them than are kept would find none.
+
+    tools: as JSON, for the order of properties counts.
+    """
+    offer = ToolOffer(tuple(Tool(*each) for each in json.loads(tools)), choice, named, parallel)
     rules: list[str] = []
     schemas: list[dict[str, Any]] = []
     if family is None or not offer.tools:

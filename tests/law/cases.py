@@ -11,8 +11,10 @@ from tests import grammars
 
 VOCAB_SIZE = 8
 PROMPT = (2, 3, 4, 3)
-PREDICTION = "?2"
-"""An unknown token and a 2. Of cases that draft from one: likely enough that it is kept whole at times, under all their parameters."""
+PREDICTIONS = {"": "?2", "schema": "[1", "choice": "12"}
+"""By grammar, of cases that draft from one: likely enough that it is kept whole at times, under all their parameters.
+`?` is an unknown token.
+"""
 NUM_ANSWERS = 1280
 """Of each case. `test_power.py` computes that every broken rule then shows with p < 1e-6."""
 NUM_EVERYDAY = NUM_ANSWERS // 2
@@ -112,7 +114,7 @@ UNDER_OTHERS = {
     "unigram": ("nothing",),
     "ngram+model": ("frequency_penalty",),
     "lookup+model": ("nothing",),
-    "prediction": ("nothing",),
+    "prediction": ("nothing", "schema"),
     "prediction+model": ("repeated drafts",),
     "draft of bigrams": ("everything",),
     "draft of n-grams": (),

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from outrider.client import AsyncClient, Choice, Drafter
-from tests.law.cases import CHOICES_PER_CALL, NUM_ANSWERS, PREDICTION, PROMPT, STRUCTURED, Case
+from tests.law.cases import CHOICES_PER_CALL, NUM_ANSWERS, PREDICTIONS, PROMPT, STRUCTURED, Case
 from tests.law.chi_square import Window
 from tests.law.expected import Answer
 
@@ -83,6 +83,6 @@ async def _call(client: AsyncClient, case: Case, seed: int) -> tuple[Choice, ...
         stop_token_ids=p.stop_token_ids,
         ignore_eos=p.ignore_eos,
         structured_outputs=STRUCTURED.get(p.grammar),
-        prediction=PREDICTION if predicts else "",
+        prediction=PREDICTIONS[p.grammar] if predicts else "",
     )
     return completion.choices

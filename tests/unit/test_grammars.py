@@ -105,6 +105,40 @@ def test_what_a_schema_allows_is_valid(seed: int) -> None:
     assert num_drawn > 100
 
 
+NAMES = ("a", "é", "😀", 'q"', "back\\slash", "a\nb", "x/y", "\x01", "\x7f", "\u2028")
+
+
+@pytest.mark.parametrize(
+    "others", [{}, {"additionalProperties": {"type": "string"}}, {"patternProperties": {"^z": {"type": "string"}}}]
+)
+def test_no_other_spelling_of_a_name_passes_for_another_name(others: dict[str, Any]) -> None:
+    """Readers keep the last value of a name, however it is spelt."""
+    known = {"type": "object", "properties": {name: {"type": "integer"} for name in NAMES}} | others
+    made = [schema(known), of_lark(f"start: %json {json.dumps(known)}", "p")]
+    made.append(of_lark(f"start: %json {schema_text(known, 'p', strict=False)}", "p"))
+    for name in NAMES:
+        plain, escaped = json.dumps(name, ensure_ascii=False), escapes(name)
+        for grammar in made:
+            assert follows(grammar, f'{{{plain}: 1, "zz": "x"}}')
+            assert not any(follows(grammar, f'{{{plain}: 1, {each}: "x"}}') for each in (plain, *escaped)), name
+
+
+def test_no_other_spelling_passes_for_a_pattern_or_what_tells_members_apart() -> None:
+    assert not follows(schema({"type": "object", "patternProperties": {"^x": {"type": "integer"}}}), r'{"\u0078": "s"}')
+    members = [{"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in "ab"]
+    for each in escapes("kind"):
+        assert not follows(schema({"oneOf": members}), f'{{"kind": "a", {each}: "c"}}')
+
+
+def escapes(name: str) -> list[str]:
+    """Return other ways to write the name: each character in hexadecimal, all of them, and the solidus escaped."""
+    plain = [json.dumps(char, ensure_ascii=False)[1:-1] for char in name]
+    hexadecimal = [json.dumps("\0" + char)[7:-1] if ord(char) > 0x7F else f"\\u{ord(char):04x}" for char in name]
+    texts = {"".join((*plain[:at], each, *plain[at + 1 :])) for at, each in enumerate(hexadecimal)}
+    texts |= {"".join(hexadecimal), "".join(hexadecimal).upper().replace("U", "u"), name.replace("/", r"\/")}
+    return [f'"{text}"' for text in texts - {"".join(plain), name}]
+
+
 def test_a_union_that_a_property_tells_apart_is_enforced() -> None:
     """As pydantic writes it: by reference, with a discriminator."""
 

@@ -76,6 +76,19 @@ def takes(grammar: str, text: str, control: bool = False) -> bool:
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
+def test_a_grammar_of_many_schemas_is_found_whole() -> None:
+    def made(names: str) -> str:
+        properties = {name: {"type": "integer"} for name in names}
+        tools = [
+            Tool(f"t{at}", parameters={"type": "object", "properties": properties | {f"p{at}": {}}})
+            for at in range(128)
+        ]
+        return planned(offer_of(tools, "required", None), SOURCES["hermes"])[1]
+
+    assert made("ab") is made("ab")
+    assert made("ab") != made("ba"), "properties come in their order"
+
+
 @pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
 @pytest.mark.parametrize("family", ANSWERED, ids=lambda family: family.name)
 def test_required_calls_are_what_the_family_writes(family: Family, control: bool) -> None:
