@@ -271,12 +271,6 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
         raise InvalidRequest(
             f"user has {len(demand.user)} characters, at most {MAX_USER_CHARS} are allowed", param="user"
         )
-    if demand.output is not None and demand.params.ignore_eos:
-        raise InvalidRequest(
-            f"ignore_eos is true and {demand.output.param} says what the answer has to be, which then could not end "
-            "where it is complete; leave one out",
-            param="ignore_eos",
-        )
     _check_speculation(demand.speculation, facts.vocab_size)
     _check_drafter(demand.speculation.drafter, facts)
     _check_predicted(demand)
@@ -435,8 +429,10 @@ def _answers(
 ) -> list[GenerationRequest]:
     ids = prepared.ids
     if prepared.grammar and demand.params.ignore_eos:
+        what = "tools" if demand.output is None else demand.output.param
         raise InvalidRequest(
-            "ignore_eos is true and calls of the tools are bound, after which the answer could not end; leave it out",
+            f"ignore_eos is true and {what} says what the answer has to be, which then could not end where it is "
+            "complete; leave one out",
             param="ignore_eos",
         )
     max_tokens = _max_tokens(demand, facts.context_limit, len(ids))

@@ -314,9 +314,9 @@ def read_tool_choice(value: Any) -> str | tuple[str]:
 
 
 def arguments_of(value: Any) -> Any:
-    """Return the object that a call's arguments are, written as JSON: templates want it."""
+    """Return the object that a call's arguments are, written as JSON: templates want it. Empty = a stream held none."""
     try:
-        found = orjson.loads(value) if isinstance(value, str) else None
+        found = orjson.loads(value or "{}") if isinstance(value, str) else None
     except ValueError:
         found = None
     if not isinstance(found, dict):
@@ -327,12 +327,14 @@ def arguments_of(value: Any) -> Any:
 class CalledFunction(_Strict):
     name: str
     arguments: Annotated[dict[str, Any], BeforeValidator(arguments_of, json_schema_input_type=str)]
+    parsed_arguments: Any = Field(default=None, exclude=True, description="ignored: what OpenAI's client adds")
 
 
 class CallBody(_Strict):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: int | None = Field(default=None, exclude=True, description="ignored: a delta's place in a stream")
 
 
 class MessageBody(_Strict):

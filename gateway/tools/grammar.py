@@ -27,6 +27,10 @@ MAX_CALLS = 16
 NUM_CACHED = 16
 """Grammars that are kept, each with what it was made of: 0.6 MiB at most. Doubled, so is that."""
 TEXT = r"TEXT: /(.|\n)*/"
+_SPACE = r"[\s\x1c-\x1f]*"
+"""White space as Python's, which the reader skips."""
+FREE = rf"FREE: /{_SPACE}(\[{_SPACE}\[(.|\n)*|(\[{_SPACE})?([^\s\x1c-\x1f{{\[](.|\n)*)?)/"
+"""Text that is no call where calls need no marker: it begins neither with an object nor with a list of them."""
 _JSON = re.compile(r'"[^"]*"|[{}]|[:,] ')
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -65,11 +69,11 @@ def _grammar_of(
     if family is None or not offer.tools:
         body = "@answer" if answer else ""
     elif offer.choice == "required":
-        body = _calls(offer, family, rules, schemas, token_of)
+        body = _calls(offer, family, family.opening, rules, schemas, token_of)
     elif answer:
-        body = f"{_calls(offer, family, rules, schemas, token_of)} | @answer"
-    elif family.marker is not None and not family.bare and _binds(offer):
-        body = _tagged(offer, family, rules, schemas, token_of)
+        body = f"{_calls(offer, family, family.opening, rules, schemas, token_of)} | @answer"
+    elif _binds(offer):
+        body = _text_or_calls(offer, family, rules, schemas, token_of)
     else:
         body = ""
     if not body or (body == "@answer" and marks is None):
@@ -87,10 +91,17 @@ def _binds(offer: ToolOffer) -> bool:
     return any(tool.strict for tool in offer.tools) or offer.max_calls is not None
 
 
-def _calls(offer: ToolOffer, family: Family, rules: list[str], schemas: list[dict[str, Any]], token_of: TokenOf) -> str:
+def _calls(
+    offer: ToolOffer,
+    family: Family,
+    opening: str,
+    rules: list[str],
+    schemas: list[dict[str, Any]],
+    token_of: TokenOf,
+) -> str:
     """Add the rules of calls. Return what one or several are, from the first character to the last."""
     call = _call_rules(offer, family, rules, schemas, token_of)
-    opening, between, closing = (_spell(text, token_of) for text in (family.opening, family.between, family.closing))
+    opening, between, closing = (_spell(text, token_of) for text in (opening, family.between, family.closing))
     if offer.max_calls == 1:
         return call if family.bare else f"{opening} {call} {closing}"
     if family.bare:
@@ -98,17 +109,22 @@ def _calls(offer: ToolOffer, family: Family, rules: list[str], schemas: list[dic
     return f"{opening} {call} ({between} {call}){{0,{MAX_CALLS - 1}}} {closing}"
 
 
-def _tagged(
+def _text_or_calls(
     offer: ToolOffer, family: Family, rules: list[str], schemas: list[dict[str, Any]], token_of: TokenOf
 ) -> str:
-    """Return what an answer is that is text, and calls behind the family's marker if there is one."""
-    assert family.marker is not None
-    call = _call_rules(offer, family, rules, schemas, token_of)
-    rest, between, closing = (
-        _spell(text, token_of) for text in (family.opening.removeprefix(family.marker), family.between, family.closing)
-    )
-    more = "" if offer.max_calls == 1 else f"({between} {call}){{0,{MAX_CALLS - 1}}}"
-    return f"TEXT | {_text_up_to('lead', family.marker, rules, token_of)} {rest} {call} {more} {closing}"
+    """Return what an answer is that is text, and calls behind the family's marker if there is one; or, of a bare
+    family, calls alone.
+    """
+    text = "FREE" if family.bare else "TEXT"
+    opening = family.opening.removeprefix(family.marker or "")
+    ways = [text]
+    if family.marker is not None:
+        ways.append(f"{_text_up_to('lead', family.marker, rules, token_of, text)} calls")
+    if family.bare:
+        ways.append("calls")
+        rules.append(FREE)
+    rules.append(f"calls: {_calls(offer, family, opening, rules, schemas, token_of)}")
+    return " | ".join(ways)
 
 
 def _call_rules(
@@ -155,11 +171,11 @@ def _after_reasoning(
     return thought if in_reasoning else f"body | {_spell(marks[0], token_of)} {thought}"
 
 
-def _text_up_to(rule: str, marker: str, rules: list[str], token_of: TokenOf) -> str:
+def _text_up_to(rule: str, marker: str, rules: list[str], token_of: TokenOf, text: str = "TEXT") -> str:
     """Return text that ends with the first marker. A lazy lexeme ends there; a token is no text in any case."""
     if token_of(marker) is not None:
-        return f"TEXT {_spell(marker, token_of)}"
-    rules.append(f"{rule}[lazy]: TEXT {_spell(marker, token_of)}")
+        return f"{text} {_spell(marker, token_of)}"
+    rules.append(f"{rule}[lazy]: {text} {_spell(marker, token_of)}")
     return rule
 
 

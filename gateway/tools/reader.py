@@ -16,8 +16,13 @@ import orjson
 from gateway.tools.families import TOOL_NAME, Family, Marks
 
 MAX_GAP = 256
-"""Characters around the JSON of calls. Doubled, text after a marker that announces nothing is held back for longer."""
+"""Characters around the JSON of calls, and of white space. Doubled, text after a marker that announces nothing is held
+back for longer."""
 _HEAD = re.compile(rf'\{{\s*"name"\s*:\s*"({TOOL_NAME})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
+_FIRST = re.compile(r'\{\s*(?:"((?:[^"\\]|\\.)*)"(?:\s*:\s*"((?:[^"\\]|\\.)*)")?|[^\s"])', re.DOTALL)
+"""The first key of an object, and its value if that is a string; neither where no key begins."""
+_KEYS = frozenset({"name", "type", "function", "arguments", "parameters"})
+"""What a call may begin with."""
 _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
 
@@ -128,11 +133,11 @@ class Reader:
 
     def _start(self, final: bool) -> Iterator[Part]:
         assert self._marks is not None
-        text, mark = self._buffer.lstrip(), self._marks[0]
+        text, mark = self._buffer[:MAX_GAP].lstrip(), self._marks[0]
         if text.startswith(mark):
-            self._buffer = text[len(mark) :]
+            self._buffer = self._buffer.lstrip()[len(mark) :]
             self._state, self._skips_space = _State.REASONING, True
-        elif final or not mark.startswith(text):
+        elif final or not mark.startswith(text) or len(self._buffer) >= MAX_GAP:
             self._state, self.reasoning_end = _State.CONTENT, 0
         yield from ()
 
@@ -148,14 +153,15 @@ class Reader:
             self.reasoning_end = self.num_chars - len(rest)
 
     def _released(self, text: str, mark: str, final: bool) -> str:
-        """Take the text from the buffer but for white space at its end and the beginning of a mark. Return it."""
+        """Take the text from the buffer but for some white space at its end and the beginning of a mark. Return it."""
         if self._skips_space:
             text = text.lstrip()
             self._buffer = self._buffer.lstrip()
             self._skips_space = not text
         if not final:
             held = next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
-            text = text[: len(text) - held].rstrip()
+            text = text[: len(text) - held]
+            text = text[: max(len(text.rstrip()), len(text) - MAX_GAP)]
         self._buffer = self._buffer[len(text) :]
         return text
 
@@ -167,8 +173,8 @@ class Reader:
         at = self._buffer.find(marker) if marker else -1
         text = self._buffer if at < 0 else self._buffer[:at]
         if family is not None and family.bare and self._is_first:
-            begin = self._buffer.lstrip()
-            if not begin and not final:
+            begin = self._buffer[:MAX_GAP].lstrip()
+            if not begin and not final and len(self._buffer) < MAX_GAP:
                 return
             if begin[:1] in ("{", "["):
                 self._state, self._amid = _State.GAP, False
@@ -233,8 +239,13 @@ class Reader:
         family = self._family
         assert family is not None
         scan = self._scan
-        if self._named is None and (head := _HEAD.match(self._buffer, scan.begin)) and head[1] in self._names:
-            yield self._begin(head[1], head.end())
+        if self._named is None:
+            where = (self._buffer, scan.begin, scan.begin + MAX_GAP)
+            if (head := _HEAD.match(*where)) and head[1] in self._names:
+                yield self._begin(head[1], head.end())
+            elif (first := _FIRST.match(*where)) and not self._may_begin(first):
+                yield from self._unread(scan.begin + 1)
+                return
         scan.go_on(self._buffer, self._arguments_at if self._named is not None else None)
         if self._named is not None:
             end = scan.end_of_part or scan.end or scan.at
@@ -255,6 +266,11 @@ class Reader:
         self._state, self._amid, self._is_first = _State.GAP, True, False
         self._index += 1
         self.num_calls += 1
+
+    def _may_begin(self, first: re.Match[str]) -> bool:
+        """Whether an object may be a call that begins so."""
+        key, value = first.groups()
+        return key in _KEYS and (key != "name" or value is None or value in self._names)
 
     def _read(self, family: Family, text: str) -> tuple[str, str] | None:
         """Return name and arguments of a whole call, None when it is none."""

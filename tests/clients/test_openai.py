@@ -49,6 +49,15 @@ def test_a_streamed_call(client: openai.OpenAI, asked: Any) -> None:
     assert kinds.count("tool_calls.function.arguments.delta") > 1
 
 
+def test_a_streamed_call_can_be_sent_back(client: openai.OpenAI, asked: Any) -> None:
+    with client.beta.chat.completions.stream(**asked, tool_choice=NAMED) as stream:
+        message = stream.get_final_completion().choices[0].message
+    (call,) = message.tool_calls or []
+    asked["messages"] += [message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    answer = client.chat.completions.create(**asked | {"max_tokens": 16}, tool_choice="none").choices[0]
+    assert answer.message.content is not None and answer.message.tool_calls is None
+
+
 def test_parallel_calls(client: openai.OpenAI, asked: Any) -> None:
     stream = client.chat.completions.create(
         **asked | {"temperature": 1, "seed": 3}, tool_choice="required", stream=True

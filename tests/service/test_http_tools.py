@@ -136,13 +136,36 @@ async def test_reasoning_is_split_off_and_counted() -> None:
     assert "".join(delta.content or "" for delta in deltas) == CALLS, "without tools there are no calls"
 
 
-async def test_a_bound_call_must_be_able_to_end() -> None:
-    async with client_of(generator_of("x")) as client:
-        with pytest.raises(openai.BadRequestError) as caught:
-            await client.chat.completions.create(
-                **ASKED, tools=[TOOL], tool_choice="required", extra_body={"ignore_eos": True}
-            )
+@pytest.mark.parametrize(
+    ("template", "asked"),
+    [
+        ("demo", {"tools": [TOOL], "tool_choice": "required"}),
+        ("demo", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "Weather"}}}),
+        ("demo", {"tools": [TOOL]}),
+        ("json", {"tools": [TOOL]}),
+        ("reasoning", {"response_format": {"type": "json_object"}}),
+    ],
+    ids=["required", "named", "strict", "strict without a marker", "after reasoning"],
+)
+async def test_what_is_bound_must_be_able_to_end(template: str, asked: dict[str, Any]) -> None:
+    async with client_of(generator_of("x", template)) as client:
+        with pytest.raises(openai.BadRequestError, match="leave one out") as caught:
+            await client.chat.completions.create(**ASKED, **asked, extra_body={"ignore_eos": True})
     assert caught.value.param == "ignore_eos"
+
+
+async def test_a_call_put_together_from_a_stream_can_be_sent_back() -> None:
+    function = {"name": "Weather", "arguments": "", "parsed_arguments": {}}  # the last as the official client has it
+    call = {"index": 0, "id": "call_1", "type": "function", "function": function}
+    replayed = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    generator = generator_of("x")
+    async with in_process(generator) as http:
+        answer = await http.post(CHAT, json={**ASKED, "messages": [*ASKED["messages"], *replayed]})
+    assert answer.status_code == 200, answer.text
+    assert '{"name": "Weather", "arguments": {}}' in generator.own_tokenizer.decode(generator.requests[0].prompt_ids)
 
 
 async def test_tools_without_a_template_for_them_are_refused() -> None:

@@ -123,10 +123,34 @@ def test_under_auto_text_is_free_and_strict_calls_are_bound(family: Family, cont
     assert not takes(grammar, written(family, [ADDED, ADDED]), control)
 
 
-@pytest.mark.parametrize("source", [SOURCES["json"], SOURCES["llama3"]])
-def test_nothing_is_bound_under_auto_without_strict_tools_or_without_a_marker(source: str) -> None:
-    assert planned(offer_of([WEATHER], "auto", False), source)[1] == ""
-    assert planned(offer_of([ADD], "auto", None), SOURCES["hermes"])[1] == ""
+@pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
+@pytest.mark.parametrize("family", [each for each in ANSWERED if each.bare], ids=lambda family: family.name)
+def test_under_auto_an_answer_that_begins_with_json_is_a_strict_call_where_calls_need_no_marker(
+    family: Family, control: bool
+) -> None:
+    source = SOURCES[family.name]
+    _, grammar = planned(offer_of([WEATHER, ADD], "auto", None), source, control)
+    one, two = written(family, [ROME]), written(family, [ROME, ADDED])
+    texts = ["", " \n", "Just\ntext. {", f"Well,\n{one}", "[", "[1, {}]", "[[{}]]", " [see](there)", one, two]
+    wrongs = ["{}", "\n{", "\x1c{", "\u3000{", " [ {", one.replace("Rome", "Oslo"), two.replace("weather", "wet")]
+    if family.marker is not None:
+        texts += [f"{family.marker}{two}", f"Well, {family.marker}{one}"]
+        wrongs += [f"Well, {family.marker}{wrongs[-1]}", f"{wrongs[-2]}{family.marker}{one}"]
+    for text in texts:
+        assert takes(grammar, text, control), text
+    for wrong in wrongs:
+        assert not takes(grammar, wrong, control), wrong
+    _, grammar = planned(offer_of([ADD], "auto", False), source, control)
+    assert takes(grammar, written(family, [ADDED]), control)
+    assert not takes(grammar, written(family, [ADDED, ADDED]), control)
+    _, grammar = planned(offer_of([WEATHER], "auto", None), source + "</think>", control, prompt="<think>")
+    assert takes(grammar, f"hm</think>\n\n{one}", control) and takes(grammar, "hm</think>\n\ntext", control)
+    assert not takes(grammar, "hm</think>\n\n{}", control)
+
+
+@pytest.mark.parametrize("source", [SOURCES["json"], SOURCES["hermes"]])
+def test_nothing_is_bound_under_auto_without_strict_tools(source: str) -> None:
+    assert planned(offer_of([ADD], "auto", None), source)[1] == ""
     assert planned(offer_of([WEATHER], "none", None), source) == (None, "")
 
 

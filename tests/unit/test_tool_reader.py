@@ -180,6 +180,27 @@ def test_a_marker_that_announces_nothing_holds_text_back_for_a_while() -> None:
     assert reader.push("y") != []
 
 
+@pytest.mark.parametrize(
+    "text", ['{"answer"', '{"name": "other"', "{ no JSON", '[{"id"'], ids=["key", "name", "no key", "in a list"]
+)
+@pytest.mark.parametrize("family", [LLAMA3, JSON], ids=lambda family: family.name)
+def test_json_that_can_be_no_call_is_told_as_it_comes(family: Family, text: str) -> None:
+    reader = Reader(family, NAMES, None, False, None)
+    assert told([part for char in text for part in reader.push(char)]) == (text, "", [])
+    assert reader.push(': "more') == [Content(': "more')]
+
+
+@pytest.mark.parametrize("begin", ["", "text", "<think>", "<think>text", "<tool_call>", '<tool_call>{"name"'])
+def test_white_space_is_held_back_up_to_a_bound_however_it_is_cut(begin: str) -> None:
+    text = f"{begin}{' ' * (MAX_GAP + 44)}{written(HERMES, [('weather', '{}')])}"
+    for family in (HERMES, JSON):
+        reader = Reader(family, NAMES, MARKS, False, None)
+        parts = [part for char in text for part in reader.push(char)]
+        if '"name"' not in begin:
+            assert len(reader._buffer) <= MAX_GAP + len(begin)
+        assert told(parts + reader.finish(False)) == one(family, text, reasons=True)
+
+
 @pytest.mark.parametrize("begun", [True, False], ids=["begun by the prompt", "begun by the answer"])
 def test_reasoning_is_split_off_and_calls_follow_it(begun: bool) -> None:
     thought = 'I could <tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call> here.'
