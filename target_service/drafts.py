@@ -46,27 +46,33 @@ class Drafts:
         """Return what the slot's next step might verify: what its grammar leaves no choice of, where that is more than
         all else, its own drafter's chain where that has something to say, else what is parked. Which of them goes by
         how much of each there is, and by the tokens committed.
+
+        A slot that names how much is verified waits for that, unless what is forced is as much.
         """
-        found, forced = self._drafted(lease), self._forced(lease)
+        found = self._drafted(lease)
+        forced = self.or_forced(found)
+        return found if lease.speculation.is_fixed and len(forced.nodes) < _wanted(lease) else forced
+
+    def or_forced(self, found: Candidates) -> Candidates:
+        """Return what the grammar leaves no choice of in place of what was found, where that is more: guesses, and
+        verified like any.
+        """
+        lease = found.lease
+        if not lease.slot.params.grammar:
+            return found
+        room = min(lease.room, lease.speculation.num_draft_tokens or lease.room)
+        forced = [ParkedNode(token_id) for token_id in self._keeper.sampling_state(lease.slot).forced()[:room]]
         if len(forced) <= len(found.nodes):
             return found
         return Candidates(lease, _as_chain(forced, 1.0), len(forced) if lease.speculation.is_fixed else 0, None)
-
-    def _forced(self, lease: Lease) -> Sequence[Draft]:
-        """Return the tokens that the slot's grammar leaves no choice of: guesses, and verified like any."""
-        if not lease.slot.params.grammar:
-            return ()
-        room = min(lease.room, lease.speculation.num_draft_tokens or lease.room)
-        return [ParkedNode(token_id) for token_id in self._keeper.sampling_state(lease.slot).forced()[:room]]
 
     def _drafted(self, lease: Lease) -> Candidates:
         room = lease.room
         if not room:
             return Candidates(lease)
         num_fixed = lease.speculation.num_draft_tokens
-        key, is_alone = lease.slot.key, not lease.job.is_drafted
-        kind = self._own.says(key, insists=bool(num_fixed and is_alone))
-        if kind is not None:
+        insists = bool(num_fixed and not lease.job.is_drafted)
+        for kind in self._own.asked(lease.slot.key, insists=insists):  # what a grammar masks grows nothing
             state, shares = self._keeper.sampling_state(lease.slot), lease.own_shares[kind]
             grown = self._own.grown(lease.slot, kind, state, shares, min(room, num_fixed or room))
             own = _as_chain(grown, shares.share(0))
@@ -89,9 +95,7 @@ class Drafts:
             return None
         if not lease.speculation.is_fixed:
             return lease.shares.share(0) ** (len(lease.parked.chain(lease.room)) + 1)
-        tree = lease.speculation.tree
-        wanted = lease.speculation.num_draft_tokens if tree is None else tree.most_nodes
-        return 1.0 if num_here < min(wanted, lease.room) else None
+        return 1.0 if num_here < _wanted(lease) else None
 
     def ready(self, found: Candidates, count: int) -> Ready:
         """Return the slot as it goes into the step, with so many of its candidates."""
@@ -178,6 +182,12 @@ class Drafts:
             else:
                 raise BadTensor("distributions are missing, and acceptance is by rejection at a temperature above 0")
         return laws
+
+
+def _wanted(lease: Lease) -> int:
+    """Return how many draft tokens the request names for each step, as far as there is room."""
+    tree = lease.speculation.tree
+    return min(lease.speculation.num_draft_tokens if tree is None else tree.most_nodes, lease.room)
 
 
 def _as_chain(nodes: Sequence[Draft], share: float) -> list[tuple[float, Draft, int]]:

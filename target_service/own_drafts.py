@@ -5,7 +5,7 @@ A tree of one branch is grown when the slot is taken into a step: no ticket, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from outrider.drafting.drafter import Follower, SequenceDrafter
 from outrider.drafting.prediction import Prediction, PredictionFollower
@@ -83,13 +83,15 @@ class OwnDrafts:
                 outcomes = follower.outcomes(len(token_ids))
         return outcomes
 
-    def says(self, key: SlotKey, *, insists: bool) -> kinds.Drafter | None:
-        """Return the first of the slot's drafters that has a guess worth verifying, else None; or, where the request
-        insists on drafts, the last.
+    def asked(self, key: SlotKey, *, insists: bool) -> Iterator[kinds.Drafter]:
+        """Give those of the slot's drafters that have a guess worth verifying, in order; then, where the request
+        insists on drafts, the last whatever it has.
         """
         followers = self._of(key)
-        last = next(reversed(followers), None) if insists else None
-        return next((kind for kind, follower in followers.items() if follower.has_next()), last)
+        speaking = [kind for kind, follower in followers.items() if follower.has_next()]
+        yield from speaking
+        if insists and followers and (last := next(reversed(followers))) not in speaking:
+            yield last
 
     def grown(self, slot: Slot, kind: kinds.Drafter, state: SamplingState, shares: SlotShares, most: int) -> list[Node]:
         """Return a chain of at most `most` nodes, fewer where there is nothing more to say."""

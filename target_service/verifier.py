@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.sampling.penalties import NonFiniteLogits
+from outrider.engine.sampling.penalties import NonFiniteLogits, SamplingState
 from outrider.engine.sampling.tree_acceptance import ROOT
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.engine_thread import EngineThread
@@ -185,7 +185,8 @@ class Verifier:
         self._leases.take_delivered()
         running = self._leases.running()
         fed = self._in_step = [lease for lease in running if not needs_prefill(lease.slot)]
-        found = self._going([self._drafts.candidates(lease) for lease in fed], now)
+        going_on = self._going([self._drafts.candidates(lease) for lease in fed], now)
+        found = [self._drafts.or_forced(each) for each in going_on]
         self._in_step = [each.lease for each in found]
         if not found and len(running) == len(fed) and self._held_until is not None:
             return False
@@ -273,11 +274,14 @@ class Verifier:
         self._leases.take_delivered(in_step=True)
         num_committed = 0
         for (lease, r), state, own in zip(going, states, decided, strict=True):
-            failure = state.failure(tuple(_accepted_ids(r, own)))
-            if failure is not None:
-                why = f"the grammar can be followed no further: {failure}; ask for a simpler one"
-                self._leases.end(lease.slot.key, why, Fault.INVALID)
+            num_sound = _num_led_to(state, _accepted_ids(r, own))
+            if num_sound == 0:
+                why = f"the grammar can be followed no further: {state.failure(())}; ask for a simpler one"
+                self._leases.end(lease.slot.key, why, Fault.GRAMMAR)
                 continue
+            if num_sound is not None:  # the next step fails; the draft that leads there takes the place of the last
+                last_id = _accepted_ids(r, own)[num_sound - 1]
+                own = replace(own, num_accepted=num_sound - 1, next_id=last_id, path=own.path[: num_sound - 1])
             num_committed += self._commit(lease, r, own, self._timings(lease, started, forwarded, ended))
         return num_committed
 
@@ -376,6 +380,13 @@ def _row(ready: Ready) -> Row:
 
 def _accepted_ids(r: Ready, decided: Decided) -> list[int]:
     return r.draft_ids[: decided.num_accepted] if r.tree is None else [r.draft_ids[node] for node in decided.path]
+
+
+def _num_led_to(state: SamplingState, accepted_ids: Sequence[int]) -> int | None:
+    """Return how many of them lead to where the grammar fails; None where it does not."""
+    if not state.params.grammar or state.failure(tuple(accepted_ids)) is None:
+        return None
+    return next(num for num in range(len(accepted_ids) + 1) if state.failure(tuple(accepted_ids[:num])) is not None)
 
 
 def _all_kept(r: Ready, decided: Decided) -> bool:

@@ -142,7 +142,7 @@ class Verification:
     async def next_verdict(self, target: Connection) -> tpb.Verdict | None:
         """Wait for the lease's next verdict. None: the slot is not as we thought; go again.
 
-        Raises WorkerLost, DeadlineExceeded, WorkerFault.
+        Raises WorkerLost, DeadlineExceeded, WorkerFault, InvalidRequest.
         """
         assert self._verdicts is not None, "begin_lease() comes first"
         async with self._in_time():
@@ -233,7 +233,9 @@ class Verification:
         return GoElsewhere(reason)
 
     def _mend(self, target: Connection, error: pb.WorkerError) -> None:
-        """Make the next round possible. Raises WorkerFault when it would only fail again."""
+        """Make the next round possible. Raises WorkerFault when it would only fail again, InvalidRequest where the
+        request's grammar is why.
+        """
         if error.code == pb.WORKER_ERROR_CODE_BEHIND:
             self.why_again = "behind"
             self.slot.agreed_len = min(error.known_len, self._session.committed_len)
@@ -245,8 +247,8 @@ class Verification:
         elif error.code == pb.WORKER_ERROR_CODE_INTERNAL:
             self._fault(error)
             self.why_again = "fault"
-        elif error.code == pb.WORKER_ERROR_CODE_INVALID:
-            raise InvalidRequest(f"the target cannot go on: {error.message}")
+        elif error.code == pb.WORKER_ERROR_CODE_GRAMMAR:
+            raise InvalidRequest(f"the target cannot go on: {error.message}", param="grammar")
         elif error.code not in _REOPEN:
             raise WorkerFault(f"the target failed: {error.message}")
 

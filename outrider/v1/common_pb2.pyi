@@ -71,6 +71,7 @@ class WorkerErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_ERROR_CODE_INTERNAL: _ClassVar[WorkerErrorCode]
     WORKER_ERROR_CODE_CANCELLED: _ClassVar[WorkerErrorCode]
     WORKER_ERROR_CODE_DRAINING: _ClassVar[WorkerErrorCode]
+    WORKER_ERROR_CODE_GRAMMAR: _ClassVar[WorkerErrorCode]
 ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule
 ACCEPTANCE_RULE_REJECTION: AcceptanceRule
 ACCEPTANCE_RULE_COUPLED: AcceptanceRule
@@ -112,6 +113,7 @@ WORKER_ERROR_CODE_INVALID: WorkerErrorCode
 WORKER_ERROR_CODE_INTERNAL: WorkerErrorCode
 WORKER_ERROR_CODE_CANCELLED: WorkerErrorCode
 WORKER_ERROR_CODE_DRAINING: WorkerErrorCode
+WORKER_ERROR_CODE_GRAMMAR: WorkerErrorCode
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "choice", "max_tokens", "stop_token_ids", "ignore_eos", "num_logprobs", "acceptance", "lenience", "grammar")

@@ -10,8 +10,8 @@ OWN = "tests/unit/test_grammar.py"
 GRAMMAR = (
     Mutant(
         FOLLOWED,
-        "        return self._known(draft_prefix).mask",
-        "        return self._known(()).mask",
+        "        return self._masked(draft_prefix).mask",
+        "        return self._masked(()).mask",
         "the mask does not go on along the drafts: what follows them breaks the grammar",
         (f"{OWN}::TestMasks",),
     ),
@@ -24,9 +24,9 @@ GRAMMAR = (
     ),
     Mutant(
         FOLLOWED,
-        "        if place.failure is not None and self._grammar.is_shared:",
-        "        if False:",
-        "what other requests met ends an answer",
+        "        self.grammars.forget(self)",
+        "        pass",
+        "what other requests met ends all that come later",
         (f"{OWN}::TestWhatCannotBeFollowed",),
     ),
     Mutant(

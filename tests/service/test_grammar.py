@@ -185,8 +185,8 @@ async def test_an_expression_that_explodes_ends_its_own_request_alone(
                 failed = reply
             else:
                 length[slot] += len(reply.token_ids)
-    assert failed.code == pb.WORKER_ERROR_CODE_INVALID
-    assert "the grammar can be followed no further: lexer error: too many states: 200" in failed.message
+    assert failed.code == pb.WORKER_ERROR_CODE_GRAMMAR
+    assert "no further: its lexer has too many states, more than 200 (MAX_LEXER_STATES); ask for" in failed.message
     assert isinstance(await target.ask(verify(2, length[2])), tpb.Verdict)
     for slot in length:
         target.tell(pb.CloseSlot(slot=slot))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from outrider.wire.kinds import TokenKind
 from outrider.wire.params import SamplingParams
 from target_service.jobs import Finish
-from target_service.verifier import Commit, commit_tokens, kind_of_next
+from target_service.verifier import Commit, _num_led_to, commit_tokens, kind_of_next
 
 DRAFTS, NEXT, EOS = (11, 12, 13, 14), 15, (0, 1)
 RUN = (*DRAFTS, NEXT)
@@ -85,3 +88,12 @@ def test_what_comes_after_a_rejection_is_not_looked_at() -> None:
     assert commit(kept=1, stop_token_ids=(13,)) == Commit(
         (11, NEXT), (TokenKind.ACCEPTED, TokenKind.RECOVERED), None, None
     )
+
+
+def test_what_was_accepted_before_its_grammar_fails_is_sound() -> None:
+    """Up to the token that leads there, as without drafts; behind it nothing is masked."""
+    for fails_behind, num in ((0, 0), (2, 2), (3, 3), (4, None)):
+        state: Any = SimpleNamespace(
+            params=SamplingParams(grammar="{}"), failure=lambda ids, n=fails_behind: "full" if len(ids) >= n else None
+        )
+        assert _num_led_to(state, [5, 6, 7]) == num

@@ -274,10 +274,19 @@ async def test_a_request_that_the_target_cannot_go_on_with_ends_and_the_target_i
     """As one whose grammar explodes."""
     answer = Answer()
     async with answer.begun() as first:
-        answer.target.fails(pb.WORKER_ERROR_CODE_INVALID)
-        with pytest.raises(InvalidRequest, match="cannot go on: scripted"):
+        answer.target.fails(pb.WORKER_ERROR_CODE_GRAMMAR)
+        with pytest.raises(InvalidRequest, match="cannot go on: scripted") as refused:
             await first
+    assert refused.value.param == "grammar"
     assert answer.metric("outrider_retries_total") == 0
+
+
+async def test_a_message_that_the_target_refuses_is_our_fault() -> None:
+    answer = Answer()
+    async with answer.begun() as first:
+        answer.target.fails(pb.WORKER_ERROR_CODE_INVALID)
+        with pytest.raises(WorkerFault, match="scripted"):
+            await first
 
 
 async def test_what_a_grammar_forced_counts_under_its_name() -> None:

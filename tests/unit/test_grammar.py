@@ -232,20 +232,29 @@ class TestWhatCannotBeFollowed:
         grammars = grammars_of()
         state = GrammarState(compiled(self.EXPLODING, grammars))
         _, failure = self.followed(state, 1)
-        assert failure is not None and "too many states" in failure and "\n" not in failure
+        assert failure == "its lexer has too many states, more than 120 (MAX_LEXER_STATES)"
         assert state.allowed(()) is None and state.forced() == []
         assert state.failure((ONE,)) == failure, "nor further on"
 
-    def test_what_others_met_ends_nobodys_answer(self) -> None:
-        """All share one lexer; who finds it full goes on with its own."""
+    def test_a_full_lexer_ends_who_meets_it_and_nobody_who_comes_later(self) -> None:
+        """All who follow it share it; it is not compiled anew for them."""
         grammars = grammars_of()
         shared = compiled(self.EXPLODING, grammars)
-        short = GrammarState(shared)
+        beside = GrammarState(shared)
         self.followed(GrammarState(shared), 1)
-        for size in range(20):
-            short.set_output([ONE, TWO, TWO] * size)
-            assert short.failure(()) is None and short.allowed((TWO,)) is not None
-        assert compiled(self.EXPLODING, grammars) is not shared, "and who comes later, too"
+        assert grammars.get(self.EXPLODING) is None
+        assert self.followed(beside, 2)[1] is not None
+        output, _ = self.followed(GrammarState(compiled(self.EXPLODING, grammars)), 2)
+        assert len(output) > 2
+
+    def test_what_many_followed_is_compiled_anew_for_who_comes_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(grammar_module, "MAX_FOLLOWED_TOKENS", 6)
+        grammars = grammars_of()
+        shared = compiled(REGEX, grammars)
+        for _ in range(2):
+            assert grammars.get(REGEX) is shared
+            GrammarState(shared).set_output([ONE, TWO, ONE])
+        assert grammars.get(REGEX) is None
 
     def test_a_draft_that_fails_leaves_the_output_as_it_was(self) -> None:
         state = GrammarState(compiled(self.EXPLODING))

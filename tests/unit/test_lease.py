@@ -17,6 +17,7 @@ from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
 from target_service.lease import ETA_WEIGHT, MOST_LACKED, Lease, Ready
 from target_service.own_drafts import OwnDrafts
+from target_service.parked import ParkedNode
 
 PROMPT = [7, 8, 9]
 
@@ -107,3 +108,40 @@ def test_a_prediction_is_learnt_from_whether_it_was_verified_or_not() -> None:
         lease.slot.committed.append(1)
         drafts.committed(lease, Ready(lease.slot, [], None), Decided(0, 1, ()), [1], [True], 0.0)
     assert prediction.share(0) > 0.7
+
+
+class _Saying:
+    """A slot's own drafters: the first two speak, and the grammar masks what the first says."""
+
+    def asked(self, key: Any, *, insists: bool) -> Any:
+        yield from (Drafter.NGRAM, Drafter.LOOKUP)
+
+    def grown(self, slot: Any, kind: Drafter, *rest: Any) -> list[ParkedNode]:
+        return [] if kind is Drafter.NGRAM else [ParkedNode(3)]
+
+
+def under_a_grammar(own: Any, forced: list[int], **speculation: Any) -> tuple[Drafts, Lease]:
+    course = Course()
+    lease = course.lease
+    lease.job, lease.slot.key = cast(Any, SimpleNamespace(is_drafted=True)), (1, 1)
+    lease.slot.params = SamplingParams(temperature=0.0, grammar="{}")
+    lease.speculation = Speculation(**{"max_draft_tokens": 8, **speculation})
+    lease.own_shares = {kind: SlotShares(RankShares()) for kind in (Drafter.NGRAM, Drafter.LOOKUP)}
+    keeper: Any = SimpleNamespace(sampling_state=lambda slot: SimpleNamespace(forced=lambda: forced))
+    return Drafts(own, keeper, WorkerMetrics("target"), 9, takes_trees=True), lease
+
+
+def test_where_a_grammar_masks_what_one_drafter_says_the_next_is_asked() -> None:
+    drafts, lease = under_a_grammar(_Saying(), [])
+    assert drafts.candidates(lease).drafter is Drafter.LOOKUP
+
+
+def test_forced_tokens_are_no_reason_to_go_without_the_draft_that_a_request_names() -> None:
+    """Once its wait is over they are better than nothing; under auto, and where they are all that it names, at once."""
+    drafts, lease = under_a_grammar(OwnDrafts({}, 9), [5], num_draft_tokens=3)
+    found = drafts.candidates(lease)
+    assert not found.nodes and drafts.lacking(found) == 1.0
+    assert len(drafts.or_forced(found).nodes) == drafts.or_forced(found).must == 1
+    for forced, speculation in (([5, 6, 7, 8], {"num_draft_tokens": 3}), ([5], {})):
+        drafts, lease = under_a_grammar(OwnDrafts({}, 9), forced, **speculation)
+        assert drafts.candidates(lease).drafter is None

@@ -28,13 +28,19 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]
 """[V]: which ids may come."""
 
-MAX_GRAMMARS = 64
-"""Compiled grammars that a worker keeps. Doubling it doubles what it may hold of those that nobody asks for."""
+MAX_GRAMMARS = 16
+"""Compiled grammars that a worker keeps. Each may hold a full lexer: 16 of 35 MB are 0.6 GB, which doubling it doubles.
+One that is no longer kept lives on while a slot follows it, so that each open slot may add 35 MB at worst."""
 MAX_TEXT_BYTES = 4 << 20
 """Bytes of their texts, all together: what is compiled takes some ten times as much. Doubling it doubles that."""
 MAX_LEXER_STATES = 50_000
-"""States of one grammar's lexer, which are made as they are met, at 1 to 2 kB each. Doubling it lets an expression that
-explodes hold 100 MB more before its request ends."""
+"""States of one grammar's lexer, which are made as they are met. Expressions that explode took 0.2 to 0.7 kB for each,
+35 MB at most; a string with a `maxLength` has 9 for each character, and fills it behind 5,500. Doubling it doubles
+both."""
+MAX_FOLLOWED_TOKENS = 4096
+"""Output tokens, of all slots together, behind which a grammar is compiled anew for those that come, so that states
+that others met do not end them: an expression that explodes adds 1 to 45 a token. Doubling it halves what compiling
+costs, at 1,000 tokens/s 10 ms of another thread in 4 s, and ends more requests for what others met."""
 
 
 class Grammars:
@@ -75,12 +81,12 @@ class Grammars:
         with self._compiling:
             found = self.get(text)
             if found is None and (self._must_follow or self._tokenizer is not None):
-                found = Grammar(self, text, self.matcher(text))
+                found = Grammar(self, text, self._matcher(text))
                 self._keep(found)
             return found
 
-    def matcher(self, text: str) -> LLMatcher:
-        """Return the beginning of a text's grammar, compiled anew. Raises InvalidRequest."""
+    def _matcher(self, text: str) -> LLMatcher:
+        """Return the beginning of a text's grammar. Raises InvalidRequest."""
         if self._tokenizer is None:
             why = f"no grammar can be followed with this model: {self._why_not}; leave the grammar out"
             raise InvalidRequest(why, param="grammar")
@@ -121,29 +127,32 @@ def _tokenizer_of(tokenizer_json: bytes, vocab_size: int, ends: list[int]) -> tu
         return None, f"its tokenizer cannot be read for that: {error}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Grammar:
-    """A text, compiled: shared by all slots that ask for it."""
+    """A text, compiled: shared by all slots that ask for it. All of them add to one lexer, on the engine thread."""
 
     grammars: Grammars
     text: str
     _start: LLMatcher
-    is_shared: bool = True
+    _num_followed: int = 0
 
     @property
     def num_bytes(self) -> int:
         return len(self.text.encode())
 
     def start(self) -> LLMatcher:
-        """Return what follows an output from its first token on. All of them add to one lexer."""
+        """Return what follows an output from its first token on."""
         return self._start.deep_copy()
 
-    def alone(self) -> Grammar:
-        """Return the grammar compiled anew for one slot, and have it compiled anew for others that come: its lexer may
-        be full of what many slots met.
-        """
+    def note_followed(self, num_tokens: int) -> None:
+        """Count output tokens, and retire behind so many that the lexer may be filling up."""
+        self._num_followed += num_tokens
+        if self._num_followed >= MAX_FOLLOWED_TOKENS:
+            self.retire()
+
+    def retire(self) -> None:
+        """Have the text compiled anew for slots that come; those that follow this go on with it."""
         self.grammars.forget(self)
-        return Grammar(self.grammars, self.text, self.grammars.matcher(self.text), is_shared=False)
 
 
 @dataclass(slots=True)
@@ -159,8 +168,7 @@ class _Place:
 class GrammarState:
     """Follows one slot's output, and draft tokens behind it.
 
-    A grammar that can be followed no further fails behind the tokens that lead there, and is given one more try with a
-    lexer of its own, compiled on the spot: what others met must not end this request.
+    A grammar that can be followed no further fails behind the tokens that lead there, for good, and is retired.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -180,46 +188,37 @@ class GrammarState:
             root, known = _Place(self._grammar.start()), 0
         new = ids[known:]
         self._output = list(ids)
-        self._begin_at(self._after(root, new))
+        self._grammar.note_followed(len(new))
+        root = self._after(root, new)
+        if root.matcher is None and root.failure is None:
+            root.failure = "the output so far is not of the grammar"
+        self._places, self._forced = {(): root}, None
 
     def allowed(self, draft_prefix: tuple[int, ...]) -> Mask | None:
         """Return which ids may follow; None for a prefix that has probability 0, behind which nothing is decided, and
         where the grammar fails.
         """
-        return self._known(draft_prefix).mask
+        return self._masked(draft_prefix).mask
 
     def failure(self, draft_prefix: tuple[int, ...]) -> str | None:
         """Return why the grammar can be followed no further behind these draft tokens; None where it can."""
-        return self._known(draft_prefix).failure
+        return self._masked(draft_prefix).failure
 
     def forced(self) -> list[int]:
         """Return the tokens that follow the output where the grammar leaves no choice: guesses, as the mask alone says
         what may come.
         """
         if self._forced is None:
-            root = self._known(())
+            root = self._masked(())
             self._forced = [] if root.matcher is None else root.matcher.compute_ff_tokens()
         return self._forced
-
-    def _begin_at(self, root: _Place) -> None:
-        if root.matcher is None and root.failure is None:
-            root.failure = "the output so far is not of the grammar"
-        self._places, self._forced = {(): root}, None
-
-    def _known(self, prefix: tuple[int, ...]) -> _Place:
-        place = self._masked(prefix)
-        if place.failure is not None and self._grammar.is_shared:
-            self._grammar = self._grammar.alone()
-            self._begin_at(self._after(_Place(self._grammar.start()), self._output))
-            place = self._masked(prefix)
-        return place
 
     def _masked(self, prefix: tuple[int, ...]) -> _Place:
         place = self._at(prefix)
         if place.mask is None and place.matcher is not None:
             bits = np.frombuffer(place.matcher.compute_bitmask(), dtype=np.uint8)
             if place.matcher.is_error():
-                place.matcher, place.failure = None, _reason(place.matcher)
+                place.matcher, place.failure = None, self._failed(place.matcher)
             else:
                 place.mask = np.unpackbits(bits, count=self._grammar.grammars.vocab_size, bitorder="little").view(bool)
         return place
@@ -237,7 +236,11 @@ class GrammarState:
         matcher = place.matcher
         if matcher is None or matcher.try_consume_tokens(list(ids)) == len(ids) or _is_over(matcher):
             return _Place(matcher, failure=place.failure)
-        return _Place(None, failure=_reason(matcher) if matcher.is_error() else None)
+        return _Place(None, failure=self._failed(matcher) if matcher.is_error() else None)
+
+    def _failed(self, matcher: LLMatcher) -> str:
+        self._grammar.retire()
+        return _reason(matcher)
 
 
 def _is_over(matcher: LLMatcher) -> bool:
@@ -246,4 +249,8 @@ def _is_over(matcher: LLMatcher) -> bool:
 
 def _reason(matcher: LLMatcher) -> str:
     reason = matcher.get_error().partition("\n")[0]
-    return "no token of the model goes on as it says" if reason.startswith("NoExtension") else reason
+    if reason.startswith("NoExtension"):
+        return "no token of the model goes on as it says"
+    if "too many states" in reason:
+        return f"its lexer has too many states, more than {MAX_LEXER_STATES} (MAX_LEXER_STATES)"
+    return reason

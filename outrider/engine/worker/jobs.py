@@ -30,6 +30,7 @@ class Fault(Enum):
     INTERNAL = auto()
     CANCELLED = auto()
     DRAINING = auto()
+    GRAMMAR = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,16 +21,22 @@ from outrider.engine.worker.jobs import CloseJob, Fault, JobError, Opened, OpenJ
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import PROTOCOL, TRUNCATE_REASONS
+from outrider.wire.log import get_logger
 from outrider.wire.params import SamplingParams, check_token_ids, drafter_of
 from outrider.wire.speculation import Speculation
 from outrider.wire.trace import Spans, TraceParent, round_span_id
 from outrider.wire.transport.streams import ControlStreams
+
+log = get_logger(__name__)
 
 _PHASES = (("wait", "wait_us"), ("queue", "queue_us"), ("forward", "forward_us"), ("accept", "accept_us"))
 """Names of the spans of a verdict's phases, and the fields with their times in microseconds."""
 _FACTS = ("num_drafted", "num_accepted", "batch_size", "num_cached_tokens")
 """Fields of a verdict that become attributes of its span: counts, never token ids."""
 
+MAX_WAITING = 64
+"""Messages of a slot that wait for its grammar to be compiled; a gateway sends a few. Doubling it doubles what a peer
+that sends more can have kept."""
 
 Respond = Callable[[Any], None]
 """A callback that takes a job's result, a JobError or a reply."""
@@ -234,6 +240,11 @@ class WorkerService:
             result = replace(job, grammar=await asyncio.to_thread(self._grammars.compile, job.params.grammar))
         except InvalidRequest as error:
             result = JobError(Fault.INVALID, error.message)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception
+            log.exception("compiling the grammar of slot %d failed", job.slot_id)
+            result = JobError(Fault.INTERNAL, f"compiling the grammar failed: {error!r}")
         waiting = self._compiling.pop((job.owner, job.slot_id), None)
         if waiting is None:  # its stream has ended
             self.num_opening -= 1
@@ -248,7 +259,11 @@ class WorkerService:
     def _dispatch(self, owner: int, item: Any, respond: Respond, take: Callable[[int, Any, Respond], None]) -> None:
         kind = item.WhichOneof("item")
         waiting = self._compiling.get((owner, getattr(item, kind).slot)) if kind is not None else None
-        if waiting is not None:
+        if waiting is not None and len(waiting) >= MAX_WAITING:
+            if item.id:
+                why = f"slot has {MAX_WAITING} messages that wait for its grammar, no more are taken; wait for its open"
+                respond(JobError(Fault.INVALID, why))
+        elif waiting is not None:
             waiting.append(partial(self._dispatch, owner, item, respond, take))
         elif item.epoch != self.epoch:
             if item.id:
