@@ -34,13 +34,13 @@ One that is no longer kept lives on while a slot follows it, so that each open s
 MAX_TEXT_BYTES = 4 << 20
 """Bytes of their texts, all together: what is compiled takes some ten times as much. Doubling it doubles that."""
 MAX_LEXER_STATES = 50_000
-"""States of one grammar's lexer, which are made as they are met. Expressions that explode took 0.2 to 0.7 kB for each,
+"""States of one grammar's lexer, which are made as they are met. Expressions that explode took 0.1 to 0.7 kB for each,
 35 MB at most; a string with a `maxLength` has 9 for each character, and fills it behind 5,500. Doubling it doubles
 both."""
 MAX_FOLLOWED_TOKENS = 4096
 """Output tokens, of all slots together, behind which a grammar is compiled anew for those that come, so that states
 that others met do not end them: an expression that explodes adds 1 to 45 a token. Doubling it halves what compiling
-costs, at 1,000 tokens/s 10 ms of another thread in 4 s, and ends more requests for what others met."""
+costs, at 1,000 tokens/s 1 to 5 ms of another thread in 4 s, and ends more requests for what others met."""
 
 
 class Grammars:
