@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.client import AsyncClient, Round, Speculation
+from outrider.client import AsyncClient, Round, Speculation, StructuredOutputs
 
 NUM_RESAMPLES = 2000
 PHASES = ("deliver", "verify", "overhead")
@@ -47,9 +47,10 @@ async def run_pass(
     seed: int = 0,
     cache_salt: str | None = None,
     prediction: str = "",
+    structured_outputs: StructuredOutputs | None = None,
     on_round: Callable[[int, Round], None] = lambda index, item: None,
 ) -> Sample:
-    """Answer all prompts once, as text or token ids; ends of sequence are ignored.
+    """Answer all prompts once, as text or token ids; ends of sequence are ignored, but under structured_outputs.
 
     speculation: False is plain decoding. on_round: called with each round as it comes and the index of its prompt.
     """
@@ -58,8 +59,9 @@ async def run_pass(
     rounds: list[Round] = []
 
     async def run(index: int, prompt: str | Sequence[int]) -> None:
-        options = {} if isinstance(prompt, str) else {"prompt_ids": list(prompt)}
+        options: dict[str, Any] = {} if isinstance(prompt, str) else {"prompt_ids": list(prompt)}
         options |= {} if cache_salt is None else {"cache_salt": cache_salt}
+        options |= {} if structured_outputs is None else {"structured_outputs": structured_outputs}
         async with (
             places,
             client.stream(
@@ -67,7 +69,7 @@ async def run_pass(
                 max_tokens=max_tokens,
                 temperature=temperature,
                 seed=seed + index,
-                ignore_eos=True,
+                ignore_eos=structured_outputs is None,
                 speculation=speculation,
                 prediction=prediction,
                 **options,  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ import tokenizers
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser, spread, widened, with_interval
 from benchmarks.overlap.checkouts import this_checkout
 from benchmarks.overlap.systems import Front, split
+from benchmarks.passes import Sample, run_pass
 from gateway.grammars import of_schema
 from outrider.client import Speculation, StructuredOutputs
 from outrider.engine.sampling.grammar import Grammars, GrammarState
@@ -83,7 +84,7 @@ def made_up_tokenizer(vocab_size: int) -> str:
 
 @dataclass(frozen=True)
 class MaskTimes:
-    """Of one vocabulary, in microseconds."""
+    """Of one vocabulary."""
 
     tokenizer_ms: float
     """To read the tokenizer, once."""
@@ -94,10 +95,8 @@ class MaskTimes:
 
 def mask_times(tokenizer_json: str, vocab_size: int, eos_token_id: int) -> MaskTimes:
     """Time masks along random outputs: of each, tokens drawn evenly from what is allowed."""
-    texts, chance = (
-        [of_schema(dict(schema), "schema", strict=False) for schema in SCHEMAS.values()],
-        np.random.default_rng(0),
-    )
+    texts = [of_schema(dict(schema), "schema", strict=False) for schema in SCHEMAS.values()]
+    chance = np.random.default_rng(0)
     began = time.perf_counter()
     grammars = Grammars(tokenizer_json.encode(), vocab_size, [eos_token_id])
     times = MaskTimes(1e3 * (time.perf_counter() - began), [], [])
@@ -117,46 +116,20 @@ def mask_times(tokenizer_json: str, vocab_size: int, eos_token_id: int) -> MaskT
     return times
 
 
-@dataclass(frozen=True)
-class Pass:
-    """Answers of one arm."""
-
-    num_tokens: int
-    num_steps: int
-    seconds: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.seconds
-
-
 async def answered(
-    front: Front, arm: str, schemas: Sequence[Mapping[str, Any] | None], options: argparse.Namespace, seed: int
-) -> Pass:
-    """Answer a prompt for each schema, all at once; None: without one."""
-    counts = [0, 0]
-
-    async def one(index: int, prompt: str, schema: Mapping[str, Any] | None) -> None:
-        asked: dict[str, Any] = {"ignore_eos": True}
-        if schema is not None:
-            asked = {"structured_outputs": StructuredOutputs(json=schema)}
-        stream = front.client.stream(
-            prompt,
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            seed=seed + index,
-            speculation=ARMS[arm],
-            **asked,
-        )
-        async with stream:
-            async for item in stream:
-                counts[0] += len(item.tokens)
-                counts[1] += bool(item.tokens)
-
-    prompts = dev_prompts(len(schemas))
-    began = time.perf_counter()
-    await asyncio.gather(*(one(index, *each) for index, each in enumerate(zip(prompts, schemas, strict=True))))
-    return Pass(*counts, time.perf_counter() - began)
+    front: Front, arm: str, schema: Mapping[str, Any] | None, options: argparse.Namespace, seed: int, num: int = 1
+) -> Sample:
+    """Answer num prompts at once; None: without a schema."""
+    return await run_pass(
+        front.client,
+        dev_prompts(num),
+        concurrency=num,
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
+        speculation=ARMS[arm],
+        seed=seed,
+        structured_outputs=None if schema is None else StructuredOutputs(json=schema),
+    )
 
 
 async def measured(report: Report, options: argparse.Namespace) -> None:
@@ -167,18 +140,18 @@ async def measured(report: Report, options: argparse.Namespace) -> None:
             name: (await stack.enter_async_context(split(this_checkout(), target, DEMO_DRAFT, module))).near
             for name, module in (("forced", "target_service"), ("not", "benchmarks.unforced_target"))
         }
-        for front in fronts.values():
-            await answered(front, AUTO, [None, *SCHEMAS.values()], options, 0)
-        ratios: dict[tuple[int, str], list[tuple[Pass, Pass]]] = {}
-        forced: dict[tuple[str, str], list[tuple[Pass, Pass]]] = {}
+        for front, schema in ((front, schema) for front in fronts.values() for schema in (None, *SCHEMAS.values())):
+            await answered(front, AUTO, schema, options, 0)  # warms
+        ratios: dict[tuple[int, str], list[tuple[Sample, Sample]]] = {}
+        forced: dict[tuple[str, str], list[tuple[Sample, Sample]]] = {}
         for repetition in range(options.repetitions):
             for num, arm in ((num, arm) for num in NUM_STREAMS for arm in (PLAIN, AUTO)):
                 pair = [
-                    await answered(fronts["forced"], arm, [each] * num, options, repetition) for each in (ENDLESS, None)
+                    await answered(fronts["forced"], arm, each, options, repetition, num) for each in (ENDLESS, None)
                 ]
                 ratios.setdefault((num, arm), []).append((pair[0], pair[1]))
             for name, arm in ((name, arm) for name in SCHEMAS for arm in (AUTO, ALONE)):
-                made = [await answered(front, arm, [SCHEMAS[name]], options, repetition) for front in fronts.values()]
+                made = [await answered(front, arm, SCHEMAS[name], options, repetition) for front in fronts.values()]
                 forced.setdefault((name, arm), []).append((made[0], made[1]))
     report.table(
         "Speed with a schema that ends no answer, over without",
@@ -205,14 +178,14 @@ async def measured(report: Report, options: argparse.Namespace) -> None:
     )
 
 
-def _compared(pairs: Sequence[tuple[Pass, Pass]]) -> list[str]:
+def _compared(pairs: Sequence[tuple[Sample, Sample]]) -> list[str]:
     with_forced, without = [a for a, _ in pairs], [b for _, b in pairs]
     speed = _ratio([a.tokens_per_s / b.tokens_per_s for a, b in pairs])
     return [f"{_a_pass(with_forced):.2f}", f"{_a_pass(without):.2f}", speed]
 
 
-def _a_pass(passes: Sequence[Pass]) -> float:
-    return sum(each.num_tokens for each in passes) / sum(each.num_steps for each in passes)
+def _a_pass(samples: Sequence[Sample]) -> float:
+    return sum(each.num_tokens for each in samples) / sum(len(each.rounds) for each in samples)
 
 
 def _ratio(values: Sequence[float]) -> str:
