@@ -40,7 +40,7 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
-            self._tool_template = environment.from_string(self.tool_source)
+            self._tool_template = self._template if tool_source is None else environment.from_string(tool_source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"the chat template has a syntax error at line {error.lineno}: {error.message}") from None
         self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(self.tool_source))

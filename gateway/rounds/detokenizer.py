@@ -29,9 +29,9 @@ class Detokenizer:
     """After a stop string or `finish` nothing more may be pushed.
 
     The concatenated deltas equal `tokenizer.decode` of all ids, with the special tokens that are to be shown by their
-    names, cut where the first stop string starts. First is the
-    one that is complete first (of two, the longer): that depends on the text alone, never on how tokens split it. Only
-    byte-fallback runs that turn invalid after a whole character differ: the character, once sent, stays.
+    names, cut where the first stop string starts. First is the one that is complete first (of two, the longer): that
+    depends on the text alone, never on how tokens split it. Only byte-fallback runs that turn invalid after a whole
+    character differ: the character, once sent, stays.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], shown_ids: Set[int] = frozenset()) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
@@ -42,10 +42,10 @@ class ToolOffer:
     """The tool that has to be called, once; then `choice` is required."""
     parallel: bool = True
     """Whether an answer may hold several calls."""
-    names: frozenset[str] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", frozenset(tool.name for tool in self.tools))
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools)
 
     @property
     def max_calls(self) -> int | None:
