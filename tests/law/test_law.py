@@ -40,7 +40,7 @@ MIN_FAULTS = 0.02
 """The same for proposals that are late, and for those that are refused."""
 MIN_BYTES = 20_000 / NUM_ANSWERS
 """For each answer. In all of them about 200 proposals, of the everyday sample half as many."""
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 """The first test of a batch has the services started and the batch drawn."""
 PLAIN = CASE["full: nothing"]
 LARGER = batches(ALL_CASES)
@@ -126,7 +126,6 @@ def test_an_unreliable_draft_was_late_and_refused(samples: Samples) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", range(len(LARGER)))
 def test_larger_samples(models: Models, samples: Samples, number: int) -> None:
     """Every case, with five times the answers, of other seeds: a fault half as large would show."""
