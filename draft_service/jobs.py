@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from draft_service.feature_rows import Rows
+
 
 @dataclass(frozen=True, slots=True)
 class AdvanceJob:
@@ -16,3 +18,14 @@ class AdvanceJob:
     committed_ids: tuple[int, ...]
     is_missed: bool = False
     """Nothing lay ready at the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsJob:
+    """Take in rows of features."""
+
+    ticket: int
+    target_epoch: int
+    start: int
+    """Position of the first."""
+    rows: Rows

@@ -39,13 +39,14 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
 
 
 def _with_model(base: Base[Loaded]) -> Parts:
+    from draft_service.feeding import Feeder
     from draft_service.model_drafter import ModelDrafter
 
     loaded = base.loaded
     rest = (base.keeper, base.metrics, loaded.max_prefill_tokens)
 
     def make_drafter(growing: Mapping[SlotKey, Growing]) -> ModelDrafter:
-        return ModelDrafter(loaded.runner, *rest, growing, base.engine.flush)
+        return ModelDrafter(Feeder(loaded.runner, *rest, growing, base.engine.flush), base.keeper)
 
     return _parts(base, loaded.runner.facts.vocab_size, make_drafter)
 
