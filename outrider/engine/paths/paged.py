@@ -69,17 +69,20 @@ class PagedPath:
 
     def run(self, plan: PagedPlan) -> Tensor:
         """Return the logits [N, V] float32 of the N positions in plan.logits_at."""
-        assert self._cache is not None
-        arguments: dict[str, Any] = {"input_ids": plan.input_ids, "position_ids": plan.position_ids}
-        num_wanted = plan.logits_at.shape[0]
-        if self._takes_logits_to_keep:
-            # Keeping no position means keeping every one to some classes; one row of the head is the cheapest.
-            arguments["logits_to_keep"] = plan.logits_at if num_wanted else 1
-        with self._cache.running(plan), attention_of(self._model, ATTENTION_NAME):
-            logits = self._model(**arguments, past_key_values=self._cache, use_cache=True).logits[0]
+        logits: Tensor = self.outputs(plan).logits[0]
         if not self._takes_logits_to_keep:
             logits = logits.index_select(0, plan.logits_at)
-        return logits[:num_wanted].float()
+        return logits[: plan.logits_at.shape[0]].float()
+
+    def outputs(self, plan: PagedPlan, **more: Any) -> Any:
+        """Return what the model returns of a plan and of `more`, its further inputs."""
+        assert self._cache is not None
+        arguments: dict[str, Any] = {"input_ids": plan.input_ids, "position_ids": plan.position_ids, **more}
+        if self._takes_logits_to_keep:
+            # Keeping no position means keeping every one to some classes; one row of the head is the cheapest.
+            arguments["logits_to_keep"] = plan.logits_at if plan.logits_at.shape[0] else 1
+        with self._cache.running(plan), attention_of(self._model, ATTENTION_NAME):
+            return self._model(**arguments, past_key_values=self._cache, use_cache=True)
 
 
 @contextmanager

@@ -1,0 +1,210 @@
+"""EAGLE-3 and 3.1 as a small transformers model (2503.01840): PagedPath runs it with block tables and token trees.
+
+An entry is a token and a feature, the row of the token before it that the target's `OpeningMap` made, or for a token
+that follows a draft the *carry*, this head's own output there. `HeadPath` hands both to `Eagle3Head.forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, LlamaConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from outrider.engine.heads.opening import Norm
+from outrider.engine.heads.reduced_vocab import spread
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """Facts of a head, whatever layout its files have."""
+
+    width: int
+    """d, of the head's hidden states, its features and its carries."""
+    ffn_width: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    epsilon: float
+    """Of every norm, the opening map's too."""
+    rope: Mapping[str, Any]
+    """transformers' rope_parameters."""
+    vocab_size: int
+    """V, of the target."""
+    draft_vocab_size: int
+    """Vd, rows of the head's own lm_head."""
+    taps: tuple[int, ...]
+    """Hidden states of the target that the opening map reads, as `OpeningSpec.taps`."""
+    target_width: int
+    """Of the target's hidden states."""
+    norm: Norm = "none"
+    """Norm of the opening map."""
+    num_layers: int = 1
+    norm_before_residual: bool = False
+    """Whether the first residual is the feature after its norm."""
+    carries_normed: bool = False
+    """Whether a carry is the output after the final norm (3.1)."""
+    reads_normed: bool = True
+    """Whether the lm_head reads the output after the final norm."""
+    qk_norms: bool = False
+    """Whether queries and keys are normed, head by head (Qwen 3)."""
+    qkv_bias: bool = False
+    trained_context: int = 2048
+    """Tokens of the context in training, which some kinds of rotary scaling count from. No limit."""
+
+    def as_transformers(self) -> LlamaConfig:
+        """Return the configuration that transformers' modules and our cache read."""
+        return LlamaConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.width,
+            intermediate_size=self.ffn_width,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            max_position_embeddings=self.trained_context,
+            rms_norm_eps=self.epsilon,
+            rope_parameters=dict(self.rope),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOutput:
+    """What a forward says at the N positions that were asked for."""
+
+    logits: Tensor
+    """[1, N, V] float32 (float64 where the head is), UNMAPPED where the head has no row."""
+    carries: Tensor
+    """[1, N, d] in the head's dtype: the features of what follows these positions."""
+
+
+class Eagle3Head(PreTrainedModel):
+    """The network behind the opening map. Its tensors have speculators' names; see `formats`."""
+
+    config_class = LlamaConfig
+    _supports_attention_backend = True
+    _supports_sdpa = True
+    config: LlamaConfig
+    draft_ids: Tensor | None
+    """[Vd] int64, the target ids of lm_head's rows; None where they are all ids."""
+
+    def __init__(self, facts: Eagle3Config) -> None:
+        super().__init__(facts.as_transformers())
+        self.facts = facts
+        self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)
+        self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(facts.num_layers))
+        self.norm = _norm(facts.width, facts)
+        self.lm_head = nn.Linear(facts.width, facts.draft_vocab_size, bias=False)
+        is_reduced = facts.draft_vocab_size != facts.vocab_size
+        self.register_buffer("draft_ids", torch.arange(facts.draft_vocab_size) if is_reduced else None)
+        self.rotary_emb = LlamaRotaryEmbedding(self.config)
+
+    @classmethod
+    def of(cls, facts: Eagle3Config, tensors: Mapping[str, Tensor]) -> Eagle3Head:
+        """Return a head over these tensors, named as `state_dict` does, in eval mode; nothing is copied.
+
+        Raises RuntimeError for tensors that are missing, unknown or of another shape.
+        """
+        with torch.device("meta"):
+            head = cls(facts)
+        head.load_state_dict(dict(tensors), assign=True)
+        head.rotary_emb = LlamaRotaryEmbedding(head.config).to(tensors["norm.weight"].device)
+        head.eval().requires_grad_(False)
+        return head
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        features: Tensor,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+    ) -> HeadOutput:
+        """Run over T entries: input_ids [1, T] int64, features [1, T, d].
+
+        logits_to_keep: positions [N] int64 that are wanted, or how many of the last; 0 for all.
+        """
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        embedded = self.embed_tokens(input_ids)  # [1, T, d]
+        hidden = features.to(embedded.dtype)
+        rotary = self.rotary_emb(embedded, position_ids)
+        for index, layer in enumerate(self.layers):
+            hidden = layer(hidden, embedded if index == 0 else None, rotary, past_key_values)
+        wanted = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        hidden = hidden[:, wanted]  # [1, N, d]
+        normed = self.norm(hidden)
+        logits = self.lm_head(normed if self.facts.reads_normed else hidden)  # [1, N, Vd]
+        carries = normed if self.facts.carries_normed else hidden
+        return HeadOutput(spread(logits, self.draft_ids, self.facts.vocab_size), carries)
+
+
+class _Layer(nn.Module):
+    """A decoder layer; the first reads a token's embedding beside the feature."""
+
+    def __init__(self, config: LlamaConfig, facts: Eagle3Config, index: int) -> None:
+        super().__init__()
+        self.norm_before_residual = facts.norm_before_residual
+        if index == 0:
+            self.hidden_norm = _norm(facts.width, facts)
+        self.input_layernorm = _norm(facts.width, facts)
+        self.self_attn = _Attention(config, facts, index)
+        self.post_attention_layernorm = _norm(facts.width, facts)
+        self.mlp = LlamaMLP(config)
+
+    def forward(
+        self, hidden: Tensor, embedded: Tensor | None, rotary: tuple[Tensor, Tensor], cache: Cache | None
+    ) -> Tensor:
+        """Return [1, T, d] of hidden [1, T, d] and, in the first layer, embedded [1, T, d]."""
+        if embedded is None:
+            residual, inner = hidden, self.input_layernorm(hidden)
+        else:
+            normed = self.hidden_norm(hidden)
+            residual = normed if self.norm_before_residual else hidden
+            inner = torch.cat([self.input_layernorm(embedded), normed], dim=-1)  # [1, T, 2d]
+        hidden = residual + self.self_attn(inner, rotary, cache)
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
+
+
+class _Attention(nn.Module):
+    """Llama's attention over an input that may be wider than the model."""
+
+    is_causal = True
+
+    def __init__(self, config: LlamaConfig, facts: Eagle3Config, index: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx = config, index
+        self.head_dim, self.scaling = facts.head_dim, facts.head_dim**-0.5
+        self.num_key_value_groups = facts.num_heads // facts.num_kv_heads
+        inner, bias = facts.width * (2 if index == 0 else 1), facts.qkv_bias
+        self.q_proj = nn.Linear(inner, facts.num_heads * facts.head_dim, bias=bias)
+        self.k_proj = nn.Linear(inner, facts.num_kv_heads * facts.head_dim, bias=bias)
+        self.v_proj = nn.Linear(inner, facts.num_kv_heads * facts.head_dim, bias=bias)
+        self.o_proj = nn.Linear(facts.num_heads * facts.head_dim, facts.width, bias=False)
+        self.q_norm = _norm(facts.head_dim, facts) if facts.qk_norms else nn.Identity()
+        self.k_norm = _norm(facts.head_dim, facts) if facts.qk_norms else nn.Identity()
+
+    def forward(self, inner: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None) -> Tensor:
+        """Return [1, T, d] of inner [1, T, d or 2d]."""
+        shape = (*inner.shape[:-1], -1, self.head_dim)
+        query = self.q_norm(self.q_proj(inner).view(shape)).transpose(1, 2)  # [1, H, T, hd]
+        key = self.k_norm(self.k_proj(inner).view(shape)).transpose(1, 2)  # [1, KV, T, hd]
+        value = self.v_proj(inner).view(shape).transpose(1, 2)
+        query, key = apply_rotary_pos_emb(query, key, *rotary)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        output, _ = attend(self, query, key, value, None, dropout=0.0, scaling=self.scaling)  # [1, T, H, hd]
+        projected: Tensor = self.o_proj(output.flatten(2))
+        return projected
+
+
+def _norm(width: int, facts: Eagle3Config) -> nn.RMSNorm:
+    return nn.RMSNorm(width, eps=facts.epsilon)

@@ -1,0 +1,174 @@
+"""The map that opens a head: hidden states of the target become one row of the head's width a token.
+
+The draft reads it from the head's files and sends it at registration; the target checks it and runs it, so that one
+row travels for a committed token and not every tap. It is the identity for heads that read one hidden state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm
+
+from outrider.wire.errors import InvalidRequest
+
+Norm = Literal["none", "each", "all"]
+"""The RMS norm before the map: none, one of each tap (EAGLE-3.1's fc_norm), or one of all taps in a line."""
+NORMED = -1
+"""The tap after the target's final norm. Tap k of 0 to n is the input of layer k, and the last layer's output at n."""
+MAX_OPENING_BYTES = 1 << 30
+"""Bytes of a serialised map: three taps of 8192 to as many take 400 MB in bfloat16. Doubling it lets a draft take that
+much more of the target's memory."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningSpec:
+    """What a head reads of the target."""
+
+    taps: tuple[int, ...]
+    """Hidden states by number, in the order in which they are laid in a line; see NORMED."""
+    width: int
+    """d, of the rows."""
+    norm: Norm = "none"
+    epsilon: float = 1e-6
+    """Of the norm."""
+
+    def check(self, target_width: int, num_layers: int) -> None:
+        """Raise InvalidRequest where a target of that width and number of layers cannot give it."""
+        if not self.taps or len(self.taps) > num_layers + 2:
+            raise InvalidRequest(f"a head asks for {len(self.taps)} taps, must be 1 to {num_layers + 2}", param="taps")
+        for tap in self.taps:
+            if not NORMED <= tap <= num_layers:
+                raise InvalidRequest(
+                    f"a head asks for tap {tap}; the target has {num_layers} layers, hence taps {NORMED} to "
+                    f"{num_layers}; is it another target's head?",
+                    param="taps",
+                )
+        if self.norm not in get_args(Norm):
+            raise InvalidRequest(f"norm is {self.norm!r}, must be one of {', '.join(get_args(Norm))}", param="norm")
+        if not 0 <= self.epsilon <= 1:
+            raise InvalidRequest(f"epsilon is {self.epsilon}, must be 0 to 1", param="epsilon")
+        most = MAX_OPENING_BYTES // (2 * target_width)
+        if not 1 <= self.width <= most:
+            raise InvalidRequest(f"a head's width is {self.width}, must be 1 to {most}", param="width")
+
+    def shapes(self, target_width: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the map's tensors by name, where it is not the identity."""
+        num_taps = len(self.taps)
+        shapes: dict[str, tuple[int, ...]] = {"fc": (self.width, num_taps * target_width)}
+        if self.norm != "none":
+            shapes["norm"] = (num_taps, target_width) if self.norm == "each" else (num_taps * target_width,)
+        return shapes
+
+    def is_identity(self, names: set[str], target_width: int) -> bool:
+        """Return whether a map with tensors of these names hands the one tap on as it is."""
+        return not names and len(self.taps) == 1 and self.norm == "none" and self.width == target_width
+
+
+class OpeningMap(nn.Module):
+    """Runs on the target."""
+
+    def __init__(self, spec: OpeningSpec, tensors: Mapping[str, Tensor]) -> None:
+        """Take tensors of spec.shapes, or none for the identity of one tap."""
+        super().__init__()
+        self.spec = spec
+        self.register_buffer("fc", tensors.get("fc"))
+        self.register_buffer("norm", tensors.get("norm"))
+        self.fc: Tensor | None
+        self.norm: Tensor | None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.named_buffers())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors in memory."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    def forward(self, taps: Tensor) -> Tensor:
+        """Return rows [N, d] bfloat16 of taps [N, m, dt], in the spec's order."""
+        return self.exact(taps).to(torch.bfloat16)
+
+    def exact(self, taps: Tensor) -> Tensor:
+        """Return the rows as the map's own dtype has them, before they are rounded for the way."""
+        if self.fc is None:
+            return taps[:, 0]
+        taps = taps.to(self.fc.dtype)
+        if self.norm is not None and self.spec.norm == "each":
+            taps = rms_norm(taps, taps.shape[-1:], eps=self.spec.epsilon) * self.norm
+        line = taps.flatten(1)  # [N, m * dt]
+        if self.norm is not None and self.spec.norm == "all":
+            line = rms_norm(line, line.shape[-1:], eps=self.spec.epsilon) * self.norm
+        return linear(line, self.fc)
+
+    def to_bytes(self) -> bytes:
+        """Return spec and tensors in safetensors' format. The same map gives the same bytes."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        spec = json.dumps(asdict(self.spec), sort_keys=True)
+        return safetensors.torch.save(tensors, {"spec": spec})  # one key: the order of several would be by chance
+
+    @classmethod
+    def from_bytes(cls, data: bytes, target_width: int, num_layers: int) -> OpeningMap:
+        """Return the map that somebody sent, on the CPU.
+
+        Raises InvalidRequest for one that is no map of a target of this width and number of layers: shapes, dtypes,
+        numbers that are not finite, taps that it does not have, more than MAX_OPENING_BYTES.
+        """
+        if len(data) > MAX_OPENING_BYTES:
+            raise InvalidRequest(f"a head's opening map has {len(data)} bytes, at most {MAX_OPENING_BYTES} are taken")
+        spec, tensors = _parse(data)
+        spec.check(target_width, num_layers)
+        _check_tensors(spec, tensors, target_width)
+        return cls(spec, tensors)
+
+
+def digest_of(data: bytes) -> bytes:
+    """Return the SHA-256 of a serialised map, by which workers name it."""
+    return hashlib.sha256(data).digest()
+
+
+def _parse(data: bytes) -> tuple[OpeningSpec, dict[str, Tensor]]:
+    try:
+        tensors = safetensors.torch.load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        fields = json.loads(header["__metadata__"]["spec"])
+        taps, width, norm, epsilon = (fields.pop(name) for name in ("taps", "width", "norm", "epsilon"))
+        if fields:
+            raise ValueError(f"its spec has unknown fields {', '.join(fields)}")
+        if not all(type(number) is int for number in (*taps, width)) or not isinstance(norm, str):
+            raise ValueError("taps and width must be whole numbers and norm a word")
+        return OpeningSpec(tuple(taps), width, norm, float(epsilon)), tensors  # type: ignore[arg-type]
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
+        raise InvalidRequest(f"a head's opening map cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _check_tensors(spec: OpeningSpec, tensors: Mapping[str, Tensor], target_width: int) -> None:
+    if spec.is_identity(set(tensors), target_width):
+        return
+    shapes = spec.shapes(target_width)
+    if tensors.keys() != shapes.keys():
+        raise InvalidRequest(
+            f"a head's opening map has the tensors {', '.join(sorted(tensors)) or 'none'}, "
+            f"must have {', '.join(sorted(shapes))}"
+        )
+    for name, shape in shapes.items():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise InvalidRequest(
+                f"{name} of a head's opening map is {list(tensor.shape)}, must be {list(shape)} for {len(spec.taps)} "
+                f"taps of {target_width}; is it another target's head?"
+            )
+        if tensor.dtype not in DTYPES:
+            raise InvalidRequest(f"{name} of a head's opening map is {tensor.dtype}, must be one of {DTYPES}")
+        if not bool(tensor.isfinite().all()):
+            raise InvalidRequest(f"{name} of a head's opening map has numbers that are not finite")
