@@ -60,8 +60,9 @@ class Grower:
         send: Send,
         metrics: WorkerMetrics,
         vocab_size: int,
-        request_rows: RequestRows,
+        request_rows: RequestRows | None = None,
     ) -> None:
+        """request_rows: for drafters that need rows of the target's."""
         self._slots: dict[SlotKey, Growing] = {}
         self._drafter = make_drafter(self._slots)
         self._keeper = keeper
@@ -141,7 +142,7 @@ class Grower:
     def _ask_rows(self, growing: Growing) -> None:
         """Ask the target for rows that are not here, whether they are under way or lost."""
         job, slot = growing.job, growing.slot
-        if isinstance(slot, TakesRows) and slot.lacks_rows:
+        if self._request_rows is not None and isinstance(slot, TakesRows) and slot.lacks_rows:
             ask = partial(self._request_rows, job.deliver_to, job.target_epoch, growing.ticket, slot.next_row)
             self._engine.answer(ask)
 

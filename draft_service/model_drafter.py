@@ -20,7 +20,7 @@ from outrider.engine.worker.slots import Slot, needs_prefill
 class ModelDrafter:
     """A slot's cache holds its committed tokens and then the nodes of its tree that were fed, in that order."""
 
-    most_depth = None
+    most_depth: int | None = None
 
     def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot]) -> None:
         self.takes_trees = feeder.runner.supports_trees

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from draft_service.feeding import Feeder
 from draft_service.grower import Grower
 from draft_service.jobs import AdvanceJob
 from draft_service.model_drafter import ModelDrafter
@@ -87,7 +88,7 @@ class Base:
     def make_grower(self, runner: ModelRunner, send: Send) -> Grower:
         rest = (runner, self.keeper, self.metrics, MAX_PREFILL)
         return Grower(
-            lambda growing: ModelDrafter(*rest, growing, self.engine.flush),
+            lambda growing: ModelDrafter(Feeder(*rest, growing, self.engine.flush), self.keeper),
             self.keeper,
             self.engine,
             send,

@@ -342,9 +342,13 @@ class Slot(BareSlot):
 class SlotTable(OpenSlots[Slot]):
     """Keeps slots that share a pool of cache blocks."""
 
-    def __init__(self, pool: KVPool, max_slots: int, context_limit: int) -> None:
+    def __init__(
+        self, pool: KVPool, max_slots: int, context_limit: int, make_cached: Callable[..., Slot] = Slot
+    ) -> None:
+        """make_cached: makes a slot as `Slot` is made."""
         super().__init__(self._slot, max_slots, context_limit)
         self.pool = pool
+        self._make_cached = make_cached
 
     @property
     def num_blocks_in_use(self) -> int:
@@ -357,7 +361,7 @@ class SlotTable(OpenSlots[Slot]):
     def _slot(
         self, key: SlotKey, committed_ids: Sequence[int], num_prompt: int, params: SamplingParams, cache_salt: bytes
     ) -> Slot:
-        return Slot(key, committed_ids, num_prompt, params, self.pool, cache_salt)
+        return self._make_cached(key, committed_ids, num_prompt, params, self.pool, cache_salt)
 
     def _check_memory(self, max_len: int) -> None:
         needed = self.pool.num_blocks_for(max_len)
