@@ -215,6 +215,18 @@ class ServedModel:
                 self.refer(ReferenceTarget(info, files, tokenizer))
         self.reference.check_target(info)
 
+    async def pair(self, draft: pb.WorkerInfo, link: WorkerLink) -> None:
+        """Let a draft that reads hidden states test itself against a target, once one is connected: all are the same
+        model. Raises IncompatiblePair where it reads the wrong ones.
+        """
+        while not (targets := [member for member in self.targets.values() if member.connection is not None]):
+            await asyncio.sleep(POLL_S)
+        connection = targets[0].connection
+        assert connection is not None, "it is connected"
+        why = await link.pair(targets[0].deliver_address, connection.epoch)
+        if why is not None:
+            raise IncompatiblePair(f"draft {draft.model_id} does not fit target {connection.info.model_id}: {why}")
+
     def refer(self, reference: ReferenceTarget) -> None:
         """Learn what the model is. Raises IncompatiblePair when another pool serves one of its id."""
         name = self.spec.model_name or reference.info.model_id
