@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Rows = NDArray[np.uint16]
-"""[num_rows, width]: the bits of bfloat16 numbers, as they came."""
+from draft_service.jobs import Rows
 
 
 class FeatureRows:

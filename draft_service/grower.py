@@ -13,7 +13,7 @@ from functools import partial
 
 from draft_service.growing import Growing
 from draft_service.head_slot import TakesRows
-from draft_service.jobs import AdvanceJob, RowsJob
+from draft_service.jobs import AdvanceJob, EngineJob, RowsJob
 from draft_service.pushing import NUM_URGENT, Pusher, Send
 from outrider.engine.speculation.drafter import NodeDrafter
 from outrider.engine.speculation.drawing import grow
@@ -86,6 +86,8 @@ class Grower:
                 self._truncate(job)
             case RowsJob():
                 self._take_rows(job)
+            case EngineJob():
+                job.run()
             case CloseJob():
                 self._slots.pop((job.owner, job.slot_id), None)
                 self._keeper.close(job)
@@ -148,6 +150,7 @@ class Grower:
 
     def _take_rows(self, job: RowsJob) -> None:
         """Take in rows of a slot; those for another ticket or of another life of its target are of no use."""
+        job.taken()
         growing = next((each for each in self._slots.values() if each.ticket == job.ticket), None)
         if growing is None or growing.job.target_epoch != job.target_epoch or not isinstance(growing.slot, TakesRows):
             return

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.feature_rows import FeatureRows, Rows
+from draft_service.feature_rows import FeatureRows
+from draft_service.jobs import Rows
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import BareSlot, Slot

@@ -5,7 +5,8 @@ Torch is imported inside `start_worker`, after the process has been pinned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outrider.wire.settings.config import DraftConfig
@@ -14,11 +15,19 @@ from outrider.wire.transport.host import prepare_process
 if TYPE_CHECKING:
     from draft_service.grower import MakeDrafter
     from draft_service.growing import Growing
+    from draft_service.jobs import RowsJob
     from draft_service.model_drafter import ModelDrafter
+    from draft_service.registration import HeadOffer
     from draft_service.tables import TableState
+    from draft_service.target_link import Probed
     from outrider.engine.loading.loaded import Loaded
     from outrider.engine.worker.jobs import SlotKey
     from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle
+
+    Probe = Callable[[Sequence[int], Sequence[int]], Awaitable[Probed]]
+    """Runs a text, by its ids and the taps wanted, at a target."""
+    TestWiring = Callable[[Probe], Awaitable[str | None]]
+    """Returns why the draft does not fit the target that a probe asks; None where it does."""
 
 
 def start_worker(config: DraftConfig) -> WorkerHandle:
@@ -58,7 +67,14 @@ def _with_tables(base: Base[TableState]) -> Parts:
     return _parts(base, vocab_size, lambda growing: TableDrafter(base.keeper, vocab_size, base.engine.flush))
 
 
-def _parts(base: Base[Any], vocab_size: int, make_drafter: MakeDrafter) -> Parts:
+def _parts(
+    base: Base[Any],
+    vocab_size: int,
+    make_drafter: MakeDrafter,
+    offer: HeadOffer | None = None,
+    test_wiring: TestWiring | None = None,
+) -> Parts:
+    """offer: the head of a draft that reads the target's features. test_wiring: run once that is registered."""
     from draft_service.deliveries import Deliverer
     from draft_service.grower import Grower
     from draft_service.servicer import DraftServicer
@@ -66,16 +82,30 @@ def _parts(base: Base[Any], vocab_size: int, make_drafter: MakeDrafter) -> Parts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
     from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
-    metrics = base.metrics
+    metrics, head = base.metrics, "" if offer is None else offer.digest[:4].hex()
+
+    def take_rows(job: RowsJob) -> None:
+        metrics.feature_rows.labels(head=head, fate="received").inc(len(job.rows))
+        metrics.feature_bytes.labels(head=head, fate="received").inc(job.rows.nbytes)
+        base.engine.submit(job)
+
     deliverer = Deliverer(
         vocab_size,
         MAX_MESSAGE_BYTES,
         dropped=lambda num_tokens: metrics.dropped_tokens.labels(why="backlog").inc(num_tokens),
         certificates=base.certificates,
+        offer=offer,
+        submit=take_rows,
     )
 
+    async def pair(address: str, target_epoch: int) -> str | None:
+        why = await deliverer.pair(address, target_epoch)
+        if why is None and test_wiring is not None:
+            why = await test_wiring(partial(deliverer.probe, address, target_epoch))
+        return why
+
     def add_services(server: Any) -> list[str]:
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service), server)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service, pair if offer else None), server)
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
     grower = Grower(make_drafter, base.keeper, base.engine, deliverer.send, metrics, vocab_size)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
-from outrider.engine.paths.choice import FACTORIES, PathUnavailable, choose_path, tree_refusal
+from outrider.engine.paths.choice import FACTORIES, PathUnavailable, choose_path, features_refusal, tree_refusal
 from tests.rounds import largest_error, largest_tree_error, truth_of
 from tests.tiny_models import random_model
 from tests.zoo import ARCHITECTURES
@@ -36,17 +36,21 @@ class Measured:
     """Largest logit error by path, for every path that accepts the architecture; trees included where it runs them."""
     trees: bool
     """Whether the path that auto takes runs token trees."""
+    untapped: dict[str, str]
+    """Why its hidden states cannot be tapped, by path, for every path that accepts it and gives none."""
 
 
 def facts_of(model: PreTrainedModel) -> ModelFacts:
-    return ModelFacts("tiny", 97, 128, "float32", "cpu", (), 0)
+    text = model.config.get_text_config(decoder=True)
+    layers = {"num_layers": text.num_hidden_layers, "hidden_size": text.hidden_size}
+    return ModelFacts("tiny", 97, 128, "float32", "cpu", (), 0, **layers)
 
 
 def measure(name: str) -> Measured:
     """Raises ConfigError when no path takes it."""
     architecture = ARCHITECTURES[name]
     model = random_model(architecture.config, seed=3)
-    facts, truth, errors = facts_of(model), truth_of(model), dict[str, float]()
+    facts, truth, errors, untapped = facts_of(model), truth_of(model), dict[str, float](), dict[str, str]()
     for path in FACTORIES:
         try:
             forward = FACTORIES[path](model, facts)
@@ -57,8 +61,11 @@ def measure(name: str) -> Measured:
         errors[path] = largest_error(runner, truth)
         if runner.supports_trees:
             errors[path] = max(errors[path], largest_tree_error(runner, truth))
+        refusal = features_refusal(runner, UncachedModel(model))
+        if refusal is not None:
+            untapped[path] = refusal
     chosen = choose_path(model, facts, "auto", False)
-    return Measured(name, architecture.notes, chosen.path.name, errors, chosen.supports_trees)
+    return Measured(name, architecture.notes, chosen.path.name, errors, chosen.supports_trees, untapped)
 
 
 def bound(error: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from transformers import PreTrainedModel
 
 from outrider.engine.cuda.host_copy import Moment
 from outrider.engine.kv_pool import BlockTable, KVPool
-from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
+from outrider.engine.paths.forward_path import NORMED, ForwardPath, GivesFeatures, RunsTrees
+from outrider.engine.paths.module_taps import decoder_layers
 from outrider.engine.step_plan import Row
 from outrider.engine.token_tree import check_parents, check_path, positions
 from outrider.wire.errors import InvalidRequest
@@ -40,6 +42,10 @@ class ModelFacts:
     """How the weights are quantised."""
     num_ranks: int = 1
     """Processes that the weights are split over."""
+    num_layers: int = 0
+    """Decoder layers; 0 where nobody taps them."""
+    hidden_size: int = 0
+    """Width of the hidden states, as num_layers."""
 
 
 class ModelRunner:
@@ -52,6 +58,8 @@ class ModelRunner:
         self._began = self._ended = Moment(device)  # of the last forward
         self.tree_refusal: str | None = "nobody has tried it"
         """Why no row may be a token tree; None when rows may. `paths.choice` sets it after the self-test."""
+        self.features_refusal: str | None = "nobody has tried it"
+        """Why hidden states may not be tapped; None when they may, as tree_refusal."""
         self.set_pool(pool)
 
     def set_pool(self, pool: KVPool) -> None:
@@ -96,6 +104,34 @@ class ModelRunner:
             for row in rows:
                 row.table.truncate(row.num_cached)
             raise
+
+    def set_taps(self, taps: Sequence[int]) -> None:
+        """Tap these hidden states in the forwards that follow, and no others (see `GivesFeatures`).
+
+        Raises InvalidRequest for a tap that the model does not have, and for any where they cannot be had.
+        """
+        num_layers = self.facts.num_layers
+        bad = next((tap for tap in taps if not (0 <= tap <= num_layers or tap == NORMED)), None)
+        if bad is not None:
+            raise InvalidRequest(
+                f"tap {bad} is outside the layers of {self.facts.model_id}: taps are 0 to {num_layers}, "
+                f"and {NORMED} for after the final norm",
+                param="taps",
+            )
+        if taps and self.features_refusal is not None:
+            raise InvalidRequest(
+                f"the {self.path.name} path of {self.facts.model_id} gives no features: {self.features_refusal}; "
+                "use a draft that reads none, or another attention_path",
+                param="taps",
+            )
+        if isinstance(self.path, GivesFeatures):
+            self.path.set_taps(taps)
+
+    @property
+    def features(self) -> Tensor:
+        """Hidden states of the last forward [sum(num_new), taps, hidden], as `GivesFeatures.features`."""
+        assert isinstance(self.path, GivesFeatures), "nothing is tapped"
+        return self.path.features
 
     def forward_s(self) -> float:
         """Return the seconds that the device took for the last forward; wait until it is through."""
@@ -175,3 +211,20 @@ class UncachedModel:
         """Return the logits [T, V] float32 at each of the T tokens."""
         ids = torch.tensor([list(token_ids)], device=self._model.device)  # [1, T]
         return self._model(input_ids=ids, use_cache=False).logits[0].float()
+
+    @torch.inference_mode()
+    def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
+        """Return what taps 0, 1, .. num_layers and NORMED are at each of the T tokens, [T, num_layers + 2, H] float32.
+
+        All but the output of the last layer, which transformers does not give, are its own `output_hidden_states`.
+        """
+        ids = torch.tensor([list(token_ids)], device=self._model.device)  # [1, T]
+        _, layers = decoder_layers(self._model)
+        outputs: list[Any] = []
+        hook = layers[-1].register_forward_hook(lambda module, args, output: outputs.append(output))
+        try:
+            *before, normed = self._model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+        finally:
+            hook.remove()
+        last = outputs[0] if isinstance(outputs[0], Tensor) else outputs[0][0]
+        return torch.stack([*before, last, normed], dim=2)[0].float()

@@ -95,7 +95,7 @@ class TestMedusa:
     def send(self, draft: Draft, start: int, num: int) -> torch.Tensor:
         """Return the last row."""
         rows = torch.randn(num, WIDTH, generator=torch.Generator().manual_seed(start)).to(torch.bfloat16)
-        draft.grower.handle(RowsJob(1, 0, start, rows.view(torch.int16).numpy().view(np.uint16)))
+        draft.grower.handle(RowsJob(1, 0, start, rows.view(torch.int16).numpy().view(np.uint16), lambda: None))
         return rows[-1]
 
     def test_each_head_says_its_position(self, draft: Draft, heads: MedusaHeads) -> None:

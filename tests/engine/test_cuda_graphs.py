@@ -17,6 +17,8 @@ from outrider.engine.cuda.step_graphs import FREE_TOKENS, Graph, StepShape, best
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.self_test import largest_error
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
+from outrider.engine.paths.choice import features_refusal
+from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention
 from outrider.engine.step_plan import Row
@@ -32,7 +34,7 @@ def make(name: str, maker: TapeMaker) -> tuple[ModelRunner, GraphedPath, Uncache
     model = random_model(zoo()[name], seed=3)
     vocab_size = model.config.vocab_size
     path = GraphedPath(PagedPath(model, vocab_size, VarlenAttention(varlen_attn)), model, vocab_size, maker, WIDTHS)
-    facts = ModelFacts("tiny", vocab_size, CONTEXT, "float32", "cpu", (0,), 0)
+    facts = ModelFacts("tiny", vocab_size, CONTEXT, "float32", "cpu", (0,), 0, num_layers=2, hidden_size=32)
     runner = ModelRunner(path, facts, KVPool(8, BLOCK_SIZE), torch.device("cpu"))
     runner.allocate()
     path.prepare(MAX_ROWS, CONTEXT)
@@ -109,6 +111,40 @@ def test_what_no_shape_holds_runs_eagerly() -> None:
     many = [Row.of(runner.pool.new_table(), ids[:1], 0, 1) for _ in range(MAX_ROWS + 1)]
     runner.forward(many)
     assert maker.num_replays == 0
+
+
+def test_taps_that_change_are_captured_again_one_step_at_a_time() -> None:
+    maker = TapeMaker()
+    runner, path, truth = make("llama", maker)
+    runner.features_refusal = None
+    sequences = [[random.Random(seed).randrange(97) for _ in range(60)] for seed in range(3)]
+    tables, cached, num_captures = [runner.pool.new_table() for _ in sequences], [20, 31, 7], maker.num_captures
+    runner.forward([Row.of(t, ids[:n], 0, 0) for t, ids, n in zip(tables, sequences, cached, strict=True)])
+    for taps, captured in (((0, NORMED), 1), ((1,), 2), ((), 3)):
+        runner.set_taps(taps)
+        for widths in ((6, 2, 1), (3, 1, 5)):  # padded to the same shape
+            before = maker.num_replays
+            rows = [
+                Row.of(table, ids[: n + width], n, 1)
+                for table, ids, n, width in zip(tables, sequences, cached, widths, strict=True)
+            ]
+            logits = runner.forward(rows)
+            cached = [row.num_tokens for row in rows]
+            expected = [truth.forward(ids[:n])[-1] for ids, n in zip(sequences, cached, strict=True)]
+            torch.testing.assert_close(logits, torch.stack(expected), atol=1e-4, rtol=1e-4)
+            assert maker.num_captures == num_captures + captured and maker.num_replays > before
+            if not taps:
+                assert runner.features.numel() == 0
+                continue
+            hidden = [truth.hidden_states(ids[:n])[-w:] for ids, n, w in zip(sequences, cached, widths, strict=True)]
+            torch.testing.assert_close(runner.features, torch.cat(hidden)[:, list(taps)], atol=1e-4, rtol=1e-4)
+    assert len(path._graphs.shapes) == 6
+    runner.set_taps([0, 1])
+    assert features_refusal(runner, truth) is None
+    prompt = sequences[0][:40]
+    runner.set_taps([0])
+    runner.forward([Row.of(runner.pool.new_table(), prompt, 0, 1)])  # eagerly
+    torch.testing.assert_close(runner.features, truth.hidden_states(prompt)[:, :1], atol=1e-4, rtol=1e-4)
 
 
 class Broken(TapeMaker):

@@ -104,7 +104,7 @@ class Draft:
 
     def send(self, start: int, end: int, ticket: int = TICKET, epoch: int = EPOCH) -> None:
         bits = ROWS[start:end].view(torch.int16).numpy().view(np.uint16)
-        self.grower.handle(RowsJob(ticket, epoch, start, bits))
+        self.grower.handle(RowsJob(ticket, epoch, start, bits, lambda: None))
 
     def tell(self, ids: Sequence[int] = (), *, is_missed: bool = False) -> None:
         base_len = len(self.committed)

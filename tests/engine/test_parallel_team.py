@@ -19,11 +19,12 @@ from transformers import AutoModelForCausalLM
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import loader
 from outrider.engine.loading.loaded import load_split
-from outrider.engine.model_runner import ModelRunner
+from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.parallel import messages, team
 from outrider.engine.parallel.meeting import Host, join_host
 from outrider.engine.parallel.team import ParallelPath, Team
 from outrider.engine.paths.choice import choose_path
+from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError, Unavailable
@@ -211,9 +212,16 @@ def test_two_ranks_compute_what_one_does_until_one_of_them_stalls(
     runner, leader = load_split(config, lost.append, step_timeout=STEP_TIMEOUT)
     (follower,) = [process.pid for process in leader.processes]
     try:
-        truth = truth_of(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval())
+        whole, ids = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), some_ids(9, VOCAB_SIZE, 1)
+        truth = truth_of(whole)
         assert largest_error(runner, truth) < TOLERANCE
         assert runner.supports_trees and largest_tree_error(runner, truth) < TOLERANCE
+        assert runner.features_refusal is None
+        runner.set_taps([0, 1, 2, NORMED])
+        table = runner.pool.new_table()
+        runner.forward([Row.of(table, ids, 0, 1)])
+        table.free()
+        torch.testing.assert_close(runner.features, UncachedModel(whole).hidden_states(ids), atol=TOLERANCE, rtol=0.0)
         os.kill(follower, signal.SIGSTOP)
         with pytest.raises(Unavailable, match=r"2 ranks no longer work together.*Timed out"):
             runner.forward([Row.of(runner.pool.new_table(), [1, 2, 3], 0, 1)])

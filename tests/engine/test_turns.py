@@ -33,6 +33,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
+from target_service.features import Features
 from target_service.jobs import Fallback, Verdict, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
@@ -128,7 +129,8 @@ class Target(Base):
         super().__init__(runner, num_blocks, **options)
         self.leases = Leases(1 << 20, self.metrics, self.engine.answer)
         self.own = OwnDrafts({Drafter.NGRAM: Ngram()}, runner.facts.vocab_size)
-        rest = (MAX_PREFILL, self.own)
+        self.features = Features(runner, self.leases, self.engine.answer)
+        rest = (MAX_PREFILL, self.own, self.features)
         self.verifier = Verifier(runner, self.keeper, self.leases, self.engine, self.metrics, *rest)
         self.ids: dict[int, list[int]] = {}
 

@@ -25,7 +25,7 @@ CAPTURE_BUDGET_S = 30.0
 
 
 class GraphedPath:
-    """Implements `ForwardPath` and `Prepares`."""
+    """Implements `ForwardPath`, `Prepares` and `GivesFeatures`."""
 
     name = "flash"
     batch_invariant = False
@@ -47,6 +47,7 @@ class GraphedPath:
         """False: every forward runs eagerly, to be compared with."""
         self._graphs: StepGraphs | None = None
         """None until `prepare`."""
+        self.features = torch.empty(0)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -59,10 +60,19 @@ class GraphedPath:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         self._paged.copy_blocks(copies)
 
+    def set_taps(self, taps: Sequence[int]) -> None:
+        self._paged.set_taps(taps)
+        self.features = torch.empty(0)
+        if self._graphs is not None:
+            self._graphs.renew()
+
     def forward(self, rows: Sequence[Row]) -> Tensor:
         graphs = self._graphs if self.uses_graphs else None
-        logits = None if graphs is None else graphs.forward(rows)
-        return self._paged.forward(rows) if logits is None else logits
+        given = None if graphs is None else graphs.forward(rows)
+        logits, features = (self._paged.forward(rows), self._paged.features) if given is None else given
+        if features is not None:
+            self.features = features
+        return logits
 
     @torch.inference_mode()
     def prepare(self, max_rows: int, context_limit: int) -> None:

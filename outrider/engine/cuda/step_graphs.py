@@ -236,14 +236,17 @@ def best_shape(shapes: Iterable[StepShape], rows: Sequence[Row]) -> StepShape | 
 class _Captured:
     static: StaticPlan
     graph: Graph
+    features: Tensor | None
+    """[num_tokens, taps, H], where each replay writes them: memory of the graph, which this reference keeps for it."""
 
 
 class StepGraphs:
-    """Captures and replays graphs of `run`: plan -> logits [N, V] float32, N the length of its `logits_at`."""
+    """Captures and replays graphs of `run`: plan -> logits [N, V] float32, N the length of its `logits_at`, and the
+    features [T, taps, H] of all its tokens or None."""
 
     def __init__(
         self,
-        run: Callable[[PagedPlan], Tensor],
+        run: Callable[[PagedPlan], tuple[Tensor, Tensor | None]],
         maker: GraphMaker,
         device: torch.device,
         dtype: torch.dtype,
@@ -255,6 +258,7 @@ class StepGraphs:
         self._vocab_size, self._block_size = vocab_size, block_size
         self._largest_difference = LARGEST_DIFFERENCE[dtype]
         self._captured: dict[StepShape, _Captured] = {}
+        self._stale: set[StepShape] = set()
         self._logits = torch.empty(0, vocab_size, device=device)  # [most tokens of a shape, V], of the last replay
 
     @property
@@ -271,46 +275,82 @@ class StepGraphs:
             if time.monotonic() - started > budget_s:
                 log.info("CUDA graphs: %.0f s are over, wider steps run eagerly", budget_s)
                 break
-            try:
-                if not self._captured:
-                    self._logits = torch.empty(sizes[0] * max(widths), self._vocab_size, device=self._device)
-                captured = self._capture(shape, table_width)
-                if self._proven(shape, captured):
-                    self._captured[shape] = captured
-            except Exception as error:  # a class that waits for the device, or memory
-                log.warning("CUDA graphs: %s cannot be captured and run eagerly: %s", shape, _say(error))
+            if not self._captured:
+                self._logits = torch.empty(sizes[0] * max(widths), self._vocab_size, device=self._device)
+            num_rows, width = shape.num_rows, shape.width
+            static = StaticPlan(num_rows, width, table_width, self._block_size, self._vocab_size, self._device)
+            if not self._add(shape, static):
                 break
         log.info("CUDA graphs: %d steps captured in %.1f s", len(self._captured), time.monotonic() - started)
 
-    def _capture(self, shape: StepShape, table_width: int) -> _Captured:
-        static = StaticPlan(shape.num_rows, shape.width, table_width, self._block_size, self._vocab_size, self._device)
+    def renew(self) -> None:
+        """Capture each step again before its next use: `run` now gives other features.
+
+        One at a time, since all of them would hold up a worker that serves for as long as its start took.
+        """
+        self._stale = set(self._captured)
+
+    def _add(self, shape: StepShape, static: StaticPlan) -> bool:
+        """Capture a step and keep it if it is right; return whether it could be captured."""
+        try:
+            captured = self._capture(shape, static)
+            if self._proven(shape, captured):
+                self._captured[shape] = captured
+        except Exception as error:  # a class that waits for the device, or memory
+            log.warning("CUDA graphs: %s cannot be captured and run eagerly: %s", shape, _say(error))
+            return False
+        return True
+
+    def _capture(self, shape: StepShape, static: StaticPlan) -> _Captured:
         logits = self._logits[: shape.num_tokens]
+        features: Tensor | None = None
 
         def compute() -> None:
-            logits.copy_(self._run(static.plan))
+            nonlocal features
+            found, features = self._run(static.plan)
+            logits.copy_(found)
 
-        return _Captured(static, self._maker.capture(compute))
+        graph = self._maker.capture(compute)
+        return _Captured(static, graph, features)
 
-    def forward(self, rows: Sequence[Row]) -> Tensor | None:
-        """Run a step as ForwardPath.forward does; return None when the step has to run eagerly."""
+    def forward(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor | None] | None:
+        """Run a step as ForwardPath.forward does; return logits and features, None when it has to run eagerly."""
         shape = best_shape(self._captured, rows)
-        if shape is None:
+        if shape in self._stale:
+            self._stale.discard(shape)
+            self._add(shape, self._captured.pop(shape).static)
+        if shape is None or shape not in self._captured:
             return None
         captured = self._captured[shape]
         num_wanted = captured.static.load(rows)
         captured.graph.replay()
-        return self._logits.index_select(0, captured.static.wanted[:num_wanted])  # [N, V]
+        logits = self._logits.index_select(0, captured.static.wanted[:num_wanted])  # [N, V]
+        return logits, None if captured.features is None else captured.features.index_select(0, self._new(rows, shape))
+
+    def _new(self, rows: Sequence[Row], shape: StepShape) -> Tensor:
+        """Return the places [sum(num_new)] int64 of the rows' new tokens among those of a padded step."""
+        ends = [(i + 1) * shape.width for i in range(len(rows))]
+        places = [np.arange(end - row.num_new, end) for end, row in zip(ends, rows, strict=True)]
+        return to_device(np.concatenate(places), self._device)
 
     def _proven(self, shape: StepShape, captured: _Captured) -> bool:
-        """Return whether a replay over other rows than were captured has the logits of an eager forward."""
+        """Return whether a replay over other rows than were captured gives what an eager forward gives."""
         captured.static.load([], made_up_id=self._vocab_size // 2)
-        eager = self._run(captured.static.plan)
+        logits, features = self._run(captured.static.plan)
         captured.graph.replay()
-        difference = float((self._logits[: shape.num_tokens] - eager).abs().max() / eager.abs().max())
-        if not difference <= self._largest_difference:
-            log.warning("CUDA graphs: %s differ from an eager step by %.1e, the graph is dropped", shape, difference)
+        differences = [_difference(self._logits[: shape.num_tokens], logits)]
+        if features is not None and captured.features is not None:
+            differences.append(_difference(captured.features, features))
+        if not all(difference <= self._largest_difference for difference in differences):
+            log.warning(
+                "CUDA graphs: %s differ from an eager step by %.1e, the graph is dropped", shape, max(differences)
+            )
             return False
         return True
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def _say(error: Exception) -> str:

@@ -76,7 +76,8 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
     facts = _facts(config.model, network, limit, quantization, num_ranks)
     settle_rope(network, limit)
     num_weight_bytes, class_name = memory.weights_bytes(network), type(network).__name__
-    runner = choose_path(network, facts, config.attention_path, config.batch_invariant)
+    gives_features = isinstance(config, TargetConfig)
+    runner = choose_path(network, facts, config.attention_path, config.batch_invariant, gives_features)
     del network  # before free memory is counted: a path with weights of its own form does not keep it
     if isinstance(runner.path, Repacks):
         num_weight_bytes = runner.path.weights_bytes
@@ -229,6 +230,8 @@ def _facts(model: str, network: PreTrainedModel, context_limit: int, quantizatio
         num_parameters=num_parameters(network),
         quantization=quantization,
         num_ranks=num_ranks,
+        num_layers=network.config.get_text_config(decoder=True).num_hidden_layers,
+        hidden_size=network.config.get_text_config(decoder=True).hidden_size,
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.engine.kv_pool import BlockTable
 from outrider.engine.model_runner import ModelRunner, UncachedModel
+from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.step_plan import Row
 
 NUM_BLOCKS = 16
@@ -127,6 +128,48 @@ def largest_tree_error(runner: ModelRunner, model: UncachedModel | Remembered) -
     truth = model.forward([*prompt, *(nodes[node] for node in PATHS[1])])[9:]
     errors.append(_error(logits[list(PATHS[1])], truth))
     return max(errors)
+
+
+def largest_feature_error(runner: ModelRunner, model: UncachedModel) -> float:
+    """Tap everything in pieces of prompts, verified rows and a token tree; return the largest difference of a hidden
+    state from transformers' own, as a share of its length.
+
+    All taps at once: in the middle of a deep model a layer changes little, and one too many or too few shows at the
+    ends. Lets through whatever the model raises. The runner's pool must have NUM_BLOCKS free.
+    """
+    generator = random.Random(2)
+    vocab_size = runner.facts.vocab_size
+    a, b, nodes = ([generator.randrange(vocab_size) for _ in range(n)] for n in (9, 5, len(PARENTS)))
+    first, second = runner.pool.new_table(), runner.pool.new_table()
+    steps = [
+        [Row.of(first, a[:5], 0, 0), Row.of(second, b[:3], 0, 1)],  # a piece of a prompt and a whole one
+        [Row.of(second, b[:4], 3, 1), Row.of(first, a, 5, 4)],  # a decode and a verify
+    ]
+    if runner.supports_trees:
+        steps.append([Row(first, nodes, len(a), 1, a, PARENTS), Row.of(second, b, 4, 1)])
+    given: dict[int, list[Tensor]] = {id(first): [], id(second): []}
+    runner.set_taps([*range(runner.facts.num_layers + 1), NORMED])
+    try:
+        for rows in steps:
+            runner.forward(rows)
+            for row, part in zip(rows, runner.features.split([row.num_new for row in rows]), strict=True):
+                given[id(row.table)].append(part.float())
+    finally:
+        runner.set_taps([])
+        first.free()
+        second.free()
+    of_a, of_b = (torch.cat(parts) for parts in given.values())  # [T, taps, H]
+    errors = [_distance(of_b, model.hidden_states(b)[: len(of_b)])]
+    for path in PATHS if runner.supports_trees else [()]:
+        truth = model.hidden_states([*a, *(nodes[node] for node in path)])
+        errors.append(_distance(of_a[[*range(len(a)), *(len(a) + node for node in path)]], truth))
+    return float(torch.stack(errors).max())  # NaN where any is
+
+
+def _distance(features: Tensor, truth: Tensor) -> Tensor:
+    """Return the largest difference of two vectors as a share of the second's length; both [T, taps, H]."""
+    lengths = torch.linalg.vector_norm(truth, dim=-1).clamp_min(torch.finfo(truth.dtype).tiny)  # embeddings may be 0
+    return (torch.linalg.vector_norm(features - truth, dim=-1) / lengths).max()
 
 
 def _error(logits: Tensor, truth: Tensor) -> float:

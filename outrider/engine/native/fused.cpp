@@ -109,9 +109,18 @@ void outrider_storage(void* handle, const void* embedding, void* keys, void* val
     model.num_blocks = num_blocks;
 }
 
+// The hidden states that later forwards give, by the layer they go into; -1 for those after the last norm.
+int64_t outrider_taps(void* handle, const int32_t* taps, int64_t count) {
+    return guarded([&] {
+        static_cast<Model*>(handle)->taps.assign(taps, taps + count);
+        return 0;
+    });
+}
+
 // 0, 1 + the index of a token id outside the vocabulary, or -1 when memory ran out.
-int64_t outrider_forward(void* handle, const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits) {
-    return guarded([&] { return static_cast<Model*>(handle)->forward(plan, num_tokens, num_rows, logits); });
+int64_t outrider_forward(void* handle, const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits,
+                         float* features) {
+    return guarded([&] { return static_cast<Model*>(handle)->forward(plan, num_tokens, num_rows, logits, features); });
 }
 
 // ids: n of them, or null for 0 .. n - 1.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from array import array
+from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from enum import IntEnum
 from pathlib import Path
@@ -78,7 +79,8 @@ SIGNATURES = {
     "outrider_vector": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
     "outrider_weight_bytes": (c_int64, (c_void_p,)),
     "outrider_storage": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64)),
-    "outrider_forward": (c_int64, (c_void_p, c_void_p, c_int32, c_int32, c_void_p)),
+    "outrider_taps": (c_int64, (c_void_p, c_void_p, c_int64)),
+    "outrider_forward": (c_int64, (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p)),
     "outrider_id_uniforms": (None, (c_uint64, c_uint32, c_uint32, c_void_p, c_int64, c_void_p)),
 }
 
@@ -168,13 +170,21 @@ class NativeModel:
             self._handle, embedding.data_ptr(), keys.data_ptr(), values.data_ptr(), num_blocks
         )
 
-    def forward(self, plan: array[int], num_tokens: int, num_rows: int, logits: Tensor) -> int | None:
-        """Run the step that `plan` (int32, see model.h) describes; write logits [N, V] float32.
+    def taps(self, taps: Sequence[int]) -> None:
+        """Give these hidden states in the forwards that follow, as `GivesFeatures.set_taps` says."""
+        given = array("i", taps)
+        self._ran(self._library.outrider_taps(self._handle, given.buffer_info()[0], len(given)))
 
+    def forward(
+        self, plan: array[int], num_tokens: int, num_rows: int, logits: Tensor, features: Tensor | None = None
+    ) -> int | None:
+        """Run the step that `plan` (int32, see model.h) describes; write logits [N, V] and features, both float32.
+
+        features: [num_tokens, taps, hidden padded to a multiple of 16]; None where nothing is tapped.
         Returns None, or the index of a token id outside the vocabulary: nothing was computed then.
         """
-        address = plan.buffer_info()[0]
-        bad = self._library.outrider_forward(self._handle, address, num_tokens, num_rows, logits.data_ptr())
+        written = (logits.data_ptr(), None if features is None else features.data_ptr())
+        bad = self._library.outrider_forward(self._handle, plan.buffer_info()[0], num_tokens, num_rows, *written)
         self._ran(bad)
         return bad - 1 if bad else None
 

@@ -44,6 +44,7 @@ struct HeadWork {
 
 constexpr int FEW = 8;        // rows that each thread normalises for itself rather than wait for another
 constexpr int ROWS_AT_ONCE = 8;
+constexpr int32_t NORMED = -1;  // the tap after the last norm
 
 // A matrix of activations; rows are apart by a stride that keeps them off each other's cache sets.
 struct Rows {
@@ -107,8 +108,9 @@ class Model {
 
     // plan: token ids, then (new, cached, logits, blocks, nodes) of each row, then the rows' tables, then the nodes'
     // parents: indices among the row's nodes, -1 for the token before the tree.
+    // features: [tokens][taps][padded hidden], null where nothing is tapped.
     // Returns 0, or 1 + the index of a token id outside the vocabulary.
-    int64_t forward(const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits);
+    int64_t forward(const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits, float* features);
 
     const Spec spec;
     std::vector<Layer> layers;
@@ -119,6 +121,7 @@ class Model {
     void* values = nullptr;
     int64_t num_blocks = 0;
     const Kind input;                            // of the products
+    std::vector<int32_t> taps;                   // hidden states that `features` gets, by the layer they go into
 
    private:
     template <class KV> void run(int thread);
@@ -126,6 +129,8 @@ class Model {
     template <class KV> void prepare(int layer, const HeadWork& work);
     template <class KV> void attend_work(int layer, const HeadWork& work, Scratch& scratch);
     template <class KV> int attention(int phase, int layer, Scratch& scratch);
+    int num_copies(int32_t tap) const;
+    void copy_tapped(int32_t tap, int32_t from);
     void read_plan(const int32_t* plan);
     void place_tree(const RowPlan& row);
     void split_heads();
@@ -153,7 +158,7 @@ class Model {
     std::vector<int32_t> positions_, all_, wanted_;  // by token; token numbers
     std::vector<int32_t> depths_;                    // of a tree's nodes
     std::vector<HeadWork> prepare_, attend_;         // prepare_ is empty when each of attend_ prepares its own
-    float* logits_ = nullptr;
+    float *logits_ = nullptr, *features_ = nullptr;
 };
 
 }  // namespace outrider

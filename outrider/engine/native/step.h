@@ -59,12 +59,14 @@ inline void Model::split_heads() {
     if (!fits) prepare_ = attend_;
 }
 
-inline int64_t Model::forward(const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits) {
+inline int64_t Model::forward(const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits,
+                             float* features) {
     for (int32_t i = 0; i < num_tokens; ++i)
         if (plan[i] < 0 || plan[i] >= spec.vocab) return 1 + i;
     num_tokens_ = num_tokens;
     rows_.resize(num_rows);
     logits_ = logits;
+    features_ = features;
     read_plan(plan);
     split_heads();
     const int64_t attention = spec.heads * spec.head_size;
@@ -77,7 +79,7 @@ inline int64_t Model::forward(const int32_t* plan, int32_t num_tokens, int32_t n
         if (static_cast<Kind>(spec.dtype) == Kind::bfloat16) run<bf16>(thread);
         else run<float>(thread);
     };
-    pool_.run(1 + 8 * spec.num_layers + 2, job);
+    pool_.run(1 + 8 * spec.num_layers + 3, job);
     return 0;
 }
 
@@ -170,10 +172,30 @@ void Model::attend_work(int layer_index, const HeadWork& work, Scratch& scratch)
                 scratch.queries.data(), count, group(), scratch.branch, scratch.softmax, input == Kind::bfloat16);
 }
 
+// Pieces of ROWS_AT_ONCE tokens.
+inline int Model::num_copies(int32_t tap) const {
+    const bool tapped = std::find(taps.begin(), taps.end(), tap) != taps.end();
+    return tapped ? (num_tokens_ + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE : 0;
+}
+
+// In a phase that leaves the hidden states as they are.
+inline void Model::copy_tapped(int32_t tap, int32_t from) {
+    const int64_t padded = round_up(spec.hidden, PADDED), count = static_cast<int64_t>(taps.size());
+    for (int32_t token = from; token < std::min(num_tokens_, from + ROWS_AT_ONCE); ++token)
+        for (int64_t i = 0; i < count; ++i) {
+            float* out = features_ + (token * count + i) * padded;
+            if (taps[i] != tap) continue;
+            if (tap == NORMED) rms_norm(hidden_.floats(token), last_norm.data(), spec.hidden, padded, spec.epsilon, out);
+            else std::memcpy(out, hidden_.floats(token), padded * sizeof(float));
+        }
+}
+
 template <class KV>
 int Model::attention(int phase, int layer, Scratch& scratch) {
+    const int heads = static_cast<int>(attend_.size());
     pool_.phase(phase, static_cast<int>(prepare_.size()), [&](int i) { prepare<KV>(layer, prepare_[i]); });
-    pool_.phase(phase + 1, static_cast<int>(attend_.size()), [&](int i) {
+    pool_.phase(phase + 1, heads + num_copies(layer), [&](int i) {
+        if (i >= heads) return copy_tapped(layer, (i - heads) * ROWS_AT_ONCE);
         if (prepare_.empty()) prepare<KV>(layer, attend_[i]);
         attend_work<KV>(layer, attend_[i], scratch);
     });
@@ -211,6 +233,11 @@ void Model::run(int thread) {
         phase = normed_linear(phase, scratch, layer.mlp_norm, all_.data(), rows, layer.gate_up, keep_gated);
         phase = linear(phase, scratch, layer.down, gated_, rows, add_to_hidden);
     }
+    const int copies = num_copies(spec.num_layers);
+    pool_.phase(phase++, copies + num_copies(NORMED), [&](int i) {
+        if (i < copies) copy_tapped(spec.num_layers, i * ROWS_AT_ONCE);
+        else copy_tapped(NORMED, (i - copies) * ROWS_AT_ONCE);
+    });
     normed_linear(phase, scratch, last_norm, wanted_.data(), static_cast<int64_t>(wanted_.size()), head, keep_logits);
 }
 

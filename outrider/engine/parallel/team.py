@@ -23,7 +23,7 @@ from outrider.engine.parallel import messages
 from outrider.engine.parallel.checks import check_devices
 from outrider.engine.parallel.group import STEP_TIMEOUT, Group, join_group
 from outrider.engine.parallel.meeting import GRACE_S, MEETING_TIMEOUT_S, Guest, make_private, receive_guests
-from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
+from outrider.engine.paths.forward_path import ForwardPath, GivesFeatures, RunsTrees
 from outrider.engine.step_plan import Row, check_ids
 from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.log import get_logger
@@ -232,6 +232,16 @@ class ParallelPath:
         assert isinstance(self._path, RunsTrees)
         with self._team.together(messages.encode(messages.MOVE, [*sources, *destinations])):
             self._path.move_tokens(sources, destinations)
+
+    def set_taps(self, taps: Sequence[int]) -> None:
+        """Tap this rank's hidden states: after each layer they are whole on every rank."""
+        assert isinstance(self._path, GivesFeatures)
+        self._path.set_taps(taps)
+
+    @property
+    def features(self) -> Tensor:
+        assert isinstance(self._path, GivesFeatures)
+        return self._path.features
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Run a forward on all ranks. Raises Unavailable, and the team is lost, when any of them fails."""

@@ -10,10 +10,17 @@ from outrider.engine.cuda.graphed_path import graphed_path
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.model_files import first_line
 from outrider.engine.loading.packed_linear import pack_linears, unpack_linears
-from outrider.engine.loading.self_test import NUM_BLOCKS, TOLERANCE, Remembered, largest_error, largest_tree_error
+from outrider.engine.loading.self_test import (
+    NUM_BLOCKS,
+    TOLERANCE,
+    Remembered,
+    largest_error,
+    largest_feature_error,
+    largest_tree_error,
+)
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.dense import DensePath
-from outrider.engine.paths.forward_path import BLOCK_SIZE, ForwardPath, PathUnavailable, RunsTrees
+from outrider.engine.paths.forward_path import BLOCK_SIZE, ForwardPath, GivesFeatures, PathUnavailable, RunsTrees
 from outrider.engine.paths.fused import FusedPath
 from outrider.engine.paths.paged import PagedPath
 from outrider.wire.errors import ConfigError
@@ -47,9 +54,12 @@ MODULE_PATHS = ("paged", "dense")
 """Paths that run the model's own modules on a CPU, and so the linear layers that replace some of them."""
 
 
-def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_invariant: bool) -> ModelRunner:
+def choose_path(
+    model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_invariant: bool, gives_features: bool = False
+) -> ModelRunner:
     """Return a runner on the path `wanted`, a name of FACTORIES or auto. Its pool is the self-test's, of NUM_BLOCKS.
 
+    gives_features: whether its hidden states may be tapped, which is tested now: later the model may be gone.
     Raises ConfigError, which says why each path that was tried was refused.
     """
     class_name, refusals, truth = type(model).__name__, list[str](), Remembered(UncachedModel(model))
@@ -61,6 +71,10 @@ def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_in
             continue
         others = f"; not {', nor '.join(refusals)}" if refusals else ""
         log.info("%s takes the path %s%s%s", class_name, name, "" if wanted == "auto" else ", as set", others)
+        if gives_features:
+            runner.features_refusal = features_refusal(runner, UncachedModel(model))
+            if runner.features_refusal is not None:
+                log.info("%s gives no features on the path %s: %s", class_name, name, runner.features_refusal)
         if name in MODULE_PATHS and model.device.type == "cpu" and facts.num_ranks == 1:
             _pack(model, runner, truth)
         return runner
@@ -115,6 +129,20 @@ def tree_refusal(runner: ModelRunner, truth: UncachedModel | Remembered) -> str 
         return f"does not run with them: {type(reason).__name__}: {first_line(reason)}"
     if not error <= TOLERANCE[runner.facts.dtype]:  # NaN fails
         return f"computes other logits than for a chain: largest difference {error:.2e} of the largest logit"
+    return None
+
+
+def features_refusal(runner: ModelRunner, truth: UncachedModel) -> str | None:
+    """Return why hidden states may not be tapped, or None when they may."""
+    if not isinstance(runner.path, GivesFeatures):
+        return "it has no taps"
+    runner.features_refusal = None  # or it would not be tried
+    try:
+        error = largest_feature_error(runner, truth)
+    except Exception as reason:  # whatever a class does that keeps its layers in its own way
+        return f"cannot be tapped: {type(reason).__name__}: {first_line(reason)}"
+    if not error <= TOLERANCE[runner.facts.dtype]:  # NaN fails
+        return f"gives other hidden states than transformers: largest difference {error:.2e} of their length"
     return None
 
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from outrider.engine.paths.block_cache import BlockCache, BlockLayer, declared, layer_limits
 from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.paths.module_taps import ModuleTaps
 from outrider.engine.step_plan import Row, StepPlan, group_rows
 from outrider.engine.token_tree import seen
 
@@ -104,6 +105,8 @@ class DensePath:
         self._num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
         self._masks = TreeMasks(model.config.get_text_config(decoder=True), takes_positions=self._takes_positions)
         self._cache: BlockCache | None = None
+        self._taps = ModuleTaps(model)
+        self.features = torch.empty(0)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -120,16 +123,26 @@ class DensePath:
         assert self._cache is not None
         self._cache.move_tokens(sources, destinations, self._model.device)
 
+    def set_taps(self, taps: Sequence[int]) -> None:
+        self._taps.set(taps)
+        self.features = torch.empty(0)
+
     def forward(self, rows: Sequence[Row]) -> Tensor:
         groups = group_rows(rows)
-        if len(groups) == 1 and len({row.num_logits for row in rows}) == 1 and rows[0].num_logits:
-            return self._forward_one(rows).flatten(0, 1)
         device = self._model.device
         parts: list[Tensor] = [torch.empty(0, self._vocab_size, device=device)] * len(rows)
+        features: list[Tensor] = [torch.empty(0, device=device)] * len(rows)
+        whole = len(groups) == 1 and len({row.num_logits for row in rows}) == 1 and rows[0].num_logits
         for group in groups:
             logits = self._forward_one([rows[i] for i in group])  # [B, M, V]
+            seen = self._taps.take()  # [B, q, taps, H]
             for b, i in enumerate(group):
                 parts[i] = logits[b, logits.shape[1] - rows[i].num_logits :]
+                if seen is not None:
+                    features[i] = seen[b, seen.shape[1] - rows[i].num_new :]
+        self.features = torch.cat(features) if features else torch.empty(0, device=device)
+        if whole:  # as it is, without a copy
+            return logits.flatten(0, 1)
         return torch.cat(parts) if parts else torch.empty(0, self._vocab_size, device=device)
 
     def _forward_one(self, rows: Sequence[Row]) -> Tensor:

@@ -19,6 +19,10 @@ BLOCK_SIZE = 16
 """Tokens a block, where nothing asks for another size. The C++ kernels are compiled for it."""
 
 
+NORMED = -1
+"""The tap after the final norm: the hidden states that the model's head reads."""
+
+
 class PathUnavailable(Exception):
     """Raised when a path cannot run this model here; the message says why, in a few words."""
 
@@ -59,6 +63,26 @@ class RunsTrees(Protocol):
         """Move every layer's KV from `sources` to `destinations`, storage indices counted in tokens over all blocks.
 
         A destination may also be a source: all are read before any is written.
+        """
+
+
+@runtime_checkable
+class GivesFeatures(Protocol):
+    """A path that gives the model's hidden states, if the self-test of features finds them right.
+
+    Tap k of 0 to num_layers - 1 is the input of decoder layer k, num_layers the output of the last layer, NORMED that
+    output after the final norm.
+    """
+
+    def set_taps(self, taps: Sequence[int]) -> None:
+        """Tap these hidden states in the forwards that follow, and no others; of none a forward costs nothing more."""
+
+    @property
+    def features(self) -> Tensor:
+        """[sum(num_new), taps, hidden] of the last forward, on the model's device; no rows where nothing is tapped.
+
+        All new tokens of all rows, in order, whether their logits are wanted or not; taps in the order they were set.
+        float32 from fused, the model's dtype from others. A later forward leaves it as it is.
         """
 
 

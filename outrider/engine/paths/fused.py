@@ -21,12 +21,12 @@ from outrider.engine.paths.fused_weights import FusedShape, pack_weights
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 
-LANES = 16
-"""Floats in a vector register; a value's row is padded to a multiple of it."""
+PADDED = 16
+"""Rows of values and of features are padded to a multiple of this many floats. Compiled into the kernels."""
 
 
 class FusedPath:
-    """Runs a Llama-like model in C++. Implements `ForwardPath` and `Repacks`."""
+    """Runs a Llama-like model in C++. Implements `ForwardPath`, `RunsTrees`, `GivesFeatures`, `Repacks`."""
 
     name = "fused"
     batch_invariant = True
@@ -37,11 +37,13 @@ class FusedPath:
         self._shape = FusedShape.of(model, facts)
         self._native, self._embedding = pack_weights(model, self._shape)
         self._keys = self._values = torch.empty(0)
+        self._num_taps = 0
+        self.features = torch.empty(0)
 
     @property
     def kv_bytes_per_token(self) -> int:
         shape = self._shape
-        padded = -(-shape.head_size // LANES) * LANES
+        padded = _padded(shape.head_size)
         return shape.num_layers * shape.kv_heads * (shape.head_size + padded) * shape.dtype.itemsize
 
     @property
@@ -52,7 +54,7 @@ class FusedPath:
         assert block_size == BLOCK_SIZE, f"blocks of {block_size} tokens, the kernels are made for {BLOCK_SIZE}"
         shape, dtype = self._shape, self._shape.dtype
         per_layer = (shape.num_layers, num_blocks + 1, shape.kv_heads)
-        padded = -(-shape.head_size // LANES) * LANES
+        padded = _padded(shape.head_size)
         self._keys = self._values = torch.empty(0)  # free the old storage first: there may be no room for both
         self._keys = new_storage((*per_layer, shape.head_size, BLOCK_SIZE), dtype, torch.device("cpu"))
         self._values = new_storage((*per_layer, BLOCK_SIZE, padded), dtype, torch.device("cpu"))
@@ -68,6 +70,11 @@ class FusedPath:
         (blocks, slots), (to_blocks, to_slots) = ((at // BLOCK_SIZE, at % BLOCK_SIZE) for at in (read, written))
         self._keys[:, to_blocks, :, :, to_slots] = self._keys[:, blocks, :, :, slots]
         self._values[:, to_blocks, :, to_slots] = self._values[:, blocks, :, slots]
+
+    def set_taps(self, taps: Sequence[int]) -> None:
+        self._native.taps(taps)
+        self._num_taps = len(taps)
+        self.features = torch.empty(0)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         ids: list[int] = []
@@ -88,12 +95,19 @@ class FusedPath:
         except OverflowError:
             raise self._outside(next(i for i in ids if not 0 <= i < self._shape.vocab)) from None
         logits = torch.empty(num_logits, self._shape.vocab)  # [N, V] float32
-        bad = self._native.forward(plan, len(ids), len(rows), logits)
+        features = torch.empty(len(ids), self._num_taps, _padded(self._shape.hidden)) if self._num_taps else None
+        bad = self._native.forward(plan, len(ids), len(rows), logits, features)
         if bad is not None:
             raise self._outside(ids[bad])
+        if features is not None:
+            self.features = features[..., : self._shape.hidden]
         return logits
 
     def _outside(self, token_id: int) -> InvalidRequest:
         return InvalidRequest(
             f"token id {token_id} is outside the vocabulary, 0 to {self._shape.vocab - 1}", param="token_ids"
         )
+
+
+def _padded(columns: int) -> int:
+    return -(-columns // PADDED) * PADDED

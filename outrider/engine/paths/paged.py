@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine.paths.forward_path import BLOCK_SIZE, PathUnavailable
+from outrider.engine.paths.module_taps import ModuleTaps
 from outrider.engine.paths.paged_attention import TorchAttention
 from outrider.engine.paths.paged_cache import ATTENTION_NAME, PagedCache
 from outrider.engine.paths.paged_plan import PagedAttention, PagedPlan
@@ -44,6 +45,8 @@ class PagedPath:
         self._attention = attention or TorchAttention()
         self._text_config = model.config.get_text_config(decoder=True)
         self._cache: PagedCache | None = None
+        self._taps = ModuleTaps(model)
+        self.features = torch.empty(0)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -61,18 +64,31 @@ class PagedPath:
         assert self._cache is not None
         self._cache.move_tokens(sources, destinations, self._model.device)
 
+    def set_taps(self, taps: Sequence[int]) -> None:
+        self._taps.set(taps)
+        self.features = torch.empty(0)
+
     def forward(self, rows: Sequence[Row]) -> Tensor:
         assert self._cache is not None
         if not rows:
+            self.features = self.features[:0]
             return torch.empty(0, self._vocab_size, device=self._model.device)
-        return self.run(PagedPlan.build(rows, self._model.device, self._vocab_size, gathers=self._cache.gathers))
+        plan = PagedPlan.build(rows, self._model.device, self._vocab_size, gathers=self._cache.gathers)
+        logits, features = self.run(plan)
+        if features is not None:
+            self.features = features
+        return logits
 
-    def run(self, plan: PagedPlan) -> Tensor:
-        """Return the logits [N, V] float32 of the N positions in plan.logits_at."""
+    def run(self, plan: PagedPlan) -> tuple[Tensor, Tensor | None]:
+        """Return the logits [N, V] float32 of the N positions in plan.logits_at, and the features of all [T, taps, H].
+
+        features: None where nothing is tapped.
+        """
         logits: Tensor = self.outputs(plan).logits[0]
         if not self._takes_logits_to_keep:
             logits = logits.index_select(0, plan.logits_at)
-        return logits[: plan.logits_at.shape[0]].float()
+        features = self._taps.take()  # [1, T, taps, H]
+        return logits[: plan.logits_at.shape[0]].float(), None if features is None else features[0]
 
     def outputs(self, plan: PagedPlan, **more: Any) -> Any:
         """Return what the model returns of a plan and of `more`, its further inputs."""
