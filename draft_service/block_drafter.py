@@ -22,6 +22,9 @@ from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, Slot, needs_prefill
 
+PARD_POSITIONS = 8
+"""Of a block: as many as released PARD drafts were trained to fill. Doubling it makes their passes wider by as many."""
+
 
 class BlockDrafter(ABC):
     """Implements `NodeDrafter`."""
@@ -101,7 +104,9 @@ class PardDrafter(BlockDrafter):
     tokens stay in its cache.
     """
 
-    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], mask_id: int, num_positions: int) -> None:
+    def __init__(
+        self, feeder: Feeder, keeper: SlotKeeper[Slot], mask_id: int, num_positions: int = PARD_POSITIONS
+    ) -> None:
         """mask_id: the id that the model was trained to fill."""
         super().__init__(keeper, num_positions)
         self._feeder = feeder

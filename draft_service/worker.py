@@ -5,7 +5,7 @@ Torch is imported inside `start_worker`, after the process has been pinned.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,13 @@ if TYPE_CHECKING:
     from draft_service.grower import MakeDrafter
     from draft_service.growing import Growing
     from draft_service.jobs import RowsJob
-    from draft_service.model_drafter import ModelDrafter
+    from draft_service.pairing import Probe
     from draft_service.registration import HeadOffer
     from draft_service.tables import TableState
-    from draft_service.target_link import Probed
-    from outrider.engine.loading.loaded import Loaded
+    from outrider.engine.speculation.drafter import NodeDrafter
     from outrider.engine.worker.jobs import SlotKey
-    from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle
+    from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle, WorkerState
 
-    Probe = Callable[[Sequence[int], Sequence[int]], Awaitable[Probed]]
-    """Runs a text, by its ids and the taps wanted, at a target."""
     TestWiring = Callable[[Probe], Awaitable[str | None]]
     """Returns why the draft does not fit the target that a probe asks; None where it does."""
 
@@ -42,22 +39,40 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
         from draft_service.tables import load_tables
 
         return worker_handle.start("draft", config, len(cores), load_tables, _with_tables)
-    from outrider.engine.loading.loaded import load
+    from draft_service.loading import load_draft
 
-    return worker_handle.start("draft", config, len(cores), load, _with_model)
+    return worker_handle.start("draft", config, len(cores), load_draft, _with_model)
 
 
-def _with_model(base: Base[Loaded]) -> Parts:
+def _with_model(base: Base[WorkerState]) -> Parts:
+    from draft_service.block_drafter import MedusaDrafter, PardDrafter
     from draft_service.feeding import Feeder
+    from draft_service.head_drafter import HeadDrafter
+    from draft_service.loading import Eagle3State, MedusaState, PardState
     from draft_service.model_drafter import ModelDrafter
+    from outrider.engine.loading.loaded import Loaded
 
-    loaded = base.loaded
-    rest = (base.keeper, base.metrics, loaded.max_prefill_tokens)
+    state, keeper, engine = base.loaded, base.keeper, base.engine
 
-    def make_drafter(growing: Mapping[SlotKey, Growing]) -> ModelDrafter:
-        return ModelDrafter(Feeder(loaded.runner, *rest, growing, base.engine.flush), base.keeper)
+    def make_drafter(growing: Mapping[SlotKey, Growing]) -> NodeDrafter[Growing]:
+        if isinstance(state, MedusaState):
+            return MedusaDrafter(state.heads.heads, keeper, engine.flush)
+        assert isinstance(state, Loaded), "all others are run as models are"
+        feeder = Feeder(state.runner, keeper, base.metrics, state.max_prefill_tokens, growing, engine.flush)
+        if isinstance(state, Eagle3State):
+            return HeadDrafter(feeder, keeper, state.head.path)
+        if isinstance(state, PardState):
+            return PardDrafter(feeder, keeper, state.mask_id)
+        return ModelDrafter(feeder, keeper)
 
-    return _parts(base, loaded.runner.facts.vocab_size, make_drafter)
+    vocab_size = state.info().vocab_size
+    if isinstance(state, Eagle3State | MedusaState):
+        from draft_service.pairing import WiringTest
+        from draft_service.registration import HeadOffer
+
+        test = WiringTest(state, engine, base.metrics)
+        return _parts(base, vocab_size, make_drafter, HeadOffer.of(state.opening), test)
+    return _parts(base, vocab_size, make_drafter)
 
 
 def _with_tables(base: Base[TableState]) -> Parts:
@@ -108,5 +123,7 @@ def _parts(
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service, pair if offer else None), server)
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
-    grower = Grower(make_drafter, base.keeper, base.engine, deliverer.send, metrics, vocab_size)
+    request_rows = None if offer is None else deliverer.request_rows
+    rest = (deliverer.send, metrics, vocab_size, request_rows)
+    grower = Grower(make_drafter, base.keeper, base.engine, *rest)
     return Parts(grower, add_services, deliverer.close)

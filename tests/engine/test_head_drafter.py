@@ -80,9 +80,7 @@ class Draft:
         self.table = SlotTable(self.runner.pool, 4, 512, partial(HeadSlot, WIDTH))
         keeper = SlotKeeper(self.table, engine, metrics, VOCAB_SIZE, ())
         self.grower = Grower(
-            lambda growing: HeadDrafter(
-                Feeder(self.runner, keeper, metrics, 32, growing, lambda: None), keeper, path
-            ),
+            lambda growing: HeadDrafter(Feeder(self.runner, keeper, metrics, 32, growing, lambda: None), keeper, path),
             *(keeper, engine, self.take, metrics, VOCAB_SIZE, self.asked),
         )
         self.committed, self.parked, self.requests, self.said = list(prompt), Parked(), list[int](), list[Any]()

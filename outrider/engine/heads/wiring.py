@@ -21,7 +21,7 @@ from outrider.engine.heads.opening import NORMED
 from outrider.engine.step_plan import Row
 
 LEAST_SCORE = -20.0
-"""What counts for a token that the head holds for less likely, or has no row for. Doubling it lets single ones decide."""
+"""What counts for a token that the head holds for less likely, or has no row for. Doubling it lets one token decide."""
 LOSES_AT = 3.0
 """Standard errors by which another way has to be better. Doubling it lets heads pass that are off by less."""
 
