@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gateway.admission.queue import AdmissionQueue
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.tokenizer import Tokenizer
-from gateway.workers.links import WorkerLink
+from gateway.workers.links import Connection, WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import PoolSpec
 from gateway.workers.placement import choose_draft, choose_target
@@ -219,13 +219,18 @@ class ServedModel:
         """Let a draft that reads hidden states test itself against a target, once one is connected: all are the same
         model. Raises IncompatiblePair where it reads the wrong ones.
         """
-        while not (targets := [member for member in self.targets.values() if member.connection is not None]):
-            await asyncio.sleep(POLL_S)
-        connection = targets[0].connection
-        assert connection is not None, "it is connected"
-        why = await link.pair(targets[0].deliver_address, connection.epoch)
+        while (target := self._connected_target()) is None:
+            await self._changed.wait()
+        member, connection = target
+        why = await link.pair(member.deliver_address, connection.epoch)
         if why is not None:
             raise IncompatiblePair(f"draft {draft.model_id} does not fit target {connection.info.model_id}: {why}")
+
+    def _connected_target(self) -> tuple[TargetMember, Connection] | None:
+        for member in self.targets.values():
+            if (connection := member.connection) is not None:
+                return member, connection
+        return None
 
     def refer(self, reference: ReferenceTarget) -> None:
         """Learn what the model is. Raises IncompatiblePair when another pool serves one of its id."""
