@@ -19,7 +19,7 @@ from outrider.wire.params import SamplingParams
 
 def as_tensor(rows: Rows) -> Tensor:
     """Return rows as bfloat16, of the same shape."""
-    return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(rows).view(np.int16)).view(torch.bfloat16)  # what came cannot be written to
 
 
 @runtime_checkable

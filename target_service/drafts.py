@@ -93,6 +93,8 @@ class Drafts:
         lease, num_here = found.lease, len(found.nodes)
         if not lease.live or found.drafter is not Drafter.MODEL or num_here >= lease.room or lease.parked.ended:
             return None
+        if lease.wanting is not None and len(lease.slot.cached) < len(lease.slot.committed) - 1:
+            return None  # its draft reads rows of what is fed in this step
         if not lease.speculation.is_fixed:
             return lease.shares.share(0) ** (len(lease.parked.chain(lease.room)) + 1)
         return 1.0 if num_here < _wanted(lease) else None

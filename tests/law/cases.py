@@ -120,6 +120,15 @@ UNDER_OTHERS = {
     "draft of n-grams": (),
     "draft of lookups": (),
     "unreliable draft": ("nothing",),
+    "eagle3": ("nothing",),
+    "eagle3 tree": ("everything",),
+    "medusa": ("everything",),
+    "medusa tree": ("nothing",),
+    "pard": ("nothing",),
+    "pard tree": (),
+    "eagle3, stale rows": (),
+    "eagle3, shifted rows": (),
+    "eagle3, missing rows": ("nothing",),
 }
 UNDER_DRAFTERS = {
     "ngram": ("nothing", "schema", "everything"),
@@ -138,6 +147,10 @@ COUPLED_DRAFTERS = "coupled, drafters"
 
 DRAFT_SERVICES = {"draft of bigrams": "bigram", "draft of n-grams": "ngram", "draft of lookups": "lookup"}
 """Groups whose drafts are made by a draft worker without a model: its drafter."""
+HEADS = ("eagle3", "medusa", "pard")
+"""Groups whose drafts are made by a head, or a model that fills masks. With ` tree` behind the name they are trees."""
+FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
+"""Groups whose rows of features are wrong, and how: what a law was computed from is free."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +220,11 @@ def _cases() -> list[Case]:
         *_group("draft of n-grams", full, ["schema", "everything"]),
         *_group("draft of lookups", full, ["regex", "everything"]),
         *_group("unreliable draft", replace(full, num_draft_tokens=2), some),
+        *(case for head in HEADS for case in _group(head, full, list(PARAMETERS))),
+        *(case for head in HEADS for case in _group(f"{head} tree", tree, [*some, *GRAMMARS])),
+        *(case for head in HEADS for case in _group(f"coupled, {head}", coupled, [*some, *GRAMMARS])),
+        *(case for head in HEADS for case in _group(f"coupled, {head} tree", coupled_tree, some)),
+        *(case for group in FEATURE_FAULTS for case in _group(group, full, ["nothing", "everything"])),
         *_group("tree", tree, list(PARAMETERS)),
         *_group("best tree", best_tree, list(PARAMETERS)),
         *_group("coupled tree", coupled_tree, [*some, *GRAMMARS]),
@@ -234,9 +252,17 @@ def batches(cases: list[Case]) -> list[list[Case]]:
     `auto` is alone, so that its own load makes it change between whole and cut laws; `lenient`, so that its plain steps
     can be counted.
     """
-    alone = ("auto", "lenient", "K adapts", "by token", *DRAFT_SERVICES, "unreliable draft")
-    mixed = [case for case in cases if case.group not in alone]
+    alone = ("auto", "lenient", "K adapts", "by token", *DRAFT_SERVICES, "unreliable draft", *FEATURE_FAULTS)
+    of_head = {head: [case for case in cases if head_of(case.group) == head] for head in HEADS}
+    mixed = [case for case in cases if case.group not in alone and head_of(case.group) is None]
     return [
         *(mixed[i::_NUM_MIXED] for i in range(_NUM_MIXED)),
         *([case for case in cases if case.group == group] for group in alone),
+        *of_head.values(),
     ]
+
+
+def head_of(group: str) -> str | None:
+    """Return which of HEADS makes a group's drafts."""
+    name = group.removeprefix("coupled, ").removesuffix(" tree")
+    return name if name in HEADS else None

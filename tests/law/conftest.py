@@ -7,7 +7,17 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from outrider.wire.metrics import PLAIN_REASONS
-from tests.law.cases import ALL_CASES, CASES, DRAFT_SERVICES, NUM_ANSWERS, NUM_EVERYDAY, Case, batches
+from tests.law.cases import (
+    ALL_CASES,
+    CASES,
+    DRAFT_SERVICES,
+    FEATURE_FAULTS,
+    NUM_ANSWERS,
+    NUM_EVERYDAY,
+    Case,
+    batches,
+    head_of,
+)
 from tests.law.sampling import Sample, draw
 from tests.law.services import HASTY, Models, Services, make_models
 from tests.stack import Process, read_metrics
@@ -73,7 +83,12 @@ class Samples:
             return self._services.gateway(draft_options=("--max-slots", "65"))
         if batch[0].group in DRAFT_SERVICES:
             return self._services.gateway(draft_options=self._services.models.draft_of(DRAFT_SERVICES[batch[0].group]))
-        return self._services.gateway()
+        if batch[0].group in FEATURE_FAULTS:
+            fault = FEATURE_FAULTS[batch[0].group]
+            options = self._services.models.head("eagle3")
+            return self._services.gateway(draft_module=f"tests.law.faults.{fault}_rows", draft_options=options)
+        head = head_of(batch[0].group)
+        return self._services.gateway(draft_options=() if head is None else self._services.models.head(head))
 
     def _draw(self, batch: list[Case]) -> None:
         gateway = self.gateway(batch)

@@ -9,6 +9,7 @@ from random import Random
 
 from tests.grammars import WORDS, tokenizer_of
 from tests.law.cases import TOPK, VOCAB_SIZE
+from tests.random_heads import random_eagle3, random_medusa, random_pard
 from tests.stack import Process, stop_all
 from tests.tiny_models import tiny_llama
 
@@ -31,6 +32,12 @@ class Models:
     draft: str
     text: str
     """A file in which every pair of words comes, each at its own rate."""
+    heads: str
+    """A folder with a head of each kind."""
+
+    def head(self, kind: str) -> tuple[str, ...]:
+        """Options of a draft that is a head. They are random: their wiring is not what is tested here."""
+        return ("--model", f"{self.heads}/{kind}", "--target-model", self.target, "--trust-draft-config")
 
     def draft_of(self, drafter: str) -> tuple[str, ...]:
         """Options of a draft without a model."""
@@ -46,7 +53,13 @@ def make_models(folder: Path) -> Models:
 
     text = folder / "text"
     text.write_text(" ".join(Random(1).choices(WORDS[2:], k=400)))
-    return Models(make("target", 4), make("draft", 3), str(text))
+    target, draft = make("target", 4), make("draft", 3)
+    heads = folder / "heads"
+    random_eagle3(target, heads / "eagle3")
+    random_medusa(target, heads / "medusa")
+    random_pard(heads / "pard", VOCAB_SIZE)
+    tokenizer_of(unknown="<unk>").save(str(heads / "pard" / "tokenizer.json"))
+    return Models(target, draft, str(text), str(heads))
 
 
 class Services:

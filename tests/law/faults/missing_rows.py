@@ -1,0 +1,27 @@
+"""A draft to which every other message of rows does not come; it asks again. No fault of the law."""
+
+import sys
+
+from draft_service.grower import Grower
+from draft_service.worker import start_worker
+from outrider.wire.settings.config import DraftConfig
+from outrider.wire.worker_main import run_worker
+from tests.law.faults import replace
+
+take = Grower._take_rows
+COUNTS = [0]
+"""Messages that came."""
+
+
+def take_otherwise(self, job):
+    """Which are lost goes by their number alone, never by what was drawn."""
+    COUNTS[0] += 1
+    if COUNTS[0] % 2:
+        take(self, job)
+    else:
+        job.taken()
+
+
+if __name__ == "__main__":
+    replace(Grower, "_take_rows", take_otherwise)
+    sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

@@ -1,0 +1,28 @@
+"""A draft whose rows are those of the token before: stale, as if they came from another text. No fault of the law."""
+
+import dataclasses
+import sys
+
+from draft_service.grower import Grower
+from draft_service.worker import start_worker
+from outrider.wire.settings.config import DraftConfig
+from outrider.wire.worker_main import run_worker
+from tests.law.faults import replace
+
+take = Grower._take_rows
+LAST = {}
+"""By ticket, the last row of the message before."""
+
+
+def take_otherwise(self, job):
+    """Each row in place of the next; the first of a message is of the message before it, or nothing."""
+    rows = job.rows.copy()
+    rows[1:] = job.rows[:-1]
+    rows[0] = LAST.get(job.ticket, rows[0])
+    LAST[job.ticket] = job.rows[-1]
+    take(self, dataclasses.replace(job, rows=rows))
+
+
+if __name__ == "__main__":
+    replace(Grower, "_take_rows", take_otherwise)
+    sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""Random draft heads for a target in a folder, in layouts that people hold, for tests of whole services."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig
+
+from tests.tiny_models import tiny_llama
+
+HEADS, KV_HEADS, HEAD_DIM = 2, 1, 8
+
+
+def random_eagle3(
+    target: str, folder: Path, *, width: int = 16, seed: int = 5, sharpness: float = 2.0, taps: tuple[int, ...] = (0, 1)
+) -> str:
+    """Write an EAGLE-3 head of the target's whole vocabulary, as speculators lays it out; return its folder."""
+    config = AutoConfig.from_pretrained(target)
+    generator, vocab_size, ffn = torch.Generator().manual_seed(seed), config.vocab_size, 2 * width
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator) * 1.5 / columns**0.5
+
+    layer = {
+        "hidden_norm.weight": torch.ones(width),
+        "input_layernorm.weight": torch.ones(width),
+        "post_attention_layernorm.weight": torch.ones(width),
+        "self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, 2 * width),
+        "self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, 2 * width),
+        "self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, 2 * width),
+        "self_attn.o_proj.weight": matrix(width, HEADS * HEAD_DIM),
+        "mlp.gate_proj.weight": matrix(ffn, width),
+        "mlp.up_proj.weight": matrix(ffn, width),
+        "mlp.down_proj.weight": matrix(width, ffn),
+    }
+    tensors = {
+        "fc.weight": matrix(width, len(taps) * config.hidden_size),
+        "norm.weight": torch.ones(width),
+        "embed_tokens.weight": torch.randn(vocab_size, width, generator=generator),
+        "lm_head.weight": sharpness * matrix(vocab_size, width),
+        **{f"layers.0.{name}": tensor for name, tensor in layer.items()},
+    }
+    inner = {
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": ffn,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": vocab_size,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    described = {
+        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3Speculator"],
+        "draft_vocab_size": vocab_size,
+        "target_hidden_size": config.hidden_size,
+        "norm_before_residual": False,
+        "eagle_aux_hidden_state_layer_ids": list(taps),
+        "transformer_layer_config": inner,
+    }
+    return _write(folder, tensors, described)
+
+
+def random_medusa(target: str, folder: Path, *, num_heads: int = 3, seed: int = 6, sharpness: float = 2.0) -> str:
+    """Write Medusa heads of one layer each; return their folder."""
+    config = AutoConfig.from_pretrained(target)
+    generator, width = torch.Generator().manual_seed(seed), config.hidden_size
+    tensors: dict[str, Tensor] = {}
+    for head in range(num_heads):
+        tensors[f"{head}.0.linear.weight"] = torch.randn(width, width, generator=generator) / width**0.5
+        tensors[f"{head}.0.linear.bias"] = torch.zeros(width)
+        weight = torch.randn(config.vocab_size, width, generator=generator)
+        tensors[f"{head}.1.weight"] = sharpness * weight / width**0.5
+    return _write(folder, tensors, {"medusa_num_heads": num_heads, "medusa_num_layers": 1})
+
+
+def random_pard(folder: Path, vocab_size: int, *, mask_id: int = 1, seed: int = 3) -> str:
+    """Write a model that says it was trained to fill masks; return its folder."""
+    tiny_llama(folder, vocab_size, seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pard_token": mask_id}))
+    return str(folder)
+
+
+def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, object]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
