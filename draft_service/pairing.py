@@ -7,40 +7,16 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from draft_service.head_slot import as_tensor
 from draft_service.jobs import EngineJob
 from draft_service.loading import HeadState
 from draft_service.target_link import Probed
-from outrider.engine.heads.wiring import Outcome, Seen, taps_to_probe
+from outrider.engine.heads.wiring import TEXT, Outcome, Seen, judge, probe_ids, taps_to_probe
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.errors import Unavailable
-from outrider.wire.log import get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.settings.config import DraftConfig
-
-log = get_logger(__name__)
-
-TEXT = '''def average(values):
-    """Return the arithmetic mean of a list of numbers.
-
-    An empty list has no mean, and a ValueError is raised for it.
-    """
-    if not values:
-        raise ValueError("the list is empty")
-    total = 0.0
-    for value in values:
-        total += value
-    return total / len(values)
-
-
-The first thing that a reader of a long report wants to know is what was done, why it was done, and what came of it. The
-second is what it means for the work of the next few weeks.
-'''
-"""What heads are tested on unless a test has a text of its own: code and prose that any model has seen the like of."""
-MAX_TOKENS = 128
-"""Of a probe."""
 
 Probe = Callable[[Sequence[int], Sequence[int]], Awaitable[Probed]]
 """Runs a text, by its ids and the taps wanted, at a target. Raises Unavailable."""
@@ -56,7 +32,7 @@ class WiringTest:
         self._metrics = metrics
         self._trusts = state.config.trust_draft_config
         self._model = state.config.model
-        self._ids = Tokenizer.from_str(state.tokenizer.tokenizer_json.decode()).encode(text).ids[:MAX_TOKENS]
+        self._ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit, text)
 
     async def __call__(self, probe: Probe) -> str | None:
         """Return why the head does not fit the target; None where it does, or its configuration is trusted."""
@@ -66,19 +42,8 @@ class WiringTest:
             outcome = await self._score(_seen(self._ids, taps, probed))
         except Unavailable as error:
             return error.message
-        ways = ", ".join(f"{way.label} {way.agreement:.0%}" for way in (outcome.configured, *outcome.others))
-        log.info("%s agrees with the target at %d positions: %s", self._model, len(outcome.configured.scores), ways)
-        self._metrics.head_agreement.set(outcome.configured.agreement)
-        fault = outcome.fault
-        if fault is None:
-            return None
-        if self._trusts:
-            log.warning("the head %s is served as its configuration says, as set, though %s", self._model, fault)
-            return None
-        return (
-            f"the head {self._model} is wired in another way than it was trained: {fault}; mend its config.json, or "
-            "serve it as it is with --trust-draft-config"
-        )
+        self._metrics.head_agreement.labels(draft=self._model).set(outcome.configured.agreement)
+        return judge(outcome, self._model, trusts=self._trusts)
 
     async def _score(self, seen: Seen) -> Outcome:
         """Raises Unavailable while there is no memory for it."""

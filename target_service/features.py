@@ -149,6 +149,14 @@ class Features:
 
     # slots and leases
 
+    def row(self, digest: bytes, key: SlotKey, position: int) -> Tensor | None:
+        """Return the row [d] bfloat16 of a head and a slot, on the CPU; None where it was not made or is not kept."""
+        kept = self._kept.get((digest, key))
+        if kept is None or not kept.start <= position < kept.end:
+            return None
+        _, data = kept.since(position)
+        return torch.frombuffer(bytearray(data[: kept.row_bytes]), dtype=torch.bfloat16)
+
     def lease_began(self, lease: Lease) -> None:
         """Take up what was asked for before."""
         early = self._early.pop(lease.job.ticket, None)

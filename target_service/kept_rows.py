@@ -14,7 +14,7 @@ class KeptRows:
     """Rows of consecutive positions."""
 
     def __init__(self, row_bytes: int) -> None:
-        self._row_bytes = row_bytes
+        self.row_bytes = row_bytes
         self._pieces: deque[bytes] = deque()
         self.start = 0
         """Position of the first."""
@@ -23,7 +23,7 @@ class KeptRows:
 
     @property
     def num_bytes(self) -> int:
-        return (self.end - self.start) * self._row_bytes
+        return (self.end - self.start) * self.row_bytes
 
     def put(self, start: int, data: bytes) -> None:
         """Take in rows from a position on, in place of those from there on; those before a gap are let go."""
@@ -31,22 +31,22 @@ class KeptRows:
             self._pieces.clear()
             self.start = self.end = start
         self.cut(start)
-        size = _PIECE_ROWS * self._row_bytes
+        size = _PIECE_ROWS * self.row_bytes
         self._pieces.extend(data[at : at + size] for at in range(0, len(data), size))
-        self.end += len(data) // self._row_bytes
+        self.end += len(data) // self.row_bytes
         while self.end - self.start > MAX_KEPT_ROWS:
-            self.start += len(self._pieces.popleft()) // self._row_bytes
+            self.start += len(self._pieces.popleft()) // self.row_bytes
 
     def cut(self, end: int) -> None:
         """Let those from a position on go."""
         while self.end > max(end, self.start):
             last = self._pieces.pop()
-            self.end -= len(last) // self._row_bytes
+            self.end -= len(last) // self.row_bytes
             if self.end < end:
-                self._pieces.append(last[: (end - self.end) * self._row_bytes])
+                self._pieces.append(last[: (end - self.end) * self.row_bytes])
                 self.end = end
 
     def since(self, start: int) -> tuple[int, bytes]:
         """Return the rows from a position on, and the position of the first of them."""
         first = max(start, self.start)
-        return first, b"".join(self._pieces)[(first - self.start) * self._row_bytes :]
+        return first, b"".join(self._pieces)[(first - self.start) * self.row_bytes :]

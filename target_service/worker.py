@@ -36,6 +36,7 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     from target_service.heads import Heads
     from target_service.leases import Leases
     from target_service.own_drafts import make_own_drafts
+    from target_service.own_heads import load_own_heads
     from target_service.servicer import TargetServicer
     from target_service.verifier import Verifier
 
@@ -44,17 +45,20 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
         vocab_size = loaded.runner.facts.vocab_size
         leases = Leases(config.max_parked_bytes, metrics, base.engine.answer)
         loaded.num_tickets = lambda: len(leases)
-        own_drafts = make_own_drafts(config, loaded.tokenizer.tokenizer_json, vocab_size)
-        loaded.drafters = own_drafts.offered
         features = Features(loaded.runner, leases, base.engine.answer)
+        tokenizer_json, heads = loaded.tokenizer.tokenizer_json, None
+        if config.heads is not None:
+            heads = load_own_heads(config, loaded.runner, tokenizer_json, features)
+        own_drafts = make_own_drafts(config, tokenizer_json, vocab_size, heads)
+        loaded.drafters = own_drafts.offered
         rest = (metrics, loaded.max_prefill_tokens, own_drafts, features)
         verifier = Verifier(loaded.runner, base.keeper, leases, base.engine, *rest)
 
         def add_services(server: Any) -> list[str]:
             runner = loaded.runner
             shape = (runner.facts.hidden_size, runner.facts.num_layers)
-            heads = Heads(base.engine, metrics, *shape, runner.features_refusal)
-            servicer = TargetServicer(base.service, vocab_size, leases.hand_in, heads, metrics)
+            registered = Heads(base.engine, metrics, *shape, runner.features_refusal)
+            servicer = TargetServicer(base.service, vocab_size, leases.hand_in, registered, metrics)
             target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
             return [target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name]
 

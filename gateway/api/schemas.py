@@ -186,6 +186,7 @@ class SpeculationBody(_Strict):
             "lookup",
             "unigram",
             "bigram",
+            "heads",
             "ngram+model",
             "lookup+model",
             "prediction",

@@ -36,8 +36,8 @@ RECONNECT_S = 0.2
 CALL_TIMEOUT_S = 10.0
 """Seconds for what is asked once of each life of a worker. Doubled, one that hangs then is tried half as often."""
 PAIR_TIMEOUT_S = 120.0
-"""Seconds for a draft to register at a target, 1 GiB at most, and to test itself there. Doubled, one that hangs is tried
-half as often."""
+"""Seconds for a draft to register at a target, 1 GiB at most, and to test itself there. Doubled, one that hangs is
+tried half as often."""
 POLL_S = 0.5
 """Seconds between two questions how a worker is. Doubled, its load is known half as often."""
 POLL_TIMEOUT_S = 1.0

@@ -62,6 +62,8 @@ class Drafter(StrEnum):
     """The target, from how often tokens come in a text that it was started with."""
     BIGRAM = "bigram"
     """The target, from how often tokens follow each other in that text."""
+    HEADS = "heads"
+    """The target, by Medusa's or blockwise heads that it was started with."""
     NGRAM_MODEL = "ngram+model"
     """NGRAM where it has seen the last tokens before, else a draft worker."""
     LOOKUP_MODEL = "lookup+model"

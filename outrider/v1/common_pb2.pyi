@@ -25,6 +25,7 @@ class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_LOOKUP_MODEL: _ClassVar[Drafter]
     DRAFTER_PREDICTION: _ClassVar[Drafter]
     DRAFTER_PREDICTION_MODEL: _ClassVar[Drafter]
+    DRAFTER_HEADS: _ClassVar[Drafter]
 
 class TokenKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -85,6 +86,7 @@ DRAFTER_NGRAM_MODEL: Drafter
 DRAFTER_LOOKUP_MODEL: Drafter
 DRAFTER_PREDICTION: Drafter
 DRAFTER_PREDICTION_MODEL: Drafter
+DRAFTER_HEADS: Drafter
 TOKEN_KIND_UNSPECIFIED: TokenKind
 TOKEN_KIND_ACCEPTED: TokenKind
 TOKEN_KIND_RECOVERED: TokenKind

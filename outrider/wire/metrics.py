@@ -311,11 +311,10 @@ class WorkerMetrics:
         """See feature_rows."""
         self.head_bytes = gauge("head_bytes", "Memory of the opening maps of heads.")
         """outrider_worker_head_bytes (target)"""
-        self.head_agreement = gauge(
-            "head_agreement",
-            "Share of a text's positions at which a head said the same as its target when they were paired.",
-        )
-        """outrider_worker_head_agreement (draft): what a head can do; see spec_accepted_per_position for what it does."""
+        agreement = "Share of a text's positions at which a head agreed with its target when they were paired."
+        head_agreement = Gauge("outrider_worker_head_agreement", agreement, ["worker", "draft"], registry=r)
+        self.head_agreement = _Bound(head_agreement, {"worker": worker})
+        """outrider_worker_head_agreement (draft): what a head can; spec_accepted_per_position: what it does."""
 
     def forget_head(self, head: str) -> None:
         """Let the series of a head go: there may be others without end."""

@@ -19,7 +19,7 @@ from tests.law.cases import (
     head_of,
 )
 from tests.law.sampling import Sample, draw
-from tests.law.services import HASTY, Models, Services, make_models
+from tests.law.services import HASTY, PATIENT, Models, Services, make_models
 from tests.stack import Process, read_metrics
 
 
@@ -88,6 +88,9 @@ class Samples:
             options = self._services.models.head("eagle3")
             return self._services.gateway(draft_module=f"tests.law.faults.{fault}_rows", draft_options=options)
         head = head_of(batch[0].group)
+        if head == "heads":
+            heads = ("--heads", f"{self._services.models.heads}/medusa", "--trust-draft-config")
+            return self._services.gateway(target_options=(*PATIENT, *heads))
         return self._services.gateway(draft_options=() if head is None else self._services.models.head(head))
 
     def _draw(self, batch: list[Case]) -> None:

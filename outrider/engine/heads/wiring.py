@@ -13,13 +13,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.loader import LoadedEagle3, LoadedMedusa
 from outrider.engine.heads.opening import NORMED
 from outrider.engine.step_plan import Row
+from outrider.wire.log import get_logger
 
+log = get_logger(__name__)
+
+TEXT = '''def average(values):
+    """Return the arithmetic mean of a list of numbers.
+
+    An empty list has no mean, and a ValueError is raised for it.
+    """
+    if not values:
+        raise ValueError("the list is empty")
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)
+
+
+The first thing that a reader of a long report wants to know is what was done, why it was done, and what came of it. The
+second is what it means for the work of the next few weeks.
+'''
+"""What heads are tested on unless a test has a text of its own: code and prose that any model has seen the like of."""
+MAX_TOKENS = 128
+"""Of that text. Doubling it makes the test twice as long, and shows what is half as large."""
 LEAST_SCORE = -20.0
 """What counts for a token that the head holds for less likely, or has no row for. Doubling it lets one token decide."""
 LOSES_AT = 3.0
@@ -86,6 +109,29 @@ def _lead(way: Way, other: Way) -> float:
     error = float(differences.std()) / math.sqrt(len(differences))
     mean = float(differences.mean())
     return mean / error if error > 0 else math.copysign(math.inf, mean) if mean else 0.0
+
+
+def probe_ids(tokenizer_json: bytes, context_limit: int, text: str = TEXT) -> list[int]:
+    """Return the ids of the text that a head is tested on, as many as fit the context."""
+    return Tokenizer.from_str(tokenizer_json.decode()).encode(text).ids[: min(MAX_TOKENS, context_limit)]
+
+
+def judge(outcome: Outcome, model: str, *, trusts: bool) -> str | None:
+    """Return why a head is not to be served, None where it is. What was seen is logged.
+
+    trusts: its configuration is served whatever was seen.
+    """
+    ours, fault = outcome.configured, outcome.fault
+    ways = ", ".join(f"{way.label} {way.agreement:.0%}" for way in (ours, *outcome.others))
+    log.info("%s agrees with the target at %d positions: %s", model, len(ours.scores), ways)
+    if fault is not None and trusts:
+        log.warning("the head %s is served as its configuration says, as set, though %s", model, fault)
+    if fault is None or trusts:
+        return None
+    return (
+        f"the head {model} is wired in another way than it was trained: {fault}; mend its config.json, or serve it as "
+        "it is with --trust-draft-config"
+    )
 
 
 def taps_to_probe(taps: Sequence[int], num_layers: int) -> list[int]:

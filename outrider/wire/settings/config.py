@@ -101,6 +101,11 @@ class WorkerConfig(_ProcessConfig):
     """How forwards are run; auto = the fastest that passes the self-test at load."""
     batch_invariant: bool = False
     """Serve only if the same tokens give the same logits bit for bit in every batch and at every verify width."""
+    trust_draft_config: bool = False
+    """Serve a draft head though it explains the target better when wired in another way than its configuration says, or
+    not at all; with a warning."""
+    allow_pickle: bool = False
+    """Read a head's weights from .bin and .pt files, too, as tensors alone (torch's weights_only)."""
     quantization: Literal["none", "int8"] = "none"
     """int8: weights rounded to 8 bits at load, one scale per output channel. A checkpoint that is quantised already
     says so itself."""
@@ -127,11 +132,6 @@ class DraftConfig(WorkerConfig):
     target_model: str | None = None
     """The target's folder or hub id, for a model that is a draft head (EAGLE-3, Medusa): from there come the tokenizer,
     and the embedding and output rows that the head's files leave out. `outrider up` fills it in."""
-    trust_draft_config: bool = False
-    """Serve a head though it explains the target better when wired in another way than its configuration says, or not
-    at all; with a warning."""
-    allow_pickle: bool = False
-    """Read a head's weights from .bin and .pt files, too, as tensors alone (torch's weights_only)."""
 
     @model_validator(mode="after")
     def _drafter_has_what_it_needs(self) -> Self:
@@ -164,6 +164,8 @@ class TargetConfig(WorkerConfig):
 
     tensor_parallel: Positive = 1
     """Ranks that the target's weights are split over, each a process with a device of its own."""
+    heads: str | None = None
+    """Folder of Medusa's or blockwise heads, by which this target drafts for requests whose drafter is heads."""
     max_parked_bytes: Positive = 256 * MIB
     """Bytes of proposals that may wait for their verify."""
 
@@ -195,7 +197,7 @@ class GatewayConfig(_ProcessConfig):
     = they take turns, one step at a time, to compare with."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 32
     """Most tokens that a request may have drafted a round, as K or as the nodes of a tree; above it 400."""
-    drafter: Literal["model", "ngram", "lookup", "unigram", "bigram", "ngram+model", "lookup+model"] = "model"
+    drafter: Literal["model", "ngram", "lookup", "unigram", "bigram", "heads", "ngram+model", "lookup+model"] = "model"
     """Who drafts unless the request says otherwise: a draft worker, or the target itself from what it has seen, which
     needs none. With +model the draft worker's tokens are taken where the target has nothing to say."""
     acceptance: Literal["rejection", "coupled"] = "rejection"

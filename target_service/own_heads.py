@@ -1,0 +1,78 @@
+"""Medusa's and blockwise heads in the target itself: they read what its last step left, and nothing travels."""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.engine.heads.loader import LoadedMedusa, load_medusa
+from outrider.engine.heads.opening import digest_of
+from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_medusa, taps_to_probe
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.step_plan import Row
+from outrider.engine.worker.slots import Slot
+from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import TargetConfig
+from target_service.feature_jobs import AddHead
+from target_service.features import Features
+
+
+class OwnHeads:
+    """The heads, of which each slot has its own last row."""
+
+    def __init__(self, loaded: LoadedMedusa, features: Features) -> None:
+        """Have the target make rows for them from now on."""
+        self.heads = loaded.heads
+        self._features = features
+        self._digest = digest_of(loaded.opening.to_bytes())
+        features.handle(AddHead(self._digest, loaded.opening, lambda error: None))
+
+    @property
+    def num_positions(self) -> int:
+        return self.heads.facts.num_heads
+
+    def has_row(self, slot: Slot) -> bool:
+        return self._features.row(self._digest, slot.key, len(slot.committed) - 2) is not None
+
+    @torch.inference_mode()
+    def logits(self, slot: Slot) -> HostLogits:
+        """Return what each head says behind the last committed token; nothing where the row before it is not here."""
+        row = self._features.row(self._digest, slot.key, len(slot.committed) - 2)
+        if row is None:
+            return HostLogits(torch.empty(0, self.heads.facts.vocab_size))
+        return HostLogits(self.heads(row.to(next(self.heads.parameters()).device)))  # [heads, V]
+
+
+def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:
+    """Load the heads of the settings, and test their wiring. Raises ConfigError."""
+    assert config.heads is not None, "the settings name no heads"
+    if runner.features_refusal is not None:
+        raise ConfigError(
+            f"heads are {config.heads}, and the target gives no hidden states, for it {runner.features_refusal}; "
+            "leave them out",
+            param="heads",
+        )
+    loaded = load_medusa(config.model_copy(update={"model": config.heads}), config.model, config.allow_pickle)
+    num_layers = runner.facts.num_layers
+    seen = _seen(
+        runner,
+        probe_ids(tokenizer_json, runner.facts.context_limit),
+        taps_to_probe(loaded.opening.spec.taps, num_layers),
+    )
+    why = judge(score_medusa(loaded, seen, num_layers), config.heads, trusts=config.trust_draft_config)
+    if why is not None:
+        raise ConfigError(why, param="heads")
+    return OwnHeads(loaded, features)
+
+
+def _seen(runner: ModelRunner, ids: list[int], taps: list[int]) -> Seen:
+    """Run a text through the target."""
+    table = runner.pool.new_table()
+    try:
+        runner.set_taps(taps)
+        logits = runner.forward([Row.of(table, ids, 0, len(ids))])  # [T, V]
+        states = runner.features.cpu()  # [T, taps, dt]
+    finally:
+        table.free()
+        runner.set_taps(())
+    return Seen(ids, {tap: states[:, index] for index, tap in enumerate(taps)}, logits.argmax(-1).cpu())
