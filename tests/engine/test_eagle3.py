@@ -77,7 +77,7 @@ CASES = {
     ),
     "SpecForge 3.1": Case(
         {"opening_norm": "each", "leaves_out": ("embed_tokens.weight",)},
-        {**SPECFORGE, "fc_norm": True, "norm_output": True},
+        {**SPECFORGE, "fc_norm": True, "norm_output": True, "eagle_config": {"eagle_aux_hidden_state_layer_ids": []}},
         undecided=("carries_normed",),
     ),
     "SpecForge, projection not normed": Case({"head_normed": False}, {**SPECFORGE, "norm_output": False}),
@@ -135,7 +135,7 @@ class Served:
         facts = ModelFacts("head", VOCAB, 128, "float64", "cpu", (), 0)
         self.runner = ModelRunner(self.path, facts, KVPool(16, self.path.block_size), torch.device("cpu"))
         self.runner.tree_refusal = None
-        taps = [hidden_states(len(PROMPT))[tap] for tap in files.facts.taps]
+        taps = [hidden_states(len(PROMPT), files.facts.target_width)[tap] for tap in files.facts.taps]
         self.rows = self.opening.exact(torch.stack(taps, dim=1))  # [T, d]
 
     def prefill(self) -> list[Tensor]:
@@ -179,7 +179,7 @@ class Served:
 
 def expected(head: Eagle3) -> Tensor:
     """As `Served.all_logits`, [12, V], UNMAPPED where the head has no row."""
-    rows, nodes = head.rows(hidden_states(len(PROMPT))), [*DRAFTS, 43]
+    rows, nodes = head.rows(hidden_states(len(PROMPT), head.target_width)), [*DRAFTS, 43]
     parts = [head.forward(rows, PROMPT)[0][-3:], head.carried(rows, [*PROMPT, *DRAFTS])[0][-4:]]
     by_node: dict[int, Tensor] = {}
     for path in PATHS:
@@ -317,6 +317,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
         set_config(**{KEY: [2, 4, 5], "eagle_config": {KEY: [2, 4, 5]}}),
         rf"{KEY} means the hidden states \[2, 4, 5\] and eagle_config\.{KEY} means .* \[3, 5, 6\]",
     ),
+    "ids that are no numbers": (set_config(**{KEY: ["2", 4, 5]}), r"layer ids of .* must be a list of whole numbers"),
     "no taps": (set_config(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
     "a smaller vocabulary": (set_config(vocab_size=90), "90 ids .* 97"),
     "rows beside the config": (set_config(draft_vocab_size=30), "31 rows, and draft_vocab_size is 30"),
@@ -376,6 +377,16 @@ def test_rows_of_padding_are_cut(target_folder: str, tmp_path: Path) -> None:
     folder = head.write(tmp_path, {**ORIGINAL, "vocab_size": VOCAB + 7, "draft_vocab_size": VOCAB + 7})
     files = read_eagle3(Checkpoint(folder), TargetFiles(target_folder))
     assert difference(Served(files).all_logits(), expected(Eagle3(draft_vocab=VOCAB))) < TOLERANCE
+
+
+def test_a_head_may_be_narrower_than_its_target_if_it_has_all_tensors(tmp_path: Path) -> None:
+    wide = target(tmp_path / "wide", hidden_size=2 * WIDTH)
+    head = Eagle3(target_width=2 * WIDTH, opening_norm="each")
+    files = read_eagle3(Checkpoint(head.write(tmp_path / "whole", ORIGINAL)), TargetFiles(wide))
+    assert difference(Served(files).all_logits(), expected(head)) < TOLERANCE
+    head.leaves_out = ("embed_tokens.weight",)
+    with pytest.raises(ConfigError, match=r"no embed_tokens\.weight, and the target's .* 128 wide and the head 64"):
+        read_eagle3(Checkpoint(head.write(tmp_path / "part", ORIGINAL)), TargetFiles(wide))
 
 
 def test_a_tied_target_lends_its_embedding_as_projection(tmp_path: Path) -> None:

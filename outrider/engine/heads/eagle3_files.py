@@ -167,7 +167,7 @@ def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
             param="model",
         )
     taps = next(iter(given.values()), (2, num_layers // 2, num_layers - 3))
-    if not taps or any(not 0 <= tap <= num_layers for tap in taps):
+    if any(not 0 <= tap <= num_layers for tap in taps):
         raise ConfigError(
             f"{files.model} reads the hidden states {list(taps)} of its target, which has {num_layers} layers and "
             f"hence those from 0 to {num_layers}; is it another target's head?",
@@ -177,7 +177,7 @@ def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
 
 
 def _ids(files: Checkpoint, ids: Any, shift: int) -> tuple[int, ...] | None:
-    if ids is None:
+    if ids is None or ids == []:  # some exporters write an empty list for the default
         return None
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         raise ConfigError(f"layer ids of {files.model} are {ids!r}, must be a list of whole numbers", param="model")
