@@ -185,7 +185,8 @@ inline void Model::copy_tapped(int32_t tap, int32_t from) {
         for (int64_t i = 0; i < count; ++i) {
             float* out = features_ + (token * count + i) * padded;
             if (taps[i] != tap) continue;
-            if (tap == NORMED) rms_norm(hidden_.floats(token), last_norm.data(), spec.hidden, padded, spec.epsilon, out);
+            if (tap == NORMED) rms_norm(hidden_.floats(token), last_norm.data(), spec.hidden,
+                                        round_up(spec.hidden, LANES), spec.epsilon, out);
             else std::memcpy(out, hidden_.floats(token), padded * sizeof(float));
         }
 }
