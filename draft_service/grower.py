@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from draft_service.growing import Growing
-from draft_service.jobs import AdvanceJob
+from draft_service.head_slot import TakesRows
+from draft_service.jobs import AdvanceJob, EngineJob, RowsJob
 from draft_service.pushing import NUM_URGENT, Pusher, Send
 from outrider.engine.speculation.drafter import NodeDrafter
 from outrider.engine.speculation.drawing import grow
@@ -22,7 +23,7 @@ from outrider.engine.speculation.tree import MAX_FED, GrowingTree, Node, Plan
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, SlotKey, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.engine.worker.slots import BareSlot, Slot, needs_prefill
+from outrider.engine.worker.slots import BareSlot
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 
@@ -44,6 +45,10 @@ MakeDrafter = Callable[[Mapping[SlotKey, Growing]], NodeDrafter[Growing]]
 """Makes the drafter of a worker's slots, which it may look at."""
 
 
+RequestRows = Callable[[str, int, int, int], None]
+"""Asks for rows of (the target's address, its epoch, a ticket, the first position). Runs on the gRPC loop's thread."""
+
+
 class Grower:
     """Runs the draft's jobs and steps."""
 
@@ -55,7 +60,9 @@ class Grower:
         send: Send,
         metrics: WorkerMetrics,
         vocab_size: int,
+        request_rows: RequestRows | None = None,
     ) -> None:
+        """request_rows: for drafters that need rows of the target's."""
         self._slots: dict[SlotKey, Growing] = {}
         self._drafter = make_drafter(self._slots)
         self._keeper = keeper
@@ -63,6 +70,7 @@ class Grower:
         self._pusher = Pusher(engine, send, metrics)
         self._metrics = metrics
         self._vocab_size = vocab_size
+        self._request_rows = request_rows
         self._shares: dict[tuple[bool, bool], RankShares] = {}
         self._cost = RowCost()
 
@@ -76,6 +84,10 @@ class Grower:
                 self._open(job)
             case TruncateJob():
                 self._truncate(job)
+            case RowsJob():
+                self._take_rows(job)
+            case EngineJob():
+                job.run()
             case CloseJob():
                 self._slots.pop((job.owner, job.slot_id), None)
                 self._keeper.close(job)
@@ -126,7 +138,23 @@ class Grower:
         if job.is_missed:
             tree.resend()
         growing.num_urgent = 0 if tree.root.children else NUM_URGENT
+        self._ask_rows(growing)
         self._pusher.push_due(growing, goes_on=bool(tree.offers(1)))
+
+    def _ask_rows(self, growing: Growing) -> None:
+        """Ask the target for rows that are not here, whether they are under way or lost."""
+        job, slot = growing.job, growing.slot
+        if self._request_rows is not None and isinstance(slot, TakesRows) and slot.lacks_rows:
+            ask = partial(self._request_rows, job.deliver_to, job.target_epoch, growing.ticket, slot.next_row)
+            self._engine.answer(ask)
+
+    def _take_rows(self, job: RowsJob) -> None:
+        """Take in rows of a slot; those for another ticket or of another life of its target are of no use."""
+        job.taken()
+        growing = next((each for each in self._slots.values() if each.ticket == job.ticket), None)
+        if growing is None or growing.job.target_epoch != job.target_epoch or not isinstance(growing.slot, TakesRows):
+            return
+        growing.slot.take_rows(job.start, job.rows)
 
     def _begin(self, growing: Growing, job: AdvanceJob) -> GrowingTree:
         """Return a tree that knows no guesses. Those of another are not for the cache to be compared by: its cells are
@@ -139,8 +167,12 @@ class Grower:
         topk = self._cut(growing)
         num_laws = MOST_LAW_BYTES // (LAW_BYTES_AN_ID * (topk or self._vocab_size))
         most_fed = MAX_FED if slot.params.determined else min(MAX_FED, num_laws)
-        takes_trees = self._drafter.takes_trees
-        plan = Plan(growing.job.speculation, slot.params, growing.shares, takes_trees, topk, most_fed=most_fed)
+        drafter = self._drafter
+        plan = Plan(
+            *(growing.job.speculation, slot.params, growing.shares, drafter.takes_trees, topk),
+            most_fed=most_fed,
+            most_depth=drafter.most_depth,
+        )
         return GrowingTree(slot.committed, slot.max_len, slot.params, plan)
 
     def _re_root(self, growing: Growing, tree: GrowingTree, job: AdvanceJob) -> None:
@@ -210,8 +242,8 @@ class Grower:
         offers: list[list[tuple[float, int, Node, Growing]]] = []
         most = MOST_OFFERS if self._drafter.takes_trees else 1
         for index, growing in enumerate(self._slots.values()):
-            tree, slot = growing.tree, growing.slot
-            if tree is None or (isinstance(slot, Slot) and needs_prefill(slot)):
+            tree = growing.tree
+            if tree is None or not self._drafter.is_ready(growing):
                 continue
             if not self._drafter.knows(growing):
                 tree.restart()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from draft_service.block import Block
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.jobs import OpenJob
@@ -23,3 +24,5 @@ class Growing:
     pushed_s: float = 0.0
     num_urgent: int = 0
     """Messages that leave at once: the target had nothing to go on with."""
+    block: Block | None = None
+    """What a drafter of blocks knows of the next positions."""

@@ -1,8 +1,15 @@
-"""What a draft is told of a slot, as a plain value."""
+"""What a draft is told of a slot, as plain values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.uint16]
+"""The bits of bfloat16 numbers, as they came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +23,24 @@ class AdvanceJob:
     committed_ids: tuple[int, ...]
     is_missed: bool = False
     """Nothing lay ready at the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsJob:
+    """Take in rows of features of a lease's tokens. They may be late and come twice; those before may never come."""
+
+    ticket: int
+    target_epoch: int
+    start: int
+    """Position of the first."""
+    rows: Rows
+    """[num_rows, width]."""
+    taken: Callable[[], None]
+    """To be called on the engine thread once they are taken in: those that wait are bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJob:
+    """Do something between two steps."""
+
+    run: Callable[[], None]

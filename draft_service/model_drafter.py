@@ -2,77 +2,75 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
+from torch import Tensor
+
+from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
-from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.drafter import Said, of_logits
 from outrider.engine.speculation.nodes import TREE_ROOT
-from outrider.engine.speculation.tree import Node
+from outrider.engine.speculation.tree import GrowingTree, Node
 from outrider.engine.step_plan import Row
-from outrider.engine.worker.jobs import SlotKey
-from outrider.engine.worker.scheduler import StepRequest, StepScheduler, Want
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
-from outrider.wire.metrics import WorkerMetrics
 
 
 class ModelDrafter:
     """A slot's cache holds its committed tokens and then the nodes of its tree that were fed, in that order."""
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        keeper: SlotKeeper[Slot],
-        metrics: WorkerMetrics,
-        max_prefill_tokens: int,
-        growing: Mapping[SlotKey, Growing],
-        flush: Callable[[], None],
-    ) -> None:
-        """growing: all slots of the worker, those whose prompt has to be read among them. flush: lets what is to be
-        sent leave; called when the model is about to work.
-        """
-        self.takes_trees = runner.supports_trees
-        self._runner = runner
+    most_depth: int | None = None
+
+    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot]) -> None:
+        self.takes_trees = feeder.runner.supports_trees
+        self._feeder = feeder
+        self._runner = feeder.runner
         self._keeper = keeper
-        self._metrics = metrics
-        self._growing = growing
-        self._flush = flush
-        self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
 
     def say(self, wanted: Sequence[tuple[Growing, Sequence[Node]]], now: float) -> Sequence[Said] | None:
         nodes_of = {growing.slot.key: (growing, nodes) for growing, nodes in wanted}
-        requests = self._requests(nodes_of)
-        if not requests and not self._turns.num_starved:
+        num_new = {key: len(nodes) for key, (_, nodes) in nodes_of.items()}
+        fed = self._feeder.feed(num_new, lambda key: self._row(*nodes_of[key]), now)
+        if fed is None:
             return None
-        turn = self._turns.take(requests, now, feed_all=False)
-        running = [nodes_of[key] for key in turn.running]
-        rows = [_row(growing, nodes) for growing, nodes in running]
-        if not rows and not turn.pieces:
-            return () if turn.worked else None
-        self._flush()
-        logits = self._runner.forward([*rows, *(piece.row for piece in turn.pieces)])  # [R, V] float32
-        said = list[Said]()
-        if rows:
-            host = HostLogits(logits)
-            for (growing, nodes), row in zip(running, rows, strict=True):
-                slot, tree = _cached(growing), growing.tree
-                assert tree is not None, "no tree grows here"
-                slot.fed(row.new_ids)
-                state = self._keeper.sampling_state(slot)
-                for node in nodes:
-                    tree.feed(node)
-                    said.append(of_logits(tree, node, state, host, len(said)))
-        else:
-            self._runner.forward_s()  # nothing else waits for pieces of prompts
-        self._turns.done(turn, sum(row.num_new for row in rows), time.monotonic() - now)
-        self._metrics.batch_size.observe(len(rows) + len(turn.pieces))
+        said, host = list[Said](), HostLogits(fed.logits) if fed.rows else None
+        for key, row in fed.rows:
+            growing, nodes = nodes_of[key]
+            slot, tree = cached(growing), growing.tree
+            assert tree is not None and host is not None, "no tree grows here"
+            self._note_fed(slot, tree, nodes, row, len(said))
+            state = self._keeper.sampling_state(slot)
+            for node in nodes:
+                tree.feed(node)
+                said.append(of_logits(tree, node, state, host, len(said)))
         return said
 
+    def _row(self, growing: Growing, nodes: Sequence[Node]) -> Row:
+        """Return a slot's share of the next forward: the committed tokens that are not cached, or nodes of its tree."""
+        slot, tree = cached(growing), growing.tree
+        assert tree is not None, "no tree grows here"
+        num_cached = len(slot.cached)
+        if not tree.root.is_fed:
+            ids = slot.uncached()
+            return Row(slot.table, ids, num_cached, 1, slot.cached, features=slot.features_of(len(ids)))
+        order = [*tree.fed, *nodes]
+        place = {id(node): index for index, node in enumerate(order)} | {id(tree.root): TREE_ROOT}
+        parents = [place[id(node.parent)] for node in order]
+        is_chain = parents == list(range(-1, len(parents) - 1))
+        new_ids, features = [node.token_id for node in nodes], self._features_of(nodes)
+        return Row(slot.table, new_ids, num_cached, len(nodes), slot.cached, None if is_chain else parents, features)
+
+    def _features_of(self, nodes: Sequence[Node]) -> Tensor | None:
+        """Return what goes into a forward beside nodes of a tree."""
+        return None
+
+    def _note_fed(self, slot: Slot, tree: GrowingTree, nodes: Sequence[Node], row: Row, index: int) -> None:
+        """Note that a slot's row went through. index: that of the logits after the first of the nodes."""
+        slot.fed(row.new_ids)
+
     def re_root(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
-        slot = _cached(asked)
+        slot = cached(asked)
         start = len(slot.cached) - num_fed
         if num_fed and len(keep) < num_fed:
             kept_ids = [slot.cached[start + place] for place in keep]
@@ -83,39 +81,12 @@ class ModelDrafter:
 
     def knows(self, asked: Growing) -> bool:
         """Memory may have been taken for others."""
-        slot, tree = _cached(asked), asked.tree
-        return tree is None or not tree.root.is_fed or len(slot.cached) == tree.committed_len + len(tree.fed)
+        slot, tree = cached(asked), asked.tree
+        num_cached = slot.first + len(slot.cached)
+        return tree is None or not tree.root.is_fed or num_cached == tree.committed_len + len(tree.fed)
+
+    def is_ready(self, asked: Growing) -> bool:
+        return not needs_prefill(cached(asked))
 
     def next_wake(self) -> float | None:
-        return self._turns.next_wake(time.monotonic())
-
-    def _requests(self, nodes_of: Mapping[SlotKey, tuple[Growing, Sequence[Node]]]) -> dict[SlotKey, StepRequest]:
-        requests: dict[SlotKey, StepRequest] = {}
-        for key, growing in self._growing.items():
-            slot = _cached(growing)
-            if key in nodes_of:
-                num_after = max(len(slot.cached), len(slot.committed)) + len(nodes_of[key][1])
-                requests[key] = StepRequest(Want.STEP, num_after)
-            elif growing.tree is not None and needs_prefill(slot):
-                requests[key] = StepRequest(Want.PREFILL, len(slot.committed))
-        return requests
-
-
-def _cached(growing: Growing) -> Slot:
-    assert isinstance(growing.slot, Slot), "a model's slot has a cache"
-    return growing.slot
-
-
-def _row(growing: Growing, nodes: Sequence[Node]) -> Row:
-    """Return a slot's share of the next forward: the committed tokens that are not cached, or nodes of its tree."""
-    slot, tree = _cached(growing), growing.tree
-    assert tree is not None, "no tree grows here"
-    num_cached = len(slot.cached)
-    if not tree.root.is_fed:
-        return Row(slot.table, slot.committed[num_cached:], num_cached, 1, slot.cached)
-    order = [*tree.fed, *nodes]
-    place = {id(node): index for index, node in enumerate(order)} | {id(tree.root): TREE_ROOT}
-    parents = [place[id(node.parent)] for node in order]
-    is_chain = parents == list(range(-1, len(parents) - 1))
-    new_ids = [node.token_id for node in nodes]
-    return Row(slot.table, new_ids, num_cached, len(nodes), slot.cached, None if is_chain else parents)
+        return self._feeder.next_wake()

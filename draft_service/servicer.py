@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from draft_service.jobs import AdvanceJob
@@ -15,14 +15,20 @@ from outrider.v1 import draft_pb2_grpc
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """Serves a draft's RPCs."""
 
-    def __init__(self, service: WorkerService) -> None:
+    def __init__(self, service: WorkerService, pair: Callable[[str, int], Awaitable[str | None]] | None = None) -> None:
+        """pair: returns why the draft may not serve a target, by address and epoch; None where it may serve any."""
         self._service = service
+        self._pair = pair
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:
         return self._service.info()
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.TokenizerFiles:
         return self._service.tokenizer
+
+    async def Pair(self, request: dpb.PairRequest, context: Any) -> dpb.PairReply:
+        why = None if self._pair is None else await self._pair(request.deliver_to, request.target_epoch)
+        return dpb.PairReply(ok=why is None, why=why or "")
 
     async def Control(self, requests: AsyncIterator[dpb.DraftRequestBatch], context: Any) -> None:
         await self._service.control(

@@ -110,6 +110,7 @@ class TableDrafter:
     """Asks the follower of each slot."""
 
     takes_trees = True
+    most_depth: int | None = None
 
     def __init__(self, keeper: SlotKeeper[BareSlot], vocab_size: int, flush: Callable[[], None]) -> None:
         """flush: lets what is to be sent leave."""
@@ -132,6 +133,9 @@ class TableDrafter:
     def re_root(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None: ...
 
     def knows(self, asked: Growing) -> bool:
+        return True
+
+    def is_ready(self, asked: Growing) -> bool:
         return True
 
     def next_wake(self) -> float | None:

@@ -5,7 +5,8 @@ Torch is imported inside `start_worker`, after the process has been pinned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outrider.wire.settings.config import DraftConfig
@@ -14,11 +15,16 @@ from outrider.wire.transport.host import prepare_process
 if TYPE_CHECKING:
     from draft_service.grower import MakeDrafter
     from draft_service.growing import Growing
-    from draft_service.model_drafter import ModelDrafter
+    from draft_service.jobs import RowsJob
+    from draft_service.pairing import Probe
+    from draft_service.registration import HeadOffer
     from draft_service.tables import TableState
-    from outrider.engine.loading.loaded import Loaded
+    from outrider.engine.speculation.drafter import NodeDrafter
     from outrider.engine.worker.jobs import SlotKey
-    from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle
+    from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle, WorkerState
+
+    TestWiring = Callable[[Probe], Awaitable[str | None]]
+    """Returns why the draft does not fit the target that a probe asks; None where it does."""
 
 
 def start_worker(config: DraftConfig) -> WorkerHandle:
@@ -33,21 +39,40 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
         from draft_service.tables import load_tables
 
         return worker_handle.start("draft", config, len(cores), load_tables, _with_tables)
-    from outrider.engine.loading.loaded import load
+    from draft_service.loading import load_draft
 
-    return worker_handle.start("draft", config, len(cores), load, _with_model)
+    return worker_handle.start("draft", config, len(cores), load_draft, _with_model)
 
 
-def _with_model(base: Base[Loaded]) -> Parts:
+def _with_model(base: Base[WorkerState]) -> Parts:
+    from draft_service.block_drafter import MedusaDrafter, PardDrafter
+    from draft_service.feeding import Feeder
+    from draft_service.head_drafter import HeadDrafter
+    from draft_service.loading import Eagle3State, MedusaState, PardState
     from draft_service.model_drafter import ModelDrafter
+    from outrider.engine.loading.loaded import Loaded
 
-    loaded = base.loaded
-    rest = (base.keeper, base.metrics, loaded.max_prefill_tokens)
+    state, keeper, engine = base.loaded, base.keeper, base.engine
 
-    def make_drafter(growing: Mapping[SlotKey, Growing]) -> ModelDrafter:
-        return ModelDrafter(loaded.runner, *rest, growing, base.engine.flush)
+    def make_drafter(growing: Mapping[SlotKey, Growing]) -> NodeDrafter[Growing]:
+        if isinstance(state, MedusaState):
+            return MedusaDrafter(state.heads.heads, keeper, engine.flush)
+        assert isinstance(state, Loaded), "all others are run as models are"
+        feeder = Feeder(state.runner, keeper, base.metrics, state.max_prefill_tokens, growing, engine.flush)
+        if isinstance(state, Eagle3State):
+            return HeadDrafter(feeder, keeper, state.head.path)
+        if isinstance(state, PardState):
+            return PardDrafter(feeder, keeper, state.mask_id)
+        return ModelDrafter(feeder, keeper)
 
-    return _parts(base, loaded.runner.facts.vocab_size, make_drafter)
+    vocab_size = state.info().vocab_size
+    if isinstance(state, Eagle3State | MedusaState):
+        from draft_service.pairing import WiringTest
+        from draft_service.registration import HeadOffer
+
+        test = WiringTest(state, engine, base.metrics)
+        return _parts(base, vocab_size, make_drafter, HeadOffer.of(state.opening), test)
+    return _parts(base, vocab_size, make_drafter)
 
 
 def _with_tables(base: Base[TableState]) -> Parts:
@@ -57,7 +82,14 @@ def _with_tables(base: Base[TableState]) -> Parts:
     return _parts(base, vocab_size, lambda growing: TableDrafter(base.keeper, vocab_size, base.engine.flush))
 
 
-def _parts(base: Base[Any], vocab_size: int, make_drafter: MakeDrafter) -> Parts:
+def _parts(
+    base: Base[Any],
+    vocab_size: int,
+    make_drafter: MakeDrafter,
+    offer: HeadOffer | None = None,
+    test_wiring: TestWiring | None = None,
+) -> Parts:
+    """offer: the head of a draft that reads the target's features. test_wiring: run once that is registered."""
     from draft_service.deliveries import Deliverer
     from draft_service.grower import Grower
     from draft_service.servicer import DraftServicer
@@ -65,17 +97,33 @@ def _parts(base: Base[Any], vocab_size: int, make_drafter: MakeDrafter) -> Parts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
     from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
-    metrics = base.metrics
+    metrics, head = base.metrics, "" if offer is None else offer.digest[:4].hex()
+
+    def take_rows(job: RowsJob) -> None:
+        metrics.feature_rows.labels(head=head, fate="received").inc(len(job.rows))
+        metrics.feature_bytes.labels(head=head, fate="received").inc(job.rows.nbytes)
+        base.engine.submit(job)
+
     deliverer = Deliverer(
         vocab_size,
         MAX_MESSAGE_BYTES,
         dropped=lambda num_tokens: metrics.dropped_tokens.labels(why="backlog").inc(num_tokens),
         certificates=base.certificates,
+        offer=offer,
+        submit=take_rows,
     )
 
+    async def pair(address: str, target_epoch: int) -> str | None:
+        why = await deliverer.pair(address, target_epoch)
+        if why is None and test_wiring is not None:
+            why = await test_wiring(partial(deliverer.probe, address, target_epoch))
+        return why
+
     def add_services(server: Any) -> list[str]:
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service), server)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service, pair if offer else None), server)
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
-    grower = Grower(make_drafter, base.keeper, base.engine, deliverer.send, metrics, vocab_size)
+    request_rows = None if offer is None else deliverer.request_rows
+    rest = (deliverer.send, metrics, vocab_size, request_rows)
+    grower = Grower(make_drafter, base.keeper, base.engine, *rest)
     return Parts(grower, add_services, deliverer.close)

@@ -14,6 +14,7 @@ from outrider.engine.worker.slots import Slot
 from outrider.wire.kinds import Drafter
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import Rows
+from target_service.feature_jobs import Wanting
 from target_service.jobs import Fallback, VerifyJob
 from target_service.parked import Parked
 
@@ -59,6 +60,8 @@ class Lease:
     num_wasted: int = 0
     refused: str | None = None
     """What was wrong with a delivery since the last verdict."""
+    wanting: Wanting | None = None
+    """The draft that reads rows of features; the last that asked."""
 
     @property
     def room(self) -> int:

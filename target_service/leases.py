@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from outrider.engine.speculation.nodes import Nodes
@@ -43,8 +43,19 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases)
 
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
     def get(self, key: SlotKey) -> Lease | None:
         return self._leases.get(key)
+
+    def of_ticket(self, ticket: int) -> Lease | None:
+        return self._by_ticket.get(ticket)
+
+    def may_be_drafted(self, key: SlotKey) -> bool:
+        """Return whether steps of the slot may have drafts."""
+        opened = self._opened.get(key)
+        return opened is not None and opened[0].max_draft_tokens > 0
 
     def running(self) -> list[Lease]:
         """Return those that may take another step."""
@@ -64,7 +75,7 @@ class Leases:
         for key in [key for key in self._opened if key[0] == owner]:
             self.closed(key)
 
-    def begin(self, job: VerifyJob, slot: Slot) -> None:
+    def begin(self, job: VerifyJob, slot: Slot) -> Lease:
         """Let the slot step by itself."""
         speculation, own_drafters = self._opened[slot.key]
         kind = _kind_of(slot.params)
@@ -73,6 +84,7 @@ class Leases:
         lease = Lease(job, slot, speculation, job.until_len, shares, own_shares, job.arrived_s, live=job.is_drafted)
         lease.goes_on(job.arrived_s)
         self._leases[slot.key] = self._by_ticket[job.ticket] = lease
+        return lease
 
     def extend(self, job: ExtendJob, now: float) -> None:
         lease = self._leases.get((job.owner, job.slot_id))

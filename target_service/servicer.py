@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -13,19 +15,32 @@ from outrider.engine.worker.worker_service import Respond, WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
+from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
+from target_service.feature_stream import FeatureStream
+from target_service.heads import Heads
 from target_service.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     """Serves a target's RPCs."""
 
-    def __init__(self, service: WorkerService, vocab_size: int, hand_in: Callable[[Nodes], bool]) -> None:
+    def __init__(
+        self,
+        service: WorkerService,
+        vocab_size: int,
+        hand_in: Callable[[Nodes], bool],
+        heads: Heads,
+        metrics: WorkerMetrics,
+    ) -> None:
         """hand_in: leaves what a draft delivered for the engine; False where there is no room."""
         self._service = service
         self._vocab_size = vocab_size
         self._hand_in = hand_in
+        self._heads = heads
+        self._metrics = metrics
+        self._numbers = itertools.count(1)
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:
         return self._service.info()
@@ -52,15 +67,25 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     async def Deliver(
         self, batches: AsyncIterator[tpb.DeliveryBatch], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> tpb.DeliverSummary:
-        summary = tpb.DeliverSummary()
-        async for batch in batches:
-            check_batch(len(batch.items))
-            for item in batch.items:
-                summary.num_deliveries += 1
-                if not self._deliver(item):
-                    summary.num_refused += 1
-        return summary
+    ) -> None:
+        service, reading = self._service, asyncio.current_task()
+        assert reading is not None
+        # Before there is a writer: an abort beside the first write would send it twice, and the call would never end.
+        await context.send_initial_metadata(())
+        rest = (self._heads, service.engine, self._metrics, context.write, reading.cancel)
+        stream, summary = FeatureStream(next(self._numbers), service.epoch, *rest), tpb.DeliverSummary()
+        try:
+            async for batch in batches:
+                check_batch(len(batch.items) + len(batch.asks))
+                for item in batch.items:
+                    summary.num_deliveries += 1
+                    if not self._deliver(item):
+                        summary.num_refused += 1
+                for ask in batch.asks:
+                    stream.ask(ask)
+            await stream.finish(summary)
+        finally:
+            await stream.close()
 
     def _deliver(self, item: tpb.Delivery) -> bool:
         """Hand a delivery on; return False for one that breaks a rule."""

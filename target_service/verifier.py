@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,65 +24,17 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.params import SamplingParams
+from target_service.commit import commit_tokens, kind_of_next
 from target_service.decide import decide
 from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
-from target_service.jobs import (
-    ExtendJob,
-    Finish,
-    Logprobs,
-    RefusedDelivery,
-    Timings,
-    Verdict,
-    VerifyJob,
-)
+from target_service.feature_jobs import FeatureJob
+from target_service.features import Features
+from target_service.jobs import ExtendJob, Logprobs, RefusedDelivery, Timings, Verdict, VerifyJob
 from target_service.lease import Candidates, Lease, Ready
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.rows import RowRule, waits_until
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The tokens that one round commits."""
-
-    token_ids: tuple[int, ...]
-    kinds: tuple[TokenKind, ...]
-    finish: Finish | None
-    stop_token_id: int | None
-
-
-def kind_of_next(num_drafted: int, all_kept: bool) -> TokenKind:
-    """Return the kind of the target's own token. all_kept: to the end of the proposal, or of a tree's branch."""
-    if not num_drafted:
-        return TokenKind.PLAIN
-    return TokenKind.BONUS if all_kept else TokenKind.RECOVERED
-
-
-def commit_tokens(
-    params: SamplingParams,
-    eos_token_ids: Sequence[int],
-    num_output: int,
-    accepted_ids: Sequence[int],
-    next_id: int,
-    last: TokenKind,
-) -> Commit:
-    """Commit accepted drafts and the target's own token, cut at the first end-of-sequence or stop id or max_tokens.
-
-    `num_output` counts the output tokens before this round; `last` is the kind of next_id. A stop id stays as the last
-    token; text leaves it out.
-    """
-    tokens = [*accepted_ids, next_id]
-    kinds = [*[TokenKind.ACCEPTED] * len(accepted_ids), last]
-    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
-    for index, token_id in enumerate(tokens):
-        num_now = num_output + index + 1
-        if token_id in stops and (num_now > params.min_tokens or params.grammar):  # which wins over min_tokens
-            return Commit(tuple(tokens[: index + 1]), tuple(kinds[: index + 1]), Finish.STOP, token_id)
-        if num_now >= params.max_tokens:
-            return Commit(tuple(tokens[: index + 1]), tuple(kinds[: index + 1]), Finish.LENGTH, None)
-    return Commit(tuple(tokens), tuple(kinds), None, None)
 
 
 class Verifier:
@@ -97,6 +49,7 @@ class Verifier:
         metrics: WorkerMetrics,
         max_prefill_tokens: int,
         own_drafts: OwnDrafts,
+        features: Features,
     ) -> None:
         self._runner = runner
         self._keeper = keeper
@@ -104,6 +57,7 @@ class Verifier:
         self._engine = engine
         self._metrics = metrics
         self._own_drafts = own_drafts
+        self._features = features
         self._drafts = Drafts(own_drafts, keeper, metrics, runner.facts.vocab_size, runner.supports_trees)
         self._rule = RowRule()
         self._max_step_drafts = max_prefill_tokens  # the rest of a step goes plain: nobody is to wait longer for it
@@ -122,6 +76,8 @@ class Verifier:
                 self._leases.extend(job, time.monotonic())
             case VerifyJob():
                 self._verify(job)
+            case FeatureJob():
+                self._features.handle(job)
             case RefusedDelivery(ticket, why):
                 self._leases.refuse(ticket, why)
             case OpenJob():
@@ -131,10 +87,12 @@ class Verifier:
             case CloseJob():
                 self._leases.closed((job.owner, job.slot_id))
                 self._own_drafts.close((job.owner, job.slot_id))
+                self._features.closed((job.owner, job.slot_id))
                 self._keeper.close(job)
             case OwnerGone():
                 self._leases.owner_gone(job.owner)
                 self._own_drafts.close_owner(job.owner)
+                self._features.owner_gone(job.owner)
                 self._keeper.close_owner(job)
             case _:
                 raise TypeError(f"unknown job {job!r}")
@@ -148,6 +106,7 @@ class Verifier:
         if slot is not None:
             self._leases.end(slot.key, "the slot was opened again")
             self._leases.opened(job)
+            self._features.closed(slot.key)
             self._own_drafts.open(job, slot)
 
     def _verify(self, job: VerifyJob) -> None:
@@ -162,7 +121,8 @@ class Verifier:
             self._leases.answer(job, JobError(Fault.INVALID, why))
             return
         self._own_drafts.commit(job)
-        self._leases.begin(job, slot)
+        self._features.cut(key, job.base_len)
+        self._features.lease_began(self._leases.begin(job, slot))
 
     def _truncate(self, job: TruncateJob) -> None:
         """A slot that steps by itself has cropped itself, and may be ahead of the message: it keeps what it has, unless
@@ -205,6 +165,7 @@ class Verifier:
         started = time.monotonic()
         self._engine.flush()  # the last verdicts leave while this runs
         logits = self._runner.forward(rows)  # [sum(K_b + 1), V] float32; pieces have none
+        self._features.fed(rows)
         self._rows = {r.slot.key: row for (_, r), row in zip(going, rows, strict=False)}
         for _, r in going:
             r.slot.fed(self._rows[r.slot.key].new_ids)
@@ -213,6 +174,9 @@ class Verifier:
             num_committed = self._decide(going, logits, started)
         else:
             self._runner.forward_s()  # nothing else waits for pieces of prompts
+        for piece in turn.pieces:
+            self._features.stays(piece.slot.key, piece.row, range(piece.row.num_new))
+        self._features.send()
         seconds = time.monotonic() - started
         self._turns.done(turn, num_run_tokens, seconds)
         if going and not turn.pieces:
@@ -232,6 +196,7 @@ class Verifier:
             # Without its KV the slot is of no use; its next verify will be answered with UNKNOWN_SLOT.
             self._leases.end(piece.slot.key, f"feeding the prompt failed: {error}", Fault.INTERNAL)
             self._leases.closed(piece.slot.key)
+            self._features.closed(piece.slot.key)
             piece.slot.distrust()
             self._own_drafts.drop(piece.slot.key)
             self._keeper.close(CloseJob(*piece.slot.key))
@@ -310,8 +275,7 @@ class Verifier:
         slot = r.slot
         committed_len = len(slot.committed)
         accepted_ids = _accepted_ids(r, decided)
-        if r.tree is not None:
-            self._keep_path(r, decided.path)
+        kept = self._keep_path(r, range(decided.num_accepted) if r.tree is None else decided.path)
         last = kind_of_next(len(r.draft_ids), _all_kept(r, decided))
         num_output = committed_len - slot.num_prompt
         eos_token_ids = self._runner.facts.eos_token_ids
@@ -319,6 +283,8 @@ class Verifier:
         slot.commit_from(committed_len, commit.token_ids)
         slot.settle()
         slot.asked_s = time.monotonic()
+        num_over = max(0, len(accepted_ids) - len(commit.token_ids))  # of drafts that stay and come after the end
+        self._features.stays(slot.key, self._rows[slot.key], kept[: len(kept) - num_over])
         foretold = self._own_drafts.append(slot.key, commit.token_ids)
         hit = lease.hit if lease.heard else None
         num_wasted = self._drafts.committed(lease, r, decided, commit.token_ids, foretold, slot.asked_s)
@@ -347,13 +313,15 @@ class Verifier:
         self._metrics.steps.labels(kind="verify" if TokenKind.PLAIN not in commit.kinds else "plain").inc()
         return len(commit.token_ids)
 
-    def _keep_path(self, r: Ready, path: Sequence[int]) -> None:
-        """Keep only this path of the tree that was fed in the cache."""
+    def _keep_path(self, r: Ready, path: Sequence[int]) -> list[int]:
+        """Return which of the fed tokens stay with this path of the drafts. Of a tree only these stay in the cache."""
         row = self._rows[r.slot.key]
-        first = row.num_new - len(r.draft_ids)  # committed tokens before the tree
+        first = row.num_new - len(r.draft_ids)  # committed tokens before the drafts
         kept = [*range(first), *(first + node for node in path)]
-        self._runner.compact(row, kept)
-        r.slot.compacted(row.num_cached, [row.new_ids[place] for place in kept])
+        if r.tree is not None:
+            self._runner.compact(row, kept)
+            r.slot.compacted(row.num_cached, [row.new_ids[place] for place in kept])
+        return kept
 
 
 def _requests(running: Sequence[Lease], chosen: dict[SlotKey, tuple[Candidates, int]]) -> dict[SlotKey, StepRequest]:

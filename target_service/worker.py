@@ -32,6 +32,8 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     from outrider.engine.loading.loaded import Loaded, load
     from outrider.engine.worker.worker_handle import Base, Parts, start
     from outrider.v1 import target_pb2, target_pb2_grpc
+    from target_service.features import Features
+    from target_service.heads import Heads
     from target_service.leases import Leases
     from target_service.own_drafts import make_own_drafts
     from target_service.servicer import TargetServicer
@@ -44,11 +46,15 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
         loaded.num_tickets = lambda: len(leases)
         own_drafts = make_own_drafts(config, loaded.tokenizer.tokenizer_json, vocab_size)
         loaded.drafters = own_drafts.offered
-        rest = (metrics, loaded.max_prefill_tokens, own_drafts)
+        features = Features(loaded.runner, leases, base.engine.answer)
+        rest = (metrics, loaded.max_prefill_tokens, own_drafts, features)
         verifier = Verifier(loaded.runner, base.keeper, leases, base.engine, *rest)
 
         def add_services(server: Any) -> list[str]:
-            servicer = TargetServicer(base.service, vocab_size, leases.hand_in)
+            runner = loaded.runner
+            shape = (runner.facts.hidden_size, runner.facts.num_layers)
+            heads = Heads(base.engine, metrics, *shape, runner.features_refusal)
+            servicer = TargetServicer(base.service, vocab_size, leases.hand_in, heads, metrics)
             target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
             return [target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name]
 

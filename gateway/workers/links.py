@@ -35,6 +35,9 @@ RECONNECT_S = 0.2
 """Seconds between two attempts to connect. Doubled, a worker that is back waits so much longer for its requests."""
 CALL_TIMEOUT_S = 10.0
 """Seconds for what is asked once of each life of a worker. Doubled, one that hangs then is tried half as often."""
+PAIR_TIMEOUT_S = 120.0
+"""Seconds for a draft to register at a target, 1 GiB at most, and to test itself there. Doubled, one that hangs is tried
+half as often."""
 POLL_S = 0.5
 """Seconds between two questions how a worker is. Doubled, its load is known half as often."""
 POLL_TIMEOUT_S = 1.0
@@ -263,6 +266,12 @@ class WorkerLink:
     async def get_tokenizer(self) -> pb.TokenizerFiles:
         files: pb.TokenizerFiles = await self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=CALL_TIMEOUT_S)
         return files
+
+    async def pair(self, target_address: str, target_epoch: int) -> str | None:
+        """Return why this draft may not serve a target, None when it may. It registers there and tests itself."""
+        request = dpb.PairRequest(deliver_to=target_address, target_epoch=target_epoch)
+        reply: dpb.PairReply = await self._stub.Pair(request, timeout=PAIR_TIMEOUT_S)
+        return None if reply.ok else reply.why
 
     async def _keep_connected(self) -> None:
         while True:

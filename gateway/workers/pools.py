@@ -247,6 +247,8 @@ class Pools:
         for model in models:
             if model.referenced.is_set():
                 await model.reference.check_draft(info, link)
+                if info.needs_features:
+                    await model.pair(info, link)
 
     def _member_of(self, name: str, link: WorkerLink) -> TargetMember | DraftMember | None:
         """Return None once it has left, also when another has come under its name."""

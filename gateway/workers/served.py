@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gateway.admission.queue import AdmissionQueue
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.tokenizer import Tokenizer
-from gateway.workers.links import WorkerLink
+from gateway.workers.links import Connection, WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import PoolSpec
 from gateway.workers.placement import choose_draft, choose_target
@@ -214,6 +214,23 @@ class ServedModel:
             if not self.referenced.is_set():
                 self.refer(ReferenceTarget(info, files, tokenizer))
         self.reference.check_target(info)
+
+    async def pair(self, draft: pb.WorkerInfo, link: WorkerLink) -> None:
+        """Let a draft that reads hidden states test itself against a target, once one is connected: all are the same
+        model. Raises IncompatiblePair where it reads the wrong ones.
+        """
+        while (target := self._connected_target()) is None:
+            await self._changed.wait()
+        member, connection = target
+        why = await link.pair(member.deliver_address, connection.epoch)
+        if why is not None:
+            raise IncompatiblePair(f"draft {draft.model_id} does not fit target {connection.info.model_id}: {why}")
+
+    def _connected_target(self) -> tuple[TargetMember, Connection] | None:
+        for member in self.targets.values():
+            if (connection := member.connection) is not None:
+                return member, connection
+        return None
 
     def refer(self, reference: ReferenceTarget) -> None:
         """Learn what the model is. Raises IncompatiblePair when another pool serves one of its id."""

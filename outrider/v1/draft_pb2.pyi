@@ -7,6 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PairRequest(_message.Message):
+    __slots__ = ("deliver_to", "target_epoch")
+    DELIVER_TO_FIELD_NUMBER: _ClassVar[int]
+    TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    deliver_to: str
+    target_epoch: int
+    def __init__(self, deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ...) -> None: ...
+
+class PairReply(_message.Message):
+    __slots__ = ("ok", "why")
+    OK_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    ok: bool
+    why: str
+    def __init__(self, ok: _Optional[bool] = ..., why: _Optional[str] = ...) -> None: ...
+
 class DraftRequestBatch(_message.Message):
     __slots__ = ("items",)
     ITEMS_FIELD_NUMBER: _ClassVar[int]

@@ -50,6 +50,11 @@ class DraftServiceStub:
                 request_serializer=outrider_dot_v1_dot_draft__pb2.DraftRequestBatch.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_draft__pb2.DraftReplyBatch.FromString,
                 _registered_method=True)
+        self.Pair = channel.unary_unary(
+                '/outrider.v1.DraftService/Pair',
+                request_serializer=outrider_dot_v1_dot_draft__pb2.PairRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_draft__pb2.PairReply.FromString,
+                _registered_method=True)
 
 
 class DraftServiceServicer:
@@ -74,6 +79,14 @@ class DraftServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pair(self, request, context):
+        """Whether this draft may serve a target: one that reads the target's hidden states registers there, and tests that it
+        reads the right ones. Others may at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DraftServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +104,11 @@ def add_DraftServiceServicer_to_server(servicer, server):
                     servicer.Control,
                     request_deserializer=outrider_dot_v1_dot_draft__pb2.DraftRequestBatch.FromString,
                     response_serializer=outrider_dot_v1_dot_draft__pb2.DraftReplyBatch.SerializeToString,
+            ),
+            'Pair': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pair,
+                    request_deserializer=outrider_dot_v1_dot_draft__pb2.PairRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_draft__pb2.PairReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +192,33 @@ class DraftService:
             '/outrider.v1.DraftService/Control',
             outrider_dot_v1_dot_draft__pb2.DraftRequestBatch.SerializeToString,
             outrider_dot_v1_dot_draft__pb2.DraftReplyBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pair(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.DraftService/Pair',
+            outrider_dot_v1_dot_draft__pb2.PairRequest.SerializeToString,
+            outrider_dot_v1_dot_draft__pb2.PairReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,6 +21,13 @@ class NodeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NODE_KIND_LAW: _ClassVar[NodeKind]
     NODE_KIND_KEY: _ClassVar[NodeKind]
     NODE_KIND_KNOWN: _ClassVar[NodeKind]
+
+class HeadState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HEAD_STATE_UNSPECIFIED: _ClassVar[HeadState]
+    HEAD_STATE_WEIGHTS_WANTED: _ClassVar[HeadState]
+    HEAD_STATE_READY: _ClassVar[HeadState]
+    HEAD_STATE_REFUSED: _ClassVar[HeadState]
 FALLBACK_REASON_UNSPECIFIED: FallbackReason
 FALLBACK_REASON_LATE: FallbackReason
 FALLBACK_REASON_REFUSED: FallbackReason
@@ -29,6 +36,10 @@ NODE_KIND_GUESS: NodeKind
 NODE_KIND_LAW: NodeKind
 NODE_KIND_KEY: NodeKind
 NODE_KIND_KNOWN: NodeKind
+HEAD_STATE_UNSPECIFIED: HeadState
+HEAD_STATE_WEIGHTS_WANTED: HeadState
+HEAD_STATE_READY: HeadState
+HEAD_STATE_REFUSED: HeadState
 
 class TargetRequestBatch(_message.Message):
     __slots__ = ("items",)
@@ -149,10 +160,12 @@ class Verdict(_message.Message):
     def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ...) -> None: ...
 
 class DeliveryBatch(_message.Message):
-    __slots__ = ("items",)
+    __slots__ = ("items", "asks")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[Delivery]
-    def __init__(self, items: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
+    asks: _containers.RepeatedCompositeFieldContainer[FeatureAsk]
+    def __init__(self, items: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ..., asks: _Optional[_Iterable[_Union[FeatureAsk, _Mapping]]] = ...) -> None: ...
 
 class Delivery(_message.Message):
     __slots__ = ("ticket", "target_epoch", "root_len", "ids", "parents", "ranks", "kinds", "distributions", "ends")
@@ -175,6 +188,110 @@ class Delivery(_message.Message):
     distributions: _common_pb2.TokenDistributions
     ends: bytes
     def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., root_len: _Optional[int] = ..., ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., distributions: _Optional[_Union[_common_pb2.TokenDistributions, _Mapping]] = ..., ends: _Optional[bytes] = ...) -> None: ...
+
+class FeatureAsk(_message.Message):
+    __slots__ = ("head", "weights", "rows", "probe")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    head: HeadSpec
+    weights: HeadWeights
+    rows: FeatureRequest
+    probe: ProbeRequest
+    def __init__(self, head: _Optional[_Union[HeadSpec, _Mapping]] = ..., weights: _Optional[_Union[HeadWeights, _Mapping]] = ..., rows: _Optional[_Union[FeatureRequest, _Mapping]] = ..., probe: _Optional[_Union[ProbeRequest, _Mapping]] = ...) -> None: ...
+
+class HeadSpec(_message.Message):
+    __slots__ = ("target_epoch", "digest", "num_bytes")
+    TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    target_epoch: int
+    digest: bytes
+    num_bytes: int
+    def __init__(self, target_epoch: _Optional[int] = ..., digest: _Optional[bytes] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class HeadWeights(_message.Message):
+    __slots__ = ("digest", "offset", "data")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    offset: int
+    data: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class FeatureRequest(_message.Message):
+    __slots__ = ("target_epoch", "ticket", "digest", "start")
+    TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    target_epoch: int
+    ticket: int
+    digest: bytes
+    start: int
+    def __init__(self, target_epoch: _Optional[int] = ..., ticket: _Optional[int] = ..., digest: _Optional[bytes] = ..., start: _Optional[int] = ...) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("target_epoch", "id", "token_ids", "taps")
+    TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TAPS_FIELD_NUMBER: _ClassVar[int]
+    target_epoch: int
+    id: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    taps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, target_epoch: _Optional[int] = ..., id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., taps: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FeatureBatch(_message.Message):
+    __slots__ = ("rows", "heads", "probes", "summary")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    PROBES_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[FeatureRows]
+    heads: _containers.RepeatedCompositeFieldContainer[HeadReply]
+    probes: _containers.RepeatedCompositeFieldContainer[ProbeReply]
+    summary: DeliverSummary
+    def __init__(self, rows: _Optional[_Iterable[_Union[FeatureRows, _Mapping]]] = ..., heads: _Optional[_Iterable[_Union[HeadReply, _Mapping]]] = ..., probes: _Optional[_Iterable[_Union[ProbeReply, _Mapping]]] = ..., summary: _Optional[_Union[DeliverSummary, _Mapping]] = ...) -> None: ...
+
+class FeatureRows(_message.Message):
+    __slots__ = ("ticket", "target_epoch", "start", "num_rows", "data")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    target_epoch: int
+    start: int
+    num_rows: int
+    data: bytes
+    def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., start: _Optional[int] = ..., num_rows: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class HeadReply(_message.Message):
+    __slots__ = ("digest", "state", "why")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    state: HeadState
+    why: str
+    def __init__(self, digest: _Optional[bytes] = ..., state: _Optional[_Union[HeadState, str]] = ..., why: _Optional[str] = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("id", "why", "taps", "best_ids")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    TAPS_FIELD_NUMBER: _ClassVar[int]
+    BEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    why: str
+    taps: bytes
+    best_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[int] = ..., why: _Optional[str] = ..., taps: _Optional[bytes] = ..., best_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DeliverSummary(_message.Message):
     __slots__ = ("num_deliveries", "num_refused")

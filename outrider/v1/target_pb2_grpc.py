@@ -50,10 +50,10 @@ class TargetServiceStub:
                 request_serializer=outrider_dot_v1_dot_target__pb2.TargetRequestBatch.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_target__pb2.TargetReplyBatch.FromString,
                 _registered_method=True)
-        self.Deliver = channel.stream_unary(
+        self.Deliver = channel.stream_stream(
                 '/outrider.v1.TargetService/Deliver',
                 request_serializer=outrider_dot_v1_dot_target__pb2.DeliveryBatch.SerializeToString,
-                response_deserializer=outrider_dot_v1_dot_target__pb2.DeliverSummary.FromString,
+                response_deserializer=outrider_dot_v1_dot_target__pb2.FeatureBatch.FromString,
                 _registered_method=True)
 
 
@@ -80,7 +80,8 @@ class TargetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Deliver(self, request_iterator, context):
-        """One per draft: nodes of its trees, as they grow. Answered once, when the draft ends the stream.
+        """One per draft: nodes of its trees, as they grow, and what it asks for beside them. Back comes what it asked for, and a
+        summary when the draft has ended its side.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,10 +105,10 @@ def add_TargetServiceServicer_to_server(servicer, server):
                     request_deserializer=outrider_dot_v1_dot_target__pb2.TargetRequestBatch.FromString,
                     response_serializer=outrider_dot_v1_dot_target__pb2.TargetReplyBatch.SerializeToString,
             ),
-            'Deliver': grpc.stream_unary_rpc_method_handler(
+            'Deliver': grpc.stream_stream_rpc_method_handler(
                     servicer.Deliver,
                     request_deserializer=outrider_dot_v1_dot_target__pb2.DeliveryBatch.FromString,
-                    response_serializer=outrider_dot_v1_dot_target__pb2.DeliverSummary.SerializeToString,
+                    response_serializer=outrider_dot_v1_dot_target__pb2.FeatureBatch.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -212,12 +213,12 @@ class TargetService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
             '/outrider.v1.TargetService/Deliver',
             outrider_dot_v1_dot_target__pb2.DeliveryBatch.SerializeToString,
-            outrider_dot_v1_dot_target__pb2.DeliverSummary.FromString,
+            outrider_dot_v1_dot_target__pb2.FeatureBatch.FromString,
             options,
             channel_credentials,
             insecure,

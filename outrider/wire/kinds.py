@@ -6,8 +6,8 @@ from enum import Enum
 
 from outrider.v1 import common_pb2 as pb
 
-PROTOCOL = 2
-"""Number of the protocol that this code speaks: of leases and trees. 1, which had no number, had rounds."""
+PROTOCOL = 3
+"""Number of the protocol that this code speaks: of features. 2 had leases and trees; 1, which had no number, rounds."""
 
 
 class TokenKind(Enum):

@@ -79,6 +79,9 @@ PLAIN_REASONS = ("off", "end", "no_draft", "none_parked", "nothing", "does_not_p
 lay ready for it; a drafter without a model had nothing to say; to verify what lay ready would have taken longer than it
 brings; what came broke a rule."""
 
+FEATURE_FATES = ("sent", "dropped")
+"""What becomes of a target's rows of features."""
+
 _FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
@@ -298,6 +301,28 @@ class WorkerMetrics:
         tokens in a forward."""
         self.wire_bytes = counters("delivered_bytes", "Payload bytes of proposals sent.", "encoding")
         """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): proposals sent (draft)."""
+        names, text = ["worker", "head", "fate"], "of features, by head and by what became of them."
+        rows = Counter("outrider_worker_feature_rows", f"Rows {text}", names, registry=r)
+        self.feature_rows = _Bound(rows, {"worker": worker})
+        """sum by (head, fate) (rate(outrider_worker_feature_rows_total[5m])): sent, and dropped since the draft reads
+        too slowly (target); received (draft). A target's series of a head end with its last draft."""
+        sizes_of_rows = Counter("outrider_worker_feature_bytes", f"Bytes of rows {text}", names, registry=r)
+        self.feature_bytes = _Bound(sizes_of_rows, {"worker": worker})
+        """See feature_rows."""
+        self.head_bytes = gauge("head_bytes", "Memory of the opening maps of heads.")
+        """outrider_worker_head_bytes (target)"""
+        self.head_agreement = gauge(
+            "head_agreement",
+            "Share of a text's positions at which a head said the same as its target when they were paired.",
+        )
+        """outrider_worker_head_agreement (draft): what a head can do; see spec_accepted_per_position for what it does."""
+
+    def forget_head(self, head: str) -> None:
+        """Let the series of a head go: there may be others without end."""
+        for fate in FEATURE_FATES:
+            for series in (self.feature_rows, self.feature_bytes):
+                series.labels(head=head, fate=fate)  # there may be none yet
+                series.remove(head=head, fate=fate)
 
     def note_parked(self, fate: str, num_tokens: int) -> None:
         """Count what became of delivered draft tokens (target)."""
@@ -318,3 +343,7 @@ class _Bound(Generic[_Series]):
     def labels(self, **labels: str) -> _Series:
         bound: _Series = self._series.labels(**self._fixed, **labels)
         return bound
+
+    def remove(self, **labels: str) -> None:
+        """Let the series with these labels go, in the order in which it declares them."""
+        self._series.remove(*self._fixed.values(), *labels.values())

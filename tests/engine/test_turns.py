@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from draft_service.feeding import Feeder
 from draft_service.grower import Grower
 from draft_service.jobs import AdvanceJob
 from draft_service.model_drafter import ModelDrafter
@@ -32,6 +33,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
+from target_service.features import Features
 from target_service.jobs import Fallback, Verdict, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
@@ -87,7 +89,7 @@ class Base:
     def make_grower(self, runner: ModelRunner, send: Send) -> Grower:
         rest = (runner, self.keeper, self.metrics, MAX_PREFILL)
         return Grower(
-            lambda growing: ModelDrafter(*rest, growing, self.engine.flush),
+            lambda growing: ModelDrafter(Feeder(*rest, growing, self.engine.flush), self.keeper),
             self.keeper,
             self.engine,
             send,
@@ -127,7 +129,8 @@ class Target(Base):
         super().__init__(runner, num_blocks, **options)
         self.leases = Leases(1 << 20, self.metrics, self.engine.answer)
         self.own = OwnDrafts({Drafter.NGRAM: Ngram()}, runner.facts.vocab_size)
-        rest = (MAX_PREFILL, self.own)
+        self.features = Features(runner, self.leases, self.engine.answer)
+        rest = (MAX_PREFILL, self.own, self.features)
         self.verifier = Verifier(runner, self.keeper, self.leases, self.engine, self.metrics, *rest)
         self.ids: dict[int, list[int]] = {}
 

@@ -4,6 +4,7 @@ from tests.mutants import Mutant
 
 RULES, TREES = "outrider/engine/sampling/acceptance.py", "outrider/engine/sampling/tree_acceptance.py"
 DECIDE, VERIFIER = "target_service/decide.py", "target_service/verifier.py"
+COMMITTED = "target_service/commit.py"
 LAW, TREE_LAW = ("tests/unit/test_acceptance_law.py",), ("tests/unit/test_tree_law.py",)
 OUTCOMES, DECIDED = ("tests/unit/test_acceptance.py",), ("tests/unit/test_decide.py",)
 COMMIT, STEPS = ("tests/unit/test_commit.py",), ("tests/engine/test_turns.py",)
@@ -115,21 +116,21 @@ ACCEPTANCE = (
         STEPS,
     ),
     Mutant(
-        VERIFIER,
+        COMMITTED,
         "        if token_id in stops and (num_now > params.min_tokens or params.grammar):",
         "        if token_id in stops:",
         "an answer stops before its minimum length",
         COMMIT,
     ),
     Mutant(
-        VERIFIER,
+        COMMITTED,
         "        if num_now >= params.max_tokens:",
         "        if num_now > params.max_tokens:",
         "an answer is a token longer than was asked for",
         COMMIT,
     ),
     Mutant(
-        VERIFIER,
+        COMMITTED,
         "            return Commit(tuple(tokens[: index + 1]), tuple(kinds[: index + 1]), Finish.STOP, token_id)",
         "            return Commit(tuple(tokens), tuple(kinds), Finish.STOP, token_id)",
         "accepted tokens after the end of the sequence are committed",

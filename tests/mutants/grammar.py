@@ -4,7 +4,7 @@ from tests.mutants import Mutant
 
 FOLLOWED, PENALTIES = "outrider/engine/sampling/grammar.py", "outrider/engine/sampling/penalties.py"
 HOST, DRAWING = "outrider/engine/sampling/host_sampling.py", "outrider/engine/speculation/drawing.py"
-DECIDE, VERIFIER = "target_service/decide.py", "target_service/verifier.py"
+DECIDE, COMMITTED = "target_service/decide.py", "target_service/commit.py"
 OWN = "tests/unit/test_grammar.py"
 
 GRAMMAR = (
@@ -67,7 +67,7 @@ GRAMMAR = (
         (f"{OWN}::TestWhoWins",),
     ),
     Mutant(
-        VERIFIER,
+        COMMITTED,
         "(num_now > params.min_tokens or params.grammar)",
         "num_now > params.min_tokens",
         "an answer that is complete goes on with ends until min_tokens",

@@ -170,7 +170,9 @@ class DeliverClient:
     async def finish(self) -> tpb.DeliverSummary:
         """Every delivery sent before has then been taken in."""
         await self._call.done_writing()
-        return await asyncio.wait_for(self._call, TIMEOUT_S)
+        async with asyncio.timeout(TIMEOUT_S):
+            *_, last = [batch async for batch in self._call]
+        return last.summary
 
 
 async def deliver(client: ControlClient, *items: tpb.Delivery) -> tpb.DeliverSummary:

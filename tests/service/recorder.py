@@ -83,13 +83,13 @@ class Recorder(target_pb2_grpc.TargetServiceServicer):
         self.parts: dict[int, list[tpb.Delivery]] = {}
         self._changed = asyncio.Condition()
 
-    async def Deliver(self, batches: AsyncIterator[tpb.DeliveryBatch], context: Any) -> tpb.DeliverSummary:
+    async def Deliver(self, batches: AsyncIterator[tpb.DeliveryBatch], context: Any) -> AsyncIterator[tpb.FeatureBatch]:
         async for batch in batches:
             async with self._changed:
                 for item in batch.items:
                     self.parts.setdefault(item.ticket, []).append(item)
                 self._changed.notify_all()
-        return tpb.DeliverSummary()
+        yield tpb.FeatureBatch(summary=tpb.DeliverSummary())
 
     async def grown(self, ticket: int, is_enough: Callable[[Grown], bool]) -> Grown:
         """What came under a ticket, once it is enough."""

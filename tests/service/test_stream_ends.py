@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from draft_service import deliveries
+from draft_service import target_link
 from draft_service.deliveries import Deliverer
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.v1 import common_pb2 as pb
@@ -36,11 +36,11 @@ class SlowTarget(target_pb2_grpc.TargetServiceServicer):
         self.may_read = asyncio.Event()
         self.tickets: list[int] = []
 
-    async def Deliver(self, batches: AsyncIterator[tpb.DeliveryBatch], context: Any) -> tpb.DeliverSummary:
+    async def Deliver(self, batches: AsyncIterator[tpb.DeliveryBatch], context: Any) -> AsyncIterator[tpb.FeatureBatch]:
         await self.may_read.wait()
         async for batch in batches:
             self.tickets.extend(item.ticket for item in batch.items)
-        return tpb.DeliverSummary()
+        yield tpb.FeatureBatch(summary=tpb.DeliverSummary())
 
 
 def with_law(ticket: int) -> Nodes:
@@ -57,7 +57,7 @@ async def until(done: Any) -> None:
 
 async def test_a_target_that_does_not_read_costs_a_bounded_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest parts are dropped and counted; once it reads, what was queued arrives and new parts go out again."""
-    monkeypatch.setattr(deliveries, "MAX_BACKLOG_BYTES", 8 * PART_BYTES + 8 * 100)
+    monkeypatch.setattr(target_link, "MAX_BACKLOG_BYTES", 8 * PART_BYTES + 8 * 100)
     target, dropped = SlowTarget(), []
 
     def add(server: grpc.aio.Server) -> list[str]:
@@ -93,7 +93,7 @@ async def test_a_target_that_does_not_read_costs_a_bounded_backlog(monkeypatch: 
 
 
 async def test_a_part_larger_than_the_backlog_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliveries, "MAX_BACKLOG_BYTES", 100)
+    monkeypatch.setattr(target_link, "MAX_BACKLOG_BYTES", 100)
     target, dropped = SlowTarget(), []
 
     def add(server: grpc.aio.Server) -> list[str]:

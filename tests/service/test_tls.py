@@ -62,8 +62,9 @@ class Reached(target_pb2_grpc.TargetServiceServicer):
         Reached.num_asked += 1
         put(tpb.TargetReply(id=item.id, error=REPLY))
 
-    async def Deliver(self, batches: AsyncIterator[tpb.DeliveryBatch], context: Any) -> tpb.DeliverSummary:
-        return tpb.DeliverSummary(num_deliveries=sum([len(batch.items) async for batch in batches]))
+    async def Deliver(self, batches: AsyncIterator[tpb.DeliveryBatch], context: Any) -> AsyncIterator[tpb.FeatureBatch]:
+        num = sum([len(batch.items) async for batch in batches])
+        yield tpb.FeatureBatch(summary=tpb.DeliverSummary(num_deliveries=num))
 
 
 @asynccontextmanager
@@ -198,7 +199,7 @@ async def _deliver(stub: Any) -> int:
     call = stub.Deliver(timeout=TIMEOUT_S)
     await call.write(tpb.DeliveryBatch(items=[tpb.Delivery()]))
     await call.done_writing()
-    return int((await call).num_deliveries)
+    return int((await call.read()).summary.num_deliveries)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 
 from outrider.wire.kinds import TokenKind
 from outrider.wire.params import SamplingParams
+from target_service.commit import Commit, commit_tokens, kind_of_next
 from target_service.jobs import Finish
-from target_service.verifier import Commit, _num_led_to, commit_tokens, kind_of_next
+from target_service.verifier import _num_led_to
 
 DRAFTS, NEXT, EOS = (11, 12, 13, 14), 15, (0, 1)
 RUN = (*DRAFTS, NEXT)

@@ -34,10 +34,10 @@ class Recorder(target_pb2_grpc.TargetServiceServicer):
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no tokenizer here", (("why", "none"),))
         raise AssertionError("unreachable")
 
-    async def Deliver(self, batches: AsyncIterator[tpb.DeliveryBatch], context: Any) -> tpb.DeliverSummary:
+    async def Deliver(self, batches: AsyncIterator[tpb.DeliveryBatch], context: Any) -> AsyncIterator[tpb.FeatureBatch]:
         async for batch in batches:
             self.tickets += [item.ticket for item in batch.items]
-        return tpb.DeliverSummary(num_deliveries=len(self.tickets))
+        yield tpb.FeatureBatch(summary=tpb.DeliverSummary(num_deliveries=len(self.tickets)))
 
     async def Control(
         self, batches: AsyncIterator[tpb.TargetRequestBatch], context: Any
@@ -73,7 +73,12 @@ async def deliver(stub: Any, num: int) -> tpb.DeliverSummary:
             yield tpb.DeliveryBatch(items=[tpb.Delivery(ticket=first + i) for i in range(2)])
             await asyncio.sleep(0)
 
-    return await stub.Deliver(batches())
+    return await summary_of(stub.Deliver(batches()))
+
+
+async def summary_of(call: Any) -> tpb.DeliverSummary:
+    (batch,) = [batch async for batch in call]
+    return batch.summary
 
 
 async def test_every_kind_of_call_passes_with_its_status() -> None:
@@ -139,7 +144,7 @@ async def test_a_round_trip_and_a_bandwidth() -> None:
         assert 0.1 <= time.monotonic() - started < 1.0
         relay.delay_s, relay.bandwidth = 0.0, 1e6
         started = time.monotonic()
-        await stub.Deliver(aiter_of(tpb.DeliveryBatch(items=[tpb.Delivery(ids=bytes(200_000))])))
+        await summary_of(stub.Deliver(aiter_of(tpb.DeliveryBatch(items=[tpb.Delivery(ids=bytes(200_000))]))))
         assert 0.2 <= time.monotonic() - started < 2.0
 
 

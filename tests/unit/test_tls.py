@@ -254,7 +254,7 @@ _METHODS = [
     for method in service.methods
 ]
 _MAY = {
-    Role.GATEWAY: {"GetInfo", "GetTokenizer", "Control", "Join"},
+    Role.GATEWAY: {"GetInfo", "GetTokenizer", "Control", "Pair", "Join"},
     Role.DRAFT: {"Deliver"},
     Role.TARGET: set(),
     Role.LAUNCHER: {"GetInfo", "Scale"},

@@ -52,6 +52,10 @@ class Loaded(WorkerState):
                 quantization=facts.quantization,
                 tensor_parallel=facts.num_ranks,
                 kv_bytes_per_token=self.runner.kv_bytes_per_token,
+                gives_features=self.runner.features_refusal is None,
+                features_refusal=self.runner.features_refusal or "",
+                hidden_size=facts.hidden_size,
+                num_layers=facts.num_layers,
             )
         )
         return info

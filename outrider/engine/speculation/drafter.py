@@ -42,6 +42,8 @@ class NodeDrafter(Protocol[Asked]):
 
     takes_trees: bool
     """Whether it can be asked for several nodes of a slot that do not lie on one path."""
+    most_depth: int | None
+    """Depth under the last committed token that it has something to say up to; None: any."""
 
     def say(self, wanted: Sequence[tuple[Asked, Sequence[Node]]], now: float) -> Sequence[Said] | None:
         """Return what follows these nodes, or those of them that there is room for now; and do what else is due, such
@@ -53,6 +55,9 @@ class NodeDrafter(Protocol[Asked]):
 
     def knows(self, asked: Asked) -> bool:
         """Return whether what it was asked for before is still known."""
+
+    def is_ready(self, asked: Asked) -> bool:
+        """Return whether it can be asked for nodes of a slot now: not before prompts are read, for one."""
 
     def next_wake(self) -> float | None:
         """Return when to call `say` again, though nothing happens until then."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.row_law import RowLaw
@@ -69,6 +70,8 @@ class Node:
     """What it was drawn from."""
     is_fed: bool = False
     children: list[Node] = field(default_factory=list)
+    kept: Any = None
+    """What its drafter keeps of it."""
     ranked: list[tuple[int, float]] = field(default_factory=list)
     """Further guesses of what follows, best first, that are no children yet: it may turn more likely that it comes."""
 
@@ -311,14 +314,16 @@ class Plan:
         topk: int | None,
         purpose: Purpose = Purpose.DRAFT,
         most_fed: int = MAX_FED,
+        most_depth: int | None = None,
     ) -> None:
         """topk: laws are cut to so many ids; None = whole. purpose: of the numbers that they are drawn with. most_fed:
-        nodes whose followers are known at once, but for those that the request names.
+        nodes whose followers are known at once, but for those that the request names. most_depth: None = any.
         """
         self.shares = shares
         self.purpose = purpose
         self.topk = topk
         self.most_fed = most_fed
+        self._most_depth = most_depth
         self._speculation = speculation
         self._determined = params.determined
         self._chain = not takes_trees or (speculation.sequential and speculation.tree is None)
@@ -341,7 +346,7 @@ class Plan:
         if not spec.max_draft_tokens or self.is_doubted(node):
             return False
         deepest = (self._depth or spec.max_draft_tokens) if spec.sequential else max(MAX_DEPTH, self._depth)
-        return depth < deepest
+        return depth < (deepest if self._most_depth is None else min(deepest, self._most_depth))
 
     def is_doubted(self, node: Node) -> bool:
         """Return whether nothing is to follow a node that the draft is not confident of."""

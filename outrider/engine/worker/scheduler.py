@@ -479,7 +479,7 @@ class StepScheduler:
 
 
 def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: bool) -> SlotDemand:
-    num_committed, num_cached, table = len(slot.committed), len(slot.cached), slot.table
+    num_committed, num_cached, table = slot.num_feedable, len(slot.cached), slot.table
     if step_request is not None:
         want, num_after = step_request.want, min(step_request.num_after, slot.most_cached)
     elif now - slot.asked_s >= DORMANT_S:  # not even its prompt: it would take back what was taken from it
@@ -491,5 +491,5 @@ def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: 
 
 def _piece(slot: Slot, most: int) -> Piece:
     num_cached = len(slot.cached)
-    end = min(num_cached + most, len(slot.committed) - 1)
-    return Piece(slot, Row(slot.table, slot.committed[num_cached:end], num_cached, 0, slot.cached))
+    ids = slot.uncached(min(most, slot.num_feedable - 1 - num_cached))
+    return Piece(slot, Row(slot.table, ids, num_cached, 0, slot.cached, features=slot.features_of(len(ids))))

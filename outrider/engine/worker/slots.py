@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 
@@ -191,13 +191,13 @@ class OpenSlots(Generic[S]):
 
 def needs_prefill(slot: Slot) -> bool:
     """Return whether more tokens are not cached than ride along in a step: they are fed in pieces before it."""
-    return len(slot.committed) - len(slot.cached) > MAX_NARROW
+    return slot.num_feedable - len(slot.cached) > MAX_NARROW
 
 
 class Slot(BareSlot):
     """Adds what a model's cache holds of the request. Change `committed` and `cached` through the methods only."""
 
-    __slots__ = ("_num_agreed", "_pool", "_salt", "cached", "num_adopted", "table")
+    __slots__ = ("_num_agreed", "_pool", "_salt", "cached", "first", "num_adopted", "table")
 
     def __init__(
         self,
@@ -211,16 +211,34 @@ class Slot(BareSlot):
         super().__init__(key, committed_ids, num_prompt, params)
         self.cached: list[int] = []
         """Token ids whose KV is in the cache, in order; past the committed ones they are guesses."""
+        self.first = 0
+        """Index of the committed token that the cache begins with."""
         self.table = pool.new_table()
         self.num_adopted: int | None = None
         """Tokens found in the prefix cache when the slot first began; None before that."""
         self._pool = pool
         self._salt = cache_salt
-        self._num_agreed = 0  # cached[:_num_agreed] == committed[:_num_agreed] is known
+        self._num_agreed = 0  # cached[:_num_agreed] == committed[first:][:_num_agreed] is known
 
     @property
     def most_cached(self) -> int:
         return max(self.max_len, (self._pool.num_blocks - 1) * self._pool.block_size)  # one may have to be copied
+
+    @property
+    def num_feedable(self) -> int:
+        """Number of tokens that the cache holds once all that is committed and may be fed is."""
+        return len(self.committed) - self.first
+
+    def uncached(self, most: int | None = None) -> list[int]:
+        """Return the committed tokens behind what is cached, at most so many: what is fed next."""
+        start = self.first + len(self.cached)
+        return self.committed[start : None if most is None else start + most]
+
+    def features_of(self, num_tokens: int) -> Any:
+        """Return what goes into a forward beside the next so many uncached tokens: [num_tokens, width]; None where it
+        takes ids alone.
+        """
+        return None
 
     @property
     def num_copied(self) -> int:
@@ -230,7 +248,7 @@ class Slot(BareSlot):
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         super().commit_from(base_len, ids)
-        self._num_agreed = min(self._num_agreed, base_len)
+        self._num_agreed = min(self._num_agreed, max(0, base_len - self.first))
 
     def settle(self) -> None:
         self.reconcile()
@@ -241,9 +259,10 @@ class Slot(BareSlot):
 
         The last committed token is always fed again, since its logits are what the next step needs.
         """
-        limit = min(len(self.cached), len(self.committed) - 1)
+        first, limit = self.first, min(len(self.cached), len(self.committed) - 1 - self.first)
         agreed = min(self._num_agreed, limit)
-        pairs = zip(islice(self.cached, agreed, limit), islice(self.committed, agreed, limit), strict=True)
+        committed = islice(self.committed, first + agreed, first + limit)
+        pairs = zip(islice(self.cached, agreed, limit), committed, strict=True)
         for cached_id, committed_id in pairs:
             if cached_id != committed_id:
                 break
@@ -266,7 +285,7 @@ class Slot(BareSlot):
         that live on follow.
         """
         self.cached[start:] = ids
-        self._num_agreed = min(len(self.cached), len(self.committed))
+        self._num_agreed = min(len(self.cached), len(self.committed) - self.first)
         self.publish()
 
     def fed_committed(self, ids: Sequence[int]) -> None:
@@ -279,8 +298,8 @@ class Slot(BareSlot):
     def adopt(self) -> int:
         """Begin with what the prefix cache has of the committed tokens, all but the last; return how many it had."""
         assert not self.cached, f"{len(self.cached)} tokens are cached already"
-        num_tokens = self._pool.prefix.adopt(self.table, self.committed[:-1], self._salt)
-        self.cached = self.committed[:num_tokens]
+        num_tokens = self._pool.prefix.adopt(self.table, self.committed[self.first : -1], self._salt)
+        self.cached = self.committed[self.first : self.first + num_tokens]
         self._num_agreed = num_tokens
         if self.num_adopted is None:
             self.num_adopted = num_tokens
@@ -312,7 +331,7 @@ class Slot(BareSlot):
 
         A length below 1 empties the cache: nobody waits for an answer, and an empty cache is always right.
         """
-        return self._crop(max(committed_len - 1, 0))
+        return self._crop(max(committed_len - 1 - self.first, 0))
 
     def _crop(self, num_cached: int) -> int:
         del self.cached[num_cached:]
@@ -323,9 +342,13 @@ class Slot(BareSlot):
 class SlotTable(OpenSlots[Slot]):
     """Keeps slots that share a pool of cache blocks."""
 
-    def __init__(self, pool: KVPool, max_slots: int, context_limit: int) -> None:
+    def __init__(
+        self, pool: KVPool, max_slots: int, context_limit: int, make_cached: Callable[..., Slot] = Slot
+    ) -> None:
+        """make_cached: makes a slot as `Slot` is made."""
         super().__init__(self._slot, max_slots, context_limit)
         self.pool = pool
+        self._make_cached = make_cached
 
     @property
     def num_blocks_in_use(self) -> int:
@@ -338,7 +361,7 @@ class SlotTable(OpenSlots[Slot]):
     def _slot(
         self, key: SlotKey, committed_ids: Sequence[int], num_prompt: int, params: SamplingParams, cache_salt: bytes
     ) -> Slot:
-        return Slot(key, committed_ids, num_prompt, params, self.pool, cache_salt)
+        return self._make_cached(key, committed_ids, num_prompt, params, self.pool, cache_salt)
 
     def _check_memory(self, max_len: int) -> None:
         needed = self.pool.num_blocks_for(max_len)

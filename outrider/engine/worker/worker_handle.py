@@ -54,6 +54,8 @@ class WorkerState:
     """The engine thread's."""
     drafters: tuple[Drafter, ...] = ()
     """Drafters without a model: those of a target for its own drafts, or the one that the draft is."""
+    needs_features: bool = False
+    """Whether it is a draft that reads a target's hidden states."""
     draining: Callable[[], bool] = field(default=lambda: False)
     close: Callable[[], None] = field(default=lambda: None)
     """Ends the processes that hold shares of the weights; called after the engine has ended."""
@@ -83,6 +85,7 @@ class WorkerState:
             version=__version__,
             drafters=[each.value for each in self.drafters],
             protocol=PROTOCOL,
+            needs_features=self.needs_features,
         )
 
 

@@ -124,6 +124,14 @@ class DraftConfig(WorkerConfig):
     """Who guesses. All but model need none: ngram counts what followed in the answer itself, lookup copies what
     followed there or in recent answers, unigram and bigram count in drafter_text. What a model alone has (dtype, KV
     cache, attention_path, quantization, ...) means nothing to them."""
+    target_model: str | None = None
+    """The target's folder or hub id, for a model that is a draft head (EAGLE-3, Medusa): from there come the tokenizer,
+    and the embedding and output rows that the head's files leave out. `outrider up` fills it in."""
+    trust_draft_config: bool = False
+    """Serve a head though it explains the target better when wired in another way than its configuration says, or not
+    at all; with a warning."""
+    allow_pickle: bool = False
+    """Read a head's weights from .bin and .pt files, too, as tensors alone (torch's weights_only)."""
 
     @model_validator(mode="after")
     def _drafter_has_what_it_needs(self) -> Self:

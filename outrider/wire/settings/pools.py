@@ -186,6 +186,8 @@ def _pool(role: Role, name: str, values: object, targets: Mapping[str, Pool]) ->
     served = _serves(called, given, tuple(targets)) if role == "draft" else ()
     if served and _needs_no_model(given):
         given["model"] = targets[served[0]].worker.model  # for its tokenizer
+    elif served and f"{DraftConfig.model_config['env_prefix']}TARGET_MODEL" not in os.environ:
+        given.setdefault("target_model", targets[served[0]].worker.model)  # in case it is a head
     model_name = given.pop("model_name", None) if role == "target" else None
     beside = [*_SIZE, "serves" if role == "draft" else "model_name"]
     cls: type[WorkerConfig] = TargetConfig if role == "target" else DraftConfig

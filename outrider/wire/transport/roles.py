@@ -43,6 +43,7 @@ _ALLOWED = {
     "/outrider.v1.DraftService/GetInfo": frozenset({Role.GATEWAY, Role.LAUNCHER}),
     "/outrider.v1.DraftService/GetTokenizer": _GATEWAY,
     "/outrider.v1.DraftService/Control": _GATEWAY,
+    "/outrider.v1.DraftService/Pair": _GATEWAY,
     "/outrider.v1.TargetService/GetInfo": frozenset({Role.GATEWAY, Role.LAUNCHER}),
     "/outrider.v1.TargetService/GetTokenizer": _GATEWAY,
     "/outrider.v1.TargetService/Control": _GATEWAY,

@@ -71,9 +71,9 @@ class Outbox(Generic[Item]):
                 await self._wake.wait()
                 self._wake.clear()
                 while self._queue:
-                    count = self._num_that_fit()
-                    batch, self._queue = self._queue[:count], self._queue[count:]
+                    batch = self._queue[: self._num_that_fit()]
                     await self._write(batch)
+                    del self._queue[: len(batch)]
                     self._written.set()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError, grpc.aio.InternalError):
             pass  # writing to a stream that has ended, or whose peer died in the middle; the reader says why
@@ -86,7 +86,7 @@ class Outbox(Generic[Item]):
             self._written.set()
 
     async def wait_below(self, num_items: int) -> None:
-        """Wait until no more than this many are queued, or the stream has ended."""
+        """Wait until no more than this many are to be written, or the stream has ended."""
         while len(self._queue) > num_items:
             self._written.clear()
             await self._written.wait()

@@ -1,0 +1,137 @@
+"""Drafts that say in one go what all of the next positions may hold: heads over one row of the target's, and models
+that were trained to fill masks. What they say of a position does not depend on the guesses before it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from draft_service.block import Block
+from draft_service.feeding import Feeder, cached
+from draft_service.growing import Growing
+from draft_service.head_slot import RowSlot, as_tensor
+from outrider.engine.heads.medusa import MedusaHeads
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.speculation.drafter import Said, of_logits
+from outrider.engine.speculation.tree import Node
+from outrider.engine.step_plan import Row
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import BareSlot, Slot, needs_prefill
+
+PARD_POSITIONS = 8
+"""Of a block: as many as released PARD drafts were trained to fill. Doubling it makes their passes wider by as many."""
+
+
+class BlockDrafter(ABC):
+    """Implements `NodeDrafter`."""
+
+    takes_trees = True
+
+    def __init__(self, keeper: SlotKeeper[Any], num_positions: int) -> None:
+        """num_positions: of a block."""
+        self.most_depth = num_positions
+        self._keeper = keeper
+
+    def say(self, wanted: Sequence[tuple[Growing, Sequence[Node]]], now: float) -> Sequence[Said] | None:
+        has_worked = self._make_blocks([growing for growing, _ in wanted if not _has_block(growing)], now)
+        said = list[Said]()
+        for growing, nodes in wanted:
+            tree, block = growing.tree, growing.block
+            if tree is None or block is None or not _has_block(growing):
+                continue  # there was no memory for it
+            state = self._keeper.sampling_state(growing.slot)
+            for node in nodes:
+                tree.feed(node)
+                said.append(of_logits(tree, node, state, block.logits, block.first + node.position - block.position))
+        return said if said or has_worked else None
+
+    @abstractmethod
+    def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
+        """Give these slots blocks behind their last committed tokens, as far as there is room, and do what else is due.
+        Return whether there was anything to do.
+        """
+
+    def re_root(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
+        asked.slot.settle()
+
+    def knows(self, asked: Growing) -> bool:
+        return True
+
+    def next_wake(self) -> float | None:
+        return None
+
+
+def _has_block(growing: Growing) -> bool:
+    tree, block = growing.tree, growing.block
+    return tree is not None and block is not None and block.position == tree.root.position
+
+
+class MedusaDrafter(BlockDrafter):
+    """Heads that say, of the target's row of the token before the last committed one, what each position may hold."""
+
+    def __init__(self, heads: MedusaHeads, keeper: SlotKeeper[BareSlot], flush: Callable[[], None]) -> None:
+        """flush: lets what is to be sent leave."""
+        super().__init__(keeper, heads.facts.num_heads)
+        self._heads = heads
+        self._flush = flush
+
+    def is_ready(self, asked: Growing) -> bool:
+        assert isinstance(asked.slot, RowSlot), "the slot of heads takes rows"
+        return _has_block(asked) or asked.slot.row is not None
+
+    @torch.inference_mode()
+    def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
+        self._flush()  # no model's step does, and with enough slots one always grows
+        if not asked:
+            return False
+        rows = []
+        for growing in asked:
+            assert isinstance(growing.slot, RowSlot) and growing.slot.row is not None, "it is not ready"
+            rows.append(as_tensor(growing.slot.row))
+        logits = self._heads(torch.stack(rows))  # [S, heads, V]
+        host = HostLogits(logits.flatten(0, 1))
+        for index, growing in enumerate(asked):
+            growing.block = Block(len(growing.slot.committed) - 1, host, index * self._heads.facts.num_heads)
+        return True
+
+
+class PardDrafter(BlockDrafter):
+    """A model that is fed masks behind the committed tokens, and says at each what stands there. Only the committed
+    tokens stay in its cache.
+    """
+
+    def __init__(
+        self, feeder: Feeder, keeper: SlotKeeper[Slot], mask_id: int, num_positions: int = PARD_POSITIONS
+    ) -> None:
+        """mask_id: the id that the model was trained to fill."""
+        super().__init__(keeper, num_positions)
+        self._feeder = feeder
+        self._masks = [mask_id] * (num_positions - 1)
+
+    def is_ready(self, asked: Growing) -> bool:
+        return not needs_prefill(cached(asked))
+
+    def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
+        slots = {growing.slot.key: growing for growing in asked}
+        num_new = dict.fromkeys(slots, len(self._masks))
+        fed = self._feeder.feed(num_new, lambda key: self._row(cached(slots[key])), now)
+        if fed is None:
+            return False
+        host = HostLogits(fed.logits) if fed.rows else None
+        for index, (key, row) in enumerate(fed.rows):
+            slot = cached(slots[key])
+            assert host is not None, "rows have logits"
+            slots[key].block = Block(len(slot.committed) - 1, host, index * row.num_logits)
+            slot.fed(row.new_ids)
+            slot.truncate(len(slot.committed) + 1)
+        return True
+
+    def _row(self, slot: Slot) -> Row:
+        return Row(slot.table, [*slot.uncached(), *self._masks], len(slot.cached), len(self._masks) + 1, slot.cached)
+
+    def next_wake(self) -> float | None:
+        return self._feeder.next_wake()

@@ -1,0 +1,56 @@
+"""A draft that is an EAGLE head: a model that takes the target's row of the token before beside each id, and of guesses
+its own output in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draft_service.feeding import Feeder
+from draft_service.growing import Growing
+from draft_service.head_slot import HeadSlot
+from draft_service.model_drafter import ModelDrafter
+from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.speculation.tree import GrowingTree, Node
+from outrider.engine.step_plan import Row
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import Slot
+
+
+class HeadDrafter(ModelDrafter):
+    """Each fed node keeps the head's output after it, its *carry* [width], for what follows."""
+
+    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: HeadPath) -> None:
+        """path: that of the feeder's runner."""
+        super().__init__(feeder, keeper)
+        self._path = path
+
+    def is_ready(self, asked: Growing) -> bool:
+        slot, tree = asked.slot, asked.tree
+        assert isinstance(slot, HeadSlot) and tree is not None, "a head's slot takes rows"
+        if tree.root.is_fed and self.knows(asked):
+            return True
+        return len(slot.committed) > slot.first and not slot.lacks_rows and super().is_ready(asked)
+
+    def re_root(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
+        super().re_root(asked, num_fed, keep)
+        if asked.tree is not None and not asked.tree.root.is_fed:
+            asked.slot.settle()  # what was made of carries on the way is made anew of rows
+
+    def _features_of(self, nodes: Sequence[Node]) -> Tensor:
+        carries = list[Tensor]()
+        for node in nodes:
+            assert node.parent is not None and node.parent.kept is not None, "what follows no fed node cannot be fed"
+            carries.append(node.parent.kept)
+        return torch.stack(carries)
+
+    def _note_fed(self, slot: Slot, tree: GrowingTree, nodes: Sequence[Node], row: Row, index: int) -> None:
+        if tree.root.is_fed:
+            slot.fed(row.new_ids)
+        else:
+            slot.fed_committed(row.new_ids)
+        for place, node in enumerate(nodes):
+            node.kept = self._path.carries[index + place]

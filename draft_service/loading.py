@@ -1,0 +1,132 @@
+"""Load what a draft's folder holds: a model, one that fills masks, or a head of a target. On the engine thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from draft_service.head_slot import HeadSlot, RowSlot
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.kinds import DraftKind, kind_of, pard_token
+from outrider.engine.heads.loader import LoadedEagle3, LoadedMedusa, load_eagle3, load_medusa
+from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.wiring import Outcome, Seen, score_eagle3, score_medusa
+from outrider.engine.loading.loaded import Loaded, load
+from outrider.engine.loading.model_files import tokenizer_files
+from outrider.engine.worker.slots import OpenSlots, SlotTable
+from outrider.engine.worker.worker_handle import WorkerState
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.settings.config import DraftConfig
+
+
+@dataclass
+class PardState(Loaded):
+    """A model that fills masks."""
+
+    mask_id: int = field(kw_only=True)
+
+
+@dataclass
+class Eagle3State(Loaded):
+    """A head that is run as a model is, over rows of the target's features."""
+
+    head: LoadedEagle3 = field(kw_only=True)
+    num_layers: int = field(kw_only=True)
+    """Of the target."""
+    needs_features = True
+
+    @property
+    def opening(self) -> OpeningMap:
+        return self.head.opening
+
+    def score(self, seen: Seen) -> Outcome:
+        return score_eagle3(self.head, seen, self.num_layers)
+
+
+@dataclass
+class MedusaState(WorkerState):
+    """Heads over the target's newest row."""
+
+    heads: LoadedMedusa = field(kw_only=True)
+    num_layers: int = field(kw_only=True)
+    """Of the target."""
+    needs_features = True
+
+    @property
+    def opening(self) -> OpeningMap:
+        return self.heads.opening
+
+    def score(self, seen: Seen) -> Outcome:
+        return score_medusa(self.heads, seen, self.num_layers)
+
+    def info(self) -> pb.WorkerInfo:
+        facts, info = self.heads.facts, super().info()
+        info.MergeFrom(
+            pb.WorkerInfo(
+                model_id=facts.model_id,
+                vocab_size=facts.vocab_size,
+                dtype=facts.dtype,
+                device=facts.device,
+                attention_path="none",
+                eos_token_ids=facts.eos_token_ids,
+                num_parameters=facts.num_parameters,
+                trees=True,
+                tensor_parallel=1,
+            )
+        )
+        return info
+
+
+HeadState = Eagle3State | MedusaState
+
+
+def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> WorkerState:
+    """Raises ConfigError naming what is missing or does not fit."""
+    files = Checkpoint(config.model, config.allow_pickle)
+    match kind_of(files):
+        case DraftKind.MODEL:
+            return load(config, epoch, on_lost)
+        case DraftKind.PARD:
+            model = load(config, epoch, on_lost)
+            return PardState(
+                config, epoch, model.slots, model.tokenizer, runner=model.runner, mask_id=pard_token(files)
+            )
+        case DraftKind.EAGLE3:
+            return _load_eagle3(config, epoch)
+        case DraftKind.MEDUSA:
+            return _load_medusa(config, epoch)
+
+
+def _load_eagle3(config: DraftConfig, epoch: int) -> Eagle3State:
+    target = _target_of(config)
+    head = load_eagle3(config, target, config.allow_pickle)
+    pool, limit = head.runner.pool, head.runner.facts.context_limit
+    pool.prefix.enabled = config.prefix_caching
+    slots = SlotTable(pool, config.max_slots, limit, partial(HeadSlot, head.opening.spec.width))
+    return Eagle3State(
+        *(config, epoch, slots, tokenizer_files(target)),
+        runner=head.runner,
+        head=head,
+        num_layers=TargetFiles(target).num_layers,
+    )
+
+
+def _load_medusa(config: DraftConfig, epoch: int) -> MedusaState:
+    target = _target_of(config)
+    heads = load_medusa(config, target, config.allow_pickle)
+    slots = OpenSlots(RowSlot, config.max_slots, heads.facts.context_limit)
+    num_layers = TargetFiles(target).num_layers
+    return MedusaState(config, epoch, slots, tokenizer_files(target), heads=heads, num_layers=num_layers)
+
+
+def _target_of(config: DraftConfig) -> str:
+    if config.target_model is None:
+        raise ConfigError(
+            f"{config.model} is a draft head, and target_model is missing: give the folder of the target that it was "
+            "trained for, with --target-model",
+            param="target_model",
+        )
+    return config.target_model

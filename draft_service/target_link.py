@@ -1,0 +1,179 @@
+"""A draft's stream to one target: deliveries out, and back the rows of features that a head reads. On the gRPC loop's
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+import numpy as np
+
+from draft_service.jobs import Rows, RowsJob
+from draft_service.registration import HeadOffer, Registration
+from outrider.v1 import target_pb2 as tpb
+from outrider.v1 import target_pb2_grpc
+from outrider.wire.errors import Unavailable
+from outrider.wire.log import get_logger
+from outrider.wire.transport.streams import Outbox
+from outrider.wire.transport.tls import Dialer
+
+log = get_logger(__name__)
+
+MAX_BACKLOG_BYTES = 256 << 20
+"""Most bytes of deliveries that may wait for one target; what is older is late already. Doubling it doubles what a slow
+target holds."""
+MAX_UNTAKEN_BYTES = 64 << 20
+"""Bytes of rows that the engine has not taken in; beyond it none are read. Doubling it doubles what a slow draft
+holds."""
+RETRY_S = 0.005
+"""Seconds between two looks whether it has. Doubling it lets rows wait so much longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a target says of a text."""
+
+    taps: Rows
+    """[tokens, taps, hidden] bits of bfloat16."""
+    best_ids: Sequence[int]
+    """The likeliest token after each."""
+
+
+class TargetLink:
+    """One stream, until it ends."""
+
+    def __init__(
+        self,
+        address: str,
+        max_message_bytes: int,
+        dialer: Dialer,
+        offer: HeadOffer | None,
+        submit: Callable[[RowsJob], None],
+    ) -> None:
+        """offer: the head that is registered before rows are asked for; None where none are. submit: hands rows to the
+        engine.
+        """
+        self.broken = False
+        self.dialer = dialer
+        self._address = address
+        self._offer = offer
+        self._submit = submit
+        self._call = target_pb2_grpc.TargetServiceStub(dialer.channel()).Deliver()
+        self._backlog_bytes = 0
+        self._num_given_bytes = 0
+        """Of rows. The gRPC loop's thread alone counts them."""
+        self._num_taken_bytes = 0
+        """Of these. The engine thread alone counts them."""
+        self._outbox: Outbox[tpb.Delivery | tpb.FeatureAsk] = Outbox(
+            self._write,
+            self._call.cancel,
+            max_message_bytes - (1 << 16),  # the rest is for the items' headers
+            lambda item: item.ByteSize(),
+        )
+        self._registration: Registration | None = None
+        if offer is not None:
+            self._registration = Registration(offer, address, self._outbox.put, self._outbox.wait_below)
+        self._probes: dict[int, asyncio.Future[tpb.ProbeReply]] = {}
+        self._probe_ids = itertools.count(1)
+        self._watch = asyncio.create_task(self._until_broken())
+
+    @property
+    def registration(self) -> Registration:
+        """Return the state of the head at this target."""
+        assert self._registration is not None, "this draft has no head"
+        return self._registration
+
+    def put(self, item: tpb.Delivery) -> bool:
+        """False when it was dropped. A part alone goes whatever its size."""
+        size = item.ByteSize()
+        if self._backlog_bytes and self._backlog_bytes + size > MAX_BACKLOG_BYTES:
+            return False
+        self._backlog_bytes += size
+        self._outbox.put(item)
+        return True
+
+    async def probe(self, target_epoch: int, token_ids: Sequence[int], taps: Sequence[int]) -> Probed:
+        """Return what the target says of a text alone. Raises Unavailable, which says why it says nothing."""
+        probe_id = next(self._probe_ids)
+        future: asyncio.Future[tpb.ProbeReply] = asyncio.get_running_loop().create_future()
+        self._probes[probe_id] = future
+        probe = tpb.ProbeRequest(target_epoch=target_epoch, id=probe_id, token_ids=token_ids, taps=taps)
+        try:
+            self._outbox.put(tpb.FeatureAsk(probe=probe))
+            reply = await future
+        finally:
+            del self._probes[probe_id]
+        num, data = len(token_ids) * len(taps), reply.taps
+        if reply.why or not data or len(data) % (2 * num) or len(reply.best_ids) != len(token_ids):
+            raise Unavailable(f"the target ran no probe: {reply.why or 'its answer has not the form of one'}")
+        rows = np.frombuffer(data, dtype=np.uint16).reshape(len(token_ids), len(taps), -1)
+        return Probed(rows, tuple(reply.best_ids))
+
+    async def _write(self, items: list[tpb.Delivery | tpb.FeatureAsk]) -> None:
+        deliveries = [item for item in items if isinstance(item, tpb.Delivery)]
+        asks = [item for item in items if isinstance(item, tpb.FeatureAsk)]
+        await self._call.write(tpb.DeliveryBatch(items=deliveries, asks=asks))
+        self._backlog_bytes -= sum(item.ByteSize() for item in deliveries)
+
+    async def _until_broken(self) -> None:
+        try:
+            async for batch in self._call:
+                await self._take(batch)
+            reason = "the target ended the stream"
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        except asyncio.CancelledError:  # by `close`, or by grpc when a write failed
+            reason = "cancelled"
+        if not self.broken:
+            log.warning("delivery stream to %s ended: %s", self._address, reason)
+        self._lose(reason)
+        await self._outbox.close()
+
+    def _lose(self, reason: str) -> None:
+        self.broken = True
+        if self._registration is not None:
+            self._registration.lost(f"the stream to the target ended: {reason}")
+        for future in self._probes.values():
+            if not future.done():
+                future.set_result(tpb.ProbeReply(why=reason))
+
+    async def _take(self, batch: tpb.FeatureBatch) -> None:
+        """Take in what came back."""
+        for head in batch.heads:
+            if self._registration is not None:
+                self._registration.replied(head)
+        for probe in batch.probes:
+            future = self._probes.get(probe.id)
+            if future is not None and not future.done():
+                future.set_result(probe)
+        for rows in batch.rows:
+            await self._take_rows(rows)
+
+    async def _take_rows(self, message: tpb.FeatureRows) -> None:
+        width = 0 if self._offer is None else self._offer.width
+        data = message.data
+        num_bytes = len(data)
+        if not num_bytes or num_bytes != 2 * width * message.num_rows:
+            log.warning("%d bytes of %d rows came from %s", num_bytes, message.num_rows, self._address)
+            return
+        rows = np.frombuffer(data, dtype=np.uint16).reshape(message.num_rows, width)
+        self._num_given_bytes += num_bytes
+
+        def taken() -> None:
+            self._num_taken_bytes += num_bytes
+
+        self._submit(RowsJob(message.ticket, message.target_epoch, message.start, rows, taken))
+        while self._num_given_bytes - self._num_taken_bytes > MAX_UNTAKEN_BYTES:  # noqa: ASYNC110  # of another thread
+            await asyncio.sleep(RETRY_S)  # the target keeps count of what it cannot send
+
+    async def close(self) -> None:
+        self._lose("this draft closed it")
+        self._watch.cancel()
+        await asyncio.gather(self._watch, return_exceptions=True)
+        await self._outbox.close()
+        self._call.cancel()
+        await self.dialer.close()

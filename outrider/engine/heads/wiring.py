@@ -1,0 +1,196 @@
+"""Tests that a head reads the hidden states that it was trained on, by what it then says of a text.
+
+A head that reads them one layer off, or before a norm that it was trained behind, drafts fluently, and its drafts are
+refused more often; nothing else shows it. So a text's positions are scored as the files say, and in the ways in which
+files are misread: a way that explains the target better than the files' own means that these are wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider.engine.heads.eagle3 import Eagle3Head
+from outrider.engine.heads.loader import LoadedEagle3, LoadedMedusa
+from outrider.engine.heads.opening import NORMED
+from outrider.engine.step_plan import Row
+
+LEAST_SCORE = -20.0
+"""What counts for a token that the head holds for less likely, or has no row for. Doubling it lets one token decide."""
+LOSES_AT = 3.0
+"""Standard errors by which another way has to be better. Doubling it lets heads pass that are off by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a target says of a text of T tokens."""
+
+    token_ids: Sequence[int]
+    taps: Mapping[int, Tensor]
+    """Hidden states [T, dt] by tap."""
+    best_ids: Tensor
+    """[T] int64, the likeliest token after each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to wire a head, and what comes of it."""
+
+    label: str
+    scores: Tensor
+    """[P] log-probabilities that the head gives to what the target says at each position."""
+    agreement: float
+    """Share of positions where both say the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The files' own way beside others."""
+
+    configured: Way
+    others: Sequence[Way]
+    constant: float
+    """Share of positions where a head that always says the same would be right."""
+
+    @property
+    def winner(self) -> Way | None:
+        """Return the best of the others, where it is better than the files' own by more than chance."""
+        best = max(self.others, key=lambda way: _lead(way, self.configured), default=None)
+        return best if best is not None and _lead(best, self.configured) > LOSES_AT else None
+
+    @property
+    def fault(self) -> str | None:
+        """Return what is wrong with the wiring; None where nothing is."""
+        ours, winner = self.configured, self.winner
+        if winner is not None:
+            return (
+                f"{winner.label} it agrees with the target at {winner.agreement:.0%} of {len(ours.scores)} positions, "
+                f"and as configured at {ours.agreement:.0%}"
+            )
+        if ours.agreement <= self.constant:
+            return (
+                f"it agrees with the target at {ours.agreement:.0%} of {len(ours.scores)} positions, where always the "
+                f"same token would at {self.constant:.0%}; is it another target's head?"
+            )
+        return None
+
+
+def _lead(way: Way, other: Way) -> float:
+    """Return by how many standard errors a way's mean score is above another's, position by position."""
+    differences = (way.scores - other.scores).double()
+    error = float(differences.std()) / math.sqrt(len(differences))
+    mean = float(differences.mean())
+    return mean / error if error > 0 else math.copysign(math.inf, mean) if mean else 0.0
+
+
+def taps_to_probe(taps: Sequence[int], num_layers: int) -> list[int]:
+    """Return the hidden states that a test of a head with these taps needs."""
+    return sorted({tap for ways in (taps, *(shifted for _, shifted in _shifts(taps, num_layers))) for tap in ways})
+
+
+def _shifts(taps: Sequence[int], num_layers: int) -> list[tuple[str, tuple[int, ...]]]:
+    if tuple(taps) == (NORMED,):
+        return [("reading before the final norm", (num_layers,))]
+    moved = (("one layer lower", -1), ("one layer higher", 1))
+    ways = [(f"reading {name}", tuple(tap + by for tap in taps)) for name, by in moved]
+    return [(label, way) for label, way in ways if all(0 <= tap <= num_layers for tap in way)]
+
+
+@torch.inference_mode()
+def score_eagle3(loaded: LoadedEagle3, seen: Seen, num_layers: int) -> Outcome:
+    """Score an EAGLE-3 head on a text. Where its files leave something open, decide it by the step after its first.
+
+    Takes memory of the runner's cache for as long as it runs. Raises OutOfBlocks. Call it on the engine thread.
+    """
+    taps, head = loaded.opening.spec.taps, loaded.head
+    if loaded.undecided:
+        _decide(loaded, seen)
+    configured = _way("as configured", _Eagle3Run(loaded, seen, taps).first, seen, 1)
+    others = [
+        _way(label, _Eagle3Run(loaded, seen, shifted).first, seen, 1) for label, shifted in _shifts(taps, num_layers)
+    ]
+    with _swapped_norms(head):
+        others.append(
+            _way("with the norms of embedding and features swapped", _Eagle3Run(loaded, seen, taps).first, seen, 1)
+        )
+    return Outcome(configured, others, _constant(seen, 1))
+
+
+@torch.inference_mode()
+def score_medusa(loaded: LoadedMedusa, seen: Seen, num_layers: int) -> Outcome:
+    """Score the first of Medusa's heads on a text, which says the token behind the next."""
+
+    def way(label: str, tap: int) -> Way:
+        logits = loaded.heads(seen.taps[tap][:-1].to(torch.bfloat16))[:, 0]  # [T - 1, V]
+        return _way(label, logits, seen, 1)
+
+    (tap,) = loaded.opening.spec.taps
+    others = [way(label, other) for label, (other,) in _shifts((tap,), num_layers)]
+    return Outcome(way("as configured", tap), others, _constant(seen, 1))
+
+
+class _Eagle3Run:
+    """A head over a text with some taps: its logits [T - 1, V] at each entry, and those of the next step."""
+
+    def __init__(self, loaded: LoadedEagle3, seen: Seen, taps: Sequence[int]) -> None:
+        self._loaded, self._ids = loaded, list(seen.token_ids[1:])
+        rows = loaded.opening(torch.stack([seen.taps[tap] for tap in taps], dim=1))  # [T, d]
+        self._features = rows[:-1]
+        self.first = self._run(second=False)
+
+    def second(self) -> Tensor:
+        """Return the logits [T - 2, V] after each entry's next token, with the head's own carry as its feature."""
+        return self._run(second=True)
+
+    def _run(self, *, second: bool) -> Tensor:
+        runner, num = self._loaded.runner, len(self._ids)
+        table = runner.pool.new_table()
+        try:
+            logits = runner.forward([Row(table, self._ids, 0, num, (), features=self._features)])
+            if not second:
+                return logits
+            carries, parents = self._loaded.path.carries[:-1], [*range(-1, num - 1), *range(num - 1)]
+            branches = Row(table, self._ids[1:], num, num - 1, self._ids, parents, carries)
+            return runner.forward([branches])
+        finally:
+            table.free()
+
+
+def _decide(loaded: LoadedEagle3, seen: Seen) -> None:
+    """Take, of what the files leave open, the value with which the second step is better."""
+    for name in loaded.undecided:
+        before = loaded.head.facts
+        after = replace(before, **{name: not getattr(before, name)})
+        ways: list[Way] = []
+        for facts in (before, after):
+            loaded.head.decide(facts)
+            logits = _Eagle3Run(loaded, seen, loaded.opening.spec.taps).second()
+            ways.append(_way(name, logits, seen, 2))
+        loaded.head.decide(after if _lead(ways[1], ways[0]) > 0 else before)
+
+
+@contextmanager
+def _swapped_norms(head: Eagle3Head) -> Iterator[None]:
+    layer = head.layers[0]
+    layer.input_layernorm, layer.hidden_norm = layer.hidden_norm, layer.input_layernorm
+    try:
+        yield
+    finally:
+        layer.input_layernorm, layer.hidden_norm = layer.hidden_norm, layer.input_layernorm
+
+
+def _way(label: str, logits: Tensor, seen: Seen, ahead: int) -> Way:
+    """Compare logits [P, V], after as many of the text's positions, with what the target says `ahead` tokens later."""
+    best = seen.best_ids[ahead : ahead + len(logits)].to(logits.device)
+    scores = logits.log_softmax(-1).gather(1, best[:, None])[:, 0].clamp(min=LEAST_SCORE)
+    return Way(label, scores.cpu(), float((logits.argmax(-1) == best).float().mean()))
+
+
+def _constant(seen: Seen, ahead: int) -> float:
+    counts = torch.bincount(seen.best_ids[ahead:])
+    return float(counts.max()) / int(counts.sum())

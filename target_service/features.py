@@ -1,0 +1,262 @@
+"""Rows of features for the drafts that read them: made after a forward, kept a while, sent as they come.
+
+`heads` knows what is registered and by whom; here are the maps themselves. Nothing is done while there is none. On the
+engine thread.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.step_plan import Row
+from outrider.engine.worker.jobs import Fault, JobError, SlotKey
+from outrider.wire.errors import OutriderError
+from target_service.feature_jobs import (
+    AddHead,
+    DropHead,
+    FeatureJob,
+    LinkGone,
+    Probed,
+    ProbeJob,
+    RowsLink,
+    Wanting,
+    WantRows,
+)
+from target_service.kept_rows import KeptRows
+from target_service.lease import Lease
+from target_service.leases import Leases
+
+MAX_KEPT_BYTES = 256 << 20
+"""Bytes of the rows kept for all slots and heads; those of the slot that was longest without a new one are let go.
+Doubling it keeps those of twice as many slots."""
+MAX_EARLY = 1024
+"""Requests for leases that have not begun; the oldest is forgotten. Doubling it lets drafts be ahead in twice as
+many."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    opening: OpeningMap
+    places: list[int]
+    """Of its taps among those of the runner."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Staying:
+    """Tokens of the last forward that are committed."""
+
+    key: SlotKey
+    start: int
+    """Position of the first."""
+    places: Sequence[int]
+    """Among all that was fed."""
+
+
+class Features:
+    """Makes rows for every head, of every slot that may be drafted for."""
+
+    def __init__(self, runner: ModelRunner, leases: Leases, answer: Callable[[Callable[[], None]], None]) -> None:
+        """answer: posts an answer."""
+        self._runner = runner
+        self._leases = leases
+        self._answer = answer
+        self._heads: dict[bytes, _Head] = {}
+        self._kept: OrderedDict[tuple[bytes, SlotKey], KeptRows] = OrderedDict()
+        self._num_kept_bytes = 0
+        self._early: OrderedDict[int, WantRows] = OrderedDict()
+        """By ticket."""
+        self._lacking: list[tuple[Lease, Wanting]] = []
+        self._first: dict[int, int] = {}
+        """By the identity of a row of the last forward: how many tokens were fed before its own."""
+        self._staying: list[_Staying] = []
+
+    # jobs
+
+    def handle(self, job: FeatureJob) -> None:
+        match job:
+            case AddHead():
+                self._add(job)
+            case DropHead(digest):
+                self._drop(digest)
+            case WantRows():
+                self._want(job)
+            case LinkGone(link):
+                self._forget(link)
+            case ProbeJob():
+                self._probe(job)
+
+    def _add(self, job: AddHead) -> None:
+        error = None
+        try:
+            self._heads[job.digest] = _Head(job.opening.to(self._runner.device), [])
+            self._set_taps()
+        except (OutriderError, RuntimeError) as failure:  # torch's own out-of-memory errors are RuntimeErrors
+            self._drop(job.digest)
+            error = JobError(Fault.EXHAUSTED, f"the target cannot run the head's opening map: {failure}")
+        self._answer(lambda: job.respond(error))
+
+    def _drop(self, digest: bytes) -> None:
+        if self._heads.pop(digest, None) is not None:
+            self._set_taps()
+        self._let_go([each for each in self._kept if each[0] == digest])
+
+    def _set_taps(self) -> None:
+        taps = sorted({tap for head in self._heads.values() for tap in head.opening.spec.taps})
+        self._runner.set_taps(taps)
+        for head in self._heads.values():
+            head.places[:] = [taps.index(tap) for tap in head.opening.spec.taps]
+
+    def _want(self, job: WantRows) -> None:
+        lease = self._leases.of_ticket(job.ticket)
+        if lease is not None:
+            self._begin(lease, job)
+            return
+        self._early[job.ticket] = job
+        if len(self._early) > MAX_EARLY:
+            self._early.popitem(last=False)
+
+    def _begin(self, lease: Lease, job: WantRows) -> None:
+        lease.wanting = Wanting(job)
+        self._send_since(lease, lease.wanting, job.start)
+
+    def _forget(self, link: RowsLink) -> None:
+        for ticket in [ticket for ticket, job in self._early.items() if job.link is link]:
+            del self._early[ticket]
+        for lease in self._leases:
+            if lease.wanting is not None and lease.wanting.job.link is link:
+                lease.wanting = None
+
+    def _probe(self, job: ProbeJob) -> None:
+        table = self._runner.pool.new_table()
+        result: Probed | JobError
+        try:
+            self._runner.set_taps(job.taps)
+            logits = self._runner.forward([Row.of(table, job.token_ids, 0, len(job.token_ids))])  # [T, V] float32
+            result = Probed(_as_bytes(self._runner.features), logits.argmax(dim=-1).tolist())
+        except (OutriderError, RuntimeError) as failure:
+            result = JobError(Fault.EXHAUSTED, f"the target cannot run the probe now: {failure}")
+        finally:
+            table.free()
+            self._set_taps()
+        self._answer(lambda: job.respond(result))
+
+    # slots and leases
+
+    def lease_began(self, lease: Lease) -> None:
+        """Take up what was asked for before."""
+        early = self._early.pop(lease.job.ticket, None)
+        if early is not None:
+            self._begin(lease, early)
+
+    def cut(self, key: SlotKey, end: int) -> None:
+        """Forget the rows of a slot from a position on: other tokens may follow there."""
+        for digest in self._heads:
+            kept = self._kept.get((digest, key))
+            if kept is not None:
+                self._num_kept_bytes -= kept.num_bytes
+                kept.cut(end)
+                self._num_kept_bytes += kept.num_bytes
+
+    def closed(self, key: SlotKey) -> None:
+        """Forget the rows of a slot."""
+        self._let_go([each for each in self._kept if each[1] == key])
+
+    def owner_gone(self, owner: int) -> None:
+        """Forget the rows of all slots of a stream that ended."""
+        self._let_go([each for each in self._kept if each[1][0] == owner])
+
+    def _let_go(self, keys: Sequence[tuple[bytes, SlotKey]]) -> None:
+        for each in keys:
+            self._num_kept_bytes -= self._kept.pop(each).num_bytes
+
+    # steps
+
+    def fed(self, rows: Sequence[Row]) -> None:
+        """Note what the forward that has just run was fed."""
+        self._staying.clear()
+        self._first.clear()
+        num_fed = 0
+        for row in rows if self._heads else ():
+            self._first[id(row)] = num_fed
+            num_fed += row.num_new
+
+    def stays(self, key: SlotKey, row: Row, nodes: Sequence[int]) -> None:
+        """Note which of a row's new tokens are committed: their indices among them, by position."""
+        if self._heads and nodes and self._leases.may_be_drafted(key):
+            first = self._first[id(row)]
+            self._staying.append(_Staying(key, row.num_cached, [first + node for node in nodes]))
+
+    def send(self) -> None:
+        """Make the rows of what stays; keep them, and send them to those that want them."""
+        if not self._staying:
+            return
+        places = torch.tensor([place for each in self._staying for place in each.places])
+        seen = self._runner.features
+        seen = seen[places.to(seen.device)]  # [N, taps, hidden]
+        for digest, head in self._heads.items():
+            data = _as_bytes(head.opening(seen[:, head.places]))  # of [N, d]
+            row_bytes, at = len(data) // len(places), 0
+            for each in self._staying:
+                end = at + row_bytes * len(each.places)
+                self._add_rows(digest, each, data[at:end], row_bytes)
+                at = end
+        self._staying.clear()
+        self._send_lacking()
+
+    def _add_rows(self, digest: bytes, staying: _Staying, data: bytes, row_bytes: int) -> None:
+        kept = self._kept.setdefault((digest, staying.key), KeptRows(row_bytes))
+        self._num_kept_bytes -= kept.num_bytes
+        kept.put(staying.start, data)
+        self._num_kept_bytes += kept.num_bytes
+        self._kept.move_to_end((digest, staying.key))
+        while self._num_kept_bytes > MAX_KEPT_BYTES:
+            self._let_go([next(iter(self._kept))])
+        lease = self._leases.get(staying.key)
+        if lease is not None and lease.wanting is not None and lease.wanting.job.digest == digest:
+            num_unwanted = max(0, lease.wanting.job.start - staying.start)
+            rest = data[num_unwanted * row_bytes :]
+            self._send(lease, lease.wanting, staying.start + num_unwanted, len(rest) // row_bytes, rest)
+
+    def _send_since(self, lease: Lease, wanting: Wanting, start: int) -> None:
+        kept = self._kept.get((wanting.job.digest, lease.slot.key))
+        if kept is not None:
+            first, data = kept.since(start)
+            self._send(lease, wanting, first, kept.end - first, data)
+
+    def _send(self, lease: Lease, wanting: Wanting, start: int, num_rows: int, data: bytes) -> None:
+        """Send rows. Where too much waits on the way, they are sent later, as far as they are kept, and all that follow
+        behind them.
+        """
+        job = wanting.job
+        if not data:
+            return
+        if wanting.lacks is None and job.link.has_room:
+            job.link.send_rows(job.ticket, start, num_rows, data)
+            return
+        job.link.note_dropped(num_rows, len(data))
+        if wanting.lacks is None:
+            wanting.lacks = start
+            self._lacking.append((lease, wanting))
+
+    def _send_lacking(self) -> None:
+        lacking, self._lacking = self._lacking, []
+        for lease, wanting in lacking:
+            if lease.wanting is not wanting or wanting.lacks is None or lease is not self._leases.get(lease.slot.key):
+                continue
+            if wanting.job.link.has_room:
+                start, wanting.lacks = wanting.lacks, None
+                self._send_since(lease, wanting, start)
+            else:
+                self._lacking.append((lease, wanting))
+
+
+def _as_bytes(rows: Tensor) -> bytes:
+    """Return the numbers as bfloat16."""
+    return rows.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy().tobytes()
