@@ -13,7 +13,7 @@ from draft_service.feeding import Feeder
 from draft_service.growing import Growing
 from draft_service.head_slot import HeadSlot
 from draft_service.model_drafter import ModelDrafter
-from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.head_path import RunsHead
 from outrider.engine.speculation.tree import GrowingTree, Node
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
@@ -23,7 +23,7 @@ from outrider.engine.worker.slots import Slot
 class HeadDrafter(ModelDrafter):
     """Each fed node keeps the head's output after it, its *carry* [width], for what follows."""
 
-    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: HeadPath) -> None:
+    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: RunsHead) -> None:
         """path: that of the feeder's runner."""
         super().__init__(feeder, keeper)
         self._path = path

@@ -51,6 +51,7 @@ class Eagle3:
     qk_norms: bool = False
     theta: float = 10000.0
     draft_vocab: int = DRAFT_VOCAB
+    target_width: int = WIDTH
     leaves_out: tuple[str, ...] = ()
     """Tensors that the file lacks: the target's are used."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class Eagle3:
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(11)
-        wide = len(self.taps) * WIDTH
+        wide = len(self.taps) * self.target_width
 
         def matrix(rows: int, columns: int) -> Tensor:
             return torch.randn(rows, columns, generator=generator) * 0.9 / columns**0.5
@@ -85,7 +86,7 @@ class Eagle3:
                 made[at + "self_attn.q_norm.weight"] = norm(HEAD_DIM)
                 made[at + "self_attn.k_norm.weight"] = norm(HEAD_DIM)
         if self.opening_norm == "each":
-            made.update({f"fc_norm.{i}.weight": norm(WIDTH) for i in range(len(self.taps))})
+            made.update({f"fc_norm.{i}.weight": norm(self.target_width) for i in range(len(self.taps))})
         elif self.opening_norm == "all":
             made["input_norm.weight"] = norm(wide)
         if self.draft_vocab != VOCAB:
@@ -183,6 +184,6 @@ def _rms(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @lru_cache
-def hidden_states(num: int) -> Tensor:
+def hidden_states(num: int, width: int = WIDTH) -> Tensor:
     """[n + 1, T, dt] float64, of no model; layers differ as much as positions do."""
-    return torch.randn(LAYERS + 1, num, WIDTH, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return torch.randn(LAYERS + 1, num, width, generator=torch.Generator().manual_seed(5), dtype=torch.float64)

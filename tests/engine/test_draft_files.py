@@ -74,7 +74,7 @@ def test_kinds_that_are_not_served(config: dict[str, Any], names: tuple[str, ...
 @pytest.mark.parametrize("token", [97, -1, "<mask>"])
 def test_a_masked_position_must_be_an_id(token: object, tmp_path: Path) -> None:
     assert pard_token(files(tmp_path, {**LLAMA, "pard_token": 96})) == 96
-    with pytest.raises(ConfigError, match="pard_token of .* must be an id of its vocabulary of 97"):
+    with pytest.raises(ConfigError, match=r"pard_token of .* must be an id of its vocabulary of 97"):
         pard_token(files(tmp_path, {**LLAMA, "pard_token": token}))
 
 

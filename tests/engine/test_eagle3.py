@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.eagle3_files import Eagle3Files, read_eagle3
+from outrider.engine.heads.fused_head import FusedHeadPath
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.heads.loader import load_eagle3
@@ -27,11 +28,14 @@ from outrider.engine.heads.reduced_vocab import UNMAPPED
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.native.library import NativeModel
+from outrider.engine.paths.forward_path import PathUnavailable
 from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.heads import DRAFT_VOCAB, SHAPE, VOCAB, WIDTH, Eagle3, hidden_states, target
+from tests.native import skip_without_library
 
 TOLERANCE = 1e-6
 """Largest difference, as a share of the largest logit."""
@@ -77,7 +81,7 @@ CASES = {
     ),
     "SpecForge 3.1": Case(
         {"opening_norm": "each", "leaves_out": ("embed_tokens.weight",)},
-        {**SPECFORGE, "fc_norm": True, "norm_output": True},
+        {**SPECFORGE, "fc_norm": True, "norm_output": True, "eagle_config": {"eagle_aux_hidden_state_layer_ids": []}},
         undecided=("carries_normed",),
     ),
     "SpecForge, projection not normed": Case({"head_normed": False}, {**SPECFORGE, "norm_output": False}),
@@ -125,17 +129,21 @@ def read(case: Case, target_folder: str, folder: Path) -> Eagle3Files:
 
 
 class Served:
-    """What was read, run as the product does: rows by the opening map, the head on the paged path, in float64."""
+    """What was read, run as the product does: rows by the opening map, the head on the paged path, in float64.
 
-    def __init__(self, files: Eagle3Files) -> None:
-        doubles = {name: t.double() if t.is_floating_point() else t for name, t in files.tensors.items()}
-        self.head = Eagle3Head.of(files.facts, doubles)
+    dtype: another one, of the fused path.
+    """
+
+    def __init__(self, files: Eagle3Files, dtype: torch.dtype | None = None) -> None:
+        wanted = dtype or torch.float64
+        tensors = {name: t.to(wanted) if t.is_floating_point() else t for name, t in files.tensors.items()}
+        self.head = Eagle3Head.of(files.facts, tensors)
         self.opening = files.opening.double()
-        self.path = HeadPath(self.head)
-        facts = ModelFacts("head", VOCAB, 128, "float64", "cpu", (), 0)
+        facts = ModelFacts("head", VOCAB, 128, str(wanted).removeprefix("torch."), "cpu", (), 0)
+        self.path = HeadPath(self.head) if dtype is None else FusedHeadPath(self.head, facts)
         self.runner = ModelRunner(self.path, facts, KVPool(16, self.path.block_size), torch.device("cpu"))
         self.runner.tree_refusal = None
-        taps = [hidden_states(len(PROMPT))[tap] for tap in files.facts.taps]
+        taps = [hidden_states(len(PROMPT), files.facts.target_width)[tap] for tap in files.facts.taps]
         self.rows = self.opening.exact(torch.stack(taps, dim=1))  # [T, d]
 
     def prefill(self) -> list[Tensor]:
@@ -179,7 +187,7 @@ class Served:
 
 def expected(head: Eagle3) -> Tensor:
     """As `Served.all_logits`, [12, V], UNMAPPED where the head has no row."""
-    rows, nodes = head.rows(hidden_states(len(PROMPT))), [*DRAFTS, 43]
+    rows, nodes = head.rows(hidden_states(len(PROMPT), head.target_width)), [*DRAFTS, 43]
     parts = [head.forward(rows, PROMPT)[0][-3:], head.carried(rows, [*PROMPT, *DRAFTS])[0][-4:]]
     by_node: dict[int, Tensor] = {}
     for path in PATHS:
@@ -317,6 +325,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
         set_config(**{KEY: [2, 4, 5], "eagle_config": {KEY: [2, 4, 5]}}),
         rf"{KEY} means the hidden states \[2, 4, 5\] and eagle_config\.{KEY} means .* \[3, 5, 6\]",
     ),
+    "ids that are no numbers": (set_config(**{KEY: ["2", 4, 5]}), r"layer ids of .* must be a list of whole numbers"),
     "no taps": (set_config(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
     "a smaller vocabulary": (set_config(vocab_size=90), "90 ids .* 97"),
     "rows beside the config": (set_config(draft_vocab_size=30), "31 rows, and draft_vocab_size is 30"),
@@ -350,6 +359,10 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "quantised": (set_tensor("fc.weight", lambda t: t["fc.weight"].to(torch.int8)), r"fc\.weight of .* is torch\.int8"),
     "another width": (set_config(intermediate_size=80), r"gate_proj\.weight .* \[96, 64\].* \[80, 64\]"),
     "another activation": (set_config(hidden_act="gelu"), "hidden_act is 'gelu'"),
+    "heads that do not divide": (
+        set_config(num_key_value_heads=3),
+        "cannot read config.json .* num_key_value_heads, 3",
+    ),
     "a window": (set_config(model_type="mistral", sliding_window=16), "sliding window"),
     "part of a head rotated": (set_config(partial_rotary_factor=0.5), "rotary positions"),
     "a model type nobody knows": (set_config(model_type="lama"), "cannot read config.json"),
@@ -376,6 +389,16 @@ def test_rows_of_padding_are_cut(target_folder: str, tmp_path: Path) -> None:
     folder = head.write(tmp_path, {**ORIGINAL, "vocab_size": VOCAB + 7, "draft_vocab_size": VOCAB + 7})
     files = read_eagle3(Checkpoint(folder), TargetFiles(target_folder))
     assert difference(Served(files).all_logits(), expected(Eagle3(draft_vocab=VOCAB))) < TOLERANCE
+
+
+def test_a_head_may_be_narrower_than_its_target_if_it_has_all_tensors(tmp_path: Path) -> None:
+    wide = target(tmp_path / "wide", hidden_size=2 * WIDTH)
+    head = Eagle3(target_width=2 * WIDTH, opening_norm="each")
+    files = read_eagle3(Checkpoint(head.write(tmp_path / "whole", ORIGINAL)), TargetFiles(wide))
+    assert difference(Served(files).all_logits(), expected(head)) < TOLERANCE
+    head.leaves_out = ("embed_tokens.weight",)
+    with pytest.raises(ConfigError, match=r"no embed_tokens\.weight, and the target's .* 128 wide and the head 64"):
+        read_eagle3(Checkpoint(head.write(tmp_path / "part", ORIGINAL)), TargetFiles(wide))
 
 
 def test_a_tied_target_lends_its_embedding_as_projection(tmp_path: Path) -> None:
@@ -408,15 +431,85 @@ def test_a_pickle_is_read_only_when_it_is_allowed(target_folder: str, tmp_path: 
         read_eagle3(Checkpoint(folder, allow_pickle=True), TargetFiles(target_folder))
 
 
+# The fused path.
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in CASES), ("speculators", torch.bfloat16), ("speculators 3.1", torch.bfloat16)],
+)
+def test_the_fused_path_runs_what_the_modules_run(
+    name: str, dtype: torch.dtype, target_folder: str, tmp_path: Path
+) -> None:
+    skip_without_library()
+    files = read(CASES[name], target_folder, tmp_path)
+    if not files.facts.reads_normed:
+        with pytest.raises(PathUnavailable, match="reads the normed output"):
+            Served(files, dtype)
+        return
+    served = Served(files, dtype)
+    head = made(CASES[name], target_folder)
+    assert difference(served.all_logits(), expected(head)) < (1e-5 if dtype == torch.float32 else 8e-2)
+    assert served.path.carries.dtype == dtype
+
+
+def test_the_fused_path_follows_what_is_decided_or_swapped(target_folder: str, tmp_path: Path) -> None:
+    """The loader tries other facts and swapped norms on the head that it has, and goes on with one of them."""
+    skip_without_library()
+    files = read(CASES["original, all ids"], target_folder, tmp_path)
+    fused, modules = Served(files, torch.float32), Served(files)
+    found = [fused.all_logits()]
+    for changes in ({"carries_normed": True}, {"norm_before_residual": True}, {}):
+        for served in (fused, modules):
+            served.head.decide(replace(files.facts, **changes))
+        found.append(fused.all_logits())
+        assert difference(found[-1], modules.all_logits()) < 1e-5
+    for served in (fused, modules):
+        first: Any = served.head.layers[0]
+        first.input_layernorm, first.hidden_norm = first.hidden_norm, first.input_layernorm
+    found.append(fused.all_logits())
+    assert difference(found[-1], modules.all_logits()) < 1e-5
+    assert torch.equal(found[0], found[3])
+    assert all(difference(found[0], found[i]) > CLEAR for i in (1, 2, 4))
+
+
+def test_fused_heads_have_the_same_bits_however_rows_are_cut(target_folder: str, tmp_path: Path) -> None:
+    skip_without_library()
+    files, before, seen = read(CASES["speculators"], target_folder, tmp_path), torch.get_num_threads(), list[Tensor]()
+    ids, features = PROMPT * 6, torch.randn(48, WIDTH, generator=torch.Generator().manual_seed(1))
+    try:
+        for num_threads in (1, 3):
+            torch.set_num_threads(num_threads)
+            served = Served(files, torch.float32)
+            for cuts in ([48], [1, 20, 7, 20]):
+                table, first, parts = served.runner.pool.new_table(), 0, list[Tensor]()
+                for cut in cuts:
+                    end = first + cut
+                    row = Row(table, ids[first:end], first, cut, ids, features=features[first:end])
+                    parts.append(torch.cat([served.runner.forward([row]), served.path.carries], dim=1))
+                    first = end
+                seen.append(torch.cat(parts))
+                table.free()
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, seen[0]) for one in seen)
+
+
 def settings(folder: str, **more: Any) -> DraftConfig:
     return DraftConfig(model=folder, device="cpu", max_slots=2, kv_cache_tokens=256, **more)
 
 
+@pytest.mark.parametrize("path", ["fused", "paged"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 8e-2)])
-def test_a_loaded_head_is_ready_to_run(dtype: str, tolerance: float, target_folder: str, tmp_path: Path) -> None:
+def test_a_loaded_head_is_ready_to_run(
+    dtype: str, tolerance: float, path: str, target_folder: str, tmp_path: Path
+) -> None:
+    if path == "fused":
+        skip_without_library()
     case = CASES["speculators"]
     folder = made(case, target_folder).write(tmp_path, case.config, midlayer=False)
-    loaded = load_eagle3(settings(folder, dtype=dtype), target_folder)
+    loaded = load_eagle3(settings(folder, dtype=dtype, attention_path=path), target_folder)
+    assert loaded.path.name == path
     facts, pool = loaded.runner.facts, loaded.runner.pool
     assert (facts.vocab_size, facts.context_limit, facts.dtype, facts.eos_token_ids) == (VOCAB, 128, dtype, (5,))
     assert pool.num_blocks == 16 and loaded.runner.supports_trees
@@ -442,8 +535,23 @@ def test_a_head_that_the_cache_would_change_is_refused(
         return outputs(self, replace(plan, position_ids=plan.position_ids // 2), **more)
 
     monkeypatch.setattr(HeadPath, "outputs", misplaced)
-    with pytest.raises(ConfigError, match="other logits with this cache"):
-        load_eagle3(settings(Eagle3().write(tmp_path, ORIGINAL)), target_folder)
+    folder = Eagle3().write(tmp_path, ORIGINAL)
+    with pytest.raises(ConfigError, match=r"cannot be served: paged: computes other logits with this cache"):
+        load_eagle3(settings(folder, attention_path="paged"), target_folder)
+
+
+def test_a_head_that_the_fused_path_gets_wrong_runs_on_its_own_modules(
+    target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    skip_without_library()
+    right = NativeModel.residual
+    monkeypatch.setattr(NativeModel, "residual", lambda self, *, normed: right(self, normed=not normed))
+    folder = Eagle3().write(tmp_path, ORIGINAL)
+    with caplog.at_level("INFO"):
+        assert load_eagle3(settings(folder), target_folder).path.name == "paged"
+    assert "takes the path paged; not fused: computes other logits with this cache" in caplog.text
+    with pytest.raises(ConfigError, match="cannot be served: fused: computes other logits"):
+        load_eagle3(settings(folder, attention_path="fused"), target_folder)
 
 
 def test_rows_without_features_of_the_heads_width_are_refused(target_folder: str, tmp_path: Path) -> None:

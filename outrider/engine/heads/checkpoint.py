@@ -35,10 +35,9 @@ class Checkpoint:
         self._allow_pickle = allow_pickle
         self.config = _read_json(model, "config.json")
         self._shards = _shards(model)
-        self.pickle = next((path for name in PICKLES if (path := model_file(model, name)) is not None), None)
+        pickles = () if self._shards else PICKLES
+        self.pickle = next((path for name in pickles if (path := model_file(model, name)) is not None), None)
         """The pickle that holds the weights, where no other file does."""
-        if self._shards:
-            self.pickle = None
         self._pickled: dict[str, Tensor] | None = None
 
     @property

@@ -136,6 +136,11 @@ def _layer_config(files: Checkpoint, raw: Any) -> PreTrainedConfig:
         text: PreTrainedConfig = config.get_text_config(decoder=True)
         if text.hidden_act != "silu":
             raise ValueError(f"hidden_act is {text.hidden_act!r}, must be 'silu'")
+        if text.hidden_size % text.num_attention_heads or text.num_attention_heads % text.num_key_value_heads:
+            raise ValueError(
+                f"{text.num_attention_heads} heads must divide hidden_size, {text.hidden_size}, and be a multiple of "
+                f"num_key_value_heads, {text.num_key_value_heads}"
+            )
         limits = [layer_limits(text, index) for index in range(text.num_hidden_layers)]
     except Exception as error:  # transformers' validation has its own kinds, and classes lack what a head needs
         raise ConfigError(f"cannot read config.json of {files.model}: {first_line(error)}", param="model") from error
@@ -167,7 +172,7 @@ def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
             param="model",
         )
     taps = next(iter(given.values()), (2, num_layers // 2, num_layers - 3))
-    if not taps or any(not 0 <= tap <= num_layers for tap in taps):
+    if any(not 0 <= tap <= num_layers for tap in taps):
         raise ConfigError(
             f"{files.model} reads the hidden states {list(taps)} of its target, which has {num_layers} layers and "
             f"hence those from 0 to {num_layers}; is it another target's head?",
@@ -177,7 +182,7 @@ def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
 
 
 def _ids(files: Checkpoint, ids: Any, shift: int) -> tuple[int, ...] | None:
-    if ids is None:
+    if ids is None or ids == []:  # some exporters write an empty list for the default
         return None
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         raise ConfigError(f"layer ids of {files.model} are {ids!r}, must be a list of whole numbers", param="model")

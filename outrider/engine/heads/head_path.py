@@ -1,30 +1,40 @@
-"""The path of a head: the paged one, whose rows bring features and whose forward leaves carries."""
+"""The paths of a head: rows bring features and a forward leaves carries. Here the paged one; `fused_head` has ours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.engine.heads.eagle3 import Eagle3Head
+from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
 from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 
 
-class HeadPath(PagedPath):
-    """Runs an EAGLE-3 head over rows of entries. Implements `ForwardPath` and `RunsTrees`.
+class RunsHead(ForwardPath, RunsTrees, Protocol):
+    """Runs an EAGLE-3 head over rows of entries, each of which has `features`.
 
-    Each row has `features`. A token's index in the row is its index among the entries, from 0 on.
+    A token's index in the row is its index among the entries, from 0 on.
     """
+
+    head: Eagle3Head
+    """The network; what is decided or changed of it is so from the next forward on."""
+    carries: Tensor
+    """[sum(num_logits), d] of the last forward, in the head's dtype on its device, rows in order."""
+
+
+class HeadPath(PagedPath):
+    """Runs the head's own modules. Implements `RunsHead`."""
 
     def __init__(self, head: Eagle3Head) -> None:
         super().__init__(head, head.facts.vocab_size)
         self.head = head
         self.carries = torch.empty(0, head.facts.width)
-        """[sum(num_logits), d] of the last forward, in the head's dtype on its device, rows in order."""
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
         """Replace the storage and allocate it: unlike a model's, its shape is known."""
@@ -45,7 +55,7 @@ class HeadPath(PagedPath):
         if not rows:
             self.carries = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
             return torch.empty(0, head.facts.vocab_size, device=head.device)
-        features = torch.cat([_features(row, head.facts.width).to(head.device, head.dtype) for row in rows])  # [T, d]
+        features = torch.cat([features_of(row, head).to(head.device, head.dtype) for row in rows])  # [T, d]
         plan = PagedPlan.build(rows, head.device, head.facts.vocab_size)
         output = self.outputs(plan, features=features[None])
         num_wanted = plan.logits_at.shape[0]
@@ -54,8 +64,10 @@ class HeadPath(PagedPath):
         return logits
 
 
-def _features(row: Row, width: int) -> Tensor:
-    if row.features is None or row.features.shape != (row.num_new, width):
+def features_of(row: Row, head: Eagle3Head) -> Tensor:
+    """Return the row's features [num_new, d]. Raises InvalidRequest where it has others, or none."""
+    wanted = (row.num_new, head.facts.width)
+    if row.features is None or row.features.shape != wanted:
         shape = None if row.features is None else list(row.features.shape)
-        raise InvalidRequest(f"a row of {row.num_new} tokens has features {shape}, must be [{row.num_new}, {width}]")
+        raise InvalidRequest(f"a row of {row.num_new} tokens has features {shape}, must be {list(wanted)}")
     return row.features

@@ -15,7 +15,8 @@ from transformers import GenerationConfig
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
-from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.fused_head import FusedHeadPath
+from outrider.engine.heads.head_path import HeadPath, RunsHead
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.heads.medusa_files import read_medusa
 from outrider.engine.heads.opening import OpeningMap
@@ -27,7 +28,7 @@ from outrider.engine.loading.packed_linear import pack_linears
 from outrider.engine.loading.self_test import NUM_BLOCKS, Remembered
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.choice import check_cache, pack, tree_refusal
-from outrider.engine.paths.forward_path import PathUnavailable
+from outrider.engine.paths.forward_path import PathUnavailable, Repacks
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
@@ -40,7 +41,7 @@ log = get_logger(__name__)
 class LoadedEagle3:
     runner: ModelRunner
     """Runs rows with features; its logits have UNMAPPED where the head has no row."""
-    path: HeadPath
+    path: RunsHead
     """The runner's, which has the carries."""
     head: Eagle3Head
     """The network that the path runs; `decide` changes what `undecided` names."""
@@ -69,11 +70,13 @@ def load_eagle3(config: WorkerConfig, target: str, allow_pickle: bool = False) -
     head = Eagle3Head.of(read.facts, _placed(read.tensors, device, config.dtype))
     settle_rope(head, limit)
     facts = _facts(config.model, target_files, head.dtype, device, limit, head.parameters())
-    path = HeadPath(head)
-    _test(head, path, facts)
+    path = _path(head, facts, config.attention_path)
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), device)
     runner.tree_refusal = None  # tested
-    size_cache(runner, head.config, memory.weights_bytes(head), config)
+    num_weight_bytes = memory.weights_bytes(head)
+    if isinstance(path, Repacks):  # beside the modules, which say what the embedding is
+        num_weight_bytes += path.weights_bytes - head.embed_tokens.weight.nbytes
+    size_cache(runner, head.config, num_weight_bytes, config)
     log.info(
         "loaded %s: EAGLE-3 of %s, %d parameters, %s on %s, reads the hidden states %s, %d KV blocks of %d tokens",
         *(config.model, target, facts.num_parameters, facts.dtype, facts.device, list(read.facts.taps)),
@@ -131,19 +134,41 @@ def _eos(target: TargetFiles) -> tuple[int, ...]:
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
 
-def _test(head: Eagle3Head, path: HeadPath, facts: ModelFacts) -> None:
-    """Raise ConfigError unless the path computes what the head does; then lay the weights out for a CPU."""
+def _path(head: Eagle3Head, facts: ModelFacts, wanted: str) -> RunsHead:
+    """Return a tested path: fused where it can be had, else the head's own modules. Raises ConfigError."""
+    refusals = list[str]()
+    if wanted in ("auto", "fused"):
+        try:
+            fused = FusedHeadPath(head, facts)
+            _test(head, fused, facts)
+            return fused
+        except PathUnavailable as reason:
+            refusals.append(f"fused: {reason}")
+    if wanted != "fused":
+        try:
+            paged = HeadPath(head)
+            runner, truth = _test(head, paged, facts)
+        except PathUnavailable as reason:
+            refusals.append(f"paged: {reason}")
+        else:
+            if head.device.type == "cpu":
+                pack(head, runner, truth)
+            log.info("%s takes the path paged%s", facts.model_id, f"; not {refusals[0]}" if refusals else "")
+            return paged
+    raise ConfigError(
+        f"{facts.model_id} in {facts.dtype} on {facts.device} cannot be served: {'; '.join(refusals)}", param="model"
+    )
+
+
+def _test(head: Eagle3Head, path: RunsHead, facts: ModelFacts) -> tuple[ModelRunner, Remembered]:
+    """Raise PathUnavailable unless the path computes what the head does; return what it was tested with."""
     runner = _TestRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), head.device)
     truth = Remembered(_Uncached(head))
-    try:
-        check_cache(runner, truth)
-        refusal = tree_refusal(runner, truth)
-        if refusal is not None:
-            raise PathUnavailable(f"token trees: {refusal}")
-    except PathUnavailable as reason:
-        raise ConfigError(f"{facts.model_id} in {facts.dtype} on {facts.device} {reason}", param="model") from reason
-    if head.device.type == "cpu":
-        pack(head, runner, truth)
+    check_cache(runner, truth)
+    refusal = tree_refusal(runner, truth)
+    if refusal is not None:
+        raise PathUnavailable(f"token trees: {refusal}")
+    return runner, truth
 
 
 def _test_features(head: Eagle3Head, token_ids: Sequence[int]) -> Tensor:
@@ -163,7 +188,7 @@ class _TestRunner(ModelRunner):
     """Gives features to the rows of the self-test, which knows of ids alone."""
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        assert isinstance(self.path, HeadPath)
+        assert isinstance(self.path, HeadPath | FusedHeadPath)
         head = self.path.head
         fed = [replace(row, features=_test_features(head, row.new_ids)) for row in rows]
         return _mapped(head, super().forward(fed))

@@ -10,7 +10,8 @@ using outrider::Part;
 namespace {
 
 enum Which : int32_t { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, HEAD = 4 };
-enum Vector : int32_t { ATTENTION_NORM = 0, MLP_NORM = 1, QUERY_NORM = 2, KEY_NORM = 3, LAST_NORM = 4, COSINE = 5, SINE = 6 };
+enum Vector : int32_t { ATTENTION_NORM = 0, MLP_NORM = 1, QUERY_NORM = 2, KEY_NORM = 3, LAST_NORM = 4, COSINE = 5, SINE = 6,
+                        READ_NORM = 7 };
 
 Matrix& matrix_of(Model& model, int32_t layer, int32_t which) {
     switch (which) {
@@ -30,7 +31,8 @@ std::vector<float>& vector_of(Model& model, int32_t layer, int32_t which) {
         case KEY_NORM: return model.layers[layer].key_norm;
         case LAST_NORM: return model.last_norm;
         case COSINE: return model.cosine;
-        default: return model.sine;
+        case SINE: return model.sine;
+        default: return model.read_norm;
     }
 }
 
@@ -117,10 +119,14 @@ int64_t outrider_taps(void* handle, const int32_t* taps, int64_t count) {
     });
 }
 
+void outrider_residual(void* handle, int32_t normed) { static_cast<Model*>(handle)->residual_normed = normed; }
+
 // 0, 1 + the index of a token id outside the vocabulary, or -1 when memory ran out.
 int64_t outrider_forward(void* handle, const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits,
-                         float* features) {
-    return guarded([&] { return static_cast<Model*>(handle)->forward(plan, num_tokens, num_rows, logits, features); });
+                         float* features, const float* read) {
+    return guarded([&] {
+        return static_cast<Model*>(handle)->forward(plan, num_tokens, num_rows, logits, features, read);
+    });
 }
 
 // ids: n of them, or null for 0 .. n - 1.

@@ -27,7 +27,7 @@ class NativeSpec(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_size", "intermediate")),
-        *((name, c_int32) for name in ("vocab", "dtype", "weights", "num_threads")),
+        *((name, c_int32) for name in ("vocab", "head_rows", "paired", "dtype", "weights", "num_threads")),
         ("epsilon", c_float),
         ("attention_scale", c_float),
     )
@@ -69,6 +69,7 @@ class Vector(IntEnum):
     LAST_NORM = 4
     COSINE = 5
     SINE = 6
+    READ_NORM = 7
 
 
 SIGNATURES = {
@@ -80,7 +81,8 @@ SIGNATURES = {
     "outrider_weight_bytes": (c_int64, (c_void_p,)),
     "outrider_storage": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64)),
     "outrider_taps": (c_int64, (c_void_p, c_void_p, c_int64)),
-    "outrider_forward": (c_int64, (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p)),
+    "outrider_residual": (None, (c_void_p, c_int32)),
+    "outrider_forward": (c_int64, (c_void_p, c_void_p, c_int32, c_int32, *(c_void_p,) * 3)),
     "outrider_id_uniforms": (None, (c_uint64, c_uint32, c_uint32, c_void_p, c_int64, c_void_p)),
 }
 
@@ -175,16 +177,27 @@ class NativeModel:
         given = array("i", taps)
         self._ran(self._library.outrider_taps(self._handle, given.buffer_info()[0], len(given)))
 
+    def residual(self, *, normed: bool) -> None:
+        """Let the rows that a paired model reads go on after their norm, or as they are."""
+        self._library.outrider_residual(self._handle, normed)
+
     def forward(
-        self, plan: array[int], num_tokens: int, num_rows: int, logits: Tensor, features: Tensor | None = None
+        self,
+        plan: array[int],
+        num_tokens: int,
+        num_rows: int,
+        logits: Tensor,
+        features: Tensor | None = None,
+        read: Tensor | None = None,
     ) -> int | None:
-        """Run the step that `plan` (int32, see model.h) describes; write logits [N, V] and features, both float32.
+        """Run the step that `plan` (int32, see model.h) describes; write logits [N, head_rows] and features, float32.
 
         features: [num_tokens, taps, hidden padded to a multiple of 16]; None where nothing is tapped.
+        read: [num_tokens, hidden] float32, contiguous, for a paired model.
         Returns None, or the index of a token id outside the vocabulary: nothing was computed then.
         """
-        written = (logits.data_ptr(), None if features is None else features.data_ptr())
-        bad = self._library.outrider_forward(self._handle, plan.buffer_info()[0], num_tokens, num_rows, *written)
+        addresses = (None if tensor is None else tensor.data_ptr() for tensor in (logits, features, read))
+        bad = self._library.outrider_forward(self._handle, plan.buffer_info()[0], num_tokens, num_rows, *addresses)
         self._ran(bad)
         return bad - 1 if bad else None
 

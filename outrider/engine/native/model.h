@@ -14,6 +14,8 @@ namespace outrider {
 // As the binding fills it; see library.py.
 struct Spec {
     int32_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab;
+    int32_t head_rows;     // logits of a token
+    int32_t paired;        // whether layer 0 reads a row of the caller's beside the token's embedding (EAGLE-3)
     int32_t dtype;         // Kind of the embedding and of the cache
     int32_t weights;       // Kind of the linears
     int32_t num_threads;
@@ -69,6 +71,7 @@ struct Scratch {
     alignas(64) float sums[MOST_ROWS * PIECE];
     Softmax softmax;
     std::vector<Query> queries;
+    std::vector<float> embedded;            // [padded hidden], when paired
     Branch branch;
 };
 
@@ -82,14 +85,16 @@ class Model {
         for (int i = 0; i < spec.num_layers; ++i) {
             Layer& layer = layers[i];
             layer.window = windows[i];
-            layer.qkv.shape(kind, attention + 2 * spec.kv_heads * spec.head_size, spec.hidden);
+            layer.qkv.shape(kind, attention + 2 * spec.kv_heads * spec.head_size,
+                            spec.paired && i == 0 ? 2 * spec.hidden : spec.hidden);
             layer.out.shape(kind, spec.hidden, attention);
             layer.gate_up.shape(kind, round_up(spec.intermediate, PANEL) * 2, spec.hidden);
             layer.down.shape(kind, spec.hidden, spec.intermediate);
         }
-        head.shape(kind, spec.vocab, spec.hidden);
+        head.shape(kind, spec.head_rows, spec.hidden);
         for (auto& scratch : scratch_) {
             scratch.normal.fit(FEW, spec.hidden, input);
+            scratch.embedded.assign(round_up(spec.hidden, PADDED), 0.0f);
             scratch.queries.resize(std::max(MOST_QUERIES, group()));
             scratch.softmax.reset(std::max(MOST_QUERIES, group()), padded_head());  // no step allocates on a thread
         }
@@ -108,14 +113,17 @@ class Model {
 
     // plan: token ids, then (new, cached, logits, blocks, nodes) of each row, then the rows' tables, then the nodes'
     // parents: indices among the row's nodes, -1 for the token before the tree.
-    // features: [tokens][taps][padded hidden], null where nothing is tapped.
+    // features: [tokens][taps][padded hidden], null where nothing is tapped. read: [tokens][hidden], when paired.
     // Returns 0, or 1 + the index of a token id outside the vocabulary.
-    int64_t forward(const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits, float* features);
+    int64_t forward(const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits, float* features,
+                    const float* read);
 
     const Spec spec;
     std::vector<Layer> layers;
     Matrix head;
     std::vector<float> last_norm, cosine, sine;  // [padded hidden], [context, head size / 2]
+    std::vector<float> read_norm;                // of the rows that are read, when paired
+    bool residual_normed = false;                // whether they go on normed
     const void* embedding = nullptr;             // [vocab, hidden], the binding keeps it alive
     void* keys = nullptr;                        // [layers, blocks, ...], see Cache
     void* values = nullptr;
@@ -125,7 +133,9 @@ class Model {
 
    private:
     template <class KV> void run(int thread);
+    template <class KV> void widen_token(int32_t token, float* out) const;
     template <class KV> void embed(int from, int to);
+    template <class KV> void pair(int from, int to, Scratch& scratch);
     template <class KV> void prepare(int layer, const HeadWork& work);
     template <class KV> void attend_work(int layer, const HeadWork& work, Scratch& scratch);
     template <class KV> int attention(int phase, int layer, Scratch& scratch);
@@ -150,7 +160,7 @@ class Model {
 
     Pool pool_;
     std::vector<Scratch> scratch_;
-    Rows hidden_, normal_, qkv_, mixed_, gated_;
+    Rows hidden_, normal_, paired_, qkv_, mixed_, gated_;
     // The step at hand.
     const int32_t* ids_ = nullptr;
     int32_t num_tokens_ = 0;
@@ -159,6 +169,7 @@ class Model {
     std::vector<int32_t> depths_;                    // of a tree's nodes
     std::vector<HeadWork> prepare_, attend_;         // prepare_ is empty when each of attend_ prepares its own
     float *logits_ = nullptr, *features_ = nullptr;
+    const float* read_ = nullptr;
 };
 
 }  // namespace outrider

@@ -60,18 +60,20 @@ inline void Model::split_heads() {
 }
 
 inline int64_t Model::forward(const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits,
-                             float* features) {
+                              float* features, const float* read) {
     for (int32_t i = 0; i < num_tokens; ++i)
         if (plan[i] < 0 || plan[i] >= spec.vocab) return 1 + i;
     num_tokens_ = num_tokens;
     rows_.resize(num_rows);
     logits_ = logits;
     features_ = features;
+    read_ = read;
     read_plan(plan);
     split_heads();
     const int64_t attention = spec.heads * spec.head_size;
     hidden_.fit(num_tokens, spec.hidden, Kind::float32);
     normal_.fit(num_tokens, spec.hidden, input);
+    if (spec.paired) paired_.fit(num_tokens, 2 * spec.hidden, input);
     qkv_.fit(num_tokens, attention + 2 * spec.kv_heads * spec.head_size, Kind::float32);
     mixed_.fit(num_tokens, attention, input);
     gated_.fit(num_tokens, round_up(spec.intermediate, PANEL), input);
@@ -84,12 +86,32 @@ inline int64_t Model::forward(const int32_t* plan, int32_t num_tokens, int32_t n
 }
 
 template <class KV>
+void Model::widen_token(int32_t token, float* out) const {
+    const KV* source = static_cast<const KV*>(embedding) + static_cast<int64_t>(ids_[token]) * spec.hidden;
+    for (int i = 0; i < spec.hidden; ++i) out[i] = widen(source[i]);
+}
+
+template <class KV>
 void Model::embed(int from, int to) {
     for (int token = from; token < to; ++token) {
-        const KV* source = static_cast<const KV*>(embedding) + static_cast<int64_t>(ids_[token]) * spec.hidden;
         float* x = hidden_.floats(token);
-        for (int i = 0; i < spec.hidden; ++i) x[i] = widen(source[i]);
+        widen_token<KV>(token, x);
         for (int64_t i = spec.hidden; i < hidden_.stride; ++i) x[i] = 0.0f;
+    }
+}
+
+// The rows that are read go on in place of embeddings, and layer 0 takes both, normed, side by side.
+template <class KV>
+void Model::pair(int from, int to, Scratch& scratch) {
+    const int64_t padded = round_up(spec.hidden, LANES);
+    for (int token = from; token < to; ++token) {
+        float *x = hidden_.floats(token), *embedded = scratch.embedded.data();
+        std::memcpy(x, read_ + static_cast<int64_t>(token) * spec.hidden, spec.hidden * sizeof(float));
+        for (int64_t i = spec.hidden; i < hidden_.stride; ++i) x[i] = 0.0f;
+        widen_token<KV>(token, embedded);
+        rms_norm(embedded, layers[0].attention_norm.data(), spec.hidden, padded, spec.epsilon, input, paired_.at(token));
+        rms_norm(x, read_norm.data(), spec.hidden, padded, spec.epsilon, input, paired_.at(token, spec.hidden));
+        if (residual_normed) rms_norm(x, read_norm.data(), spec.hidden, padded, spec.epsilon, x);
     }
 }
 
@@ -185,7 +207,8 @@ inline void Model::copy_tapped(int32_t tap, int32_t from) {
         for (int64_t i = 0; i < count; ++i) {
             float* out = features_ + (token * count + i) * padded;
             if (taps[i] != tap) continue;
-            if (tap == NORMED) rms_norm(hidden_.floats(token), last_norm.data(), spec.hidden, padded, spec.epsilon, out);
+            if (tap == NORMED) rms_norm(hidden_.floats(token), last_norm.data(), spec.hidden,
+                                        round_up(spec.hidden, LANES), spec.epsilon, out);
             else std::memcpy(out, hidden_.floats(token), padded * sizeof(float));
         }
 }
@@ -218,16 +241,20 @@ void Model::run(int thread) {
         else gated(sums, reinterpret_cast<float*>(out));
     };
     auto keep_logits = [&](int64_t row, int piece, const float* sums) {
-        const int64_t first = static_cast<int64_t>(piece) * PIECE, left = std::min<int64_t>(PIECE, spec.vocab - first);
-        if (left > 0) std::memcpy(logits_ + row * spec.vocab + first, sums, left * sizeof(float));
+        const int64_t first = static_cast<int64_t>(piece) * PIECE, left = std::min<int64_t>(PIECE, spec.head_rows - first);
+        if (left > 0) std::memcpy(logits_ + row * spec.head_rows + first, sums, left * sizeof(float));
     };
     const int64_t rows = num_tokens_;
-    pool_.phase(0, (num_tokens_ + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE,
-                [&](int i) { embed<KV>(i * ROWS_AT_ONCE, std::min(num_tokens_, (i + 1) * ROWS_AT_ONCE)); });
+    pool_.phase(0, (num_tokens_ + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, [&](int i) {
+        const int from = i * ROWS_AT_ONCE, to = std::min(num_tokens_, (i + 1) * ROWS_AT_ONCE);
+        if (spec.paired) pair<KV>(from, to, scratch);
+        else embed<KV>(from, to);
+    });
     int phase = 1;
     for (int i = 0; i < spec.num_layers; ++i) {
         const Layer& layer = layers[i];
-        phase = normed_linear(phase, scratch, layer.attention_norm, all_.data(), rows, layer.qkv, keep_qkv);
+        if (spec.paired && i == 0) phase = linear(phase + 1, scratch, layer.qkv, paired_, rows, keep_qkv);
+        else phase = normed_linear(phase, scratch, layer.attention_norm, all_.data(), rows, layer.qkv, keep_qkv);
         phase = attention<KV>(phase, i, scratch);
         phase = linear(phase, scratch, layer.out, mixed_, rows, add_to_hidden);
         phase = normed_linear(phase, scratch, layer.mlp_norm, all_.data(), rows, layer.gate_up, keep_gated);

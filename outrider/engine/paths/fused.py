@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from outrider.engine.loading.memory import new_storage
 from outrider.engine.model_runner import ModelFacts
+from outrider.engine.native.library import NativeModel
 from outrider.engine.paths.forward_path import BLOCK_SIZE
 from outrider.engine.paths.fused_weights import FusedShape, pack_weights
 from outrider.engine.step_plan import Row
@@ -34,8 +35,11 @@ class FusedPath:
 
     def __init__(self, model: PreTrainedModel, facts: ModelFacts) -> None:
         """Pack the model's weights. Raises PathUnavailable, naming what this path cannot run."""
-        self._shape = FusedShape.of(model, facts)
-        self._native, self._embedding = pack_weights(model, self._shape)
+        shape = FusedShape.of(model, facts)
+        self._hold(shape, *pack_weights(model.model, model.lm_head, shape))
+
+    def _hold(self, shape: FusedShape, native: NativeModel, embedding: Tensor) -> None:
+        self._shape, self._native, self._embedding = shape, native, embedding
         self._keys = self._values = torch.empty(0)
         self._num_taps = 0
         self.features = torch.empty(0)
@@ -77,6 +81,10 @@ class FusedPath:
         self.features = torch.empty(0)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
+        return self._run(rows)
+
+    def _run(self, rows: Sequence[Row], read: Tensor | None = None) -> Tensor:
+        """Return the logits [N, head_rows] float32. read: [T, H] float32 for a paired model."""
         ids: list[int] = []
         numbers: list[int] = []
         blocks: list[int] = []
@@ -94,9 +102,9 @@ class FusedPath:
             plan = array("i", ids + numbers + blocks + parents)
         except OverflowError:
             raise self._outside(next(i for i in ids if not 0 <= i < self._shape.vocab)) from None
-        logits = torch.empty(num_logits, self._shape.vocab)  # [N, V] float32
+        logits = torch.empty(num_logits, self._shape.head_rows)  # [N, V] float32
         features = torch.empty(len(ids), self._num_taps, _padded(self._shape.hidden)) if self._num_taps else None
-        bad = self._native.forward(plan, len(ids), len(rows), logits, features)
+        bad = self._native.forward(plan, len(ids), len(rows), logits, features, read)
         if bad is not None:
             raise self._outside(ids[bad])
         if features is not None:

@@ -46,6 +46,10 @@ class FusedShape:
     """Keys that each layer's queries see, 0 for all."""
     is_int8: bool
     """Whether the linear layers, head included, are `Int8Linear`."""
+    head_rows: int
+    """Logits of a token."""
+    is_paired: bool = False
+    """Whether layer 0 reads a row of the caller's beside the token's embedding."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, facts: ModelFacts) -> FusedShape:
@@ -67,6 +71,7 @@ class FusedShape:
             dtype=model.dtype,
             windows=tuple(layer_limits(config, layer)[0] or 0 for layer in range(config.num_hidden_layers)),
             is_int8=isinstance(model.lm_head, Int8Linear),
+            head_rows=facts.vocab_size,
         )
 
 
@@ -98,30 +103,34 @@ def _is_plain(model: PreTrainedModel) -> bool:
     )
 
 
-def pack_weights(model: PreTrainedModel, shape: FusedShape) -> tuple[NativeModel, Tensor]:
-    """Return the packed model and the embedding [V, H] in the model's dtype. Raises PathUnavailable."""
+def pack_weights(body: Any, lm_head: nn.Module, shape: FusedShape) -> tuple[NativeModel, Tensor]:
+    """Return the packed model and the embedding [V, H] in the model's dtype. Raises PathUnavailable.
+
+    body: the module that has embed_tokens, layers, norm and rotary_emb.
+    """
     try:
-        native = _pack(model, shape)
+        native = _pack(body, lm_head, shape)
     except (BuildError, MemoryError) as error:
         raise PathUnavailable(str(error)) from error
-    return native, model.model.embed_tokens.weight.detach().contiguous()
+    return native, body.embed_tokens.weight.detach().contiguous()
 
 
-def _pack(model: PreTrainedModel, shape: FusedShape) -> NativeModel:
+def _pack(body: Any, lm_head: Any, shape: FusedShape) -> NativeModel:
     """Return the packed model. Raises PathUnavailable, BuildError, MemoryError."""
     spec = NativeSpec(
         *(shape.num_layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_size, shape.intermediate),
-        *(shape.vocab, KINDS[shape.dtype], Kind.INT8 if shape.is_int8 else KINDS[shape.dtype]),
+        *(shape.vocab, shape.head_rows, shape.is_paired),
+        *(KINDS[shape.dtype], Kind.INT8 if shape.is_int8 else KINDS[shape.dtype]),
         torch.get_num_threads(),
         *(shape.epsilon, shape.attention_scale),
     )
-    assert ctypes.sizeof(spec) == 12 * 4
+    assert ctypes.sizeof(spec) == 14 * 4
     native = NativeModel(spec, list(shape.windows))
-    for index, layer in enumerate(model.model.layers):
+    for index, layer in enumerate(body.layers):
         _pack_layer(native, index, layer, shape)
-    _pack_linear(native, NO_LAYER, Which.HEAD, model.lm_head)
-    native.vector(NO_LAYER, Vector.LAST_NORM, model.model.norm.weight)
-    cosine, sine = _rotary_tables(model, shape)
+    _pack_linear(native, NO_LAYER, Which.HEAD, lm_head)
+    native.vector(NO_LAYER, Vector.LAST_NORM, body.norm.weight)
+    cosine, sine = _rotary_tables(body, shape)
     native.vector(NO_LAYER, Vector.COSINE, cosine)
     native.vector(NO_LAYER, Vector.SINE, sine)
     return native
@@ -139,7 +148,7 @@ def _pack_layer(native: NativeModel, index: int, layer: Any, shape: FusedShape) 
     _pack_linear(native, index, Which.DOWN, mlp.down_proj)
     native.vector(index, Vector.ATTENTION_NORM, layer.input_layernorm.weight)
     native.vector(index, Vector.MLP_NORM, layer.post_attention_layernorm.weight)
-    if hasattr(attention, "q_norm"):
+    if hasattr(getattr(attention, "q_norm", None), "weight"):
         native.vector(index, Vector.QUERY_NORM, attention.q_norm.weight)
         native.vector(index, Vector.KEY_NORM, attention.k_norm.weight)
 
@@ -161,10 +170,10 @@ def _pack_linear(
 
 
 @torch.inference_mode()
-def _rotary_tables(model: PreTrainedModel, shape: FusedShape) -> tuple[Tensor, Tensor]:
+def _rotary_tables(body: Any, shape: FusedShape) -> tuple[Tensor, Tensor]:
     """Return cosine and sine, each [context, head_size / 2] float32, from the model's own rotary module."""
     positions = torch.arange(shape.context)[None]
-    cosine, sine = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)  # [1, context, head_size]
+    cosine, sine = body.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)  # [1, context, head_size]
     half = shape.head_size // 2
     if cosine.shape[-1] != shape.head_size or not torch.equal(cosine[..., :half], cosine[..., half:]):
         raise PathUnavailable(f"is made for rotation of the whole head by halves, not of {cosine.shape[-1]} columns")
