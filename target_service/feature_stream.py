@@ -60,20 +60,20 @@ class FeatureStream:
         if kind == "head":
             self._register(ask.head)
         elif kind == "weights":
-            self._heads.add_piece(self._number, ask.weights, self._reply(ask.weights.digest))
+            self._heads.add_piece(self._number, ask.weights, self._reply(ask.weights.digest, self._epoch))
         elif kind == "rows":
             self._want_rows(ask.rows)
         elif kind == "probe":
             self._probe(ask.probe)
 
-    def _reply(self, digest: bytes) -> Callable[[tpb.HeadState, str], None]:
+    def _reply(self, digest: bytes, epoch: int) -> Callable[[tpb.HeadState, str], None]:
         def reply(state: tpb.HeadState, why: str) -> None:
-            self._outbox.put(tpb.HeadReply(digest=digest, state=state, why=why))
+            self._outbox.put(tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=epoch))
 
         return reply
 
     def _register(self, spec: tpb.HeadSpec) -> None:
-        reply, why = self._reply(spec.digest), self._stale(spec.target_epoch)
+        reply, why = self._reply(spec.digest, spec.target_epoch), self._stale(spec.target_epoch)
         if why is not None:
             reply(tpb.HEAD_STATE_REFUSED, why)
         else:
@@ -87,7 +87,7 @@ class FeatureStream:
         if why is None and not self._heads.is_ready(self._number, request.digest):
             why = "rows were asked for of a head that is not ready; register it first"
         if why is not None:
-            self._reply(request.digest)(tpb.HEAD_STATE_REFUSED, why)
+            self._reply(request.digest, request.target_epoch)(tpb.HEAD_STATE_REFUSED, why)
             return
         self._label = label_of(request.digest)
         self._engine.submit(WantRows(self, request.digest, request.ticket, request.start))

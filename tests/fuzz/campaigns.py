@@ -28,7 +28,16 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
 from tests.fuzz.calls import talk
-from tests.fuzz.hints import leases, sound_part, structured_hints, valid_item, valid_part, worker_hints
+from tests.fuzz.hints import (
+    leases,
+    registration,
+    sound_part,
+    structured_hints,
+    valid_ask,
+    valid_item,
+    valid_part,
+    worker_hints,
+)
 from tests.fuzz.services import SENTINEL, SETTLE_S, FrontDoor, Worker
 from tests.fuzz.values import message_of, mutated, nudged
 
@@ -167,8 +176,18 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
             tally.changed(made.SerializeToString(), raw)
             return made
 
+        def ask() -> tpb.FeatureAsk:
+            valid = None if anything else valid_ask(draw, target.epoch)
+            raw = None if valid is None else valid.SerializeToString()
+            made = message_of(draw, tpb.FeatureAsk, hints) if valid is None else nudged(draw, valid, hints)
+            tally.changed(made.SerializeToString(), raw)
+            return made
+
         parts = [part() for _ in range(draw(st.integers(1, BATCH)))]
-        raw = tpb.DeliveryBatch(items=parts).SerializeToString()
+        asks = [ask() for _ in range(draw(st.integers(0, BATCH // 2)))]
+        if draw(st.booleans()):
+            asks = [*registration(target.epoch), *asks]
+        raw = tpb.DeliveryBatch(items=parts, asks=asks).SerializeToString()
         rubbish = draw(st.integers(0, 5)) == 0
         if rubbish:
             valid = raw
@@ -179,7 +198,15 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
             status, details, arrived = tally.talk(target.channel, target.method("Deliver"), [raw])
             tally.ends[f"Deliver {status.name}"] += 1
             assert rubbish or status is Code.OK, (status, details)
-            summary = tpb.DeliverSummary.FromString(arrived[0]) if status is Code.OK else tpb.DeliverSummary()
+            batches = [tpb.FeatureBatch.FromString(message) for message in arrived]
+            summary = batches[-1].summary if status is Code.OK else tpb.DeliverSummary()
+            assert all(not batch.HasField("summary") for batch in batches[:-1])
+            for batch in batches:
+                tally.ends["rows"] += len(batch.rows)
+                tally.ends["probes"] += len(batch.probes)
+                for reply in batch.heads:
+                    tally.ends[tpb.HeadState.Name(reply.state).removeprefix("HEAD_STATE_").lower()] += 1
+                    assert reply.why or reply.state != tpb.HEAD_STATE_REFUSED, "a refusal says why"
             tally.ends["part refused"] += summary.num_refused
             tally.ends["part taken"] += summary.num_deliveries - summary.num_refused
             if is_counted:
