@@ -14,6 +14,7 @@ from draft_service.jobs import RowsJob
 from draft_service.registration import HeadOffer
 from draft_service.target_link import Probed, TargetLink
 from outrider.engine.speculation.nodes import Nodes, to_proto
+from outrider.wire.errors import Unavailable
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
@@ -63,13 +64,19 @@ class Deliverer:
         self._link(address, target_epoch).registration.request(target_epoch, ticket, start)
 
     async def pair(self, address: str, target_epoch: int) -> str | None:
-        """Register the head at a target. Return why that is not possible, None once it is done."""
-        registration = self._link(address, target_epoch).registration
+        """Register the head at a target. Return why that is not possible, None once it is done.
+
+        Raises Unavailable where the target was not there, or not in time: it may be another time.
+        """
+        link = self._link(address, target_epoch)
         try:
             async with asyncio.timeout(PAIR_S):
-                return await asyncio.shield(registration.begin(target_epoch, again=True))
+                why = await asyncio.shield(link.registration.begin(target_epoch, again=True))
         except TimeoutError:
-            return f"the target at {address} did not take the head within {PAIR_S:g} s"
+            raise Unavailable(f"the target at {address} did not take the head within {PAIR_S:g} s") from None
+        if why is not None and link.broken:
+            raise Unavailable(f"the target at {address} did not take the head: {why}")
+        return why
 
     async def probe(self, address: str, target_epoch: int, token_ids: Sequence[int], taps: Sequence[int]) -> Probed:
         """Return what a target says of at most 128 tokens, with at most 16 of its hidden states. Raises Unavailable,

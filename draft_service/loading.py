@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from draft_service.head_slot import HeadSlot, RowSlot
 from outrider.engine.heads.checkpoint import Checkpoint
@@ -36,7 +37,7 @@ class Eagle3State(Loaded):
     head: LoadedEagle3 = field(kw_only=True)
     num_layers: int = field(kw_only=True)
     """Of the target."""
-    needs_features = True
+    needs_features: ClassVar[bool] = True
 
     @property
     def opening(self) -> OpeningMap:
@@ -53,7 +54,7 @@ class MedusaState(WorkerState):
     heads: LoadedMedusa = field(kw_only=True)
     num_layers: int = field(kw_only=True)
     """Of the target."""
-    needs_features = True
+    needs_features: ClassVar[bool] = True
 
     @property
     def opening(self) -> OpeningMap:

@@ -13,10 +13,14 @@ from draft_service.jobs import EngineJob
 from draft_service.loading import HeadState
 from draft_service.target_link import Probed
 from outrider.engine.heads.wiring import TEXT, Outcome, Seen, judge, probe_ids, taps_to_probe
+from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.wire.errors import Unavailable
+from outrider.wire.errors import OutriderError, Unavailable, WorkerFault
+from outrider.wire.log import get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.settings.config import DraftConfig
+
+log = get_logger(__name__)
 
 Probe = Callable[[Sequence[int], Sequence[int]], Awaitable[Probed]]
 """Runs a text, by its ids and the taps wanted, at a target. Raises Unavailable."""
@@ -35,18 +39,20 @@ class WiringTest:
         self._ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit, text)
 
     async def __call__(self, probe: Probe) -> str | None:
-        """Return why the head does not fit the target; None where it does, or its configuration is trusted."""
+        """Return why the head does not fit the target; None where it does, or its configuration is trusted.
+
+        Raises Unavailable while that cannot be told.
+        """
         taps = taps_to_probe(self._state.opening.spec.taps, self._state.num_layers)
         try:
-            probed = await probe(self._ids, taps)
-            outcome = await self._score(_seen(self._ids, taps, probed))
-        except Unavailable as error:
+            outcome = await self._score(_seen(self._ids, taps, await probe(self._ids, taps)))
+        except WorkerFault as error:
             return error.message
         self._metrics.head_agreement.labels(draft=self._model).set(outcome.configured.agreement)
         return judge(outcome, self._model, trusts=self._trusts)
 
     async def _score(self, seen: Seen) -> Outcome:
-        """Raises Unavailable while there is no memory for it."""
+        """Raises Unavailable while there is no memory for it, WorkerFault where it fails."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Outcome] = loop.create_future()
 
@@ -54,13 +60,20 @@ class WiringTest:
             try:
                 outcome = self._state.score(seen)
             except Exception as error:
-                why = Unavailable(f"the head cannot be tested now: {error}", retry_after_s=1.0)
+                why = _failure(error)
                 self._engine.answer(lambda: done.done() or done.set_exception(why))
                 return
             self._engine.answer(lambda: done.done() or done.set_result(outcome))
 
         self._engine.submit(EngineJob(run))
         return await done
+
+
+def _failure(error: Exception) -> OutriderError:
+    if isinstance(error, OutOfBlocks):
+        return Unavailable(f"the head cannot be tested now: {error}", retry_after_s=1.0)
+    log.error("the test of the head failed", exc_info=error)
+    return WorkerFault(f"the head cannot be tested: {type(error).__name__}: {error}")
 
 
 def _seen(ids: Sequence[int], taps: Sequence[int], probed: Probed) -> Seen:

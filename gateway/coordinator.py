@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from gateway.generation import GenerationRequest, RoundOutput, ServedFacts
 from gateway.rounds.decode_loop import Decoder
@@ -50,6 +50,9 @@ class Coordinator:
         if self._pools.can_serve:
             return None  # what is asked of the other models is refused by itself
         return "; ".join(model.reason() or "" for model in self._pools.models.values())
+
+    def refusals(self) -> Sequence[str]:
+        return self._pools.refusals()
 
     @property
     def num_admitted(self) -> int:

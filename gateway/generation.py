@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -161,6 +161,9 @@ class Generator(Protocol):
 
     def ready(self) -> str | None:
         """Return None when a request would be served now, else the reason why not."""
+
+    def refusals(self) -> Sequence[str]:
+        """Return which workers answer and are not used, and why."""
 
     def admit(self, model_id: str, num_answers: int) -> AdmittedGenerations:
         """Take so many places in the queue, all or none, before anything dear is done for the request.

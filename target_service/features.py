@@ -69,7 +69,8 @@ class Features:
         self._answer = answer
         self._heads: dict[bytes, _Head] = {}
         self._kept: OrderedDict[tuple[bytes, SlotKey], KeptRows] = OrderedDict()
-        self._num_kept_bytes = 0
+        self.num_kept_bytes = 0
+        """Of all rows that are kept. May be read by any thread."""
         self._early: OrderedDict[int, WantRows] = OrderedDict()
         """By ticket."""
         self._lacking: list[tuple[Lease, Wanting]] = []
@@ -168,9 +169,9 @@ class Features:
         for digest in self._heads:
             kept = self._kept.get((digest, key))
             if kept is not None:
-                self._num_kept_bytes -= kept.num_bytes
+                self.num_kept_bytes -= kept.num_bytes
                 kept.cut(end)
-                self._num_kept_bytes += kept.num_bytes
+                self.num_kept_bytes += kept.num_bytes
 
     def closed(self, key: SlotKey) -> None:
         """Forget the rows of a slot."""
@@ -182,7 +183,7 @@ class Features:
 
     def _let_go(self, keys: Sequence[tuple[bytes, SlotKey]]) -> None:
         for each in keys:
-            self._num_kept_bytes -= self._kept.pop(each).num_bytes
+            self.num_kept_bytes -= self._kept.pop(each).num_bytes
 
     # steps
 
@@ -220,11 +221,11 @@ class Features:
 
     def _add_rows(self, digest: bytes, staying: _Staying, data: bytes, row_bytes: int) -> None:
         kept = self._kept.setdefault((digest, staying.key), KeptRows(row_bytes))
-        self._num_kept_bytes -= kept.num_bytes
+        self.num_kept_bytes -= kept.num_bytes
         kept.put(staying.start, data)
-        self._num_kept_bytes += kept.num_bytes
+        self.num_kept_bytes += kept.num_bytes
         self._kept.move_to_end((digest, staying.key))
-        while self._num_kept_bytes > MAX_KEPT_BYTES:
+        while self.num_kept_bytes > MAX_KEPT_BYTES:
             self._let_go([next(iter(self._kept))])
         lease = self._leases.get(staying.key)
         if lease is not None and lease.wanting is not None and lease.wanting.job.digest == digest:

@@ -59,6 +59,7 @@ class Verifier:
         self._metrics = metrics
         self._own_drafts = own_drafts
         self._features = features
+        metrics.kept_feature_bytes.set_function(lambda: features.num_kept_bytes)
         self._drafts = Drafts(own_drafts, keeper, metrics, runner.facts.vocab_size, runner.supports_trees)
         self._rule = RowRule()
         self._max_step_drafts = max_prefill_tokens  # the rest of a step goes plain: nobody is to wait longer for it

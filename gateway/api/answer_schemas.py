@@ -181,6 +181,8 @@ class Alive(_Answer):
 class Ready(_Answer):
     ready: bool
     reason: str | None
+    refused: list[str]
+    """Workers that answer and are not used, and why."""
 
 
 class TargetGroup(_Answer):

@@ -191,9 +191,10 @@ class Routes:
         return JsonResponse({"alive": True})
 
     async def readyz(self) -> Response:
-        """Say whether a request would be served now."""
-        reason = self.admission.generator.ready()
-        return JsonResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)
+        """Say whether a request would be served now, and which workers are not used."""
+        reason, refusals = self.admission.generator.ready(), self.admission.generator.refusals()
+        said = {"ready": reason is None, "reason": reason, "refused": list(refusals)}
+        return JsonResponse(said, 200 if reason is None else 503)
 
     async def openapi(self, request: Request) -> Response:
         """Return this document."""

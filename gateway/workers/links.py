@@ -221,8 +221,10 @@ class WorkerLink:
         """What the worker said of itself last."""
         self.rtt_s = 0.0
         """Round-trip time of a call, smoothed."""
-        self.refused: str | None = None
-        """Why the worker at this address is not used, when it answers but does not fit."""
+        self.refused: OutriderError | None = None
+        """Why the worker at this address is not used, when it answers but does not fit: IncompatiblePair where it never
+        will, Unavailable where it is a head that does not read its target well.
+        """
         self._connection: Connection | None = None
         self._hang: HangWatch | None = None
         self._answered_s = 0.0
@@ -268,7 +270,10 @@ class WorkerLink:
         return files
 
     async def pair(self, target_address: str, target_epoch: int) -> str | None:
-        """Return why this draft may not serve a target, None when it may. It registers there and tests itself."""
+        """Return why this draft may not serve a target, None when it may. It registers there and tests itself.
+
+        Raises grpc.aio.AioRpcError while that cannot be told.
+        """
         request = dpb.PairRequest(deliver_to=target_address, target_epoch=target_epoch)
         reply: dpb.PairReply = await self._stub.Pair(request, timeout=PAIR_TIMEOUT_S)
         return None if reply.ok else reply.why
@@ -281,7 +286,7 @@ class WorkerLink:
                 self._note_failure(f"{error.code().name}: {error.details()}")
             except OutriderError as error:
                 log.warning("the %s at %s is not used: %s", self.name, self.address, error.message)
-                self._set(None, error.message)
+                self._set(None, error)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
@@ -372,7 +377,7 @@ class WorkerLink:
         self.info = info
         self._on_info(info)
 
-    def _set(self, connection: Connection | None, refused: str | None) -> None:
+    def _set(self, connection: Connection | None, refused: OutriderError | None) -> None:
         before, self._connection, self.refused = self._connection, connection, refused
         self._on_change(before, connection)
 

@@ -101,7 +101,7 @@ class Pools:
 
     async def wait_ready(self) -> None:
         """Wait, at start, until a target of every pool and every draft fit and are connected. Drafts are waited for no
-        longer than DRAFTS_WAIT_S: they are never needed. With a registry, where members come and go, one pool that can
+        longer than DRAFTS_WAIT_S, and heads that read their target wrongly not at all: they are never needed. With a registry, where members come and go, one pool that can
         be served is enough when the time is up.
 
         Raises Unavailable when no target comes in time, IncompatiblePair naming the first difference.
@@ -130,10 +130,10 @@ class Pools:
         return any(model.reason() is None for model in self.models.values())
 
     def _check_refused(self) -> None:
-        """Raises IncompatiblePair for a worker that does not fit."""
+        """Raises IncompatiblePair for a worker that does not fit, whatever comes."""
         for member in self.members.values():
-            if member.link.refused is not None:
-                raise IncompatiblePair(member.link.refused)
+            if isinstance(member.link.refused, IncompatiblePair):
+                raise member.link.refused
 
     def _missing_target(self) -> str | None:
         for name, model in self.models.items():
@@ -145,9 +145,17 @@ class Pools:
 
     def _missing_draft(self) -> str | None:
         for member in self.members.values():
-            if isinstance(member, DraftMember) and member.connection is None:
+            if isinstance(member, DraftMember) and member.connection is None and member.link.refused is None:
                 return f"draft at {member.spec.address}"
         return None
+
+    def refusals(self) -> list[str]:
+        """Return which workers answer and are not used, and why."""
+        return [
+            f"{member.spec.role} at {member.spec.address}: {member.link.refused.message}"
+            for member in self.members.values()
+            if member.link.refused is not None
+        ]
 
     def report(self) -> rpb.GatewayReport:
         """Return what the launcher is to know, but for the gateway's name."""
@@ -260,10 +268,18 @@ class Pools:
         if member is None:
             return
         member.changed(before, after)
+        if isinstance(member, TargetMember) and after is not None:
+            self._ask_heads_again()
         for model in self.models.values():
             if name in model.targets or name in model.drafts:
                 model.note_change()
         self._note_change()
+
+    def _ask_heads_again(self) -> None:
+        """Let heads that were refused test themselves again: they may read another life of a target well."""
+        for member in self.members.values():
+            if isinstance(member.link.refused, Unavailable):
+                member.link.ask_again()
 
     def _note_change(self) -> None:
         self._series.note_change()

@@ -217,14 +217,18 @@ class ServedModel:
 
     async def pair(self, draft: pb.WorkerInfo, link: WorkerLink) -> None:
         """Let a draft that reads hidden states test itself against a target, once one is connected: all are the same
-        model. Raises IncompatiblePair where it reads the wrong ones.
+        model. Raises Unavailable where it reads the wrong ones: requests go on without it, and another life of the
+        target may be another matter.
         """
-        while (target := self._connected_target()) is None:
-            await self._changed.wait()
-        member, connection = target
-        why = await link.pair(member.deliver_address, connection.epoch)
-        if why is not None:
-            raise IncompatiblePair(f"draft {draft.model_id} does not fit target {connection.info.model_id}: {why}")
+        while True:
+            while (target := self._connected_target()) is None:
+                await self._changed.wait()
+            member, connection = target
+            why = await link.pair(member.deliver_address, connection.epoch)
+            if why is None:
+                return
+            if member.connection is connection:
+                raise Unavailable(f"draft {draft.model_id} does not fit target {connection.info.model_id}: {why}")
 
     def _connected_target(self) -> tuple[TargetMember, Connection] | None:
         for member in self.targets.values():
@@ -357,4 +361,4 @@ def _rank(draft: DraftMember, drafter: Drafter) -> int:
 def _why_not(member: TargetMember) -> str:
     if member.connection is not None:
         return "it is about to stop"
-    return member.link.refused or "not connected"
+    return "not connected" if member.link.refused is None else member.link.refused.message

@@ -15,7 +15,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -117,6 +117,8 @@ class Gateway:
     grpc: str
     url: str
     """URL of its HTTP server; its metrics are at /metrics there."""
+    refused: Sequence[str] = ()
+    """Workers that it does not use, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,8 +337,8 @@ class Supervisor:
         self._progress(name, "starting", f"for {where.get('registry') or where['target']}")
         ready = self._await_ready(self._spawn_gateway(name, config), _SERVED_TIMEOUT_S)
         scheme = "http" if config.public_tls_dir is None else "https"
-        gateway = Gateway(str(ready["http"]), str(ready["grpc"]), f"{scheme}://{ready['http']}")
-        self._await_served(gateway.url)
+        url = f"{scheme}://{ready['http']}"
+        gateway = Gateway(str(ready["http"]), str(ready["grpc"]), url, self._await_served(url))
         self._progress(name, "ready", gateway.http)
         ports = {"port": _port(gateway.http), "grpc_port": _port(gateway.grpc)}  # where its users look for it
         self._keep(name, lambda: self._spawn_gateway(name, config.model_copy(update={**self._where(), **ports})))
@@ -373,8 +375,8 @@ class Supervisor:
                 self._progress(event["part"], event["state"], event["detail"])
         raise PartFailed(f"{child.name} is not ready after {timeout_s:g} s", child.last_lines(_SHOWN_LINES))
 
-    def _await_served(self, url: str) -> None:
-        """`/readyz` says 200 only when a request would be served."""
+    def _await_served(self, url: str) -> Sequence[str]:
+        """Wait until a request would be served, which `/readyz` says with 200; return which workers are not used."""
         give_up = time.monotonic() + _SERVED_TIMEOUT_S
         reason = "it does not answer"
         while time.monotonic() < give_up:
@@ -384,7 +386,8 @@ class Supervisor:
                 # It is our own child: its certificate need not be of this machine's name.
                 reply = httpx.get(f"{url}/readyz", timeout=5.0, trust_env=False, verify=False)
                 if reply.status_code == httpx.codes.OK:
-                    return
+                    refused: list[str] = reply.json()["refused"]
+                    return refused
                 reason = reply.text.strip()
             except httpx.TransportError:
                 pass

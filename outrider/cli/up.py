@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from outrider.cli import options as opt
 from outrider.cli.console import EXIT_FAILED, note_console, print_error
@@ -159,6 +160,8 @@ def _show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) 
     for gateway in endpoints.gateways:
         console.print(f"  HTTP  {gateway.url}/v1   metrics {gateway.url}/metrics")
         console.print(f"  gRPC  {gateway.grpc}")
+    for refused in dict.fromkeys(refused for gateway in endpoints.gateways for refused in gateway.refused):
+        console.print(f"  [bold yellow]not used[/]  the {escape(refused)}", highlight=False)
     for one in endpoints.workers:
         console.print(f"  {one.name} memory  {one.memory}", highlight=False)
         if one.metrics is not None:

@@ -311,6 +311,8 @@ class WorkerMetrics:
         """See feature_rows."""
         self.head_bytes = gauge("head_bytes", "Memory of the opening maps of heads.")
         """outrider_worker_head_bytes (target)"""
+        self.kept_feature_bytes = gauge("kept_feature_bytes", "Memory of rows kept for drafts that ask late.")
+        """outrider_worker_kept_feature_bytes (target)"""
         agreement = "Share of a text's positions at which a head agreed with its target when they were paired."
         head_agreement = Gauge("outrider_worker_head_agreement", agreement, ["worker", "draft"], registry=r)
         self.head_agreement = _Bound(head_agreement, {"worker": worker})

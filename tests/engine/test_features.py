@@ -118,7 +118,7 @@ def target(runner: ModelRunner) -> Any:
     yield served
     served.verifier.handle(DropHead(HEAD))
     served.verifier.handle(DropHead(OTHER))
-    assert served.features._num_kept_bytes == 0 and not served.features._kept
+    assert served.features.num_kept_bytes == 0 and not served.features._kept
 
 
 def test_rows_come_as_they_are_made_without_a_gap_whatever_was_asked_first(target: Served) -> None:
@@ -215,7 +215,7 @@ def test_what_is_no_longer_kept_is_lost_for_a_slow_draft(target: Served, monkeyp
     target.link.has_room = True
     target.steps(4)
     assert target.link.spans[0][1] >= NUM_PROMPT - 1
-    assert target.features._num_kept_bytes <= 8 * ROW_BYTES
+    assert target.features.num_kept_bytes <= 8 * ROW_BYTES
 
 
 def test_the_rows_of_all_slots_are_bounded_and_those_of_the_idle_go_first(
@@ -228,7 +228,7 @@ def test_the_rows_of_all_slots_are_bounded_and_those_of_the_idle_go_first(
     target.open(1, prompt(1))
     target.steps(4)
     kept = {key[1] for _, key in target.features._kept}
-    assert 1 in kept and target.features._num_kept_bytes <= module.MAX_KEPT_BYTES
+    assert 1 in kept and target.features.num_kept_bytes <= module.MAX_KEPT_BYTES
     assert MAX_KEPT_ROWS * ROW_BYTES > module.MAX_KEPT_BYTES
 
 

@@ -33,6 +33,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
+from target_service.feature_jobs import WantRows
 from target_service.features import Features
 from target_service.jobs import Fallback, Verdict, VerifyJob
 from target_service.leases import Leases
@@ -302,6 +303,30 @@ def test_what_is_named_is_waited_for_and_again_once_something_has_come_late(runn
     assert target.step_after(0.5 * MOST_HOLD_S)
     verdict = target.verdicts[-1]
     assert (verdict.num_drafted, verdict.num_wasted, verdict.fallback, len(target.verdicts)) == (2, 2, None, 3)
+
+
+class Reading:
+    """A draft that reads rows of features, at its end of the link."""
+
+    has_room = True
+
+    def send_rows(self, ticket: int, start: int, num_rows: int, data: bytes) -> None: ...
+
+    def note_dropped(self, num_rows: int, num_bytes: int) -> None: ...
+
+
+def test_a_step_is_not_held_for_a_draft_that_reads_rows_of_what_is_fed_in_it(runner: ModelRunner) -> None:
+    """It cannot have drafted: both would wait, the target for as long as it may."""
+    target = Fixed(runner)
+    for _ in range(3):
+        assert target.step_after(MOST_HOLD_S)
+        target.slot_lease.live = True  # something is on its way
+    assert not target.step_after(0.0)
+    target.verifier.handle(WantRows(Reading(), b"a head", ticket=0, start=0))
+    assert not target.step_after(0.0), "the rows of all but the last token were made by earlier steps"
+    target.slot_lease.slot.truncate(len(target.slot_lease.slot.committed) - 1)
+    assert target.step_after(0.0), "the token before the last has no row yet"
+    assert not target.step_after(0.0), "now it has"
 
 
 def test_what_comes_while_a_step_runs_lies_ready_for_the_next(

@@ -90,6 +90,9 @@ class ScriptedGenerator:
     def ready(self) -> str | None:
         return self.reason
 
+    def refusals(self) -> list[str]:
+        return ["a draft: why"]
+
     def admit(self, model_id: str, num_answers: int) -> Playback:
         if self.refusal is not None:
             raise self.refusal

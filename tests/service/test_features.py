@@ -253,8 +253,8 @@ async def test_another_life_of_the_target_makes_no_pair(target: ControlClient, t
 
 async def test_a_target_that_is_not_there_makes_no_pair(target: ControlClient, target_worker: Process) -> None:
     async with draft_of(target, target_worker) as draft:
-        found = await draft.deliverer.pair("127.0.0.1:1", 7)
-        assert found is not None and "UNAVAILABLE" in found
+        with pytest.raises(Unavailable, match="did not take the head: the stream to the target ended: UNAVAILABLE"):
+            await draft.deliverer.pair("127.0.0.1:1", 7)
 
 
 async def test_a_probe_says_what_the_target_says(

@@ -526,7 +526,8 @@ async def test_models_health_readiness_and_metrics(generator: ScriptedGenerator)
         listed = (await http.get("/v1/models")).json()
         assert [model["id"] for model in listed["data"]] == [MODEL]
         assert (await http.get(f"/v1/models/{MODEL}")).json() == listed["data"][0]
-        assert (await http.get("/readyz")).status_code == 200
+        ready = await http.get("/readyz")
+        assert (ready.status_code, ready.json()) == (200, {"ready": True, "reason": None, "refused": ["a draft: why"]})
         health = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")]
         answers = [await http.request(method, path) for method, path in health]
         assert [(answer.status_code, answer.content) for answer in answers] == [(200, b"")] * 3

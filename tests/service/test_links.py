@@ -72,7 +72,7 @@ async def test_a_worker_of_another_protocol_is_left_unused() -> None:
     link = link_to(port)
     try:
         await until(lambda: link.refused)
-        assert link.refused == (
+        assert link.refused is not None and link.refused.message == (
             f"the target old (version 0.0.9) speaks protocol {PROTOCOL - 1}, this gateway {PROTOCOL}; "
             "upgrade the older one; see docs/deploy.md"
         )

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import prometheus_client
 import torch
@@ -54,7 +54,7 @@ class WorkerState:
     """The engine thread's."""
     drafters: tuple[Drafter, ...] = ()
     """Drafters without a model: those of a target for its own drafts, or the one that the draft is."""
-    needs_features: bool = False
+    needs_features: ClassVar[bool] = False
     """Whether it is a draft that reads a target's hidden states."""
     draining: Callable[[], bool] = field(default=lambda: False)
     close: Callable[[], None] = field(default=lambda: None)
