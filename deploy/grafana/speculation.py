@@ -36,6 +36,21 @@ def drafts() -> list[Panel]:
             most=1,
         ),
         lines(
+            "Heads: shown and done",
+            "Draft heads alone. shown: share of a text at which head and target said the same when they were paired. "
+            "done: share of first draft tokens that were kept in the last hour. Far apart: the target's weights or the "
+            "traffic changed, or the head reads other hidden states than it was trained on.",
+            [
+                Query('max by (draft) (outrider_worker_head_agreement{draft=~"$draft"})', "{{draft}} shown"),
+                Query(
+                    f"pair:spec_first_acceptance:ratio_rate1h{{{PAIR}}} and on (draft) outrider_worker_head_agreement",
+                    "{{draft}} done ({{target}})",
+                ),
+            ],
+            SHARE,
+            most=1,
+        ),
+        lines(
             "Tokens a target pass",
             "Committed tokens over rounds and plain steps: what one pass of the target brings an answer.",
             [Query(TOKENS_PER_PASS, "{{target}} / {{draft}}")],

@@ -43,6 +43,7 @@ def dashboard() -> Dashboard:
             ("Work", work()),
             ("Memory", memory()),
             ("Proposals", proposals()),
+            ("Features", features()),
             ("Process", process()),
         ),
     )
@@ -216,6 +217,34 @@ def proposals() -> list[Panel]:
                 )
             ],
             PER_S,
+        ),
+    ]
+
+
+def features() -> list[Panel]:
+    by_fate = "by (worker, member, head, fate)"
+    legend = f"{LEGEND} {{{{head}}}} {{{{fate}}}}"
+    return [
+        lines(
+            "Rows of features",
+            "For drafts that are heads. sent, and dropped for now: the draft reads too slowly (target). received (draft).",
+            [Query(counted("outrider_worker_feature_rows_total", by=by_fate), legend)],
+            PER_S,
+        ),
+        lines(
+            "Bytes of features",
+            "Of the same rows.",
+            [Query(counted("outrider_worker_feature_bytes_total", by=by_fate), legend)],
+            BYTES_PER_S,
+        ),
+        lines(
+            "Memory of heads",
+            "In targets: the maps that open drafts' heads, and the rows kept for drafts that ask late.",
+            [
+                Query(f'outrider_worker_head_bytes{{worker="target",{WORKER}}}', f"{LEGEND} maps"),
+                Query(f'outrider_worker_kept_feature_bytes{{worker="target",{WORKER}}}', f"{LEGEND} rows"),
+            ],
+            BYTES,
         ),
     ]
 

@@ -19,7 +19,7 @@ from tests.forked import REPO
 
 FOLDER = REPO / "deploy/prometheus"
 WINDOW_S, HISTORY_S = 10, 120
-"""What the rules' 5 minutes and 1 day become."""
+"""What the rules' 5 minutes and hour, and their day and week become."""
 STEP_S = 2.0
 """Between two samples of a course."""
 START_S = 30.0
@@ -129,6 +129,7 @@ def _config(folder: Path, gateway: str) -> Path:
 def hastened(rules: str) -> str:
     """The same rules over seconds: what a test cannot wait for."""
     rules = rules.replace("[15m]", f"[{HISTORY_S}s]").replace("offset 15m", f"offset {HISTORY_S}s")
+    rules = rules.replace("[7d] offset 1h", f"[{HISTORY_S}s] offset {WINDOW_S}s").replace("[1h]", f"[{WINDOW_S}s]")
     rules = rules.replace("[5m]", f"[{WINDOW_S}s]").replace("[1d] offset 1h", f"[{HISTORY_S}s] offset {WINDOW_S}s")
     return re.sub(r"(?m)^( +for:) .*$", r"\1 3s", rules)
 
