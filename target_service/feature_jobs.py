@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.engine.heads.opening import OpeningMap
@@ -43,6 +43,8 @@ class DropHead(FeatureJob):
     """Make none for it any more."""
 
     digest: bytes
+    done: Callable[[], None] = field(default=lambda: None, compare=False)
+    """Called once nothing more is sent."""
 
 
 @dataclass(frozen=True, slots=True)

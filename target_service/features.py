@@ -84,8 +84,9 @@ class Features:
         match job:
             case AddHead():
                 self._add(job)
-            case DropHead(digest):
+            case DropHead(digest, done):
                 self._drop(digest)
+                self._answer(done)
             case WantRows():
                 self._want(job)
             case LinkGone(link):

@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,8 @@ from tests.tiny_models import tiny_llama
 VOCAB_SIZE = 24
 """So few that drafts of a head of random weights are kept now and then."""
 CONTEXT = 1024
-NUM_CROWD, NUM_PROMPT, NUM_TOKENS = 16, 150, 50
-"""Answers of which no cache holds more than a third at once."""
+NUM_CROWD, NUM_TOKENS = 16, 140
+"""Answers that begin together, and no cache can hold to their end."""
 COUPLED = {"temperature": 1.0, "ignore_eos": True}
 RETURNS = re.compile("p?(sp)*s")
 """Drafts, plain rounds without them, drafts again."""
@@ -56,7 +57,7 @@ def reference(folders: Folders) -> ReferenceModel:
 
 @pytest.fixture(scope="module")
 def pools(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
-    """Two targets that take 30 ms longer a step, so that streams outlive a restart, and one draft, all short of memory."""
+    """Two targets that take 30 ms longer a step, so that streams outlive a restart, and a draft; all short of memory."""
     cache = ("--kv-cache-tokens", str(CONTEXT))
     with running_pools(
         2,
@@ -97,9 +98,7 @@ class Question:
     def assert_right(self, reference: ReferenceModel, ids: Sequence[int]) -> None:
         """Each id is what the target alone says after those before it, by transformers' own forward."""
         params = SamplingParams(seed=self.seed, **COUPLED)  # type: ignore[arg-type]
-        sequence = [*self.prompt, *ids]
-        for end in range(len(self.prompt), len(sequence)):
-            assert sequence[end] == reference.next_id(sequence[:end], len(self.prompt), params), f"token {end}"
+        assert list(ids) == reference.next_ids(self.prompt, params, ids)
 
 
 async def answer(client: AsyncClient, question: Question, max_tokens: int = 24) -> Completion:
@@ -122,17 +121,17 @@ async def test_a_draft_killed_in_mid_answer_reads_rows_again_and_its_head_goes_w
     pools: Pools, reference: ReferenceModel
 ) -> None:
     question, seen = Question.new(), Seen()
-    async with AsyncClient(pools.grpc()) as client:
-        async with client.stream(**question.options(900)) as stream:  # type: ignore[arg-type]  # and it is left half-way
-            await seen.read(stream, speculative(5))
-            _, target = await asyncio.to_thread(member_of, pools, "target")
-            assert num_rows(target, "sent") > 0 and total(samples_of(target), "outrider_worker_head_bytes") > 0
-            pools.drafts[0].kill()
-            await seen.read(stream, plain(5))
-            assert total(samples_of(target), "outrider_worker_head_bytes") == 0
-            assert not [name for name in samples_of(target) if name.startswith("outrider_worker_feature_rows_total")]
-            await asyncio.to_thread(pools.restart, pools.drafts[0])
-            await seen.read(stream, speculative(10))
+    options = question.options(900)  # of which most are never heard: the client leaves
+    async with AsyncClient(pools.grpc()) as client, client.stream(**options) as stream:  # type: ignore[arg-type]
+        await seen.read(stream, speculative(5))
+        _, target = await asyncio.to_thread(member_of, pools, "target")
+        assert num_rows(target, "sent") > 0 and total(samples_of(target), "outrider_worker_head_bytes") > 0
+        pools.drafts[0].kill()
+        await seen.read(stream, plain(5))
+        assert total(samples_of(target), "outrider_worker_head_bytes") == 0
+        assert not [name for name in samples_of(target) if name.startswith("outrider_worker_feature_rows_total")]
+        await asyncio.to_thread(pools.restart, pools.drafts[0])
+        await seen.read(stream, speculative(10))
     assert RETURNS.fullmatch(seen.phases), seen.phases
     question.assert_right(reference, seen.ids)
     assert num_rows(pools.drafts[0], "received") > 0
@@ -148,7 +147,7 @@ async def test_an_answer_that_moves_to_another_target_is_drafted_for_there_and_a
         name, target = await asyncio.to_thread(member_of, pools, "target")
         target.kill()
         await seen.read(stream, lambda rounds: False)
-        assert len(seen.ids) == 200 and speculative(10)(seen.rounds[-30:])
+        assert len(seen.ids) == 200 and sum(each.num_drafted > 0 for each in seen.rounds[-30:]) > 10
         question.assert_right(reference, seen.ids)
         await asyncio.to_thread(pools.restart, target)
         await until(lambda: connected(pools.http(), name))
@@ -167,31 +166,40 @@ async def until_drafted(client: AsyncClient, reference: ReferenceModel, check: C
     raise AssertionError("no answer was drafted for as it should be")
 
 
-async def test_rows_begin_behind_what_the_target_has_cached(pools: Pools, reference: ReferenceModel) -> None:
+async def test_rows_begin_behind_what_the_target_has_cached(
+    pools: Pools, folders: Folders, reference: ReferenceModel
+) -> None:
     """A draft that has the beginning, too, adopts it; one that has not begins at the first row there is."""
-    question, draft = Question.new(100), pools.drafts[0]
+    question = Question.new(100)
     async with AsyncClient(pools.grpc()) as client:
-        for cached, adopted in ((0, 0), (96, 1), (96, 0)):
-            before = total(samples_of(draft), "outrider_worker_prefix_hit_tokens_total")
+        seen = list[int]()
+        drafted = partial(total, draft=folders.head)  # what a head can and what it does have the same name
+        assert any(f'draft="{folders.head}"' in name for name in samples_of(pools.drafts[0]) if "agreement" in name)
+        for _ in range(4):  # it may go to the other target once
             made = await answer(client, question)
             question.assert_right(reference, ids_of(made))
-            assert made.usage.num_cached_prompt_tokens == cached
             assert made.usage.num_draft_tokens > made.usage.num_rounds > 0
-            assert (total(samples_of(draft), "outrider_worker_prefix_hit_tokens_total") > before) is bool(adopted)
-            if adopted:
-                draft = await asyncio.to_thread(pools.restart, draft)
-                await until(lambda: connected(pools.http(), "draft-0"))
+            seen.append(made.usage.num_cached_prompt_tokens)
+        assert seen[0] == 0 and seen[-1] == 96, seen
+        assert drafted(pools.metrics(), "spec_drafted_per_position_total", position="0") > 0
+        await asyncio.to_thread(pools.restart, pools.drafts[0])
+        await until(lambda: connected(pools.http(), "draft-0"))
+        made = await answer(client, question)
+        question.assert_right(reference, ids_of(made))
+        assert made.usage.num_cached_prompt_tokens == 96
+        assert made.usage.num_draft_tokens > made.usage.num_rounds > 0
 
 
 async def test_slots_of_both_that_lose_their_memory_say_the_same(pools: Pools, reference: ReferenceModel) -> None:
-    crowd = [Question.new(NUM_PROMPT) for _ in range(NUM_CROWD)]
+    crowd = [Question.new() for _ in range(NUM_CROWD)]
     async with AsyncClient(pools.grpc()) as client:
         made = await asyncio.gather(*(answer(client, each, NUM_TOKENS) for each in crowd))
     for question, each in zip(crowd, made, strict=True):
         question.assert_right(reference, ids_of(each))
     assert sum(each.usage.num_draft_tokens for each in made) > 0
-    for worker in (*pools.targets, *pools.drafts):
-        assert total(samples_of(worker), "outrider_worker_preemptions_total") > 0
+    for members in (pools.targets, pools.drafts):
+        lost = [total(samples_of(worker), "outrider_worker_preemptions_total") for worker in members]
+        assert sum(lost) > 0, lost
 
 
 async def test_a_head_of_wrong_wiring_is_not_used_and_everybody_is_told(
@@ -212,7 +220,7 @@ async def test_a_head_of_wrong_wiring_is_not_used_and_everybody_is_told(
         (why,) = read_ready(alone.http())
         assert why.startswith(f"draft at {draft.address}: draft {folders.head} does not fit target {folders.target}: ")
         assert "serve it as it is with --trust-draft-config" in why
-        assert f"WARNING" in log.read_text() and why.partition(": ")[2] in log.read_text()
+        assert "WARNING" in log.read_text() and why.partition(": ")[2] in log.read_text()
         assert total(alone.metrics(), "outrider_members", role="draft", state="refused") == 1
         question = Question.new()
         async with AsyncClient(alone.grpc()) as client:

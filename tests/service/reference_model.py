@@ -48,6 +48,11 @@ class ReferenceModel:
         law = self.laws(ids, num_prompt, params, [])[0]
         return gumbel_max(_probs(law), params, len(ids))
 
+    def next_ids(self, prompt: Sequence[int], params: SamplingParams, ids: Sequence[int]) -> list[int]:
+        """What plain steps answer after the prompt and each beginning of `ids`, the whole but for its last."""
+        laws = self.laws(prompt, len(prompt), params, ids[:-1])
+        return [gumbel_max(_probs(law), params, len(prompt) + j) for j, law in enumerate(laws)]
+
     def verdict(
         self,
         ids: Sequence[int],

@@ -17,7 +17,7 @@ from tests.watching.system import (
     NUM_USERS,
     Registry,
     clueless_draft,
-    with_model,
+    with_weights_of,
     write_half_a_key_file,
     write_key_file,
 )
@@ -75,11 +75,8 @@ def troubles(pools: Pools, registry: Registry, load: Load, folder: Path) -> list
             load.level += 1
             time.sleep(0.5)
 
-    def draft_with(model: str) -> Callable[[], None]:
-        return lambda: [with_model(pools, draft, model) for draft in list(pools.drafts)] and None
-
     usual = users(NUM_USERS)
-    clueless = str(clueless_draft(folder / "clueless"))
+    clueless = clueless_draft(folder / "clueless")
     return [
         Trouble("one of two targets killed", ("OutriderTargetLost",), kill([0], "targets"), start([0], "targets")),
         Trouble("one of two targets hangs", ("OutriderTargetLost",), stop(signal.SIGSTOP), stop(signal.SIGCONT)),
@@ -99,9 +96,9 @@ def troubles(pools: Pools, registry: Registry, load: Load, folder: Path) -> list
         ),
         Trouble(
             "drafts of random weights",
-            ("OutriderAcceptanceCollapse",),
-            draft_with(clueless),
-            draft_with(DEMO_DRAFT),
+            ("OutriderAcceptanceCollapse", "OutriderAcceptanceDrift"),
+            lambda: with_weights_of(pools, folder, clueless),
+            lambda: with_weights_of(pools, folder, Path(DEMO_DRAFT)),
         ),
         Trouble("long prompts of many", ("OutriderKVCacheNearlyFull",), users(14, long=True), usual),
         Trouble("users come and come", ("OutriderQueueGrowing",), crowd, usual),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ KV_CACHE_TOKENS = 2560
 """Little more than a context: six answers with long prompts fill it."""
 KEYS = {name: new_key() for name in ("free", "limited")}
 KEY_FILE = "keys.yaml"
+DRAFT = "draft"
+"""Folder of the drafts' model, whose weights can be replaced."""
+WEIGHTS = "model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -56,7 +60,8 @@ class Registry:
 @contextlib.contextmanager
 def watched(folder: Path) -> Iterator[tuple[Pools, Registry]]:
     kv_cache = ("--kv-cache-tokens", str(KV_CACHE_TOKENS))
-    with running_pools(2, 2, 0, target_args=kv_cache, log_folder=folder) as pools:
+    draft = shutil.copytree(DEMO_DRAFT, folder / DRAFT)
+    with running_pools(2, 2, 0, draft=str(draft), target_args=kv_cache, log_folder=folder) as pools:
         registry = Registry(pools, folder / "registry.log")
         registry.start()
         try:
@@ -95,7 +100,9 @@ def clueless_draft(folder: Path) -> Path:
     return folder
 
 
-def with_model(pools: Pools, draft: Process, model: str) -> None:
-    """The draft again at its ports, with other weights."""
-    draft.args[draft.args.index("--model") + 1] = model
-    pools.restart(draft)
+def with_weights_of(pools: Pools, folder: Path, source: Path) -> None:
+    """The drafts again at their ports and under the same id, with other weights."""
+    shutil.copy(source / WEIGHTS, folder / WEIGHTS)
+    os.replace(folder / WEIGHTS, folder / DRAFT / WEIGHTS)
+    for draft in list(pools.drafts):
+        pools.restart(draft)
