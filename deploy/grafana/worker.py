@@ -227,7 +227,7 @@ def features() -> list[Panel]:
     return [
         lines(
             "Rows of features",
-            "For drafts that are heads. sent, and dropped for now: the draft reads too slowly (target). received (draft).",
+            "For drafts that are heads. sent; dropped for now: the draft reads too slowly (target). received (draft).",
             [Query(counted("outrider_worker_feature_rows_total", by=by_fate), legend)],
             PER_S,
         ),

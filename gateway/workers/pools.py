@@ -101,8 +101,8 @@ class Pools:
 
     async def wait_ready(self) -> None:
         """Wait, at start, until a target of every pool and every draft fit and are connected. Drafts are waited for no
-        longer than DRAFTS_WAIT_S, and heads that read their target wrongly not at all: they are never needed. With a registry, where members come and go, one pool that can
-        be served is enough when the time is up.
+        longer than DRAFTS_WAIT_S, and heads that read their target wrongly not at all: they are never needed. With a
+        registry, where members come and go, one pool that can be served is enough when the time is up.
 
         Raises Unavailable when no target comes in time, IncompatiblePair naming the first difference.
         """

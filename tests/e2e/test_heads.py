@@ -57,7 +57,7 @@ def reference(folders: Folders) -> ReferenceModel:
 
 @pytest.fixture(scope="module")
 def pools(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
-    """Two targets that take 30 ms longer a step, so that streams outlive a restart, and a draft; all short of memory."""
+    """Two targets that take 30 ms longer a step, so that streams outlive a restart, and a draft: short of memory."""
     cache = ("--kv-cache-tokens", str(CONTEXT))
     with running_pools(
         2,

@@ -75,8 +75,8 @@ class Outbox(Generic[Item]):
                     await self._write(batch)
                     del self._queue[: len(batch)]
                     self._written.set()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError, grpc.aio.InternalError):
-            pass  # writing to a stream that has ended, or whose peer died in the middle; the reader says why
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.BaseError):
+            pass  # writing to a stream that has ended, whose peer or own server ends; the reader says why
         except Exception:
             log.exception("writing to a stream failed; the stream ends")
             self._end_stream()
