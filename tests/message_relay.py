@@ -1,7 +1,8 @@
 """A relay between two parts that knows their messages: it records, drops, repeats and delays items of batches.
 
 For tests and benchmarks. Every method passes as bytes, whatever its kind; of those that carry deliveries or a gateway's
-requests each item has a fate of its own. With a `TcpRelay` behind it: over a given round trip and bandwidth.
+requests each item has a fate of its own, and so have the rows of features that come back. With a `TcpRelay` behind it:
+over a given round trip and bandwidth.
 """
 
 from __future__ import annotations
@@ -19,20 +20,40 @@ from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, client_options, server_options
 
+DELIVER = "/outrider.v1.TargetService/Deliver"
 BATCHES: dict[str, Any] = {
     "/outrider.v1.TargetService/Control": tpb.TargetRequestBatch,
-    "/outrider.v1.TargetService/Deliver": tpb.DeliveryBatch,
+    DELIVER: tpb.DeliveryBatch,
     "/outrider.v1.DraftService/Control": dpb.DraftRequestBatch,
 }
 Fate = Callable[[Any], Sequence[float]]
 """Of an item, after how many seconds it passes: (0.0,) as it comes, () never, two of them twice."""
-ONE_WAY = frozenset({"delivery", "extend", "advance"})
+ONE_WAY = frozenset({"delivery", "extend", "advance", "rows", "rows asked for"})
 """Kinds of items that may be lost, come twice and in another order."""
 
 
 def kind_of(item: Any) -> str:
-    """Return "delivery", or the name of a request."""
-    return "delivery" if isinstance(item, tpb.Delivery) else str(item.WhichOneof("item"))
+    """Return "delivery", "rows", "rows asked for", or the name of a request."""
+    if isinstance(item, tpb.Delivery):
+        return "delivery"
+    if isinstance(item, tpb.FeatureRows):
+        return "rows"
+    name = str(item.WhichOneof("item"))
+    return f"{name} asked for" if isinstance(item, tpb.FeatureAsk) else name
+
+
+def as_batch(method: str, items: Sequence[Any]) -> bytes:
+    """Return one message with these items."""
+    if method != DELIVER:
+        return bytes(BATCHES[method](items=items).SerializeToString())
+    deliveries = [item for item in items if isinstance(item, tpb.Delivery)]
+    asks = [item for item in items if isinstance(item, tpb.FeatureAsk)]
+    return tpb.DeliveryBatch(items=deliveries, asks=asks).SerializeToString()
+
+
+def items_of(method: str, message: bytes) -> list[Any]:
+    batch = BATCHES[method].FromString(message)
+    return [*batch.items, *(batch.asks if method == DELIVER else ())]
 
 
 def as_it_comes(item: Any) -> Sequence[float]:
@@ -110,7 +131,7 @@ class MessageRelay(grpc.GenericRpcHandler):
             feed = self._feed_items if details.method in BATCHES else self._feed
             feeding = asyncio.create_task(feed(details.method, messages, call))
             try:
-                async for reply in call:
+                async for reply in self._features(call) if details.method == DELIVER else call:
                     yield reply
             except grpc.aio.AioRpcError as error:
                 await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
@@ -132,17 +153,49 @@ class MessageRelay(grpc.GenericRpcHandler):
         async def send(items: list[Any], delay_s: float = 0.0) -> None:
             await asyncio.sleep(delay_s)
             async with writing:
-                await call.write(BATCHES[method](items=items).SerializeToString())
+                await call.write(as_batch(method, items))
 
         async with asyncio.TaskGroup() as late:
             async for message in messages:
-                items = list(BATCHES[method].FromString(message).items)
+                items = items_of(method, message)
                 self.batches.append(items)
-                fates = [tuple(self._fate(item)) for item in items]
-                self.num_held += sum(fate != (0.0,) for fate in fates)
-                if now := [item for item, fate in zip(items, fates, strict=True) for each in fate if not each]:
+                now, later = self._fates(items)
+                if now:
                     await send(now)
-                for item, fate in zip(items, fates, strict=True):
-                    for delay_s in filter(None, fate):
-                        late.create_task(send([item], delay_s))
+                for item, delay_s in later:
+                    late.create_task(send([item], delay_s))
         await call.done_writing()
+
+    async def _features(self, call: Any) -> AsyncIterator[bytes]:
+        """What a target says to a draft. Rows that are late when the stream ends do not come."""
+        came: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+        async def read() -> None:
+            try:
+                async for message in call:
+                    batch = tpb.FeatureBatch.FromString(message)
+                    now, later = self._fates(list(batch.rows))
+                    del batch.rows[:]
+                    batch.rows.extend(now)
+                    came.put_nowait(batch.SerializeToString())
+                    for rows, delay_s in later:
+                        one = tpb.FeatureBatch(rows=[rows]).SerializeToString()
+                        asyncio.get_running_loop().call_later(delay_s, came.put_nowait, one)
+            finally:
+                came.put_nowait(None)
+
+        reading = asyncio.create_task(read())
+        try:
+            while (message := await came.get()) is not None:
+                yield message
+            await reading  # which raises what ended the call
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    def _fates(self, items: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, float]]]:
+        """Return what passes now, and what passes so many seconds later."""
+        fates = [tuple(self._fate(item)) for item in items]
+        self.num_held += sum(fate != (0.0,) for fate in fates)
+        each = [(item, delay_s) for item, fate in zip(items, fates, strict=True) for delay_s in fate]
+        return [item for item, delay_s in each if not delay_s], [(item, delay_s) for item, delay_s in each if delay_s]

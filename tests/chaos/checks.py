@@ -96,6 +96,9 @@ def held(system: System) -> dict[str, dict[str, int]]:
                 "blocks": info.num_kv_blocks_in_use,
                 "tickets": info.num_tickets,
             }
+    for index, target in enumerate(pools.targets):
+        metrics = read_metrics(f"http://{target.ready['metrics_address']}/metrics")
+        found[f"target {index}"]["bytes of rows"] = int(total(metrics, "outrider_worker_kept_feature_bytes"))
     for index in range(len(pools.gateways)):
         metrics = read_metrics(f"{pools.http(index)}/metrics")
         found[f"gateway {index}"] = {

@@ -16,7 +16,7 @@ from tests.chaos.load import REQUEST_TIMEOUT_S, STREAM_TIMEOUT_S, Gateway, Load
 from tests.chaos.plan import LONGEST_S, PAUSE_BEFORE_S, SHORTEST_S, make_plan
 from tests.chaos.questions import answered, questions
 from tests.chaos.results import add_recovery, add_streams, add_strikes, add_verdict, quiet_waits
-from tests.chaos.system import running_system
+from tests.chaos.system import HEADS, draft_args, running_system
 from tests.chaos.watching import Watcher
 
 WARM_UP_S = 5.0
@@ -31,7 +31,13 @@ async def run(options: argparse.Namespace, report: Report, folder: Path) -> list
         faults, seed=options.seed, minutes=options.minutes, every_s=options.every, fewest=fewest, most=most
     )
     async with running_system(
-        options.targets, options.drafts, options.gateways, options.kv_cache_tokens, REQUEST_TIMEOUT_S, folder
+        options.targets,
+        options.drafts,
+        options.gateways,
+        draft_args(options.draft, folder),
+        options.kv_cache_tokens,
+        REQUEST_TIMEOUT_S,
+        folder,
     ) as system:
         pools = system.pools
         numbers = range(options.gateways)
@@ -76,15 +82,17 @@ def main() -> int:
     parser.add_argument("--faults", nargs="+", choices=possible(1, 2), help="these alone", metavar="FAULT")
     parser.add_argument("--targets", type=int, default=2)
     parser.add_argument("--drafts", type=int, default=2)
+    parser.add_argument("--draft", choices=("model", *HEADS), default="model", help="what the drafts are")
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--kv-cache-tokens", type=int, default=16384, help="of each worker; fewer preempt more")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     parser.add_argument("--logs", type=Path, help="folder for the parts' logs; a temporary one otherwise")
     options = parser.parse_args()
+    models = "demo pair" if options.draft == "model" else f"demo target with {options.draft} heads"
     report = Report("chaos", "Streams while parts die, hang, lie and are cut off")
     report.text(
         f"{options.targets} targets, {options.drafts} drafts and {options.gateways} gateways as processes of one "
-        f"machine, the demo pair with --batch-invariant and a KV cache of {options.kv_cache_tokens} tokens a worker; "
+        f"machine, the {models} with --batch-invariant and a KV cache of {options.kv_cache_tokens} tokens a worker; "
         f"{options.streams[0]} to {options.streams[-1]} streams at once, a fault about every {options.every:g} s, "
         f"seed {options.seed}. A killed process is started again up to 5 s later; a hang, a cut, a full disk, a slow "
         f"or lying draft lasts {SHORTEST_S:g} to {LONGEST_S:g} s. Right answers: those of the same system, plain, "

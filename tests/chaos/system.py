@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,26 @@ import grpc.aio
 
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
+from tests.forked import REPO
+from tests.random_heads import random_eagle3, random_medusa
 from tests.stack import DEMO_DRAFT, DEMO_TARGET, Pools, Process, stop_all
 from tests.tcp_relay import TcpRelay
 
 WORKER_ARGS = ("--batch-invariant", "--metrics-port", "0")
+HEADS: dict[str, Callable[[str, Path], str]] = {"eagle3": random_eagle3, "medusa": random_medusa}
 START_ATTEMPTS = 10
 """A port that is free for a moment may be taken by a connection that goes out: it is free again soon."""
+
+
+def draft_args(kind: str, folder: Path) -> tuple[str, ...]:
+    """Return arguments of a draft: the demo model, or a head of the demo target, of random weights where it is not
+    shipped.
+    """
+    if kind == "model":
+        return ("--model", DEMO_DRAFT)
+    shipped = REPO / "models/demo" / kind
+    head = str(shipped) if shipped.exists() else HEADS[kind](DEMO_TARGET, folder / kind)
+    return ("--model", head, "--target-model", DEMO_TARGET, "--trust-draft-config")
 
 
 @dataclass
@@ -66,8 +80,15 @@ class System:
 
 @contextlib.asynccontextmanager
 async def running_system(
-    num_targets: int, num_drafts: int, num_gateways: int, kv_cache_tokens: int, request_timeout_s: float, folder: Path
+    num_targets: int,
+    num_drafts: int,
+    num_gateways: int,
+    draft: Sequence[str],
+    kv_cache_tokens: int,
+    request_timeout_s: float,
+    folder: Path,
 ) -> AsyncIterator[System]:
+    """draft: arguments that say what the drafts are."""
     pools = Pools([], [], [])
     cores = sorted(os.sched_getaffinity(0))
     cache = ("--kv-cache-tokens", str(kv_cache_tokens))
@@ -83,7 +104,7 @@ async def running_system(
                 start(pools.targets, "target_service", "--model", DEMO_TARGET, *WORKER_ARGS, *cache, *core)
             for _ in range(num_drafts):
                 core = ("--cpu-cores", str(cores[0]))
-                start(pools.drafts, "draft_service", "--model", DEMO_DRAFT, *WORKER_ARGS, *cache, *core)
+                start(pools.drafts, "draft_service", *draft, *WORKER_ARGS, *cache, *core)
             links: dict[tuple[str, str], TcpRelay] = {}
 
             async def link(one: str, other: str, member: Process) -> str:

@@ -37,6 +37,11 @@ class Recorder(target_pb2_grpc.TargetServiceServicer):
     async def Deliver(self, batches: AsyncIterator[tpb.DeliveryBatch], context: Any) -> AsyncIterator[tpb.FeatureBatch]:
         async for batch in batches:
             self.tickets += [item.ticket for item in batch.items]
+            for ask in batch.asks:
+                if ask.WhichOneof("item") == "rows":
+                    yield tpb.FeatureBatch(rows=[tpb.FeatureRows(start=ask.rows.start + i) for i in range(4)])
+                else:
+                    yield tpb.FeatureBatch(heads=[tpb.HeadReply(digest=ask.head.digest)])
         yield tpb.FeatureBatch(summary=tpb.DeliverSummary(num_deliveries=len(self.tickets)))
 
     async def Control(
@@ -104,6 +109,26 @@ async def test_deliveries_are_dropped_repeated_and_reordered() -> None:
     assert firsts != sorted(firsts)
     again = Faults(seed=1, drop=0.2, repeat=0.2, reorder=0.2)
     assert [again(tpb.Delivery()) for _ in range(200)].count(()) == faults.num_dropped
+
+
+async def test_rows_and_what_asks_for_them_are_lost_and_late_and_heads_pass_as_they_come() -> None:
+    faults = Faults(seed=1, drop=0.2, repeat=0.2, reorder=0.2)
+    asks = [tpb.FeatureAsk(rows=tpb.FeatureRequest(start=4 * i)) for i in range(50)]
+    heads = [tpb.FeatureAsk(head=tpb.HeadSpec(digest=bytes([i]))) for i in range(50)]
+    async with recording(faults) as (_, _, stub):
+        call = stub.Deliver()
+        for pair in zip(asks, heads, strict=True):
+            await call.write(tpb.DeliveryBatch(asks=pair))
+        await asyncio.sleep(4 * faults.late_s)
+        await call.done_writing()
+        batches = [batch async for batch in call]
+    starts = [rows.start for batch in batches for rows in batch.rows]
+    assert [reply.digest[0] for batch in batches for reply in batch.heads] == list(range(50))
+    assert batches[-1].HasField("summary")
+    assert 60 < len(set(starts)) < 190 and len(set(starts)) < len(starts)
+    assert [start for start in dict.fromkeys(starts) if start % 4] != sorted(
+        start for start in set(starts) if start % 4
+    )
 
 
 async def test_what_is_answered_is_never_touched() -> None:
