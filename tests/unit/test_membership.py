@@ -123,6 +123,51 @@ async def test_one_pool_that_can_be_served_makes_a_gateway_ready(pools: Pools) -
     assert coordinator.ready() is not None
 
 
+class Head:
+    """The link of a draft that reads hidden states, which says these things one after the other."""
+
+    def __init__(self, target: Any, *said: str | None) -> None:
+        self.asked: list[int] = []
+        self._target = target
+        self._said = iter(said)
+
+    async def pair(self, address: str, epoch: int) -> str | None:
+        self.asked.append(epoch)
+        why = next(self._said)
+        if why == "anew":
+            self._target.link._connection = cast(Any, connection_of(epoch + 1))
+        return why
+
+
+async def test_a_head_is_asked_again_where_the_target_was_started_anew_meanwhile(pools: Pools) -> None:
+    pools.update(Membership((CHAT,), members("chat/a")))
+    target = pools.members["a"]
+    target.link._connection = cast(Any, connection_of(7))
+    head = Head(target, "anew", None, "it reads a layer too low")
+    await pools.models["chat"].pair(INFO, cast(Any, head))
+    assert head.asked == [7, 8]
+    with pytest.raises(Unavailable, match="draft model does not fit target model: it reads a layer too low"):
+        await pools.models["chat"].pair(INFO, cast(Any, head))
+
+
+async def test_a_start_goes_on_without_a_head_that_is_refused_and_another_life_of_a_target_tests_it_again(
+    pools: Pools,
+) -> None:
+    pools.update(Membership((CHAT, SMALL), members("chat/a", "small/c")))
+    target, head = pools.members["a"].link, pools.members["c"].link
+    target._connection = cast(Any, connection_of())
+    head.refused, head._refused_epoch = Unavailable("it reads a layer too low"), 7
+    await pools.wait_ready()
+    assert Coordinator(pools).refusals() == ["draft at 127.0.0.1:9: it reads a layer too low"]
+    pools._link_changed("a", target, None, cast(Any, connection_of(8)))
+    assert head._refused_epoch == 0
+    head.refused, head._refused_epoch = IncompatiblePair("of another vocabulary"), 7
+    pools._link_changed("a", target, None, cast(Any, connection_of(9)))
+    assert head._refused_epoch == 7
+    with pytest.raises(IncompatiblePair, match="of another vocabulary"):
+        await pools.wait_ready()
+
+
 async def test_a_start_goes_on_without_a_pool_when_its_time_is_up_and_another_can_be_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
