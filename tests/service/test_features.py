@@ -133,19 +133,22 @@ async def head_bytes(client: ControlClient) -> float:
 async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
     target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
 ) -> None:
-    """Asked for before the lease begins; two drafts are kept and the third refused."""
+    """Asked for before the lease begins, whose first step feeds the prompt and waits for nobody; of the second two drafts
+    are kept and the third refused.
+    """
     async with draft_of(target, target_worker) as draft:
         ticket, expected = new_ticket(), reference.greedy(PROMPT, 2 * K)
         draft.request(ticket)
         assert await draft.pair() is None, "which waits for the registration that the request began"
         await target.opened(1, PROMPT, k=K)
-        replies = target.follow(verify(1, len(PROMPT), ticket=ticket, num_steps=K + 1))
-        drafts = [*expected[: K - 1], (expected[K - 1] + 1) % VOCAB]
-        await target.taken()
-        await deliver(target, delivery(target, ticket, len(PROMPT), drafts))
+        replies = target.follow(verify(1, len(PROMPT), ticket=ticket, num_steps=K + 2))
+        (plain,) = await replies.verdicts(1)
+        committed = [*PROMPT, *plain.token_ids]
+        drafts = [*expected[1:K], (expected[K] + 1) % VOCAB]
+        await deliver(target, delivery(target, ticket, len(committed), drafts))
         (first,) = await replies.verdicts(1)
-        assert (first.num_drafted, first.num_accepted) == (K, K - 1)
-        committed = [*PROMPT, *first.token_ids]
+        assert (plain.num_drafted, first.num_drafted, first.num_accepted) == (0, K, K - 1)
+        committed += first.token_ids
         truth = draft.expected(model, committed)
         check_close(await draft.came(ticket, 0, len(committed) - 1), truth[:-1])
         assert (ticket, len(committed) - 1) not in draft.rows, "the refused one and the last have none"

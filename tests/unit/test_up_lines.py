@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -25,11 +26,19 @@ NO_FLAGS: dict[str, dict[str, object]] = {
 }
 
 
-def said(gateway: dict[str, str]) -> str:
+def said(gateway: dict[str, str], endpoints: Endpoints = ENDPOINTS) -> str:
     out = io.StringIO()
     settings = merged({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
-    _show_ready(Console(file=out, width=300), ENDPOINTS, settings)
+    _show_ready(Console(file=out, width=300), endpoints, settings)
     return out.getvalue()
+
+
+def test_workers_that_are_not_used_are_named_with_the_reason_once() -> None:
+    refused = "draft at 127.0.0.1:4: the head [eagle3] reads a layer too low"
+    gateway = replace(ENDPOINTS.gateways[0], refused=[refused])
+    text = said({}, replace(ENDPOINTS, gateways=[gateway, gateway]))
+    assert text.count(f"  not used  the {refused}") == 1
+    assert "not used" not in said({})
 
 
 def test_commands_name_the_ca_and_the_key_where_they_are_asked_for() -> None:
