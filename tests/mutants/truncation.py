@@ -8,15 +8,15 @@ KV, SLOTS, PREFIX = "tests/unit/test_kv_pool.py", "tests/unit/test_slots.py", "t
 TRUNCATION = (
     Mutant(
         SLOTS_FILE,
-        "        return self._crop(max(committed_len - 1, 0))",
-        "        return self._crop(max(committed_len, 0))",
+        "        return self._crop(max(committed_len - 1 - self.first, 0))",
+        "        return self._crop(max(committed_len - self.first, 0))",
         "the last committed token is not fed again, and its logits are never computed",
         (SLOTS,),
     ),
     Mutant(
         SLOTS_FILE,
-        "        limit = min(len(self.cached), len(self.committed) - 1)",
-        "        limit = min(len(self.cached), len(self.committed))",
+        "        first, limit = self.first, min(len(self.cached), len(self.committed) - 1 - self.first)",
+        "        first, limit = self.first, min(len(self.cached), len(self.committed) - self.first)",
         "a slot whose drafts were all kept has nothing left to feed",
         (SLOTS,),
     ),
@@ -29,7 +29,7 @@ TRUNCATION = (
     ),
     Mutant(
         SLOTS_FILE,
-        "        self._num_agreed = min(self._num_agreed, base_len)",
+        "        self._num_agreed = min(self._num_agreed, max(0, base_len - self.first))",
         "        pass",
         "a past that a message rewrote is not compared with the cache again",
         (SLOTS,),
