@@ -95,8 +95,8 @@ class Registration:
 
     def replied(self, reply: tpb.HeadReply) -> None:
         """Go on with what the target said."""
-        if reply.digest != self._offer.digest:
-            return
+        if reply.digest != self._offer.digest or reply.target_epoch != self._epoch:
+            return  # of another life
         if reply.state == tpb.HEAD_STATE_WEIGHTS_WANTED:
             self._stop_sending()
             self._sending = asyncio.create_task(self._send_weights())

@@ -164,7 +164,7 @@ class Features:
             self._begin(lease, early)
 
     def cut(self, key: SlotKey, end: int) -> None:
-        """Forget the rows of a slot from a position on: other tokens may follow there."""
+        """Forget the rows of a slot from a position on: other tokens are there now, or may come."""
         for digest in self._heads:
             kept = self._kept.get((digest, key))
             if kept is not None:

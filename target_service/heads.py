@@ -123,8 +123,8 @@ class Heads:
         return None
 
     def _num_bytes(self) -> int:
-        known = [*self._heads.values(), *self._uploads.values()]
-        return sum(each.num_bytes for each in known)
+        here, on_their_way = self._heads.values(), self._uploads.values()
+        return sum(head.num_bytes for head in here) + sum(upload.num_bytes for upload in on_their_way)
 
     def add_piece(self, stream: int, piece: tpb.HeadWeights, refuse: Reply) -> None:
         """Take in a piece of the map that the stream sends. refuse: answers one of a map that is not awaited."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -112,6 +113,8 @@ class Verifier:
     def _verify(self, job: VerifyJob) -> None:
         key = (job.owner, job.slot_id)
         self._leases.end(key, "a newer verify came")
+        before = self._keeper.table.get(*key)
+        known_ids = [] if before is None else before.committed[job.base_len :]
         slot = self._keeper.commit(*key, job.base_len, job.committed_ids)
         if isinstance(slot, JobError):
             self._leases.answer(job, slot)
@@ -121,7 +124,8 @@ class Verifier:
             self._leases.answer(job, JobError(Fault.INVALID, why))
             return
         self._own_drafts.commit(job)
-        self._features.cut(key, job.base_len)
+        pairs = zip(known_ids, job.committed_ids, strict=False)
+        self._features.cut(key, job.base_len + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
         self._features.lease_began(self._leases.begin(job, slot))
 
     def _truncate(self, job: TruncateJob) -> None:

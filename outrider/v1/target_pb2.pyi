@@ -272,14 +272,16 @@ class FeatureRows(_message.Message):
     def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., start: _Optional[int] = ..., num_rows: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class HeadReply(_message.Message):
-    __slots__ = ("digest", "state", "why")
+    __slots__ = ("digest", "state", "why", "target_epoch")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     state: HeadState
     why: str
-    def __init__(self, digest: _Optional[bytes] = ..., state: _Optional[_Union[HeadState, str]] = ..., why: _Optional[str] = ...) -> None: ...
+    target_epoch: int
+    def __init__(self, digest: _Optional[bytes] = ..., state: _Optional[_Union[HeadState, str]] = ..., why: _Optional[str] = ..., target_epoch: _Optional[int] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
     __slots__ = ("id", "why", "taps", "best_ids")

@@ -27,9 +27,20 @@ from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
-from tests.fuzz.calls import talk
-from tests.fuzz.hints import leases, sound_part, structured_hints, valid_item, valid_part, worker_hints
-from tests.fuzz.services import SENTINEL, SETTLE_S, FrontDoor, Worker
+from tests.fuzz.calls import hold, talk
+from tests.fuzz.hints import (
+    SENTINEL,
+    last_asks,
+    leases,
+    registration,
+    sound_part,
+    structured_hints,
+    valid_ask,
+    valid_item,
+    valid_part,
+    worker_hints,
+)
+from tests.fuzz.services import SETTLE_S, FrontDoor, Worker
 from tests.fuzz.values import message_of, mutated, nudged
 
 Code = grpc.StatusCode
@@ -139,6 +150,19 @@ def control(worker: Worker, others: list[str], tally: Tally) -> Callable[[Any], 
     return campaign
 
 
+def once_ready(rest: bytes) -> Callable[[bytes], bool | bytes]:
+    """Sends the rest when a head is ready, and ends when its last probe is answered."""
+    left = [rest]
+
+    def until(message: bytes) -> bool | bytes:
+        batch = tpb.FeatureBatch.FromString(message)
+        if any(probe.id == SENTINEL for probe in batch.probes):
+            return True
+        return bool(left) and any(reply.state == tpb.HEAD_STATE_READY for reply in batch.heads) and left.pop()
+
+    return until
+
+
 def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
     """Deliveries under tickets of nobody, and then of the leases on a stream beside them, which then go on with those
     and with sound ones behind them.
@@ -150,6 +174,8 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
         for ticket in range(1, 5)
     ]
     sound = tpb.DeliveryBatch(items=[sound_part(ticket, target.epoch) for ticket in range(1, 4)]).SerializeToString()
+    registered = tpb.DeliveryBatch(asks=registration(target.epoch)).SerializeToString()
+    held = hold(target.channel, target.method("Deliver"), registered, once_ready(b""))  # rows are made all the while
     go_on = tpb.TargetRequestBatch(items=extends).SerializeToString() + target.valid()  # joined, they are one batch
 
     def campaign(data: Any) -> None:
@@ -167,19 +193,41 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
             tally.changed(made.SerializeToString(), raw)
             return made
 
+        def ask() -> tpb.FeatureAsk:
+            valid = None if anything else valid_ask(draw, target.epoch)
+            raw = None if valid is None else valid.SerializeToString()
+            made = message_of(draw, tpb.FeatureAsk, hints) if valid is None else nudged(draw, valid, hints)
+            tally.changed(made.SerializeToString(), raw)
+            return made
+
         parts = [part() for _ in range(draw(st.integers(1, BATCH)))]
-        raw = tpb.DeliveryBatch(items=parts).SerializeToString()
+        asks = [ask() for _ in range(draw(st.integers(0, BATCH // 2)))]
+        if draw(st.booleans()):
+            asks = [*registration(target.epoch), *asks]
+        raw = tpb.DeliveryBatch(items=parts, asks=asks).SerializeToString()
         rubbish = draw(st.integers(0, 5)) == 0
         if rubbish:
             valid = raw
             raw = mutated(draw, valid)
             tally.changed(raw, valid)
 
+        has_head = not rubbish and draw(st.booleans())
+        rest = raw + tpb.DeliveryBatch(asks=last_asks(target.epoch)).SerializeToString()  # joined, one batch
+
         def deliver_raw(*, is_counted: bool) -> None:
-            status, details, arrived = tally.talk(target.channel, target.method("Deliver"), [raw])
+            messages, until = ([registered], once_ready(rest)) if has_head else ([raw], None)
+            status, details, arrived = tally.talk(target.channel, target.method("Deliver"), messages, until)
             tally.ends[f"Deliver {status.name}"] += 1
             assert rubbish or status is Code.OK, (status, details)
-            summary = tpb.DeliverSummary.FromString(arrived[0]) if status is Code.OK else tpb.DeliverSummary()
+            batches = [tpb.FeatureBatch.FromString(message) for message in arrived]
+            summary = batches[-1].summary if status is Code.OK else tpb.DeliverSummary()
+            assert all(not batch.HasField("summary") for batch in batches[:-1])
+            for batch in batches:
+                tally.ends["rows"] += len(batch.rows)
+                tally.ends["probes"] += len(batch.probes)
+                for reply in batch.heads:
+                    tally.ends[tpb.HeadState.Name(reply.state).removeprefix("HEAD_STATE_").lower()] += 1
+                    assert reply.why or reply.state != tpb.HEAD_STATE_REFUSED, "a refusal says why"
             tally.ends["part refused"] += summary.num_refused
             tally.ends["part taken"] += summary.num_deliveries - summary.num_refused
             if is_counted:
@@ -212,6 +260,7 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
         tally.ends["drafts verified"] += sum(reply.verdict.num_drafted for reply in replies)
         for reply in replies:
             assert reply.error.code != pb.WORKER_ERROR_CODE_INTERNAL, reply
+        assert held.is_active()
 
     return campaign
 

@@ -6,8 +6,10 @@ import json
 import math
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 
+from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
@@ -15,6 +17,11 @@ from outrider.wire.kinds import PROTOCOL
 from tests.fuzz.values import Draw, Hints, floats, int32s
 
 VOCAB = 320
+SENTINEL = 77_777
+"""Slot, or id, of the valid request at the end of each stream."""
+HEAD = OpeningMap(OpeningSpec((0, 2), 4), {"fc": torch.ones(4, 2 * 32)}).to_bytes()
+"""An opening map that the fuzzed target can run."""
+HEAD_DIGEST = digest_of(HEAD)
 _SLOT = st.sampled_from([1, 1, 2, 2, 3, 4, 0, 2**64 - 1])
 _TICKET = st.sampled_from([1, 1, 2, 3, 4, 0, 2**64 - 1])
 _ID = st.integers(0, VOCAB - 1)
@@ -38,6 +45,7 @@ _PARAMS = st.builds(
     st.sampled_from([0.0, 0.0, 0.7, 1.0]),
     st.sampled_from([1.0, 0.9]),
 )
+_DIGEST = st.sampled_from([HEAD_DIGEST] * 3 + [b"", b"\0" * 32, b"\0" * 33])
 _ROOT = st.sampled_from([4, 4, 4, 3, 5, 6])
 _SPECULATION = st.sampled_from(
     [
@@ -71,6 +79,15 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
         "Delivery.ranks": st.one_of(st.binary(max_size=4), _RAW),
         "Delivery.kinds": st.one_of(st.lists(_KIND, max_size=4).map(bytes), _RAW),
         "Delivery.ends": st.one_of(_int32s(st.integers(-1, 3)), _int32s(_FAR), _RAW),
+        "HeadSpec.digest": _DIGEST,
+        "HeadSpec.num_bytes": st.sampled_from([0, 1, 8, 2**30, 2**30 + 1, 2**64 - 1]),
+        "HeadWeights.digest": _DIGEST,
+        "HeadWeights.offset": st.sampled_from([0, 0, 0, 4, 2**64 - 1]),
+        "HeadWeights.data": st.sampled_from([b"", b"x", bytes(8), bytes(4096)]),
+        "FeatureRequest.digest": _DIGEST,
+        "FeatureRequest.start": _LEN,
+        "ProbeRequest.token_ids": _IDS,
+        "ProbeRequest.taps": st.lists(st.sampled_from([-1, 0, 1, 2, 3, -2, 2**31 - 1, -(2**31)]), max_size=17),
         "TreeShape.widths": st.lists(st.sampled_from([1, 2, 3, 0, 64, 2**32 - 1]), max_size=4),
         "TreeShape.num_nodes": st.sampled_from([0, 0, 1, 5, 64, 2**32 - 1]),
         "TreeShape.max_depth": st.sampled_from([0, 1, 3, 64, 2**32 - 1]),
@@ -87,7 +104,9 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
         hints[f"{kind}.slot"] = _SLOT
     for kind in ("Verify", "Advance"):
         hints |= {f"{kind}.base_len": _LEN, f"{kind}.committed_ids": _IDS}
-    for kind in ("Verify", "Extend", "Advance", "Delivery"):
+    for kind in ("HeadSpec", "FeatureRequest", "ProbeRequest"):
+        hints[f"{kind}.target_epoch"] = epochs
+    for kind in ("Verify", "Extend", "Advance", "Delivery", "FeatureRequest"):
         hints[f"{kind}.ticket"] = _TICKET
     for kind in ("TargetRequest", "DraftRequest"):
         hints |= {f"{kind}.epoch": epochs, f"{kind}.id": st.integers(0, 50)}
@@ -160,6 +179,36 @@ def valid_part(draw: Draw, epoch: int) -> tpb.Delivery:
         part.distributions.vocab_size = VOCAB
         part.distributions.dense.CopyFrom(pb.Tensor(dtype=1, shape=[num_rows, VOCAB], data=rows))
     return part
+
+
+def registration(epoch: int) -> list[tpb.FeatureAsk]:
+    """What registers a head, its weights in two pieces."""
+    spec = tpb.HeadSpec(target_epoch=epoch, digest=HEAD_DIGEST, num_bytes=len(HEAD))
+    pieces = [
+        tpb.HeadWeights(digest=HEAD_DIGEST, offset=at, data=HEAD[at : at + 400]) for at in range(0, len(HEAD), 400)
+    ]
+    return [tpb.FeatureAsk(head=spec), *(tpb.FeatureAsk(weights=piece) for piece in pieces)]
+
+
+def last_asks(epoch: int) -> list[tpb.FeatureAsk]:
+    """What can be served of `leases`, and a probe, which is answered in any case."""
+    named = {"target_epoch": epoch, "digest": HEAD_DIGEST}
+    rows = [tpb.FeatureAsk(rows=tpb.FeatureRequest(ticket=ticket, start=0, **named)) for ticket in range(1, 4)]
+    probe = tpb.ProbeRequest(target_epoch=epoch, id=SENTINEL, token_ids=[5, 6], taps=[0])
+    return [*rows, tpb.FeatureAsk(probe=probe)]
+
+
+def valid_ask(draw: Draw, epoch: int) -> tpb.FeatureAsk:
+    """What a draft with a head asks for: to register it, a piece of it, rows of a lease, or a probe."""
+    kind = draw(st.sampled_from(["registration", "rows", "rows", "probe"]))
+    if kind == "registration":
+        return draw(st.sampled_from(registration(epoch)))
+    if kind == "rows":
+        ticket, start = draw(st.integers(1, 4)), draw(st.sampled_from([0, 0, 3, 9]))
+        rows = tpb.FeatureRequest(target_epoch=epoch, ticket=ticket, digest=HEAD_DIGEST, start=start)
+        return tpb.FeatureAsk(rows=rows)
+    ids, taps = draw(st.lists(_ID, min_size=1, max_size=9)), draw(st.lists(st.integers(-1, 2), min_size=1, max_size=3))
+    return tpb.FeatureAsk(probe=tpb.ProbeRequest(target_epoch=epoch, id=5, token_ids=ids, taps=taps))
 
 
 @st.composite

@@ -1,0 +1,287 @@
+"""Rows of features over real gRPC, between a draft's stream and a target: those that come are those of transformers'
+hidden states, whatever steps and pieces of prompts they were made in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from draft_service.deliveries import Deliverer
+from draft_service.jobs import Rows, RowsJob
+from draft_service.registration import HeadOffer
+from outrider.engine.heads.opening import OpeningMap, OpeningSpec
+from outrider.engine.model_runner import UncachedModel
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import Unavailable
+from outrider.wire.speculation import Speculation
+from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
+from outrider.wire.tree_shape import TreeShape
+from tests.service.conftest import HOLD, HOLD_S, worker
+from tests.service.control_client import (
+    ControlClient,
+    deliver,
+    delivery,
+    new_ticket,
+    verify,
+)
+from tests.service.reference_model import ReferenceModel
+from tests.stack import Process
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+VOCAB, HIDDEN, LAYERS, WIDTH = 320, 32, 2, 8
+TAPS = (0, 2, 1)
+PIECE, BLOCKS = 16, 9
+PROMPT = tuple(2 + (7 * i) % 300 for i in range(50))
+K = 3
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def target_worker(target_folder: str) -> Iterator[Process]:
+    """It feeds prompts in pieces of 16, and its cache has room for one long answer and a half."""
+    memory = ("--max-prefill-tokens", str(PIECE), "--kv-cache-tokens", str(16 * BLOCKS))
+    with worker("target_service", target_folder, "--max-slots", "4", *memory, f"@{HOLD}={HOLD_S}") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def model(target_folder: str) -> UncachedModel:
+    return UncachedModel(AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval())
+
+
+def opening(taps: Sequence[int] = TAPS, hidden: int = HIDDEN, seed: int = 0) -> OpeningMap:
+    spec, generator = OpeningSpec(tuple(taps), WIDTH, "each"), torch.Generator().manual_seed(seed)
+    return OpeningMap(spec, {name: torch.randn(of, generator=generator) for name, of in spec.shapes(hidden).items()})
+
+
+def numbers(rows: Rows) -> Tensor:
+    return torch.from_numpy(rows.view(np.int16).copy()).view(torch.bfloat16).float()
+
+
+class Draft:
+    """A draft's stream to a target, and what came on it."""
+
+    def __init__(self, client: ControlClient, process: Process, made: OpeningMap) -> None:
+        self.client = client
+        self.address = process.address
+        self.opening = made
+        self.rows: dict[tuple[int, int], Rows] = {}
+        """By ticket and position, the last that came."""
+        self.num_rows = 0
+        self.deliverer = Deliverer(VOCAB, MAX_MESSAGE_BYTES, lambda num: None, None, HeadOffer.of(made), self._take)
+        self._changed = asyncio.Event()
+
+    def _take(self, job: RowsJob) -> None:
+        assert job.target_epoch == self.client.epoch
+        job.taken()
+        self.num_rows += len(job.rows)
+        for position, row in enumerate(job.rows, job.start):
+            self.rows[job.ticket, position] = row
+        self._changed.set()
+
+    def request(self, ticket: int, start: int = 0) -> None:
+        self.deliverer.request_rows(self.address, self.client.epoch, ticket, start)
+
+    async def pair(self) -> str | None:
+        return await self.deliverer.pair(self.address, self.client.epoch)
+
+    async def until(self, check: Callable[[], bool]) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not check():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def came(self, ticket: int, start: int, end: int) -> Tensor:
+        """Return the rows of these positions, [end - start, WIDTH], once the last is here, and all of them are."""
+        await self.until(lambda: (ticket, end - 1) in self.rows)
+        return numbers(np.stack([self.rows[ticket, position] for position in range(start, end)]))
+
+    def expected(self, model: UncachedModel, ids: Sequence[int]) -> Tensor:
+        """[T, WIDTH] of a text, by transformers."""
+        return self.opening(model.hidden_states(ids)[:, list(self.opening.spec.taps)]).float()
+
+
+@asynccontextmanager
+async def draft_of(client: ControlClient, process: Process, made: OpeningMap | None = None) -> AsyncIterator[Draft]:
+    draft = Draft(client, process, opening() if made is None else made)
+    yield draft
+    await draft.deliverer.close()
+
+
+def check_close(found: Tensor, expected: Tensor) -> None:
+    """Within what rounding to bfloat16 leaves; rows of other positions are far from that."""
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+    others = (expected[1:] - expected[:-1]).abs().amax(dim=-1)
+    assert others.min() > 0.2
+
+
+async def head_bytes(client: ControlClient) -> float:
+    return (await client.metrics()).get('outrider_worker_head_bytes{worker="target"}', 0.0)
+
+
+async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
+    target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
+) -> None:
+    """Asked for before the lease begins; two drafts are kept and the third refused."""
+    async with draft_of(target, target_worker) as draft:
+        ticket, expected = new_ticket(), reference.greedy(PROMPT, 2 * K)
+        draft.request(ticket)
+        assert await draft.pair() is None, "which waits for the registration that the request began"
+        await target.opened(1, PROMPT, k=K)
+        replies = target.follow(verify(1, len(PROMPT), ticket=ticket, num_steps=K + 1))
+        drafts = [*expected[: K - 1], (expected[K - 1] + 1) % VOCAB]
+        await target.taken()
+        await deliver(target, delivery(target, ticket, len(PROMPT), drafts))
+        (first,) = await replies.verdicts(1)
+        assert (first.num_drafted, first.num_accepted) == (K, K - 1)
+        committed = [*PROMPT, *first.token_ids]
+        truth = draft.expected(model, committed)
+        check_close(await draft.came(ticket, 0, len(committed) - 1), truth[:-1])
+        assert (ticket, len(committed) - 1) not in draft.rows, "the refused one and the last have none"
+        assert draft.num_rows == len(committed) - 1
+        (second,) = await replies.verdicts(1)
+        committed += second.token_ids
+        check_close(
+            await draft.came(ticket, 0, len(committed) - 1), draft.expected(model, committed)[: len(committed) - 1]
+        )
+
+
+async def test_rows_of_a_tree_are_those_of_the_path_that_is_kept(
+    target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
+) -> None:
+    async with draft_of(target, target_worker) as draft:
+        assert await draft.pair() is None
+        ticket, prompt = new_ticket(), PROMPT[:7]
+        right = reference.greedy(prompt, 3)
+        wrong = [(token_id + 1) % VOCAB for token_id in right]
+        shape = Speculation(max_draft_tokens=6, tree=TreeShape(widths=(2, 2)))
+        await target.opened(1, prompt, speculation=shape)
+        replies = target.follow(verify(1, len(prompt), ticket=ticket))
+        await target.taken()
+        # Nodes: wrong, right; under the second wrong, right.
+        tree = delivery(
+            target,
+            ticket,
+            len(prompt),
+            [wrong[0], right[0], wrong[1], right[1], 5, 6],
+            parents=[-1, -1, 1, 1, 0, 0],
+            ranks=[0, 1, 0, 1, 0, 1],
+            ends=[-1, 0, 1],
+        )
+        await deliver(target, tree)
+        draft.request(ticket)
+        (verdict,) = await replies.verdicts(1)
+        assert (verdict.num_drafted, verdict.num_accepted, list(verdict.token_ids)) == (6, 2, right)
+        committed = [*prompt, *right]
+        check_close(await draft.came(ticket, 0, len(committed) - 1), draft.expected(model, committed)[:-1])
+
+
+async def test_rows_after_a_slot_lost_its_memory_and_of_a_draft_that_comes_later(
+    target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
+) -> None:
+    """Two long answers do not fit the cache beside each other: the younger is fed anew."""
+    before = (await target.metrics())['outrider_worker_preemptions_total{worker="target"}']
+    prompts = {1: PROMPT[::-1], 2: PROMPT[3:] + PROMPT[:3]}  # neither is in the prefix cache
+    async with draft_of(target, target_worker) as draft:
+        assert await draft.pair() is None
+        tickets, replies = {slot: new_ticket() for slot in prompts}, {}
+        for slot, prompt in prompts.items():
+            draft.request(tickets[slot])
+            await target.opened(slot, prompt, max_tokens=50, speculation=Speculation(max_draft_tokens=4))
+            replies[slot] = target.follow(verify(slot, len(prompt), ticket=tickets[slot], num_steps=45))
+        texts = {slot: list(prompt) for slot, prompt in prompts.items()}
+        for slot in prompts:
+            while len(texts[slot]) < len(prompts[slot]) + 45:
+                texts[slot] += (await replies[slot].verdicts(1))[0].token_ids
+        after = (await target.metrics())['outrider_worker_preemptions_total{worker="target"}']
+        assert after > before
+        for slot, ids in texts.items():
+            check_close(await draft.came(tickets[slot], 0, len(ids) - 1), draft.expected(model, ids)[:-1])
+        async with draft_of(target, target_worker) as later:
+            later.request(tickets[2], start=10)
+            found = await later.came(tickets[2], len(texts[2]) - 9, len(texts[2]) - 1)
+            check_close(found, later.expected(model, texts[2])[-9:-1])
+            assert min(position for _, position in later.rows) >= 10
+
+
+async def test_a_head_is_here_once_and_goes_with_its_last_draft(target: ControlClient, target_worker: Process) -> None:
+    assert await head_bytes(target) == 0
+    async with draft_of(target, target_worker) as first:
+        assert await first.pair() is None and await first.pair() is None
+        async with draft_of(target, target_worker) as second:
+            assert await second.pair() is None
+            assert await head_bytes(target) == opening().num_bytes
+        async with draft_of(target, target_worker, opening(seed=1)) as another:
+            assert await another.pair() is None
+            assert await head_bytes(target) == 2 * opening().num_bytes
+    deadline = time.monotonic() + TIMEOUT_S
+    while await head_bytes(target):
+        assert time.monotonic() < deadline
+    assert not [name for name in await target.metrics() if name.startswith("outrider_worker_feature_rows_total{")]
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [(opening(hidden=HIDDEN + 2), "another target's head"), (opening((0, LAYERS + 1)), f"tap {LAYERS + 1}")],
+    ids=["width", "layers"],
+)
+async def test_a_head_of_another_target_makes_no_pair(
+    target: ControlClient, target_worker: Process, made: OpeningMap, why: str
+) -> None:
+    async with draft_of(target, target_worker, made) as draft:
+        found = await draft.pair()
+        assert found is not None and why in found
+
+
+async def test_another_life_of_the_target_makes_no_pair(target: ControlClient, target_worker: Process) -> None:
+    async with draft_of(target, target_worker) as draft:
+        found = await draft.deliverer.pair(draft.address, target.epoch ^ 1)
+        assert found == f"it is for target epoch {target.epoch ^ 1}, this is {target.epoch}"
+        assert await draft.pair() is None, "the same stream serves the life that is"
+
+
+async def test_a_target_that_is_not_there_makes_no_pair(target: ControlClient, target_worker: Process) -> None:
+    async with draft_of(target, target_worker) as draft:
+        found = await draft.deliverer.pair("127.0.0.1:1", 7)
+        assert found is not None and "UNAVAILABLE" in found
+
+
+async def test_a_probe_says_what_the_target_says(
+    target: ControlClient, target_worker: Process, model: UncachedModel
+) -> None:
+    async with draft_of(target, target_worker) as draft:
+        taps = (-1, 0, LAYERS)
+        probed = await draft.deliverer.probe(draft.address, target.epoch, PROMPT, taps)
+        states = model.hidden_states(PROMPT)
+        truth = torch.stack([states[:, tap] for tap in taps], dim=1)
+        torch.testing.assert_close(numbers(probed.taps), truth, rtol=0.01, atol=0.01)
+        assert list(probed.best_ids) == model.forward(PROMPT).argmax(dim=-1).tolist()
+        with pytest.raises(Unavailable, match="tap 9 was asked for, must be from -1 to 2"):
+            await draft.deliverer.probe(draft.address, target.epoch, PROMPT, (9,))
+
+
+async def test_the_target_says_that_it_gives_features(target: ControlClient) -> None:
+    info = await target.info()
+    assert (info.gives_features, info.features_refusal, info.hidden_size, info.num_layers) == (True, "", HIDDEN, LAYERS)
+
+
+async def test_deliveries_are_counted_beside_what_is_asked_for(target: ControlClient) -> None:
+    call = target.stub.Deliver()
+    spec = tpb.HeadSpec(target_epoch=target.epoch, digest=b"short", num_bytes=1)
+    item = delivery(target, new_ticket(), 3, [1, 2])
+    await call.write(tpb.DeliveryBatch(items=[item], asks=[tpb.FeatureAsk(head=spec)]))
+    await call.done_writing()
+    batches = [batch async for batch in call]
+    assert batches[-1].summary.num_deliveries == 1
+    assert [reply.state for batch in batches for reply in batch.heads] == [tpb.HEAD_STATE_REFUSED]

@@ -1,0 +1,159 @@
+"""What a draft asks for on its stream to a target, what it is answered, and what waits when it does not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from outrider.engine.worker.jobs import Fault, JobError
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.metrics import WorkerMetrics
+from target_service import feature_stream as module
+from target_service.feature_jobs import LinkGone, Probed, ProbeJob, WantRows
+from target_service.feature_stream import FeatureStream
+from target_service.heads import Heads
+
+EPOCH, DIGEST = 7, b"d" * 32
+
+
+class Stream:
+    """One stream, whose draft may stop reading. The head DIGEST is ready on it."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Any] = []
+        self.batches: list[tpb.FeatureBatch] = []
+        self.may_write = asyncio.Event()
+        self.may_write.set()
+        self.metrics = WorkerMetrics("target")
+        self.heads = Heads(self, self.metrics, 8, 2, None)  # type: ignore[arg-type]
+        self.heads.is_ready = lambda stream, digest: digest == DIGEST  # type: ignore[method-assign]
+        self.stream = FeatureStream(3, EPOCH, self.heads, self, self.metrics, self.write, lambda: None)  # type: ignore
+
+    def submit(self, job: Any) -> None:
+        self.jobs.append(job)
+
+    def answer(self, send: Callable[[], None]) -> None:
+        send()
+
+    async def write(self, batch: tpb.FeatureBatch) -> None:
+        await self.may_write.wait()
+        self.batches.append(batch)
+
+    async def settle(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    def count(self, what: str, fate: str) -> float:
+        labels = {"worker": "target", "head": DIGEST[:4].hex(), "fate": fate}
+        return float(self.metrics.registry.get_sample_value(f"outrider_worker_feature_{what}_total", labels) or 0)
+
+    def want(self, epoch: int = EPOCH, digest: bytes = DIGEST) -> None:
+        rows = tpb.FeatureRequest(target_epoch=epoch, ticket=5, digest=digest, start=2)
+        self.stream.ask(tpb.FeatureAsk(rows=rows))
+
+    def probe(self, **fields: Any) -> None:
+        probe = tpb.ProbeRequest(**{"target_epoch": EPOCH, "id": 1, "token_ids": [1, 2], "taps": [0], **fields})
+        self.stream.ask(tpb.FeatureAsk(probe=probe))
+
+
+@asynccontextmanager
+async def streaming() -> AsyncIterator[Stream]:
+    made = Stream()
+    yield made
+    await made.stream.close()
+
+
+async def test_rows_go_to_the_engine_and_come_back_as_messages() -> None:
+    async with streaming() as made:
+        made.want()
+        assert made.jobs == [WantRows(made.stream, DIGEST, 5, 2)]
+        made.stream.send_rows(5, 2, 3, b"abcdef")
+        await made.settle()
+        (batch,) = made.batches
+        (rows,) = batch.rows
+        assert (rows.ticket, rows.target_epoch, rows.start, rows.num_rows, rows.data) == (5, EPOCH, 2, 3, b"abcdef")
+        assert (made.count("rows", "sent"), made.count("bytes", "sent")) == (3, 6)
+    assert made.jobs[1:] == [LinkGone(made.stream)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"), [({"epoch": 8}, "for target epoch 8, this is 7"), ({"digest": b"x" * 32}, "register it first")]
+)
+async def test_rows_of_another_life_or_head_are_refused(wrong: dict[str, Any], why: str) -> None:
+    async with streaming() as made:
+        made.want(**wrong)
+        await made.settle()
+        (reply,) = made.batches[0].heads
+        assert reply.state == tpb.HEAD_STATE_REFUSED and why in reply.why and not made.jobs
+
+
+async def test_a_registration_for_another_life_is_refused() -> None:
+    async with streaming() as made:
+        made.stream.ask(tpb.FeatureAsk(head=tpb.HeadSpec(target_epoch=8, digest=DIGEST, num_bytes=9)))
+        made.stream.ask(tpb.FeatureAsk())
+        await made.settle()
+        (reply,) = made.batches[0].heads
+        assert reply.state == tpb.HEAD_STATE_REFUSED and "epoch 8" in reply.why
+
+
+async def test_a_draft_that_does_not_read_has_a_bounded_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_BACKLOG_BYTES", 10)
+    async with streaming() as made:
+        made.want()
+        made.may_write.clear()
+        for start in range(3):
+            assert made.stream.has_room
+            made.stream.send_rows(5, start, 1, b"abcd")
+        assert not made.stream.has_room
+        made.stream.note_dropped(2, 8)
+        assert (made.count("rows", "dropped"), made.count("bytes", "dropped")) == (2, 8)
+        made.may_write.set()
+        await made.settle()
+        assert made.stream.has_room and sum(len(batch.rows) for batch in made.batches) == 3
+
+
+async def test_many_rows_leave_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART_BYTES", 8)
+    async with streaming() as made:
+        made.stream.send_rows(5, 10, 5, bytes(range(20)))
+        await made.settle()
+        parts = [rows for batch in made.batches for rows in batch.rows]
+        assert [(rows.start, rows.num_rows) for rows in parts] == [(10, 2), (12, 2), (14, 1)]
+        assert b"".join(rows.data for rows in parts) == bytes(range(20))
+
+
+async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
+    async with streaming() as made:
+        made.may_write.clear()
+        made.stream.send_rows(5, 0, 1, b"ab")
+        await made.settle()
+        finishing = asyncio.create_task(made.stream.finish(tpb.DeliverSummary(num_deliveries=4)))
+        await made.settle()
+        assert not finishing.done()
+        made.probe(token_ids=[])  # which is answered too late
+        made.may_write.set()
+        await finishing
+        assert made.batches[0].rows and made.batches[-1].summary.num_deliveries == 4
+        assert not any(batch.probes for batch in made.batches)
+
+
+async def test_probes_go_one_at_a_time() -> None:
+    async with streaming() as made:
+        made.probe()
+        made.probe(id=2)
+        job = made.jobs[0]
+        assert isinstance(job, ProbeJob) and (job.token_ids, job.taps) == ((1, 2), (0,)) and len(made.jobs) == 1
+        job.respond(Probed(b"taps", [3, 4]))
+        made.probe(id=3)
+        made.jobs[1].respond(JobError(Fault.EXHAUSTED, "no blocks"))
+        made.probe(id=4, token_ids=[])
+        made.probe(id=5, target_epoch=8)
+        await made.settle()
+        replies = {reply.id: reply for batch in made.batches for reply in batch.probes}
+        assert (replies[1].taps, list(replies[1].best_ids), replies[1].why) == (b"taps", [3, 4], "")
+        whys = {2: "one at a time", 3: "no blocks", 4: "0 tokens", 5: "epoch 8"}
+        assert all(why in replies[number].why for number, why in whys.items()) and len(made.jobs) == 2

@@ -1,0 +1,276 @@
+"""Heads that drafts register: whose maps are wanted, which are refused and why, and when one is let go."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
+from outrider.engine.worker.jobs import Fault, JobError
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.metrics import WorkerMetrics
+from target_service import heads as module
+from target_service.feature_jobs import AddHead, DropHead
+from target_service.heads import Heads
+
+HIDDEN, LAYERS = 8, 2
+WANTED, READY, REFUSED = tpb.HEAD_STATE_WEIGHTS_WANTED, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
+
+
+def map_of(seed: int = 0, hidden: int = HIDDEN, taps: tuple[int, ...] = (0, 1)) -> bytes:
+    spec = OpeningSpec(taps, 4)
+    weights = torch.randn(spec.shapes(hidden)["fc"], generator=torch.Generator().manual_seed(seed))
+    return OpeningMap(spec, {"fc": weights}).to_bytes()
+
+
+class Target:
+    """The registry and what it asks of the engine."""
+
+    def __init__(self, refusal: str | None = None) -> None:
+        self.jobs: list[Any] = []
+        self.metrics = WorkerMetrics("target")
+        self.heads = Heads(self, self.metrics, HIDDEN, LAYERS, refusal)  # type: ignore[arg-type]
+        self.replies: dict[int, list[tuple[Any, str]]] = {}
+        self.changed = asyncio.Event()
+
+    def submit(self, job: Any) -> None:
+        self.jobs.append(job)
+        self.changed.set()
+
+    def reply(self, stream: int) -> Any:
+        def reply(state: Any, why: str) -> None:
+            self.replies.setdefault(stream, []).append((state, why))
+            self.changed.set()
+
+        return reply
+
+    def register(self, stream: int, data: bytes, **fields: Any) -> Any:
+        spec = tpb.HeadSpec(**{"digest": digest_of(data), "num_bytes": len(data), **fields})
+        self.heads.register(stream, spec, self.reply(stream))
+        return self.replies.get(stream, [(None, "")])[-1][0]
+
+    def piece(self, stream: int, data: bytes, start: int, end: int, digest: bytes | None = None) -> None:
+        digest = digest_of(data) if digest is None else digest
+        message = tpb.HeadWeights(digest=digest, offset=start, data=data[start:end])
+        self.heads.add_piece(stream, message, self.reply(stream))
+
+    async def until(self, check: Any) -> None:
+        async with asyncio.timeout(5):
+            while not check():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def registered(self, stream: int, data: bytes, error: JobError | None = None) -> None:
+        """Register a head whose map is not here, in two pieces."""
+        assert self.register(stream, data) is WANTED
+        self.piece(stream, data, 0, 20)
+        self.piece(stream, data, 20, len(data))
+        await self.until(lambda: self.jobs and isinstance(self.jobs[-1], AddHead))
+        self.jobs[-1].respond(error)
+
+    @property
+    def num_bytes(self) -> float:
+        value = self.metrics.registry.get_sample_value("outrider_worker_head_bytes", {"worker": "target"})
+        return float(value or 0)
+
+    async def refused(self, stream: int = 1) -> str:
+        """Return why, once nothing of it is left."""
+        await self.until(lambda: self.replies.get(stream, [(None, "")])[-1][0] == REFUSED)
+        assert not self.heads._uploads and not self.heads.is_ready(stream, b"")
+        return self.replies[stream][-1][1]
+
+
+async def test_one_copy_serves_all_drafts_that_registered_it_and_goes_with_the_last() -> None:
+    target, data = Target(), map_of()
+    await target.registered(1, data)
+    assert target.replies[1][-1] == (READY, "") and target.num_bytes == 4 * 2 * HIDDEN * 4
+    assert target.register(2, data) is READY, "it is here already"
+    assert target.register(1, data) is READY, "asked for twice"
+    assert len(target.jobs) == 1
+    torch.testing.assert_close(target.jobs[0].opening.tensors, OpeningMap.from_bytes(data, HIDDEN, LAYERS).tensors)
+    target.heads.gone(1)
+    assert not target.heads.is_ready(1, digest_of(data)) and target.heads.is_ready(2, digest_of(data))
+    assert len(target.jobs) == 1
+    target.heads.gone(2)
+    assert target.jobs[1:] == [DropHead(digest_of(data))] and target.num_bytes == 0
+    assert target.register(3, data) is WANTED
+
+
+async def test_two_that_send_the_same_at_once_end_with_one_copy() -> None:
+    target, data = Target(), map_of()
+    assert target.register(1, data) is target.register(2, data) is WANTED
+    for stream in (1, 2):
+        target.piece(stream, data, 0, len(data))
+    await target.until(lambda: not target.heads._uploads)
+    (job,) = target.jobs
+    job.respond(None)
+    assert target.replies[1][-1] == target.replies[2][-1] == (READY, "")
+    target.heads.gone(1)
+    target.heads.gone(2)
+    assert target.jobs[1:] == [DropHead(digest_of(data))]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"digest": b"short"}, "must be a SHA-256"),
+        ({"num_bytes": 0}, "must be from 1"),
+        ({"num_bytes": 2**64 - 1}, "must be from 1"),
+    ],
+)
+async def test_a_registration_that_breaks_a_rule(fields: dict[str, Any], why: str) -> None:
+    target = Target()
+    assert target.register(1, map_of(), **fields) is REFUSED
+    assert why in await target.refused()
+
+
+async def test_a_target_without_features_refuses_every_head() -> None:
+    target = Target("it has no taps")
+    assert target.register(1, map_of()) is REFUSED
+    assert await target.refused() == "the target gives no features: it has no taps"
+    assert target.heads.refuses_probe(4, [0]) == "the target gives no features: it has no taps"
+
+
+async def test_a_stream_has_one_head() -> None:
+    target = Target()
+    await target.registered(1, map_of())
+    assert target.register(1, map_of(seed=1)) is REFUSED
+    assert "another head" in await target.refused()
+    assert target.heads.is_ready(1, digest_of(map_of())), "the first is as it was"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ([(0, 20), (0, 20)], "from byte 0 came, 20 was next"),
+        ([(20, 40)], "from byte 20 came, 0 was next"),
+        ([(0, 20), (20, 20)], "a piece of 0 bytes"),
+    ],
+    ids=["twice", "out of order", "empty"],
+)
+async def test_weights_that_break_a_rule(pieces: list[tuple[int, int]], why: str) -> None:
+    target, data = Target(), map_of()
+    target.register(1, data)
+    for piece in pieces:
+        target.piece(1, data, *piece)
+    assert why in await target.refused()
+    target.piece(1, data, 0, 20)
+    assert "not asked for" in target.replies[1][-1][1]
+    await target.registered(1, data)
+    assert target.replies[1][-1] == (READY, ""), "it may be tried again"
+
+
+async def test_too_many_weights_and_too_large_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, data = Target(), map_of()
+    target.register(1, data, num_bytes=30)
+    target.piece(1, data, 0, 20)
+    target.piece(1, data, 20, 40)
+    assert "more than the 30 bytes came" in await target.refused()
+    monkeypatch.setattr(module, "MAX_PIECE_BYTES", 16)
+    target.register(2, data)
+    target.piece(2, data, 0, 17)
+    assert "a piece of 17 bytes" in await target.refused(2)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (map_of(hidden=HIDDEN + 1), "is it another target's head?"),
+        (map_of(taps=(0, LAYERS + 1)), f"asks for tap {LAYERS + 1}"),
+        (map_of().replace(b"F32", b"I32"), "must be one of"),
+        (b"x" * 64, "cannot be read"),
+        (map_of()[:-4] + b"\x00\x00\xc0\x7f", "not finite"),
+    ],
+    ids=["another width", "no such tap", "another dtype", "rubbish", "NaN"],
+)
+async def test_maps_that_are_none_of_this_target(data: bytes, why: str) -> None:
+    target = Target()
+    target.register(1, data)
+    target.piece(1, data, 0, len(data))
+    assert why in await target.refused()
+    assert not target.jobs
+
+
+async def test_weights_of_another_digest() -> None:
+    target, data = Target(), map_of()
+    other = digest_of(map_of(seed=1))
+    target.register(1, data, digest=other)
+    target.piece(1, data, 0, len(data), digest=other)
+    assert f"not {other.hex()}" in await target.refused()
+    assert not target.jobs
+
+
+async def test_weights_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE_S", 0.02)
+    target, data = Target(), map_of()
+    target.register(1, data)
+    assert "no weights came" in await target.refused()
+    target.register(2, data)
+    target.piece(2, data, 0, 20)
+    assert "no weights came" in await target.refused(2)
+
+
+async def test_heads_are_bounded_in_number_and_memory_those_on_their_way_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_HEADS", 2)
+    target = Target()
+    await target.registered(1, map_of())
+    assert target.register(2, map_of(seed=1)) is WANTED
+    assert target.register(3, map_of(seed=2)) is REFUSED and "holds 2 heads" in target.replies[3][-1][1]
+    assert target.register(3, map_of()) is READY, "a copy that is here costs nothing"
+    target.heads.gone(2)
+    assert target.register(4, map_of(seed=2)) is WANTED, "what a stream had on its way goes with it"
+    monkeypatch.setattr(module, "MAX_HEADS", 16)
+    monkeypatch.setattr(module, "MAX_HEADS_BYTES", 3 * len(map_of()) // 2)
+    assert target.register(5, map_of(seed=3)) is REFUSED and "bytes are taken" in target.replies[5][-1][1]
+
+
+async def test_a_map_for_which_the_engine_has_no_room() -> None:
+    target, data = Target(), map_of()
+    await target.registered(1, data, JobError(Fault.EXHAUSTED, "out of memory"))
+    assert await target.refused() == "out of memory" and target.num_bytes == 0
+    assert target.register(1, data) is WANTED
+
+
+async def test_a_stream_that_ends_while_its_map_is_read_leaves_nothing() -> None:
+    target, data = Target(), map_of()
+    target.register(1, data)
+    target.piece(1, data, 0, len(data))
+    target.heads.gone(1)
+    await asyncio.gather(*target.heads._reading)
+    assert not target.jobs and not target.heads._heads and not target.heads._uploads
+    await target.registered(2, data)
+    target.heads.gone(2)
+    assert target.jobs[-1] == DropHead(digest_of(data))
+
+
+async def test_a_stream_that_ends_before_the_engine_answers() -> None:
+    target, data = Target(), map_of()
+    target.register(1, data)
+    target.piece(1, data, 0, len(data))
+    await target.until(lambda: target.jobs)
+    target.heads.gone(1)
+    target.jobs[0].respond(None)
+    assert target.replies[1][-1][0] == WANTED and not target.heads._heads
+    assert target.jobs[1:] == [DropHead(digest_of(data))]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "taps", "why"),
+    [
+        (0, [0], "0 tokens"),
+        (129, [0], "129 tokens"),
+        (4, [], "0 taps"),
+        (4, [0] * 17, "17 taps"),
+        (4, [LAYERS + 1], "tap 3"),
+        (4, [-2], "tap -2"),
+    ],
+)
+async def test_probes_that_are_not_run(num_tokens: int, taps: list[int], why: str) -> None:
+    refused = Target().heads.refuses_probe(num_tokens, taps)
+    assert refused is not None and why in refused
+    assert Target().heads.refuses_probe(128, [-1, 0, LAYERS]) is None

@@ -1,0 +1,119 @@
+"""A draft's head at a target: what is sent when, and what becomes of rows that are asked for meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from draft_service import registration as module
+from draft_service.registration import HeadOffer, Registration
+from outrider.v1 import target_pb2 as tpb
+
+OFFER = HeadOffer(bytes(range(10)), b"d" * 32, 4)
+WANTED, READY, REFUSED = tpb.HEAD_STATE_WEIGHTS_WANTED, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
+
+
+class Peer:
+    """A target's end of the stream."""
+
+    def __init__(self) -> None:
+        self.asked: list[tpb.FeatureAsk] = []
+        self.registration = Registration(OFFER, "a:1", self.asked.append, self.wait_below)
+
+    async def wait_below(self, num: int) -> None:
+        await asyncio.sleep(0)
+
+    def says(self, state: Any, why: str = "", digest: bytes = OFFER.digest, epoch: int = 7) -> None:
+        self.registration.replied(tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=epoch))
+
+    def took(self) -> list[tuple[Any, ...]]:
+        """Return what came since the last call."""
+        asked, found = list(self.asked), list[tuple[Any, ...]]()
+        self.asked.clear()
+        for ask in asked:
+            kind = ask.WhichOneof("item")
+            item = getattr(ask, str(kind))
+            facts = {"head": ("target_epoch", "num_bytes"), "weights": ("offset", "data"), "rows": ("ticket", "start")}
+            found.append((kind, *(getattr(item, name) for name in facts[str(kind)])))
+            assert item.digest == OFFER.digest
+        return found
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_weights_are_sent_if_wanted_and_rows_asked_for_once_the_head_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES", 4)
+    peer = Peer()
+    peer.registration.request(7, 1, 0)
+    peer.registration.request(7, 2, 30)
+    peer.registration.request(7, 1, 5)
+    assert peer.took() == [("head", 7, 10)], "once"
+    peer.says(WANTED)
+    await settle()
+    data = OFFER.data
+    assert peer.took() == [("weights", 0, data[:4]), ("weights", 4, data[4:8]), ("weights", 8, data[8:])]
+    peer.says(READY)
+    assert peer.took() == [("rows", 2, 30), ("rows", 1, 5)]
+    peer.registration.request(7, 3, 9)
+    assert peer.took() == [("rows", 3, 9)]
+    assert await peer.registration.begin(7) is None and not peer.took()
+
+
+async def test_a_head_that_is_here_already_needs_no_weights() -> None:
+    peer = Peer()
+    settled = peer.registration.begin(7)
+    peer.says(READY, digest=b"x" * 32)
+    assert not settled.done(), "that is not ours"
+    peer.says(READY)
+    assert await settled is None and peer.took() == [("head", 7, 10)]
+
+
+async def test_one_that_is_refused_is_tried_again_only_when_asked_to() -> None:
+    peer = Peer()
+    settled = peer.registration.begin(7)
+    peer.says(WANTED)
+    peer.says(REFUSED, "no room")
+    await settle()
+    assert await settled == "no room" and peer.took() == [("head", 7, 10)], "the weights stay here"
+    peer.registration.request(7, 1, 0)
+    assert not peer.took()
+    again = peer.registration.begin(7, again=True)
+    assert peer.took() == [("head", 7, 10)]
+    peer.says(READY)
+    assert await again is None and not peer.took(), "what was asked for while it was refused is lost"
+
+
+async def test_another_life_of_the_target_is_registered_at_anew() -> None:
+    peer = Peer()
+    peer.registration.request(7, 1, 0)
+    settled = peer.registration.begin(8)
+    assert peer.took() == [("head", 7, 10), ("head", 8, 10)]
+    peer.says(REFUSED, "for target epoch 7")
+    peer.says(READY, epoch=8)
+    assert await settled is None
+    assert not peer.took(), "the rows were asked of a life that is over"
+
+
+async def test_a_stream_that_ends_answers_those_who_wait() -> None:
+    peer = Peer()
+    settled = peer.registration.begin(7)
+    peer.says(WANTED)
+    peer.registration.lost("gone")
+    await settle()
+    assert await settled == "gone" and peer.took() == [("head", 7, 10)]
+
+
+async def test_requests_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_EARLY", 2)
+    peer = Peer()
+    for ticket in (1, 2, 3):
+        peer.registration.request(7, ticket, 0)
+    peer.says(READY)
+    assert peer.took() == [("head", 7, 10), ("rows", 2, 0), ("rows", 3, 0)]
