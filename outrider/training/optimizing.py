@@ -21,9 +21,11 @@ class Optimizers:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        hidden = [p for name, p in named if p.dim() == 2 and not _of_vocabulary(name)]
-        others = [p for name, p in named if p.dim() != 2 or _of_vocabulary(name)]
+        is_hidden = [p.dim() == 2 and id(p) not in tables and "lm_head" not in name for name, p in named]
+        hidden = [p for (_, p), hides in zip(named, is_hidden, strict=True) if hides]
+        others = [p for (_, p), hides in zip(named, is_hidden, strict=True) if not hides]
         self._parameters = hidden + others
         self._all: list[torch.optim.Optimizer] = []
         if hidden:
@@ -50,10 +52,6 @@ class Optimizers:
     def set_state(self, state: list[dict[str, Any]]) -> None:
         for optimizer, own in zip(self._all, state, strict=True):
             optimizer.load_state_dict(own)
-
-
-def _of_vocabulary(name: str) -> bool:
-    return "embed" in name or "lm_head" in name
 
 
 def rate_scale(share_done: float, step: int) -> float:
