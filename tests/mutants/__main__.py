@@ -19,6 +19,7 @@ from tests.mutants import Mutant
 from tests.mutants.acceptance import ACCEPTANCE
 from tests.mutants.deliveries import DELIVERIES
 from tests.mutants.grammar import GRAMMAR
+from tests.mutants.heads import HEADS
 from tests.mutants.health import HEALTH
 from tests.mutants.keys import KEYS
 from tests.mutants.sampling import SAMPLING
@@ -26,7 +27,7 @@ from tests.mutants.session import SESSION
 from tests.mutants.truncation import TRUNCATION
 
 REPO = Path(__file__).resolve().parent.parent.parent
-MUTANTS = (*ACCEPTANCE, *SAMPLING, *GRAMMAR, *TRUNCATION, *DELIVERIES, *SESSION, *KEYS, *HEALTH)
+MUTANTS = (*ACCEPTANCE, *SAMPLING, *GRAMMAR, *TRUNCATION, *DELIVERIES, *SESSION, *KEYS, *HEALTH, *HEADS)
 TEST_LIMIT_S = 60
 """Seconds a test may take: a fault that makes one hang is caught."""
 

@@ -117,6 +117,13 @@ class Eagle3Head(PreTrainedModel):
         head.eval().requires_grad_(False)
         return head
 
+    def decide(self, facts: Eagle3Config) -> None:
+        """Go on with other facts, of which none changes a tensor: what is carried, read, or the first residual."""
+        self.facts = facts
+        first = self.layers[0]
+        assert isinstance(first, _Layer)
+        first.norm_before_residual = facts.norm_before_residual
+
     def forward(
         self,
         input_ids: Tensor,

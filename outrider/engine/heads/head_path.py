@@ -22,7 +22,7 @@ class HeadPath(PagedPath):
 
     def __init__(self, head: Eagle3Head) -> None:
         super().__init__(head, head.facts.vocab_size)
-        self._head = head
+        self.head = head
         self.carries = torch.empty(0, head.facts.width)
         """[sum(num_logits), d] of the last forward, in the head's dtype on its device, rows in order."""
 
@@ -30,10 +30,8 @@ class HeadPath(PagedPath):
         """Replace the storage and allocate it: unlike a model's, its shape is known."""
         super().set_storage(num_blocks, block_size)
         assert self._cache is not None
-        facts = self._head.facts
-        nothing = torch.empty(
-            1, facts.num_kv_heads, 0, facts.head_dim, dtype=self._head.dtype, device=self._head.device
-        )
+        facts = self.head.facts
+        nothing = torch.empty(1, facts.num_kv_heads, 0, facts.head_dim, dtype=self.head.dtype, device=self.head.device)
         for layer in self._cache.layers:
             layer.lazy_initialization(nothing, nothing)
 
@@ -43,7 +41,7 @@ class HeadPath(PagedPath):
         Raises InvalidRequest for a row without a feature of the head's width for each new token.
         """
         assert self._cache is not None
-        head = self._head
+        head = self.head
         if not rows:
             self.carries = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
             return torch.empty(0, head.facts.vocab_size, device=head.device)

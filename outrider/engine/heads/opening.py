@@ -168,7 +168,9 @@ def _check_tensors(spec: OpeningSpec, tensors: Mapping[str, Tensor], target_widt
                 f"{name} of a head's opening map is {list(tensor.shape)}, must be {list(shape)} for {len(spec.taps)} "
                 f"taps of {target_width}; is it another target's head?"
             )
-        if tensor.dtype not in DTYPES:
-            raise InvalidRequest(f"{name} of a head's opening map is {tensor.dtype}, must be one of {DTYPES}")
+        if tensor.dtype not in DTYPES or tensor.dtype != tensors["fc"].dtype:
+            raise InvalidRequest(
+                f"{name} of a head's opening map is {tensor.dtype}, must be one of {DTYPES}, and the same for all"
+            )
         if not bool(tensor.isfinite().all()):
             raise InvalidRequest(f"{name} of a head's opening map has numbers that are not finite")

@@ -80,21 +80,35 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
     del network  # before free memory is counted: a path with weights of its own form does not keep it
     if isinstance(runner.path, Repacks):
         num_weight_bytes = runner.path.weights_bytes
+    size_cache(runner, made_of, num_weight_bytes, config, group)
+    log.info(
+        "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
+        *(config.model, class_name, facts.num_parameters, facts.dtype, facts.device),
+        *(runner.path.name, runner.pool.num_blocks, runner.path.block_size),
+    )
+    return runner
+
+
+def size_cache(
+    runner: ModelRunner,
+    made_of: PreTrainedConfig,
+    num_weight_bytes: int,
+    config: WorkerConfig,
+    group: Group | None = None,
+) -> None:
+    """Give the runner the cache that the settings or the free memory allow. Raises ConfigError when there is no room.
+
+    made_of: the configuration whose widths tell what a step takes.
+    """
     # On a CPU nothing is taken yet. Ranks count together instead: with the lock they would wait for each other forever.
-    with memory.in_turn() if device.type == "cuda" and group is None else contextlib.nullcontext():
+    with memory.in_turn() if runner.device.type == "cuda" and group is None else contextlib.nullcontext():
         budget = _budget(runner, made_of, num_weight_bytes, config)
         num_blocks = _num_blocks(runner, budget, config)
         if group is not None:
             group.check_same("attention path", runner.path.name)
             num_blocks = group.smallest(num_blocks)
         _allocate(runner, num_blocks)
-    log.info(
-        "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
-        *(config.model, class_name, facts.num_parameters, facts.dtype, facts.device),
-        *(runner.path.name, num_blocks, runner.path.block_size),
-    )
     _log_memory(runner, budget)
-    return runner
 
 
 def settle_rope(model: PreTrainedModel, context_limit: int) -> None:
@@ -295,7 +309,8 @@ def _allocate(runner: ModelRunner, num_blocks: int) -> None:
     num_bytes = num_tokens * runner.kv_bytes_per_token
     try:
         runner.set_pool(KVPool(num_blocks, runner.path.block_size))
-        runner.allocate()
+        if not runner.kv_bytes_per_token:  # the shape of a layer is known when keys of its own reach it
+            runner.allocate()
     except (RuntimeError, MemoryError, OSError) as error:  # torch's own out-of-memory errors are RuntimeErrors
         raise ConfigError(
             f"no memory on {runner.facts.device} for a KV cache of {num_tokens} tokens, {num_bytes} bytes: "

@@ -37,16 +37,19 @@ def tokenizer_files(model: str) -> pb.TokenizerFiles:
     """Read the tokenizer of a folder or hub id; optional files are empty when missing. Raises ConfigError when there is
     no tokenizer.json.
     """
-    folder = local_folder(model)
-    names = (TOKENIZER_JSON, "tokenizer_config.json", "chat_template.jinja")
-    if folder is not None:
-        paths = [folder / name if (folder / name).is_file() else None for name in names]
-    else:
-        paths = [_hub_file(model, name) for name in names]
+    paths = [model_file(model, name) for name in (TOKENIZER_JSON, "tokenizer_config.json", "chat_template.jinja")]
     if paths[0] is None:
         raise ConfigError(f"{model} has no {TOKENIZER_JSON} (the tokenizer as the tokenizers library writes it)")
     found = [b"" if path is None else path.read_bytes() for path in paths]
     return pb.TokenizerFiles(tokenizer_json=found[0], tokenizer_config_json=found[1], chat_template=found[2])
+
+
+def model_file(model: str, name: str) -> Path | None:
+    """Return a file of a folder or, as a local copy, of a hub id; None where there is none. Raises ConfigError."""
+    folder = local_folder(model)
+    if folder is None:
+        return _hub_file(model, name)
+    return folder / name if (folder / name).is_file() else None
 
 
 def _hub_file(model: str, name: str) -> Path | None:

@@ -19,7 +19,7 @@ from outrider.engine.paths.paged import PagedPath
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
-__all__ = ["BLOCK_SIZE", "FACTORIES", "PathUnavailable", "choose_path"]
+__all__ = ["BLOCK_SIZE", "FACTORIES", "PathUnavailable", "check_cache", "choose_path", "pack", "tree_refusal"]
 
 log = get_logger(__name__)
 
@@ -62,7 +62,7 @@ def choose_path(model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_in
         others = f"; not {', nor '.join(refusals)}" if refusals else ""
         log.info("%s takes the path %s%s%s", class_name, name, "" if wanted == "auto" else ", as set", others)
         if name in MODULE_PATHS and model.device.type == "cpu" and facts.num_ranks == 1:
-            _pack(model, runner, truth)
+            pack(model, runner, truth)
         return runner
     raise ConfigError(
         f"{class_name} on {facts.device} in {facts.dtype} cannot be served: {'; '.join(refusals)}; "
@@ -83,20 +83,22 @@ def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered
     if batch_invariant and not path.batch_invariant:
         raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), model.device)
-    _self_test(runner, truth)
+    check_cache(runner, truth)
     runner.tree_refusal = tree_refusal(runner, truth)
     if runner.tree_refusal is not None:
         log.info("%s runs no token trees on the path %s: %s", type(model).__name__, name, runner.tree_refusal)
     return runner
 
 
-def _pack(model: PreTrainedModel, runner: ModelRunner, truth: Remembered) -> None:
-    """Lay the weights out for the CPU, if the runner then still passes the self-test against the plain ones."""
+def pack(model: PreTrainedModel, runner: ModelRunner, truth: Remembered) -> None:
+    """Lay the weights out for the CPU, if the runner then still passes the self-test against the plain ones, which
+    `truth` remembers.
+    """
     num_packed = pack_linears(model)
     if not num_packed:
         return
     try:
-        _self_test(runner, truth)
+        check_cache(runner, truth)
     except PathUnavailable as reason:
         unpack_linears(model)
         log.warning("%s keeps its plain linear layers: packed, it %s", type(model).__name__, reason)
@@ -118,8 +120,8 @@ def tree_refusal(runner: ModelRunner, truth: UncachedModel | Remembered) -> str 
     return None
 
 
-def _self_test(runner: ModelRunner, truth: Remembered) -> None:
-    """Raise PathUnavailable unless the runner passes."""
+def check_cache(runner: ModelRunner, truth: Remembered) -> None:
+    """Raise PathUnavailable unless the runner passes the self-test. Its pool must be that of the test."""
     try:
         error = largest_error(runner, truth)
     except Exception as reason:  # whatever a class does with a cache it does not know

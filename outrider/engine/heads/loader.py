@@ -1,0 +1,182 @@
+"""Load a head's files, and what they leave out of the target's, into something that runs. Called by the draft worker.
+
+A head is tested as a model is: on our cache, chains and trees, against the head itself without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.eagle3 import Eagle3Head
+from outrider.engine.heads.eagle3_files import read_eagle3
+from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.medusa import MedusaHeads
+from outrider.engine.heads.medusa_files import read_medusa
+from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading import memory
+from outrider.engine.loading.loader import context_limit_of, resolve_device, settle_rope, size_cache
+from outrider.engine.loading.packed_linear import pack_linears
+from outrider.engine.loading.self_test import NUM_BLOCKS, Remembered
+from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
+from outrider.engine.paths.choice import check_cache, pack, tree_refusal
+from outrider.engine.paths.forward_path import PathUnavailable
+from outrider.engine.step_plan import Row
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+from outrider.wire.settings.config import WorkerConfig
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEagle3:
+    runner: ModelRunner
+    """Runs rows with features; its logits have UNMAPPED where the head has no row."""
+    path: HeadPath
+    """The runner's, which has the carries."""
+    head: Eagle3Head
+    """The network that the path runs; `decide` changes what `undecided` names."""
+    opening: OpeningMap
+    """For the target, on the CPU."""
+    undecided: tuple[str, ...]
+    """As in `Eagle3Files`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedMedusa:
+    heads: MedusaHeads
+    facts: ModelFacts
+    opening: OpeningMap
+    """The identity of the target's last hidden state after its norm."""
+
+
+def load_eagle3(config: WorkerConfig, target: str, allow_pickle: bool = False) -> LoadedEagle3:
+    """Load an EAGLE-3 head for a target's folder or hub id, of which two tensors are read at most; size its cache.
+
+    allow_pickle: as `Checkpoint` has it. Raises ConfigError for anything that cannot be served, naming it.
+    """
+    device, target_files = resolve_device(config.device), TargetFiles(target)
+    limit = context_limit_of(target_files.config, config.context_limit)
+    read = read_eagle3(Checkpoint(config.model, allow_pickle), target_files)
+    head = Eagle3Head.of(read.facts, _placed(read.tensors, device, config.dtype))
+    settle_rope(head, limit)
+    facts = _facts(config.model, target_files, head.dtype, device, limit, head.parameters())
+    path = HeadPath(head)
+    _test(head, path, facts)
+    runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), device)
+    runner.tree_refusal = None  # tested
+    size_cache(runner, head.config, memory.weights_bytes(head), config)
+    log.info(
+        "loaded %s: EAGLE-3 of %s, %d parameters, %s on %s, reads the hidden states %s, %d KV blocks of %d tokens",
+        *(config.model, target, facts.num_parameters, facts.dtype, facts.device, list(read.facts.taps)),
+        *(runner.pool.num_blocks, path.block_size),
+    )
+    return LoadedEagle3(runner, path, head, read.opening, read.undecided)
+
+
+def load_medusa(config: WorkerConfig, target: str, allow_pickle: bool = False) -> LoadedMedusa:
+    """Load Medusa or blockwise heads for a target, as `load_eagle3` does. They have no cache."""
+    device, target_files = resolve_device(config.device), TargetFiles(target)
+    limit = context_limit_of(target_files.config, config.context_limit)
+    read = read_medusa(Checkpoint(config.model, allow_pickle), target_files)
+    heads = MedusaHeads.of(read.facts, _placed(read.tensors, device, config.dtype))
+    facts = _facts(config.model, target_files, heads.dtype, device, limit, heads.parameters())
+    if device.type == "cpu":
+        pack_linears(heads)  # which compares each with the plain one
+    log.info(
+        "loaded %s: %d Medusa heads of %s%s, %d parameters, %s on %s",
+        *(config.model, read.facts.num_heads, target, " that share a projection" * read.facts.shares_projection),
+        *(facts.num_parameters, facts.dtype, facts.device),
+    )
+    return LoadedMedusa(heads, facts, read.opening)
+
+
+def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> dict[str, Tensor]:
+    """Return the tensors on the device, in the dtype of the settings; auto as for models."""
+    own = tensors["lm_head.weight" if "lm_head.weight" in tensors else "lm_heads.0.weight"].dtype
+    wanted = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else own)
+    return {
+        name: tensor.to(device, wanted) if tensor.is_floating_point() else tensor.to(device)
+        for name, tensor in tensors.items()
+    }
+
+
+def _facts(
+    model: str, target: TargetFiles, dtype: torch.dtype, device: torch.device, limit: int, weights: Iterable[Tensor]
+) -> ModelFacts:
+    return ModelFacts(
+        model_id=model,
+        vocab_size=target.vocab_size,
+        context_limit=limit,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        eos_token_ids=_eos(target),
+        num_parameters=sum(weight.numel() for weight in weights),
+    )
+
+
+def _eos(target: TargetFiles) -> tuple[int, ...]:
+    try:
+        eos = GenerationConfig.from_pretrained(target.model).eos_token_id
+    except OSError:  # the target has no such file
+        eos = target.config.get_text_config(decoder=True).eos_token_id
+    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def _test(head: Eagle3Head, path: HeadPath, facts: ModelFacts) -> None:
+    """Raise ConfigError unless the path computes what the head does; then lay the weights out for a CPU."""
+    runner = _TestRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), head.device)
+    truth = Remembered(_Uncached(head))
+    try:
+        check_cache(runner, truth)
+        refusal = tree_refusal(runner, truth)
+        if refusal is not None:
+            raise PathUnavailable(f"token trees: {refusal}")
+    except PathUnavailable as reason:
+        raise ConfigError(f"{facts.model_id} in {facts.dtype} on {facts.device} {reason}", param="model") from reason
+    if head.device.type == "cpu":
+        pack(head, runner, truth)
+
+
+def _test_features(head: Eagle3Head, token_ids: Sequence[int]) -> Tensor:
+    """Return the features [T, d] that the self-test gives to tokens: a token's are always the same."""
+    width = head.facts.width
+    columns = torch.arange(width)[None] + 1
+    ids = torch.tensor(token_ids)[:, None] + 1
+    return torch.sin(ids * columns).to(head.device, head.dtype)
+
+
+def _mapped(head: Eagle3Head, logits: Tensor) -> Tensor:
+    """Return the columns [..., Vd] that the head has rows for: beside UNMAPPED no difference would be seen."""
+    return logits if head.draft_ids is None else logits.index_select(-1, head.draft_ids)
+
+
+class _TestRunner(ModelRunner):
+    """Gives features to the rows of the self-test, which knows of ids alone."""
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        assert isinstance(self.path, HeadPath)
+        head = self.path.head
+        fed = [replace(row, features=_test_features(head, row.new_ids)) for row in rows]
+        return _mapped(head, super().forward(fed))
+
+
+class _Uncached(UncachedModel):
+    """The head without our cache, over the same features."""
+
+    def __init__(self, head: Eagle3Head) -> None:
+        self._head = head
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Sequence[int]) -> Tensor:
+        ids = torch.tensor([list(token_ids)], device=self._head.device)  # [1, T]
+        output = self._head(input_ids=ids, features=_test_features(self._head, token_ids)[None])
+        return _mapped(self._head, output.logits[0]).float()

@@ -1,0 +1,111 @@
+"""Which kind of draft a folder holds, and refusals of the kinds that are not served, by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.kinds import DraftKind, kind_of, pard_token
+from outrider.wire.errors import ConfigError
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "num_hidden_layers": 1}
+MODEL = ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.self_attn.q_proj.weight")
+EAGLE1 = ("fc.weight", "embed_tokens.weight", "layers.0.self_attn.q_proj.weight")
+EAGLE3 = ("fc.weight", "lm_head.weight", "midlayer.hidden_norm.weight")
+
+
+def files(folder: Path, config: dict[str, Any], names: tuple[str, ...] = MODEL) -> Checkpoint:
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: torch.zeros(1) for name in names}, folder / "model.safetensors")
+    return Checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "kind"),
+    [
+        (LLAMA, MODEL, DraftKind.MODEL),
+        ({**LLAMA, "num_nextn_predict_layers": 1}, MODEL, DraftKind.MODEL),
+        ({**LLAMA, "pard_token": 90}, MODEL, DraftKind.PARD),
+        ({**LLAMA, "ptd_token_id": 90}, MODEL, DraftKind.PARD),
+        (LLAMA, EAGLE3, DraftKind.EAGLE3),
+        (LLAMA, ("fc.weight", "layers.0.hidden_norm.weight"), DraftKind.EAGLE3),
+        ({"speculators_model_type": "eagle3"}, EAGLE3, DraftKind.EAGLE3),
+        ({"medusa_num_heads": 5}, ("0.0.linear.weight",), DraftKind.MEDUSA),
+        ({"model_type": "medusa"}, ("blocks.0.layers.0.weight",), DraftKind.MEDUSA),
+        ({}, ("medusa_head.0.0.linear.weight",), DraftKind.MEDUSA),
+    ],
+)
+def test_kinds_that_are_served(config: dict[str, Any], names: tuple[str, ...], kind: DraftKind, tmp_path: Path) -> None:
+    assert kind_of(files(tmp_path, config, names)) is kind
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "words"),
+    [
+        (LLAMA, EAGLE1, "EAGLE-1 or EAGLE-2"),
+        ({"speculators_model_type": "dflash"}, EAGLE1, "speculators model of type 'dflash'"),
+        ({**LLAMA, "architectures": ["PEagleDraftModel"]}, EAGLE3, "P-EAGLE"),
+        (LLAMA, (*EAGLE3, "mask_hidden"), "P-EAGLE"),
+        ({**LLAMA, "pard_token": 3, "parallel_drafting": True}, EAGLE3, "P-EAGLE"),
+        ({"architectures": ["DFlashDraftModel"]}, EAGLE1, "DFlash"),
+        ({"architectures": ["DFlash2DraftModel"]}, EAGLE1, "DFlash2"),
+        ({"dflash_config": {"projector_type": "dspark"}}, EAGLE1, "DSpark"),
+        ({"architectures": ["Qwen3DSparkModel"]}, EAGLE1, "DSpark"),
+        ({"dflash_config": {"projector_type": "domino"}}, EAGLE1, "Domino"),
+        ({"hydra_num_heads": 4}, MODEL, "Hydra"),
+        ({"model_type": "mlp_speculator"}, MODEL, "MLP speculator"),
+        ({"model_type": "gemma4_assistant"}, MODEL, "Gemma 4 assistant"),
+        ({"model_type": "qwen3_next_mtp"}, MODEL, "MTP"),
+        ({"model_type": "qwen3_next"}, ("mtp.fc.weight",), "MTP"),
+        (LLAMA, ("fc.weight",), "unknown kind"),
+    ],
+)
+def test_kinds_that_are_not_served(config: dict[str, Any], names: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"{words}.* not served; served are EAGLE-3"):
+        kind_of(files(tmp_path, config, names))
+
+
+@pytest.mark.parametrize("token", [97, -1, "<mask>"])
+def test_a_masked_position_must_be_an_id(token: object, tmp_path: Path) -> None:
+    assert pard_token(files(tmp_path, {**LLAMA, "pard_token": 96})) == 96
+    with pytest.raises(ConfigError, match=r"pard_token of .* must be an id of its vocabulary of 97"):
+        pard_token(files(tmp_path, {**LLAMA, "pard_token": token}))
+
+
+def test_an_ordinary_pickled_model_is_not_opened(tmp_path: Path) -> None:
+    """Its own loader says what it wants; a head's is asked for, since its config cannot tell the kind."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 4}))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    assert kind_of(Checkpoint(str(tmp_path))) is DraftKind.MODEL
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    with pytest.raises(ConfigError, match="a pickle"):
+        kind_of(Checkpoint(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.json", "{", r"config\.json is not JSON"),
+        ("config.json", "[]", r"config\.json is no JSON object"),
+        ("model.safetensors", "nothing", r"cannot read .*model\.safetensors"),
+        ("model.safetensors.index.json", "{}", "is not an index of weights"),
+        ("model.safetensors.index.json", '{"weight_map": {"fc.weight": "a.safetensors"}}', r"has no a\.safetensors"),
+    ],
+)
+def test_damaged_files_are_named(name: str, text: str, message: str, tmp_path: Path) -> None:
+    files(tmp_path, LLAMA)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        kind_of(Checkpoint(str(tmp_path)))
+
+
+def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    with pytest.raises(ConfigError, match="has no weights"):
+        kind_of(Checkpoint(str(tmp_path)))

@@ -1,0 +1,147 @@
+"""The opening map: its rows, its way over the wire, and what a target refuses of somebody else's."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from outrider.engine.heads.opening import NORMED, OpeningMap, OpeningSpec, digest_of
+from outrider.wire.errors import InvalidRequest
+
+LAYERS, WIDTH, OUT, EPSILON = 8, 16, 24, 0.1
+"""A large epsilon, so that a map without it shows."""
+
+
+def some_map(norm: Any, dtype: torch.dtype = torch.float32, taps: tuple[int, ...] = (2, 0, NORMED)) -> OpeningMap:
+    generator, wide = torch.Generator().manual_seed(1), len(taps) * WIDTH
+    tensors = {"fc": torch.randn(OUT, wide, generator=generator) / 6}
+    if norm != "none":
+        weight = 0.4 + torch.rand(wide, generator=generator)
+        tensors["norm"] = weight.view(len(taps), WIDTH) if norm == "each" else weight
+    return OpeningMap(OpeningSpec(taps, OUT, norm, EPSILON), {name: t.to(dtype) for name, t in tensors.items()})
+
+
+def straight(opening: OpeningMap, taps: Tensor) -> Tensor:
+    """Row by row in float64: [N, m, dt] -> [N, d]."""
+    rows = []
+    for row in taps.double():
+        line = row.flatten()
+        norm, parts = opening.tensors.get("norm"), [line]
+        if opening.spec.norm == "each":
+            parts = list(row)
+        if opening.spec.norm != "none":
+            assert norm is not None
+            parts = [part / (part.square().mean() + EPSILON).sqrt() for part in parts]
+            line = torch.cat(parts) * norm.double().flatten()
+        rows.append(opening.tensors["fc"].double() @ line)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("norm", ["none", "each", "all"])
+def test_rows_are_those_of_the_formula(norm: str) -> None:
+    opening, taps = some_map(norm), torch.randn(5, 3, WIDTH)
+    sent = OpeningMap.from_bytes(opening.to_bytes(), WIDTH, LAYERS)
+    assert sent.spec == opening.spec and sent.to_bytes() == opening.to_bytes()
+    assert sent.num_bytes == sum(tensor.nbytes for tensor in opening.tensors.values())
+    truth = straight(opening, taps)
+    assert (sent.double().exact(taps.double()) - truth).abs().max() < 1e-12 * truth.abs().max()
+    rows = OpeningMap.from_bytes(opening.to_bytes(), WIDTH, LAYERS)(taps)
+    assert rows.dtype is torch.bfloat16 and (rows - truth).abs().max() < 1e-2 * truth.abs().max()
+
+
+def test_the_identity_hands_on_one_tap() -> None:
+    opening = OpeningMap(OpeningSpec((NORMED,), WIDTH), {})
+    sent = OpeningMap.from_bytes(opening.to_bytes(), WIDTH, LAYERS)
+    taps = torch.randn(4, 1, WIDTH)
+    assert torch.equal(sent(taps), taps[:, 0].bfloat16()) and sent.num_bytes == 0
+
+
+def test_another_map_has_another_digest() -> None:
+    one, other = some_map("each"), some_map("each")
+    assert digest_of(one.to_bytes()) == digest_of(other.to_bytes())
+    other.tensors["fc"][3, 4] += 1e-3
+    assert digest_of(one.to_bytes()) != digest_of(other.to_bytes())
+    assert digest_of(one.to_bytes()) != digest_of(some_map("each", taps=(2, 1, NORMED)).to_bytes())
+    assert len(digest_of(b"")) == 32
+
+
+def spec(**changes: Any) -> Callable[[], bytes]:
+    def data() -> bytes:
+        opening = some_map("each")
+        return OpeningMap(replace(opening.spec, **changes), opening.tensors).to_bytes()
+
+    return data
+
+
+def tensors(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[], bytes]:
+    def data() -> bytes:
+        opening = some_map("each")
+        changed = dict(opening.tensors)
+        change(changed)
+        words = {"taps": opening.spec.taps, "width": OUT, "norm": "each", "epsilon": EPSILON}
+        return safetensors.torch.save(changed, {"spec": json.dumps(words)})
+
+    return data
+
+
+def metadata(text: str) -> Callable[[], bytes]:
+    return lambda: safetensors.torch.save(some_map("each").tensors, {"spec": text})
+
+
+REFUSALS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "nothing": (lambda: b"", "cannot be read"),
+    "no format": (lambda: b"\xff" * 64, "cannot be read"),
+    "a header past the end": (lambda: struct.pack("<Q", 1 << 40) + b"{}", "cannot be read"),
+    "cut off": (lambda: some_map("each").to_bytes()[:-1], "cannot be read"),
+    "no spec": (lambda: safetensors.torch.save(some_map("each").tensors), "cannot be read"),
+    "a spec that is no object": (metadata("[3]"), "cannot be read"),
+    "a spec that nests": (metadata("[" * 20000), "cannot be read"),
+    "an unknown field": (
+        metadata('{"taps": [1], "width": 4, "norm": "none", "epsilon": 0.1, "bias": 1}'),
+        "unknown fields bias",
+    ),
+    "a tap that is no number": (
+        metadata('{"taps": ["a"], "width": 4, "norm": "none", "epsilon": 0.1}'),
+        "must be whole numbers",
+    ),
+    "no taps": (spec(taps=()), "0 taps"),
+    "too many taps": (spec(taps=(1,) * 11), "11 taps"),
+    "a tap too deep": (spec(taps=(1, 2, 9)), "tap 9"),
+    "a tap below": (spec(taps=(1, 2, -2)), "tap -2"),
+    "an unknown norm": (spec(norm="layer"), "norm is 'layer'"),
+    "an epsilon that is no number": (spec(epsilon=float("nan")), "epsilon is nan"),
+    "no width": (spec(width=0), "width is 0"),
+    "a width that no memory holds": (spec(width=1 << 40), "width is 1099511627776"),
+    "another width": (spec(width=OUT + 1), r"fc .* \[24, 48\], must be \[25, 48\]"),
+    "fewer taps": (spec(taps=(1, 2)), r"fc .* \[24, 48\], must be \[24, 32\]"),
+    "a norm that is not there": (tensors(lambda t: t.pop("norm")), "has the tensors fc, must have fc, norm"),
+    "a tensor more": (tensors(lambda t: t.update(bias=torch.ones(2))), "bias, fc, norm"),
+    "no tensors": (tensors(dict.clear), "has the tensors none"),
+    "whole numbers": (tensors(lambda t: t.update(fc=t["fc"].to(torch.int8))), "int8"),
+    "float64": (tensors(lambda t: t.update(fc=t["fc"].double())), "float64"),
+    "two dtypes": (tensors(lambda t: t.update(norm=t["norm"].bfloat16())), "the same for all"),
+    "not a number": (tensors(lambda t: t["norm"][1].fill_(float("nan"))), "norm .* not finite"),
+    "infinite": (tensors(lambda t: t["fc"][2].fill_(float("inf"))), "fc .* not finite"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_target_refuses_what_is_no_map_of_its_own(name: str) -> None:
+    data, message = REFUSALS[name]
+    with pytest.raises(InvalidRequest, match=message):
+        OpeningMap.from_bytes(data(), WIDTH, LAYERS)
+
+
+def test_a_map_past_the_limit_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = some_map("none").to_bytes()
+    monkeypatch.setattr("outrider.engine.heads.opening.MAX_OPENING_BYTES", len(data) - 1)
+    with pytest.raises(InvalidRequest, match=f"has {len(data)} bytes, at most {len(data) - 1}"):
+        OpeningMap.from_bytes(data, WIDTH, LAYERS)

@@ -1,0 +1,95 @@
+"""Draft heads: what is read of their files, and the forward. A fault drafts fluently and is accepted less."""
+
+from tests.mutants import Mutant
+
+HEAD, FILES = "outrider/engine/heads/eagle3.py", "outrider/engine/heads/eagle3_files.py"
+MAPS, OPENING = "outrider/engine/heads/maps.py", "outrider/engine/heads/opening.py"
+MEDUSA_FILES, LOADER = "outrider/engine/heads/medusa_files.py", "outrider/engine/heads/loader.py"
+EAGLE3_TESTS, MEDUSA_TESTS = ("tests/engine/test_eagle3.py",), ("tests/engine/test_medusa.py",)
+
+HEADS = (
+    Mutant(
+        FILES,
+        'f"eagle_config.{key}": _ids(files, nested.get(key), 1)',
+        'f"eagle_config.{key}": _ids(files, nested.get(key), 0)',
+        "SpecForge's heads read the layers before theirs",
+        EAGLE3_TESTS,
+    ),
+    Mutant(
+        FILES,
+        "        key: _ids(files, files.config.get(key), 0),",
+        "        key: _ids(files, files.config.get(key), 1),",
+        "speculators' heads read the layers behind theirs",
+        EAGLE3_TESTS,
+    ),
+    Mutant(
+        FILES,
+        "(2, num_layers // 2, num_layers - 3)",
+        "(2, num_layers // 2, num_layers - 2)",
+        "original heads read another layer than they were trained on",
+        EAGLE3_TESTS,
+    ),
+    Mutant(
+        FILES,
+        "        return bool(says), True, False",
+        "        return False, says is not False, False",
+        "speculators' norm_output is taken for SpecForge's, and 3.1 drafts worse from the second token on",
+        EAGLE3_TESTS,
+    ),
+    Mutant(
+        HEAD,
+        "torch.cat([self.input_layernorm(embedded), normed], dim=-1)",
+        "torch.cat([normed, self.input_layernorm(embedded)], dim=-1)",
+        "feature and embedding are swapped",
+        EAGLE3_TESTS,
+    ),
+    Mutant(
+        HEAD,
+        "residual = normed if self.norm_before_residual else hidden",
+        "residual = hidden",
+        "heads whose first residual is normed draft worse",
+        EAGLE3_TESTS,
+    ),
+    Mutant(
+        HEAD,
+        "carries = normed if self.facts.carries_normed else hidden",
+        "carries = hidden",
+        "3.1 drafts worse from the second token on",
+        EAGLE3_TESTS,
+    ),
+    Mutant(
+        HEAD,
+        "self.lm_head(normed if self.facts.reads_normed else hidden)",
+        "self.lm_head(normed)",
+        "heads without a last norm draft worse",
+        EAGLE3_TESTS,
+    ),
+    Mutant(
+        MAPS,
+        "torch.arange(len(d2t)) + d2t.to(torch.int64)",
+        "d2t.to(torch.int64)",
+        "offsets are taken for ids, and other tokens are drafted than were meant",
+        EAGLE3_TESTS,
+    ),
+    Mutant(
+        OPENING,
+        'if self.norm is not None and self.spec.norm == "each":',
+        'if self.norm is not None and self.spec.norm == "every":',
+        "3.1's norms of the taps are left out",
+        ("tests/engine/test_opening.py",),
+    ),
+    Mutant(
+        LOADER,
+        "return logits if head.draft_ids is None else logits.index_select(-1, head.draft_ids)",
+        "return logits",
+        "the self-test sees no difference beside the logits of ids without a row",
+        EAGLE3_TESTS,
+    ),
+    Mutant(
+        MEDUSA_FILES,
+        "renamed[_own_name(short, last)] = files.tensor(name)",
+        "renamed[_own_name(short, 1)] = files.tensor(name)",
+        "heads of several layers are not read",
+        MEDUSA_TESTS,
+    ),
+)
