@@ -17,6 +17,7 @@ from outrider.cli.console import answer_console, errors_as_lines, note_console
 from outrider.cli.demo_runs import first_prompts, read_prompts
 from outrider.cli.progress import StageProgress
 from outrider.wire.errors import ConfigError
+from outrider.wire.model_id import local_folder
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
 
 KINDS = ("eagle3", "medusa", "draft")
@@ -216,6 +217,11 @@ def _check(task: dict[str, Any], num_prompts: int, depth: int | None) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}, must be at least 1")
     if task["seconds"] is not None and not task["seconds"] > 0:
         raise ConfigError(f"--seconds is {task['seconds']}, must be above 0")
+    for name in ("target", "start"):
+        if task[name] is not None and local_folder(task[name]) is None:
+            raise ConfigError(
+                f"--{name} is {task[name]!r}, and there is no such folder; training needs a model's files"
+            )
     for each in task["temperatures"]:
         SamplingParams(temperature=each).check(ANY_VOCABULARY)
     if kind == "draft" and task["start"] is None:

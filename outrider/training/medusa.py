@@ -45,7 +45,7 @@ class Medusa:
         with torch.no_grad():
             for parameter in heads.blocks.parameters():
                 parameter.zero_()
-            heads.lm_heads[0].weight.copy_(target.projection())
+            heads.lm_heads.load_state_dict({"0.weight": target.projection()})
         return cls(heads, device)
 
     @classmethod
@@ -56,7 +56,7 @@ class Medusa:
 
     def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
         hidden = seen.hidden[NORMED].float()  # [B, T, dt]
-        for skipped, block in enumerate(self.module.blocks[:depth]):
+        for skipped, block in enumerate(list(self.module.blocks)[:depth]):
             asked = batch.asked(skipped)
             rows = hidden[:, : -1 - skipped][asked[:, 1 + skipped :]]  # [M, dt], 1 + skipped tokens back
             with mixed_precision(self._device):

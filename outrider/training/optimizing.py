@@ -40,7 +40,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * scale
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         for optimizer in self._all:
             optimizer.step()
@@ -67,7 +67,7 @@ def default_device() -> str:
 def has_bfloat16(device: str) -> bool:
     """Return whether bfloat16 products run at speed; emulated ones are slower than float32."""
     if device.startswith("cuda"):
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     abilities = torch.cpu.get_capabilities()
     return bool(abilities.get("avx512_bf16") or abilities.get("amx_bf16") or abilities.get("bf16"))
 

@@ -62,7 +62,8 @@ class Draft:
 
     def __init__(self, folder: str, device: str) -> None:
         self._folder, self._device = folder, device
-        self.module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.module = network.to(device)
 
     def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
         with mixed_precision(self._device):

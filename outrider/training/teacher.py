@@ -70,9 +70,9 @@ class Teacher:
         """Load it in float32."""
         self.device = device
         self.folder = folder
-        self.network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        settle_rope(self.network, context_limit_of(self.network.config, None))
-        self.network.to(device).eval().requires_grad_(False)
+        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        settle_rope(network, context_limit_of(network.config, None))
+        self.network = network.to(device).eval().requires_grad_(False)
         text = self.network.config.get_text_config(decoder=True)
         self.num_layers: int = text.num_hidden_layers
         self.width: int = text.hidden_size

@@ -33,7 +33,6 @@ from outrider.training.student import Draft, Student
 from outrider.training.teacher import Teacher
 from outrider.training.written import PROMPT_TOKENS, Answer, Assignment, digest_of_model, write
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.model_id import local_folder
 from outrider.wire.processes import StopFlag, StopRequested
 
 REPORT = "training.json"
@@ -235,14 +234,10 @@ def _runs(text: str) -> list[str]:
 
 
 def _check_folders(task: Task) -> None:
-    """Raise ConfigError for a model that is no folder or lacks a file, and for an --out that holds something else."""
-    for option, model in (("--target", task.target), ("--start", task.start)):
-        if model is None:
-            continue
-        folder = local_folder(model)
-        if folder is None:
-            raise ConfigError(f"{option} is {model!r}, and there is no such folder; training needs the model's files")
-        check_folder(folder)
+    """Raise ConfigError for a model that lacks a file, and for an --out that holds something else."""
+    for model in (task.target, task.start):
+        if model is not None:
+            check_folder(Path(model).expanduser())
     if task.start is not None:
         check_same_tokens(task.target, task.start)
     out = Path(task.out)
