@@ -29,6 +29,7 @@ HELD_APART = 48
 longer."""
 STOP_S = 60.0
 """Seconds that a training has to finish an update and save it. Doubled, a hung one is waited for so much longer."""
+STOPPED = "stopped; the same command goes on from here"
 
 Kind = Annotated[str, typer.Argument(help=f"What to train: {', '.join(KINDS)}.", show_default=False)]
 Target = Annotated[str, typer.Option(help="Folder of the target.", show_default=False)]
@@ -130,8 +131,8 @@ def train_head(
         }
         _check(task, num_prompts, depth)
         report = trained(task, note_console())
-        if report is None:
-            note_console().print("stopped; the same command goes on from here")
+        if report is None:  # its process was asked to stop
+            note_console().print(STOPPED)
         elif as_json:
             typer.echo(json.dumps(report))
         else:
@@ -145,12 +146,16 @@ def trained(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
     """
     report = None
     found = events_of("outrider.training.train_head", task, "training", STOP_S)
-    with StageProgress(notes) as progress, closing(found) as events:
-        for event in events:
-            if event["event"] == "progress":
-                progress.tell(event["stage"], event["text"], event["done"], event["total"])
-            elif event["event"] == "trained":
-                report = event["report"]
+    try:
+        with StageProgress(notes) as progress, closing(found) as events:
+            for event in events:
+                if event["event"] == "progress":
+                    progress.tell(event["stage"], event["text"], event["done"], event["total"])
+                elif event["event"] == "trained":
+                    report = event["report"]
+    except KeyboardInterrupt:
+        notes.print(STOPPED)
+        raise
     return report
 
 
