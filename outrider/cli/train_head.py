@@ -88,7 +88,7 @@ def train_head(
     taps: Taps = None,
     draft_vocab: Annotated[int | None, typer.Option(help="Ids that eagle3 can say, the most frequent ones.")] = None,
     updates: Annotated[int, typer.Option(help="Updates of the weights, over which the rate falls.")] = 1000,
-    batch_size: Annotated[int, typer.Option(help="Answers an update.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Answers an update; what is held in memory goes with it.")] = 8,
     max_tokens: Annotated[int, typer.Option(help="Tokens that the target writes to each prompt, at most.")] = 256,
     num_prompts: Annotated[int, typer.Option(help="The first so many prompts.")] = 4096,
     temperature: Annotated[

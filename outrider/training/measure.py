@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,32 +23,35 @@ DEPTH = 3
 
 
 @torch.no_grad()
-def measured(drafter: str, student: Student, teacher: Teacher, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
-    """Yield for each temperature and depth the mean acceptance of the draft token there, with its interval.
+def measured(
+    drafter: str, student: Student, teacher: Teacher, answers: Sequence[Answer], temperature: float
+) -> list[dict[str, Any]]:
+    """Return for each depth the mean acceptance of the draft token there, with its interval.
 
-    The acceptance is that of rejection, given that the draft tokens before were accepted: the head has its own carries
-    for them. At temperature 0 it is whether both have the same best token.
+    answers: written at that temperature. The acceptance is that of rejection, given that the draft tokens before were
+    accepted: a head has its own carries for them. At temperature 0 it is whether both have the same best token.
     """
     student.module.eval()
     depth = min(DEPTH, student.depth_limit or DEPTH)
-    for temperature in sorted({answer.temperature for answer in answers}):
-        own = [answer for answer in answers if answer.temperature == temperature]
-        found: list[list[list[float]]] = [[] for _ in range(depth)]  # by depth and answer
-        for first in range(0, len(own), AT_ONCE):
-            batch = Batch.of(own[first : first + AT_ONCE], teacher.device)
-            seen = teacher.see(batch)
-            for guess in student.guesses(batch, seen, depth):
-                kept = accepted(seen.logits[guess.places], guess, student.ids, temperature).tolist()
-                rows = (guess.places // batch.ids.shape[1]).tolist()
-                by_answer: list[list[float]] = [[] for _ in range(len(batch.ids))]
-                for row, value in zip(rows, kept, strict=True):
-                    by_answer[row].append(value)
-                found[guess.depth] += by_answer
-        for index, values in enumerate(found):
-            estimate = asdict(Estimate.of(values))
-            num_tokens = sum(map(len, values))
-            yield {"drafter": drafter, "temperature": temperature, "depth": index + 1, **estimate, "tokens": num_tokens}
+    found: list[list[list[float]]] = [[] for _ in range(depth)]  # by depth and answer
+    for first in range(0, len(answers), AT_ONCE):
+        batch = Batch.of(answers[first : first + AT_ONCE], teacher.device)
+        seen = teacher.see(batch)
+        for guess in student.guesses(batch, seen, depth):
+            kept = accepted(seen.logits[guess.places], guess, student.ids, temperature)
+            rows = guess.places // batch.ids.shape[1]
+            found[guess.depth] += [kept[rows == row].tolist() for row in range(len(batch.ids))]
     student.module.train()
+    return [
+        {
+            "drafter": drafter,
+            "temperature": temperature,
+            "depth": index + 1,
+            **asdict(Estimate.of(values)),
+            "num_tokens": sum(map(len, values)),
+        }
+        for index, values in enumerate(found)
+    ]
 
 
 def accepted(target_logits: Tensor, guess: Guess, ids: Tensor | None, temperature: float) -> Tensor:

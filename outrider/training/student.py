@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
+from outrider.engine.loading.model_files import TOKENIZER_FILES, model_file
 from outrider.training.optimizing import mixed_precision
 from outrider.training.teacher import Batch, Seen
+from outrider.wire.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,16 @@ class Draft:
     depth_trained = 1
     depth_limit = None
 
-    def __init__(self, folder: str, device: str) -> None:
+    def __init__(self, folder: str, vocab_size: int, device: str) -> None:
+        """Load it. vocab_size: V, of the target. Raises ConfigError for a draft with another one."""
         self._folder, self._device = folder, device
         network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        own = network.config.get_text_config(decoder=True).vocab_size
+        if own != vocab_size:
+            raise ConfigError(
+                f"{folder} has logits for {own} ids and the target for {vocab_size}; training needs a "
+                "draft with as many"
+            )
         self.module = network.to(device)
 
     def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
@@ -74,7 +84,9 @@ class Draft:
 
     def save(self, folder: Path) -> None:
         copy.deepcopy(self.module).to(torch.bfloat16).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(self._folder).save_pretrained(folder)
+        for name in TOKENIZER_FILES:
+            if (file := model_file(self._folder, name)) is not None:
+                shutil.copyfile(file, folder / name)
 
 
 def places_of(asked: Tensor) -> Tensor:

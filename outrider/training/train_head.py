@@ -107,7 +107,6 @@ def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
         work,
         lambda done, total: tell("text", "answers held apart", done, total),
     )
-    tell("loading", task.target, 0, 1)
     teacher, target = Teacher(task.target, device), TargetFiles(task.target)
     student = _student(task, teacher, target, answers)
     facts = {
@@ -155,11 +154,14 @@ def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
 def measure(
     name: str, student: Student, teacher: Teacher, answers: Sequence[Answer], tell: Tell
 ) -> list[dict[str, Any]]:
-    """Return the rows of `measured`."""
+    """Return the rows of `measured` at each temperature."""
     rows: list[dict[str, Any]] = []
-    for row in measured(name, student, teacher, answers):
-        tell("acceptance", f"{name}, temperature {row['temperature']:g}", len(rows), len(rows) + 1)
-        rows.append(row)
+    temperatures = sorted({answer.temperature for answer in answers})
+    for index, temperature in enumerate(temperatures):
+        tell("acceptance", f"{name}, temperature {temperature:g}", index, len(temperatures))
+        own = [answer for answer in answers if answer.temperature == temperature]
+        rows += measured(name, student, teacher, own, temperature)
+    tell("acceptance", name, len(temperatures), len(temperatures))
     return rows
 
 
@@ -179,7 +181,7 @@ def _before(
         return rows
     rows = []
     if task.kind != "draft" and task.start is not None:
-        rows += measure("draft", Draft(task.start, teacher.device), teacher, answers, tell)
+        rows += measure("draft", Draft(task.start, teacher.vocab_size, teacher.device), teacher, answers, tell)
     rows += measure("before", student, teacher, answers, tell)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -189,7 +191,7 @@ def _before(
 def _student(task: Task, teacher: Teacher, target: TargetFiles, answers: Sequence[Answer]) -> Student:
     if task.kind == "draft":
         assert task.start is not None
-        return Draft(task.start, teacher.device)
+        return Draft(task.start, teacher.vocab_size, teacher.device)
     taps = task.taps or default_taps(teacher.num_layers)
     teacher.check_taps(taps)
     if task.kind == "medusa":
@@ -200,7 +202,7 @@ def _student(task: Task, teacher: Teacher, target: TargetFiles, answers: Sequenc
 
 def _load(task: Task, target: TargetFiles, device: str) -> Student:
     if task.kind == "draft":
-        return Draft(task.out, device)
+        return Draft(task.out, target.vocab_size, device)
     return (Medusa if task.kind == "medusa" else Eagle3).load(task.out, target, device)
 
 

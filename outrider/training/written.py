@@ -96,6 +96,7 @@ def write(task: Assignment, work: Path, tell: Callable[[int, int], None]) -> lis
         if not path.is_file():
             writer = writer or _Writer(task)
             _save(path, writer.write(part, number))
+    tell(len(task.prompts), len(task.prompts))
     return [answer for number in range(len(parts)) for answer in _load(folder / f"{number:05}.npz")]
 
 

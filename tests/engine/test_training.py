@@ -133,12 +133,13 @@ def answers(folder: Path) -> list[Answer]:
     return write(Assignment(str(folder / "target"), prompts, 12, seed=1), folder, lambda done, total: None)
 
 
-def says_the_same(one: Student, other: Student, batch: Batch, teacher: Teacher, tolerance: float) -> None:
+def says_the_same(one: Student, other: Student, batch: Batch, teacher: Teacher) -> None:
+    """As far as bfloat16 lets it."""
     seen = teacher.see(batch)
     both = zip(one.guesses(batch, seen, 2), other.guesses(batch, seen, 2), strict=True)
     for mine, its in both:
         assert torch.equal(mine.places, its.places)
-        assert torch.allclose(mine.logits.softmax(-1), its.logits.softmax(-1), atol=tolerance)
+        assert (mine.logits - its.logits).abs().max() < 0.05 * mine.logits.std()
 
 
 KEPT = torch.arange(3, 320, 2)
@@ -167,7 +168,7 @@ def test_a_saved_eagle_is_the_one_that_was_trained(
     assert kind_of(files) is DraftKind.EAGLE3
     assert files.names & {"embed_tokens.weight", "lm_head.weight", "d2t", "t2d"} == vocabulary
     loaded = Eagle3.load(str(tmp_path / "head"), target, "cpu")
-    says_the_same(student, loaded, Batch.of(answers, "cpu"), teacher, 2e-2)
+    says_the_same(student, loaded, Batch.of(answers, "cpu"), teacher)
     if kept is not None:
         assert loaded.ids is not None and torch.equal(loaded.ids, kept)
 
@@ -189,15 +190,21 @@ def test_medusas_heads_read_the_row_before_what_they_skip(
     student.save(tmp_path)
     files = Checkpoint(str(tmp_path))
     assert kind_of(files) is DraftKind.MEDUSA and not any("lm_head" in name for name in files.names)
-    says_the_same(student, Medusa.load(str(tmp_path), target, "cpu"), batch, teacher, 2e-2)
+    says_the_same(student, Medusa.load(str(tmp_path), target, "cpu"), batch, teacher)
 
 
 def test_a_target_accepts_itself_at_every_depth(folder: Path, teacher: Teacher, answers: list[Answer]) -> None:
-    rows = list(measured("itself", Draft(str(folder / "target"), "cpu"), teacher, answers))
-    assert [(row["temperature"], row["depth"]) for row in rows] == [(t, d) for t in (0.0, 1.0) for d in (1, 2, 3)]
-    assert all(row["mean"] == pytest.approx(1.0, abs=1e-5) for row in rows)
-    other = list(measured("draft", Draft(str(folder / "draft"), "cpu"), teacher, answers))
-    assert all(row["mean"] < 0.9 for row in other)
+    for temperature in (0.0, 0.7, 1.0):
+        means = {}
+        for name in ("target", "draft"):
+            student = Draft(str(folder / name), teacher.vocab_size, "cpu")
+            rows = measured(name, student, teacher, answers, temperature)
+            assert [row["depth"] for row in rows] == [1, 2, 3]
+            assert [row["num_tokens"] for row in rows] == [
+                sum(max(0, len(answer.ids) - answer.start - depth) for answer in answers) for depth in range(3)
+            ]
+            means[name] = [row["mean"] for row in rows]
+        assert means["target"] == pytest.approx([1.0] * 3, abs=1e-5) and max(means["draft"]) < 0.9
 
 
 def test_a_target_without_hidden_states_is_refused(teacher: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +226,7 @@ def students(folder: Path, target: TargetFiles) -> dict[str, Callable[[], Studen
     return {
         "eagle3": lambda: Eagle3(Opened.new(target, draft, (1, 2), None, seed=5), 2, "cpu"),
         "medusa": lambda: Medusa.new(target, 2, "cpu"),
-        "draft": lambda: Draft(draft, "cpu"),
+        "draft": lambda: Draft(draft, target.vocab_size, "cpu"),
     }
 
 

@@ -124,5 +124,13 @@ def test_what_cannot_be_trained_is_refused(folder: Path, tmp_path: Path) -> None
     fails("tokenizers of .* differ", kind="draft", start=str(tmp_path / "other"))
     fails("which holds something else than an earlier training", out=str(folder))
     fails("12 prompts, of which 12 share no .* at least --batch-size, 13, are needed", batch_size=13)
+    other = tmp_path / "other" / "tokenizer.json"  # the same tokens, but more logits
+    other.write_bytes((folder / "target" / "tokenizer.json").read_bytes())
+    fails(
+        "has logits for 330 ids and the target for 320",
+        kind="draft",
+        start=str(tmp_path / "other"),
+        out=str(tmp_path / "a"),
+    )
     (tmp_path / "empty").mkdir()
     fails("has no config.json", target=str(tmp_path / "empty"))
