@@ -351,6 +351,10 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "quantised": (set_tensor("fc.weight", lambda t: t["fc.weight"].to(torch.int8)), r"fc\.weight of .* is torch\.int8"),
     "another width": (set_config(intermediate_size=80), r"gate_proj\.weight .* \[96, 64\].* \[80, 64\]"),
     "another activation": (set_config(hidden_act="gelu"), "hidden_act is 'gelu'"),
+    "heads that do not divide": (
+        set_config(num_key_value_heads=3),
+        "cannot read config.json .* num_key_value_heads, 3",
+    ),
     "a window": (set_config(model_type="mistral", sliding_window=16), "sliding window"),
     "part of a head rotated": (set_config(partial_rotary_factor=0.5), "rotary positions"),
     "a model type nobody knows": (set_config(model_type="lama"), "cannot read config.json"),

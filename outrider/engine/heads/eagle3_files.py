@@ -136,6 +136,11 @@ def _layer_config(files: Checkpoint, raw: Any) -> PreTrainedConfig:
         text: PreTrainedConfig = config.get_text_config(decoder=True)
         if text.hidden_act != "silu":
             raise ValueError(f"hidden_act is {text.hidden_act!r}, must be 'silu'")
+        if text.hidden_size % text.num_attention_heads or text.num_attention_heads % text.num_key_value_heads:
+            raise ValueError(
+                f"{text.num_attention_heads} heads must divide hidden_size, {text.hidden_size}, and be a multiple of "
+                f"num_key_value_heads, {text.num_key_value_heads}"
+            )
         limits = [layer_limits(text, index) for index in range(text.num_hidden_layers)]
     except Exception as error:  # transformers' validation has its own kinds, and classes lack what a head needs
         raise ConfigError(f"cannot read config.json of {files.model}: {first_line(error)}", param="model") from error
