@@ -176,7 +176,7 @@ def show(report: dict[str, Any], out: Path, console: Console) -> None:
     left = report["updates"] - report["updates_done"]
     console.print(
         f"{out}: {report['updates_done']} updates on {report['num_tokens']} tokens of the target in "
-        f"{report['seconds']} s, {report['peak_bytes'] / 2**20:.0f} MiB of memory at most"
+        f"{report['seconds']} s of training, {report['peak_bytes'] / 2**20:.0f} MiB of memory at most"
         + (f"; {left} updates are left, which the same command makes" if left else "")
     )
     console.print(

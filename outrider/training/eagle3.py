@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache
@@ -25,7 +24,7 @@ from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.training.optimizing import mixed_precision
-from outrider.training.student import Guess, places_of
+from outrider.training.student import Guess, places_of, write_tensors
 from outrider.training.teacher import Batch, Seen
 from outrider.wire.errors import ConfigError
 
@@ -170,12 +169,12 @@ class Eagle3:
             del tensors["lm_head.weight"]
         if not head.embed_tokens.weight.requires_grad:
             del tensors["embed_tokens.weight"]
-        tensors = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+        tensors = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in tensors.items()}
         if kept is not None:
             kept = kept.cpu()
             tensors["d2t"] = kept - torch.arange(len(kept))
             tensors["t2d"] = torch.zeros(facts.vocab_size, dtype=torch.bool).index_fill_(0, kept, True)
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        write_tensors(folder, tensors)
         config = {
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",

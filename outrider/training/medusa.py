@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
@@ -15,7 +14,7 @@ from outrider.engine.heads.medusa_files import read_medusa
 from outrider.engine.heads.opening import NORMED
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.training.optimizing import mixed_precision
-from outrider.training.student import Guess, places_of
+from outrider.training.student import Guess, places_of, write_tensors
 from outrider.training.teacher import Batch, Seen
 
 
@@ -70,7 +69,7 @@ class Medusa:
         for name, tensor in self.module.blocks.state_dict().items():  # {head}.layers.{layer}.weight
             head, _, layer, kind = name.split(".")
             tensors[f"{head}.{layer}.linear.{kind}"] = tensor.detach().to("cpu", torch.bfloat16)
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        write_tensors(folder, tensors)
         config = {
             "model_type": "medusa",
             "medusa_num_heads": facts.num_heads,

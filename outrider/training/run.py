@@ -9,6 +9,7 @@ changes what an update does: the schedule counts updates.
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import time
@@ -25,7 +26,7 @@ from outrider.training.optimizing import Optimizers, rate_scale
 from outrider.training.student import Student
 from outrider.training.teacher import Batch, Teacher, shuffled
 from outrider.training.written import Answer
-from outrider.wire.errors import ConfigError
+from outrider.wire.errors import ConfigError, OutriderError
 
 SAVE_EVERY_S = 60.0
 """Seconds between two checkpoints. Doubling it loses twice as much where a process is killed."""
@@ -78,13 +79,15 @@ class Run:
         self._optimizers = Optimizers(student.module)
         self._path = folder / "checkpoint.pt"
         self.num_updates = 0
+        self.trained_s = 0.0
+        """Seconds of all its updates, in whichever process they were made."""
         facts = {**facts, **asdict(plan)}
         if self._path.is_file():
             _check_same(folder, facts)
             state = torch.load(self._path, map_location=teacher.device, weights_only=True)
             student.module.load_state_dict(state["weights"], strict=False)  # what is frozen is not saved
             self._optimizers.set_state(state["optimizers"])
-            self.num_updates = state["updates"]
+            self.num_updates, self.trained_s = state["updates"], state["trained_s"]
         else:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "begun.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
@@ -96,6 +99,7 @@ class Run:
     def go_on(self, seconds: float | None, stop: Callable[[], bool], tell: Callable[[Progress], None]) -> None:
         """Train until all updates are done, `seconds` are over or `stop` says so; save a checkpoint at the end."""
         start_s = said_s = saved_s = time.monotonic()
+        before_s = self.trained_s
         num_tokens, losses = 0, list[float]()
         order = shuffled(len(self._answers), self._plan.batch_size, self._plan.seed)
         for indices in islice(order, self.num_updates, self._plan.updates):
@@ -106,6 +110,7 @@ class Run:
             losses.append(self.update(batch))
             num_tokens += int(batch.lengths.sum())
             now_s = time.monotonic()
+            self.trained_s = before_s + now_s - start_s
             if now_s - said_s >= TELL_EVERY_S or self.is_done:
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
                 mean = sum(losses) / len(losses)
@@ -117,7 +122,7 @@ class Run:
         self._save()
 
     def update(self, batch: Batch) -> float:
-        """Make one update and return its loss."""
+        """Make one update and return its loss. Raises OutriderError for one that is not finite, and changes nothing."""
         plan, student = self._plan, self._student
         seen = self._teacher.see(batch)
         law = Law.of(seen.logits, student.ids)
@@ -125,10 +130,15 @@ class Run:
         for guess in student.guesses(batch, seen, student.depth_trained):
             if len(guess.places):
                 total = total + DEPTH_DECAY**guess.depth * loss_of(plan.loss, law.at(guess.places), guess.logits)
+        loss = float(total.detach())
+        if not math.isfinite(loss):
+            raise OutriderError(
+                f"the loss is {loss} after {self.num_updates} updates; take another --seed or --loss kl"
+            )
         if total.requires_grad:
             self._optimizers.step(total, rate_scale(self.num_updates / plan.updates, self.num_updates))
         self.num_updates += 1
-        return float(total.detach())
+        return loss
 
     def _save(self) -> None:
         """Replace the checkpoint, whole or not at all."""
@@ -137,6 +147,7 @@ class Run:
             "weights": {name: p for name, p in self._student.module.named_parameters() if p.requires_grad},
             "optimizers": self._optimizers.state(),
             "updates": self.num_updates,
+            "trained_s": self.trained_s,
         }
         torch.save(state, new)
         os.replace(new, self._path)

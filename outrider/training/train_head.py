@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,7 +85,6 @@ Tell = Callable[[str, str, int, int], None]
 
 def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
     """Train, save and return the report. Raises OutriderError, and StopRequested with a checkpoint saved."""
-    began_s = time.monotonic()
     _check_folders(task)
     device = str(resolve_device(task.device))
     tokenizer = tokenizer_of(task.target)
@@ -132,10 +130,6 @@ def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
 
     run.go_on(task.seconds, stop.is_set, told)
     stop.check()
-    out = Path(task.out)
-    out.mkdir(parents=True, exist_ok=True)
-    student.save(out)
-    rows += measure("after", _load(task, target, device), teacher, probes, tell)  # as it was saved: rounded
     report = {
         **facts,
         **asdict(plan),
@@ -143,11 +137,16 @@ def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
         "num_answers": len(answers),
         "num_tokens": sum(len(answer.ids) - answer.start for answer in answers),
         "updates_done": run.num_updates,
-        "seconds": round(time.monotonic() - began_s),
+        "seconds": round(run.trained_s),
         "peak_bytes": peak_bytes,
         "acceptance": rows,
     }
-    (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    out = Path(task.out)
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out / REPORT, report)  # first: it says that the folder is ours
+    student.save(out)
+    rows += measure("after", _load(task, target, device), teacher, probes, tell)  # as it was saved: rounded
+    _write(out / REPORT, report)
     return report
 
 
@@ -184,7 +183,7 @@ def _before(
         rows += measure("draft", Draft(task.start, teacher.vocab_size, teacher.device), teacher, answers, tell)
     rows += measure("before", student, teacher, answers, tell)
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    _write(path, rows)
     return rows
 
 
@@ -233,6 +232,10 @@ def without_shared(prompts: Sequence[str], held_apart: Sequence[str]) -> list[st
 
 def _runs(text: str) -> list[str]:
     return [text[start : start + SHARED_CHARS] for start in range(max(1, len(text) - SHARED_CHARS + 1))]
+
+
+def _write(path: Path, what: Any) -> None:
+    path.write_text(json.dumps(what, indent=1) + "\n", encoding="utf-8")
 
 
 def _check_folders(task: Task) -> None:

@@ -28,7 +28,7 @@ from outrider.training.student import Draft, Student
 from outrider.training.teacher import Batch, Teacher, shuffled
 from outrider.training.train_head import default_taps, frequent_ids, without_shared
 from outrider.training.written import Answer, Assignment, draw, write
-from outrider.wire.errors import ConfigError
+from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.processes import StopRequested
 from tests.engine import heads
 from tests.tiny_models import tiny_llama
@@ -268,6 +268,18 @@ def test_time_ends_a_training_and_leaves_its_schedule(
     assert 0 < run.num_updates < 5 and not run.is_done
     again = Run(Medusa.new(target, 1, "cpu"), teacher, answers, Plan("kl", 50, 2, seed=0), tmp_path, {})
     assert again.num_updates == run.num_updates
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(
+    teacher: Teacher, target: TargetFiles, answers: list[Answer], tmp_path: Path
+) -> None:
+    student = Medusa.new(target, 1, "cpu")
+    run = Run(student, teacher, answers, Plan("kl", 5, 2, seed=0), tmp_path, {})
+    with torch.no_grad():
+        next(student.module.blocks.parameters()).fill_(math.nan)
+    with pytest.raises(OutriderError, match="the loss is nan after 0 updates"):
+        run.go_on(None, lambda: False, lambda progress: None)
+    assert not (tmp_path / "checkpoint.pt").exists()
 
 
 def test_every_answer_comes_once_an_epoch() -> None:
