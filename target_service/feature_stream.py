@@ -50,6 +50,7 @@ class FeatureStream:
         self._num_written_bytes = 0
         """Of these. The gRPC loop's thread alone counts them."""
         self._is_probed = False
+        self._is_over = False
         self._outbox: Outbox[Any] = Outbox(self._write, end_stream, PART_BYTES, lambda item: item.ByteSize())
 
     # what it asks for
@@ -68,7 +69,7 @@ class FeatureStream:
 
     def _reply(self, digest: bytes, epoch: int) -> Callable[[tpb.HeadState, str], None]:
         def reply(state: tpb.HeadState, why: str) -> None:
-            self._outbox.put(tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=epoch))
+            self._put(tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=epoch))
 
         return reply
 
@@ -99,16 +100,16 @@ class FeatureStream:
         if why is None:
             why = self._heads.refuses_probe(len(probe.token_ids), probe.taps)
         if why is not None:
-            self._outbox.put(tpb.ProbeReply(id=probe.id, why=why))
+            self._put(tpb.ProbeReply(id=probe.id, why=why))
             return
         self._is_probed = True
 
         def respond(result: Probed | JobError) -> None:
             self._is_probed = False
             if isinstance(result, JobError):
-                self._outbox.put(tpb.ProbeReply(id=probe.id, why=result.message))
+                self._put(tpb.ProbeReply(id=probe.id, why=result.message))
             else:
-                self._outbox.put(tpb.ProbeReply(id=probe.id, taps=result.taps, best_ids=result.best_ids))
+                self._put(tpb.ProbeReply(id=probe.id, taps=result.taps, best_ids=result.best_ids))
 
         self._engine.submit(ProbeJob(tuple(probe.token_ids), tuple(probe.taps), respond))
 
@@ -139,7 +140,12 @@ class FeatureStream:
             rows = tpb.FeatureRows(
                 ticket=ticket, target_epoch=self._epoch, start=start + first, num_rows=num, data=part
             )
-            self._outbox.put(rows)
+            self._put(rows)
+
+    def _put(self, item: Any) -> None:
+        """Queue an item, unless the draft has ended its side."""
+        if not self._is_over:
+            self._outbox.put(item)
 
     async def _write(self, items: list[Any]) -> None:
         batch = tpb.FeatureBatch()
@@ -160,6 +166,7 @@ class FeatureStream:
     async def finish(self, summary: tpb.DeliverSummary) -> None:
         """Write what waits, and the summary last."""
         self._outbox.put(summary)
+        self._is_over = True
         await self._outbox.wait_below(0)
 
     async def close(self) -> None:

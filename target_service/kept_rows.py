@@ -48,5 +48,10 @@ class KeptRows:
 
     def since(self, start: int) -> tuple[int, bytes]:
         """Return the rows from a position on, and the position of the first of them."""
-        first = max(start, self.start)
-        return first, b"".join(self._pieces)[(first - self.start) * self.row_bytes :]
+        first, at, found = max(start, self.start), self.end, deque[bytes]()
+        for piece in reversed(self._pieces):
+            if at <= first:
+                break
+            at -= len(piece) // self.row_bytes
+            found.appendleft(piece)
+        return first, b"".join(found)[max(0, first - at) * self.row_bytes :]

@@ -316,8 +316,7 @@ class WorkerMetrics:
         agreement = "Share of a text's positions at which a head agreed with its target when they were paired."
         head_agreement = Gauge("outrider_worker_head_agreement", agreement, ["worker", "draft"], registry=r)
         self.head_agreement = _Bound(head_agreement, {"worker": worker})
-        """outrider_worker_head_agreement (draft): what a head can. What it does is among the gateway's series, by
-        position."""
+        """outrider_worker_head_agreement (draft): what a head can do; what it does: acceptance by position."""
 
     def forget_head(self, head: str) -> None:
         """Let the series of a head go: there may be others without end."""

@@ -44,3 +44,14 @@ def talk(
     finally:
         outgoing.put(None)
     return call.code(), call.details() or "", arrived
+
+
+def hold(channel: grpc.Channel, method: str, message: bytes, until: Callable[[bytes], bool | bytes]) -> Any:
+    """Send a message on a stream, and return that once `until` is not False. It is open as long as it is kept."""
+    outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    outgoing.put(message)
+    call: Any = channel.stream_stream(method)(iter(outgoing.get, None))
+    while until(next(call)) is False:
+        pass
+    call.add_callback(lambda: outgoing.put(None))
+    return call

@@ -27,8 +27,10 @@ from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
-from tests.fuzz.calls import talk
+from tests.fuzz.calls import hold, talk
 from tests.fuzz.hints import (
+    SENTINEL,
+    last_asks,
     leases,
     registration,
     sound_part,
@@ -38,7 +40,7 @@ from tests.fuzz.hints import (
     valid_part,
     worker_hints,
 )
-from tests.fuzz.services import SENTINEL, SETTLE_S, FrontDoor, Worker
+from tests.fuzz.services import SETTLE_S, FrontDoor, Worker
 from tests.fuzz.values import message_of, mutated, nudged
 
 Code = grpc.StatusCode
@@ -148,6 +150,19 @@ def control(worker: Worker, others: list[str], tally: Tally) -> Callable[[Any], 
     return campaign
 
 
+def once_ready(rest: bytes) -> Callable[[bytes], bool | bytes]:
+    """Sends the rest when a head is ready, and ends when its last probe is answered."""
+    left = [rest]
+
+    def until(message: bytes) -> bool | bytes:
+        batch = tpb.FeatureBatch.FromString(message)
+        if any(probe.id == SENTINEL for probe in batch.probes):
+            return True
+        return bool(left) and any(reply.state == tpb.HEAD_STATE_READY for reply in batch.heads) and left.pop()
+
+    return until
+
+
 def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
     """Deliveries under tickets of nobody, and then of the leases on a stream beside them, which then go on with those
     and with sound ones behind them.
@@ -159,6 +174,8 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
         for ticket in range(1, 5)
     ]
     sound = tpb.DeliveryBatch(items=[sound_part(ticket, target.epoch) for ticket in range(1, 4)]).SerializeToString()
+    registered = tpb.DeliveryBatch(asks=registration(target.epoch)).SerializeToString()
+    held = hold(target.channel, target.method("Deliver"), registered, once_ready(b""))  # rows are made all the while
     go_on = tpb.TargetRequestBatch(items=extends).SerializeToString() + target.valid()  # joined, they are one batch
 
     def campaign(data: Any) -> None:
@@ -194,8 +211,12 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
             raw = mutated(draw, valid)
             tally.changed(raw, valid)
 
+        has_head = not rubbish and draw(st.booleans())
+        rest = raw + tpb.DeliveryBatch(asks=last_asks(target.epoch)).SerializeToString()  # joined, one batch
+
         def deliver_raw(*, is_counted: bool) -> None:
-            status, details, arrived = tally.talk(target.channel, target.method("Deliver"), [raw])
+            messages, until = ([registered], once_ready(rest)) if has_head else ([raw], None)
+            status, details, arrived = tally.talk(target.channel, target.method("Deliver"), messages, until)
             tally.ends[f"Deliver {status.name}"] += 1
             assert rubbish or status is Code.OK, (status, details)
             batches = [tpb.FeatureBatch.FromString(message) for message in arrived]
@@ -239,6 +260,7 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
         tally.ends["drafts verified"] += sum(reply.verdict.num_drafted for reply in replies)
         for reply in replies:
             assert reply.error.code != pb.WORKER_ERROR_CODE_INTERNAL, reply
+        assert held.is_active()
 
     return campaign
 

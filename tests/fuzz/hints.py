@@ -17,6 +17,8 @@ from outrider.wire.kinds import PROTOCOL
 from tests.fuzz.values import Draw, Hints, floats, int32s
 
 VOCAB = 320
+SENTINEL = 77_777
+"""Slot, or id, of the valid request at the end of each stream."""
 HEAD = OpeningMap(OpeningSpec((0, 2), 4), {"fc": torch.ones(4, 2 * 32)}).to_bytes()
 """An opening map that the fuzzed target can run."""
 HEAD_DIGEST = digest_of(HEAD)
@@ -186,6 +188,14 @@ def registration(epoch: int) -> list[tpb.FeatureAsk]:
         tpb.HeadWeights(digest=HEAD_DIGEST, offset=at, data=HEAD[at : at + 400]) for at in range(0, len(HEAD), 400)
     ]
     return [tpb.FeatureAsk(head=spec), *(tpb.FeatureAsk(weights=piece) for piece in pieces)]
+
+
+def last_asks(epoch: int) -> list[tpb.FeatureAsk]:
+    """What can be served of `leases`, and a probe, which is answered in any case."""
+    named = {"target_epoch": epoch, "digest": HEAD_DIGEST}
+    rows = [tpb.FeatureAsk(rows=tpb.FeatureRequest(ticket=ticket, start=0, **named)) for ticket in range(1, 4)]
+    probe = tpb.ProbeRequest(target_epoch=epoch, id=SENTINEL, token_ids=[5, 6], taps=[0])
+    return [*rows, tpb.FeatureAsk(probe=probe)]
 
 
 def valid_ask(draw: Draw, epoch: int) -> tpb.FeatureAsk:

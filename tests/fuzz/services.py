@@ -22,13 +22,12 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import PROTOCOL
 from outrider.wire.transport.serving import ServerThread
 from tests.fuzz.calls import dial, talk
+from tests.fuzz.hints import SENTINEL
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 from tests.stack import Process
 from tests.tiny_models import tiny_llama
 
 SETTLE_S = 30.0
-SENTINEL = 77_777
-"""Slot of the valid request at the end of each stream."""
 WORKER = ("--max-slots", "16", "--kv-cache-tokens", "8192")
 
 

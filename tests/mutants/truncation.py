@@ -15,8 +15,8 @@ TRUNCATION = (
     ),
     Mutant(
         SLOTS_FILE,
-        "limit = self.first, min(len(self.cached), len(self.committed) - 1 - self.first)",
-        "limit = self.first, min(len(self.cached), len(self.committed) - self.first)",
+        "        first, limit = self.first, min(len(self.cached), len(self.committed) - 1 - self.first)",
+        "        first, limit = self.first, min(len(self.cached), len(self.committed) - self.first)",
         "a slot whose drafts were all kept has nothing left to feed",
         (SLOTS,),
     ),

@@ -13,6 +13,7 @@ import torch
 from outrider.engine.sampling.noise import Purpose
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.v1 import common_pb2 as pb
+from outrider.v1 import draft_pb2 as dpb
 from outrider.wire.kinds import PROTOCOL, AcceptanceRule, DraftLogprobs
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import DenseRows, SparseRows
@@ -66,6 +67,11 @@ async def grown(
     message = advance(slot, len(ids))
     draft.tell(message)
     return await recorder.grown(message.ticket, lambda each: bool(each.ended))
+
+
+async def test_a_draft_that_reads_ids_alone_may_serve_any_target(draft: ControlClient) -> None:
+    reply = await draft.stub.Pair(dpb.PairRequest(deliver_to="127.0.0.1:1", target_epoch=7), timeout=30)
+    assert (reply.ok, reply.why, (await draft.info()).needs_features) == (True, "", False)
 
 
 # what grows

@@ -133,7 +133,7 @@ async def head_bytes(client: ControlClient) -> float:
 async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
     target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
 ) -> None:
-    """Asked for before the lease begins, whose first step feeds the prompt and waits for nobody; of the second two drafts
+    """Asked for before the lease begins, whose first step feeds the prompt and is not held; of the next step two drafts
     are kept and the third refused.
     """
     async with draft_of(target, target_worker) as draft:

@@ -30,6 +30,7 @@ def test_workers_answer_rubbish_with_a_clear_status_and_keep_nothing(
     tally = Tally()
     campaigns.run(campaigns.deliver(target, tally), tally, 100, seed=3)
     assert tally.ends["part taken"] and tally.ends["part refused"] and tally.ends["drafts verified"]
+    assert tally.ends["rows"] and tally.ends["probes"] and tally.ends["refused"]
     for worker in (target, draft):
         worker.check_alive()
         worker.check_empty()

@@ -54,12 +54,12 @@ def test_a_text_that_cannot_be_used_is_named(
 
 
 def test_names_say_who_drafts() -> None:
-    own = ["ngram", "lookup", "unigram", "bigram"]
+    own = ["ngram", "lookup", "unigram", "bigram", "heads"]
     combined = ["ngram+model", "lookup+model", "prediction", "prediction+model"]
     assert list(DRAFTERS) == ["model", *own, *combined]
     assert [(each.own, each.asks_model) for each in Drafter] == [
         (None, True),
-        *((each, False) for each in (Drafter.NGRAM, Drafter.LOOKUP, Drafter.UNIGRAM, Drafter.BIGRAM)),
+        *((each, False) for each in (Drafter.NGRAM, Drafter.LOOKUP, Drafter.UNIGRAM, Drafter.BIGRAM, Drafter.HEADS)),
         (Drafter.NGRAM, True),
         (Drafter.LOOKUP, True),
         (Drafter.PREDICTION, False),

@@ -134,9 +134,11 @@ async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
         finishing = asyncio.create_task(made.stream.finish(tpb.DeliverSummary(num_deliveries=4)))
         await made.settle()
         assert not finishing.done()
+        made.probe(token_ids=[])  # which is answered too late
         made.may_write.set()
         await finishing
         assert made.batches[0].rows and made.batches[-1].summary.num_deliveries == 4
+        assert not any(batch.probes for batch in made.batches)
 
 
 async def test_probes_go_one_at_a_time() -> None:

@@ -92,7 +92,7 @@ def largest_error(runner: ModelRunner, model: UncachedModel | Remembered) -> flo
         _step(runner, [(b, len(b.ids), 4)])  # alone
     for sequence in (a, b, c):
         sequence.table.free()
-    return max(error for sequence in (a, b, c) for error in sequence.errors)
+    return _largest([error for sequence in (a, b, c) for error in sequence.errors])
 
 
 PARENTS = (-1, 0, 0, 2, 1, 3, 2)
@@ -127,7 +127,7 @@ def largest_tree_error(runner: ModelRunner, model: UncachedModel | Remembered) -
     errors = [_error(torch.cat([logits[list(PATHS[0])], after]), truth)]
     truth = model.forward([*prompt, *(nodes[node] for node in PATHS[1])])[9:]
     errors.append(_error(logits[list(PATHS[1])], truth))
-    return max(errors)
+    return _largest(errors)
 
 
 def largest_feature_error(runner: ModelRunner, model: UncachedModel) -> float:
@@ -170,6 +170,11 @@ def _distance(features: Tensor, truth: Tensor) -> Tensor:
     """Return the largest difference of two vectors as a share of the second's length; both [T, taps, H]."""
     lengths = torch.linalg.vector_norm(truth, dim=-1).clamp_min(torch.finfo(truth.dtype).tiny)  # embeddings may be 0
     return (torch.linalg.vector_norm(features - truth, dim=-1) / lengths).max()
+
+
+def _largest(errors: Sequence[float]) -> float:
+    """Return the largest; NaN where one of them is, which `max` would pass over."""
+    return float(torch.tensor(errors, dtype=torch.float64).max())
 
 
 def _error(logits: Tensor, truth: Tensor) -> float:

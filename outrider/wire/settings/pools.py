@@ -33,6 +33,7 @@ Role = Literal["target", "draft"]
 MAX_COUNT = 1000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _LABEL = re.compile(r"[A-Za-z0-9]([\w./-]*[A-Za-z0-9])?")
+_DRAFT_PREFIX = str(DraftConfig.model_config["env_prefix"])
 _SIZE = ("count", "min", "max", "labels", "num_cpus", "num_gpus")
 """What the settings of a pool say besides those of its workers."""
 _SELECTOR = re.compile(r"!?(in\([\w.,/ -]+\)|[\w./-]*)")
@@ -186,7 +187,7 @@ def _pool(role: Role, name: str, values: object, targets: Mapping[str, Pool]) ->
     served = _serves(called, given, tuple(targets)) if role == "draft" else ()
     if served and _needs_no_model(given):
         given["model"] = targets[served[0]].worker.model  # for its tokenizer
-    elif served and f"{DraftConfig.model_config['env_prefix']}TARGET_MODEL" not in os.environ:
+    elif served and given.get("drafter", "model") == "model" and f"{_DRAFT_PREFIX}TARGET_MODEL" not in os.environ:
         given.setdefault("target_model", targets[served[0]].worker.model)  # in case it is a head
     model_name = given.pop("model_name", None) if role == "target" else None
     beside = [*_SIZE, "serves" if role == "draft" else "model_name"]
@@ -199,9 +200,8 @@ def _pool(role: Role, name: str, values: object, targets: Mapping[str, Pool]) ->
 
 def _needs_no_model(given: Values) -> bool:
     """A draft that names none, and guesses without one."""
-    prefix = str(DraftConfig.model_config["env_prefix"])
-    named = given.get("model") or os.environ.get(f"{prefix}MODEL")
-    drafter = given.get("drafter") or os.environ.get(f"{prefix}DRAFTER")
+    named = given.get("model") or os.environ.get(f"{_DRAFT_PREFIX}MODEL")
+    drafter = given.get("drafter") or os.environ.get(f"{_DRAFT_PREFIX}DRAFTER")
     return not named and drafter not in (None, "", "model")
 
 
