@@ -1,8 +1,7 @@
-"""Sizes, folders, token files and precision that preparing, training and measuring the demo pair share."""
+"""Sizes, folders and token files that preparing, training and measuring the demo pair share."""
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -82,22 +81,3 @@ def sample_windows(
         raise ValueError(f"the part has {len(ids)} tokens, a window needs more than {length}: add text or shorten it")
     starts = rng.integers(0, len(ids) - length, num_windows)
     return torch.from_numpy(np.stack([ids[start : start + length] for start in starts]).astype(np.int64))
-
-
-def default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def has_bfloat16(device: str) -> bool:
-    """Return whether bfloat16 products run at speed; emulated ones are slower than float32."""
-    if device.startswith("cuda"):
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    abilities = torch.cpu.get_capabilities()
-    return bool(abilities.get("avx512_bf16") or abilities.get("amx_bf16") or abilities.get("bf16"))
-
-
-def mixed_precision(device: str) -> contextlib.AbstractContextManager[object]:
-    """Run forwards in bfloat16 where the device is good at it, else in the weights' own type."""
-    if not has_bfloat16(device):
-        return contextlib.nullcontext()
-    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)

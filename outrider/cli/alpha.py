@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import queue
-import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -12,13 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from outrider.cli.child_events import events_of
 from outrider.cli.console import answer_console, errors_as_lines, note_console
 from outrider.cli.demo_runs import first_prompts
 from outrider.cli.progress import telling
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.model_id import local_folder
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
-from outrider.wire.processes import Child
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.system import demo_model
 
@@ -116,27 +115,14 @@ def drafter_of(text: str) -> dict[str, str | None]:
 
 def measured(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
     """Measure in a process of its own, which has torch. Raises OutriderError with what is wrong."""
-    child = Child("alpha", [sys.executable, "-m", "outrider.engine.alpha"], stdin=json.dumps(task) + "\n")
-    try:
-        with telling(notes, "starting") as tell:
-            while True:
-                try:
-                    event = child.events.get(timeout=0.1)
-                except queue.Empty:
-                    if child.returncode is None or not child.events.empty():
-                        continue
-                    said = " / ".join(child.last_lines(5)) or f"it ended with exit code {child.returncode}"
-                    raise OutriderError(f"the measurement gave no result: {said}") from None
-                if event["event"] == "progress":
-                    tell(event["text"])
-                elif event["event"] == "failed":
-                    raise ConfigError(event["message"])
-                else:
-                    rows: list[dict[str, Any]] = event["rows"]
-                    return rows
-    finally:
-        child.stop(grace_s=1.0)
-        child.close()
+    found = events_of("outrider.engine.alpha", task, "measurement", grace_s=1.0)
+    with telling(notes, "starting") as tell, closing(found) as events:
+        for event in events:
+            if event["event"] == "measured":
+                rows: list[dict[str, Any]] = event["rows"]
+                return rows
+            tell(event["text"])
+    raise OutriderError("the measurement gave no result")
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:

@@ -14,6 +14,7 @@ from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.keys import app as keys
 from outrider.cli.scale import scale
+from outrider.cli.train_head import train_head
 from outrider.cli.tune import tune
 from outrider.cli.up import up
 
@@ -30,6 +31,7 @@ app.command()(chat)
 app.command()(scale)
 app.command()(alpha)
 app.command()(tune)
+app.command()(train_head)
 app.command()(certs)
 app.add_typer(keys, name="keys")
 

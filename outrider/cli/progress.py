@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 Tell = Callable[[str], None]
 
@@ -20,6 +30,53 @@ def telling(console: Console, first: str) -> Iterator[Tell]:
         return
     with console.status(first) as status:
         yield status.update
+
+
+LINE_EVERY_S = 10.0
+"""Seconds between two lines of a stage off a terminal. Doubling it halves a log."""
+
+
+class StageProgress:
+    """Shows a bar for each stage of long work, with the time that is left. Use as `with`.
+
+    Off a terminal it prints a line when a stage begins, now and then, and when it is through.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars: dict[str, TaskID] = {}
+        self._printed_s: dict[str, float] = {}
+        self._progress = Progress(
+            TextColumn("{task.fields[stage]:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> StageProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def tell(self, stage: str, text: str, done: int, total: int) -> None:
+        """Show that `done` of `total` of a stage is through."""
+        if not self._console.is_terminal:
+            now_s = time.monotonic()
+            if done >= total or now_s - self._printed_s.get(stage, -LINE_EVERY_S) >= LINE_EVERY_S:
+                self._console.print(f"{stage}: {done} of {total}, {text}", markup=False)
+                self._printed_s[stage] = now_s
+            return
+        if stage not in self._bars:
+            self._bars[stage] = self._progress.add_task(text, total=total, stage=stage)
+        self._progress.update(self._bars[stage], description=text, completed=done, total=total)
 
 
 class StartProgress:

@@ -199,7 +199,7 @@ class LawModel:
 
 def measure(task: Task) -> Iterator[dict[str, Any]]:
     """Yield the events; the last one has the rows. Raises OutriderError."""
-    tokenizer = _tokenizer(task.target)
+    tokenizer = tokenizer_of(task.target)
     prompts = [tokenizer.encode(prompt).ids for prompt in task.prompts]
     for prompt, ids in zip(task.prompts, prompts, strict=True):
         if not ids:
@@ -214,7 +214,7 @@ def measure(task: Task) -> Iterator[dict[str, Any]]:
         yield {"event": "progress", "text": f"loading {drafter.name}"}
         if drafter.kind == MODEL:
             assert drafter.source is not None
-            _check_same(task.target, drafter.source)
+            check_same_tokens(task.target, drafter.source)
             models[drafter.name] = LawModel(drafter.source, task, longest)
             _check_fits(models[drafter.name], longest, task)
         else:
@@ -282,13 +282,13 @@ def _table(drafter: DrafterSpec, tokenizer: Any) -> drafting.Drafter:
         raise ConfigError(f"{drafter.name}: {error}") from None
 
 
-def _tokenizer(model: str) -> Any:
+def tokenizer_of(model: str) -> Any:
     from tokenizers import Tokenizer
 
     return Tokenizer.from_buffer(tokenizer_files(model).tokenizer_json)
 
 
-def _check_same(target: str, draft: str) -> None:
+def check_same_tokens(target: str, draft: str) -> None:
     """Raise ConfigError when the models' tokens mean different things."""
     prints = [tokenizer_fingerprint(tokenizer_files(model).tokenizer_json) for model in (target, draft)]
     if prints[0] != prints[1]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from models.recipe import prepare, train
+from models.recipe import prepare, prompts, train
 from models.recipe.pair import SIZES, load_model, new_model, read_ids, sample_windows
 
 NUM_FILES = 150
@@ -97,3 +97,12 @@ def test_distillation_raises_acceptance(work: Path) -> None:
         own, *guesses = (model(ids).logits[:, 3:-1].softmax(dim=-1) for model in (target, draft, untrained))
     distilled, random = (float(torch.minimum(own, guess).sum(dim=-1).mean()) for guess in guesses)
     assert distilled > random + 0.05
+
+
+def test_prompts_are_cut_from_training_files(work: Path) -> None:
+    prompts.main([str(work), "--count", "20"])
+    texts = [json.loads(line)["prompt"] for line in (work / "prompts.jsonl").read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
+    files = tokenizer.decode(read_ids(work / "train.bin")).split("<|endoftext|>")
+    assert len(set(texts)) == 20 and all(any(text in file for file in files) for text in texts)
+    assert all(len(tokenizer.encode(text)) >= prompts.LENGTHS[0] for text in texts)

@@ -286,7 +286,13 @@ def _check_identity(files: Checkpoint, tensors: Mapping[str, Tensor], facts: Eag
 
 
 def _fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: Eagle3Config, target: TargetFiles) -> None:
-    """Cut rows of padding, and take the embedding and the lm_head's rows from the target where the head has none."""
+    """Cut rows of padding, and take the embedding and the lm_head's rows from the target where the head has none.
+
+    A head that ties both (tie_word_embeddings) has its own embedding as its lm_head.
+    """
+    if files.config.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
+        own, ids = tensors["embed_tokens.weight"], tensors.get("draft_ids")
+        tensors.setdefault("lm_head.weight", own if ids is None else own.index_select(0, ids))
     dtype = tensors["norm.weight"].dtype if "norm.weight" in tensors else torch.float32
     missing = [name for name in ("embed_tokens.weight", "lm_head.weight") if name not in tensors]
     if missing and facts.width != target.width:

@@ -10,6 +10,8 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.model_id import local_folder
 
 TOKENIZER_JSON = "tokenizer.json"
+TOKENIZER_FILES = (TOKENIZER_JSON, "tokenizer_config.json", "chat_template.jinja")
+"""What a model folder says of its tokens; only the first must be there."""
 
 
 def check_folder(folder: Path) -> None:
@@ -37,7 +39,7 @@ def tokenizer_files(model: str) -> pb.TokenizerFiles:
     """Read the tokenizer of a folder or hub id; optional files are empty when missing. Raises ConfigError when there is
     no tokenizer.json.
     """
-    paths = [model_file(model, name) for name in (TOKENIZER_JSON, "tokenizer_config.json", "chat_template.jinja")]
+    paths = [model_file(model, name) for name in TOKENIZER_FILES]
     if paths[0] is None:
         raise ConfigError(f"{model} has no {TOKENIZER_JSON} (the tokenizer as the tokenizers library writes it)")
     found = [b"" if path is None else path.read_bytes() for path in paths]

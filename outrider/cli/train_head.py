@@ -1,0 +1,239 @@
+"""`outrider train-head`: train a draft head, or a draft, for a target on what that target writes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outrider.cli.alpha import shown
+from outrider.cli.child_events import events_of
+from outrider.cli.console import answer_console, errors_as_lines, note_console
+from outrider.cli.demo_runs import first_prompts, read_prompts
+from outrider.cli.progress import StageProgress
+from outrider.wire.errors import ConfigError
+from outrider.wire.model_id import local_folder
+from outrider.wire.params import ANY_VOCABULARY, SamplingParams
+
+KINDS = ("eagle3", "medusa", "draft")
+LOSSES = ("kl", "lk")
+DEPTHS = {"eagle3": 3, "medusa": 4, "draft": 1}
+"""Draft tokens that are trained for; a draft's are all alike. Doubling it makes an update cost as much more."""
+HELD_APART = 48
+"""Prompts of that file that are used, the first ones. Doubling it narrows the intervals by a third and takes as much
+longer."""
+STOP_S = 60.0
+"""Seconds that a training has to finish an update and save it. Doubled, a hung one is waited for so much longer."""
+STOPPED = "stopped; the same command goes on from here"
+
+Kind = Annotated[str, typer.Argument(help=f"What to train: {', '.join(KINDS)}.", show_default=False)]
+Target = Annotated[str, typer.Option(help="Folder of the target.", show_default=False)]
+Out = Annotated[Path, typer.Option(help="Folder to write the head into.", show_default=False)]
+Work = Annotated[
+    Path,
+    typer.Option(
+        help="Folder of the target's text, which later trainings use again, and of checkpoints, from which an "
+        "interrupted one goes on.",
+        show_default=False,
+    ),
+]
+Prompts = Annotated[
+    Path,
+    typer.Option(
+        help="Prompts that the target continues, for text to train on: JSONL with a `prompt` in each line (*.jsonl), "
+        "or a text with one in each line. Those that share 50 characters with a prompt held apart are left out.",
+        show_default=False,
+    ),
+]
+HeldApart = Annotated[
+    Path | None,
+    typer.Option(help="JSONL of prompts to measure acceptance on; absent = those of the demo pair."),
+]
+Start = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder of a draft with the target's tokens: what `draft` goes on from; `eagle3` takes its shape, "
+        "embedding and lm_head, and without one the target's."
+    ),
+]
+Depth = Annotated[
+    int | None,
+    typer.Option(help="Draft tokens to train for: eagle3's steps of training-time test (3), or Medusa's heads (4)."),
+]
+Taps = Annotated[
+    str | None,
+    typer.Option(
+        help="Hidden states that eagle3 reads, such as 1,3,5, where k is the input of layer k. "
+        "Absent = an early, a middle and a late one."
+    ),
+]
+
+
+def train_head(
+    kind: Kind,
+    *,
+    target: Target,
+    out: Out,
+    work: Work,
+    prompts: Prompts,
+    held_apart: HeldApart = None,
+    start: Start = None,
+    loss: Annotated[str, typer.Option(help="kl, or lk, which turns from it to the acceptance itself.")] = "lk",
+    depth: Depth = None,
+    taps: Taps = None,
+    draft_vocab: Annotated[int | None, typer.Option(help="Ids that eagle3 can say, the most frequent ones.")] = None,
+    updates: Annotated[int, typer.Option(help="Updates of the weights, over which the rate falls.")] = 1000,
+    batch_size: Annotated[int, typer.Option(help="Answers an update; what is held in memory goes with it.")] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Tokens that the target writes to each prompt, at most.")] = 256,
+    num_prompts: Annotated[int, typer.Option(help="The first so many prompts.")] = 4096,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(help="Of the target's text, in turn; may be given several times; absent = 0, 0.7 and 1."),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="End the training after this time; run the command again to go on.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the text, the order and the first weights.")] = 0,
+    device: Annotated[str, typer.Option(help="As in the workers' settings.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of a table.")] = False,
+) -> None:
+    """Train a draft head (EAGLE-3, Medusa) or a draft on text that the target itself writes.
+
+    The target writes at the temperatures that are served, and its whole law is what is learnt. Ctrl-C saves; the same
+    command goes on from there, to the same weights as if it had not been interrupted. At the end the acceptance of
+    each draft token is told, before and after, on prompts that were not trained on.
+    """
+    with errors_as_lines():
+        task = {
+            "kind": _one_of("KIND", kind, KINDS),
+            "target": target,
+            "out": str(out),
+            "work": str(work),
+            "prompts": _prompts(prompts)[:num_prompts],
+            "held_apart": first_prompts(held_apart, HELD_APART),
+            "temperatures": temperature or [0.0, 0.7, 1.0],
+            "start": start,
+            "loss": _one_of("--loss", loss, LOSSES),
+            "depth": depth or DEPTHS[kind],
+            "taps": None if taps is None else _numbers(taps),
+            "draft_vocab": draft_vocab,
+            "updates": updates,
+            "batch_size": batch_size,
+            "max_tokens": max_tokens,
+            "seed": seed,
+            "seconds": seconds,
+            "device": device,
+        }
+        _check(task, num_prompts, depth)
+        report = trained(task, note_console())
+        if report is None:  # its process was asked to stop
+            note_console().print(STOPPED)
+        elif as_json:
+            typer.echo(json.dumps(report))
+        else:
+            show(report, out, answer_console())
+
+
+def trained(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
+    """Train in a process of its own, which has torch; return its report, None when it was stopped.
+
+    Raises OutriderError. On KeyboardInterrupt it waits until that process has saved.
+    """
+    report = None
+    found = events_of("outrider.training.train_head", task, "training", STOP_S)
+    try:
+        with StageProgress(notes) as progress, closing(found) as events:
+            for event in events:
+                if event["event"] == "progress":
+                    progress.tell(event["stage"], event["text"], event["done"], event["total"])
+                elif event["event"] == "trained":
+                    report = event["report"]
+    except KeyboardInterrupt:
+        notes.print(STOPPED)
+        raise
+    return report
+
+
+def show(report: dict[str, Any], out: Path, console: Console) -> None:
+    """Print the acceptance by draft token."""
+    rows = report["acceptance"]
+    depths = sorted({row["depth"] for row in rows})
+    table = Table(title="acceptance of each draft token", title_justify="left", box=None, pad_edge=False)
+    for name in ("temperature", ""):
+        table.add_column(name)
+    for depth in depths:
+        table.add_column(f"token {depth}", justify="right", no_wrap=True)
+    for temperature, drafter in dict.fromkeys((row["temperature"], row["drafter"]) for row in _by_temperature(rows)):
+        own = {r["depth"]: r for r in rows if (r["temperature"], r["drafter"]) == (temperature, drafter)}
+        cells = [shown(own[d]["mean"], own[d]["error"]) if d in own else "-" for d in depths]
+        table.add_row(f"{temperature:g}", drafter, *cells)
+    console.print(table)
+    left = report["updates"] - report["updates_done"]
+    console.print(
+        f"{out}: {report['updates_done']} updates on {report['num_tokens']} tokens of the target in "
+        f"{report['seconds']} s, {report['peak_bytes'] / 2**20:.0f} MiB of memory at most"
+        + (f"; {left} updates are left, which the same command makes" if left else "")
+    )
+    console.print(
+        "Acceptance: the sum of min(target, draft) after draft tokens that were accepted; at temperature 0 how often "
+        "both have the same best token. After ± the 95 % interval over prompts. draft: of --start.",
+        style="dim",
+    )
+
+
+def _by_temperature(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: float(row["temperature"]))
+
+
+def _prompts(path: Path) -> list[str]:
+    """Return the prompts of a JSONL file or the lines of a text. Raises ConfigError."""
+    if path.suffix == ".jsonl":
+        return read_prompts(path)
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read prompts from {path}: {error}") from None
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--taps is {text!r}, must be whole numbers with commas, such as 1,3,5") from None
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}, must be one of {', '.join(choices)}")
+    return value
+
+
+def _check(task: dict[str, Any], num_prompts: int, depth: int | None) -> None:
+    """Raise ConfigError for a number that makes no sense, and for an option that the kind does not have."""
+    kind = task["kind"]
+    least = {"num-prompts": num_prompts, **{name: task[name] for name in ("updates", "batch_size", "max_tokens")}}
+    for name, value in {**least, "depth": 1 if depth is None else depth}.items():
+        if value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}, must be at least 1")
+    if task["seconds"] is not None and not task["seconds"] > 0:
+        raise ConfigError(f"--seconds is {task['seconds']}, must be above 0")
+    for name in ("target", "start"):
+        if task[name] is not None and local_folder(task[name]) is None:
+            raise ConfigError(
+                f"--{name} is {task[name]!r}, and there is no such folder; training needs a model's files"
+            )
+    for each in task["temperatures"]:
+        SamplingParams(temperature=each).check(ANY_VOCABULARY)
+    if kind == "draft" and task["start"] is None:
+        raise ConfigError("a draft is trained on from one that is there: name it with --start")
+    refused = {"eagle3": (), "medusa": ("taps", "draft_vocab", "start"), "draft": ("taps", "draft_vocab")}[kind]
+    for name in refused:
+        if task[name] is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} says nothing to {kind}; leave it out")
+    if kind == "draft" and depth is not None:
+        raise ConfigError("--depth says nothing to a draft, which drafts any number of tokens; leave it out")

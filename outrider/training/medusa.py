@@ -1,0 +1,81 @@
+"""Medusa's heads in training, over the target's own projection, which stays as it is (1811.03115, 2401.10774)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
+from outrider.engine.heads.medusa_files import read_medusa
+from outrider.engine.heads.opening import NORMED
+from outrider.engine.heads.target_files import TargetFiles
+from outrider.training.optimizing import mixed_precision
+from outrider.training.student import Guess, places_of
+from outrider.training.teacher import Batch, Seen
+
+
+class Medusa:
+    """Heads with one residual layer each."""
+
+    ids = None
+
+    def __init__(self, heads: MedusaHeads, device: str) -> None:
+        self._device = device
+        self.module = heads.to(device, torch.float32).requires_grad_(True)
+        self.module.lm_heads.requires_grad_(False)
+        self.depth_trained = self.depth_limit = heads.facts.num_heads
+
+    @classmethod
+    def new(cls, target: TargetFiles, num_heads: int, device: str) -> Medusa:
+        """Return heads that all say what the target says of the token before: their residual layers add nothing."""
+        facts = MedusaConfig(
+            num_heads=num_heads,
+            num_layers=1,
+            width=target.width,
+            vocab_size=target.vocab_size,
+            draft_vocab_size=target.vocab_size,
+            shares_projection=True,
+        )
+        heads = MedusaHeads(facts)
+        with torch.no_grad():
+            for parameter in heads.blocks.parameters():
+                parameter.zero_()
+            heads.lm_heads.load_state_dict({"0.weight": target.projection()})
+        return cls(heads, device)
+
+    @classmethod
+    def load(cls, folder: str, target: TargetFiles, device: str) -> Medusa:
+        """Return what `save` wrote. Raises ConfigError."""
+        files = read_medusa(Checkpoint(folder), target)
+        return cls(MedusaHeads.of(files.facts, files.tensors), device)
+
+    def guesses(self, batch: Batch, seen: Seen, depth: int) -> Iterator[Guess]:
+        hidden = seen.hidden[NORMED].float()  # [B, T, dt]
+        for skipped, block in enumerate(list(self.module.blocks)[:depth]):
+            asked = batch.asked(skipped)
+            rows = hidden[:, : -1 - skipped][asked[:, 1 + skipped :]]  # [M, dt], 1 + skipped tokens back
+            with mixed_precision(self._device):
+                logits = self.module.lm_heads[0](block(rows))
+            yield Guess(skipped, places_of(asked), logits)
+
+    def save(self, folder: Path) -> None:
+        """Write them under the names of Medusa's repository; the projection is left to the target's files."""
+        facts = self.module.facts
+        tensors = {}
+        for name, tensor in self.module.blocks.state_dict().items():  # {head}.layers.{layer}.weight
+            head, _, layer, kind = name.split(".")
+            tensors[f"{head}.{layer}.linear.{kind}"] = tensor.detach().to("cpu", torch.bfloat16)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        config = {
+            "model_type": "medusa",
+            "medusa_num_heads": facts.num_heads,
+            "medusa_num_layers": facts.num_layers,
+            "hidden_size": facts.width,
+            "vocab_size": facts.vocab_size,
+        }
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

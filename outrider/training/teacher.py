@@ -1,0 +1,113 @@
+"""The target as it is trained from: along whole sequences, its law after each token and its hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from outrider.engine.loading.loader import context_limit_of, settle_rope
+from outrider.training.optimizing import mixed_precision
+from outrider.training.written import Answer
+from outrider.wire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B answers side by side, the shorter ones filled up at the end, where nothing is asked."""
+
+    ids: Tensor
+    """[B, T] int64."""
+    starts: Tensor
+    """[B] int64, tokens of the prompts."""
+    lengths: Tensor
+    """[B] int64, tokens of prompt and answer."""
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer], device: str) -> Batch:
+        longest = max(len(answer.ids) for answer in answers)
+        ids = np.zeros((len(answers), longest), dtype=np.int64)
+        for row, answer in zip(ids, answers, strict=True):
+            row[: len(answer.ids)] = answer.ids
+        counts = torch.tensor([[answer.start, len(answer.ids)] for answer in answers], device=device)
+        return cls(torch.from_numpy(ids).to(device), counts[:, 0], counts[:, 1])
+
+    def asked(self, depth: int) -> Tensor:
+        """Return [B, T] bool: whether the law after that token is one to guess for a draft token of that depth.
+
+        The token before those that the guess skips is the last of the prompt or a later one, and the token that the law
+        is of is in the text.
+        """
+        places = torch.arange(self.ids.shape[1], device=self.ids.device)
+        return (places >= self.starts[:, None] - 1 + depth) & (places < self.lengths[:, None] - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the target says of a batch."""
+
+    logits: Tensor
+    """[B * T, V] float32, of what follows each token."""
+    hidden: Sequence[Tensor]
+    """Taps 0 to n - 1, each [B, T, dt], and at the end the one after the final norm. Empty where there are
+    none."""
+
+    def taps(self, wanted: Sequence[int]) -> Tensor:
+        """Return [B, T, m, dt] float32."""
+        return torch.stack([self.hidden[tap].float() for tap in wanted], dim=2)
+
+
+class Teacher:
+    """A frozen target."""
+
+    def __init__(self, folder: str, device: str) -> None:
+        """Load it in float32."""
+        self.device = device
+        self.folder = folder
+        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        settle_rope(network, context_limit_of(network.config, None))
+        self.network = network.to(device).eval().requires_grad_(False)
+        text = self.network.config.get_text_config(decoder=True)
+        self.num_layers: int = text.num_hidden_layers
+        self.width: int = text.hidden_size
+        self.vocab_size: int = text.vocab_size
+
+    @torch.no_grad()
+    def see(self, batch: Batch) -> Seen:
+        with mixed_precision(self.device):
+            output = self.network(input_ids=batch.ids, use_cache=False, output_hidden_states=True)
+        return Seen(output.logits.flatten(0, 1).float(), output.hidden_states or ())
+
+    def check_taps(self, taps: Sequence[int]) -> None:
+        """Raise ConfigError for hidden states that the target does not have or transformers does not give."""
+        probe = Batch.of([Answer(np.zeros(2, dtype=np.int32), 1, 0.0)], self.device)
+        shape, hidden = (1, 2, self.width), self.see(probe).hidden
+        if [tuple(state.shape) for state in hidden] != [shape] * (self.num_layers + 1):
+            raise ConfigError(
+                f"{type(self.network).__name__} in {self.folder} gives no hidden state of width {self.width} before "
+                f"each of its {self.num_layers} layers and after its last norm, which heads read; train a draft instead"
+            )
+        for tap in taps:
+            if not 0 <= tap < self.num_layers:
+                raise ConfigError(f"--taps has {tap}, must be from 0 to {self.num_layers - 1} for {self.folder}")
+
+
+def shuffled(count: int, size: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """Yield, without end, the indices [size] of each batch of `count` answers: epoch by epoch in another order.
+
+    An epoch's last indices, too few for a batch, begin the next one.
+    """
+    left = np.empty(0, dtype=np.int64)
+    epoch = 0
+    while True:
+        while len(left) < size:
+            left = np.concatenate([left, np.random.default_rng((seed, epoch)).permutation(count)])
+            epoch += 1
+        yield left[:size]
+        left = left[size:]

@@ -1,0 +1,136 @@
+"""`outrider train-head`: what it refuses, a whole training of a tiny head, and one that is stopped and goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.cli.main import app
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.kinds import DraftKind, kind_of
+from outrider.training.train_head import Task, train
+from outrider.wire.errors import ConfigError
+from outrider.wire.processes import StopFlag, StopRequested
+from tests.tiny_models import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("train-head")
+    tiny_llama(made / "target", seed=4, hidden_size=16, num_layers=2, context=64, sharpness=2.0)
+    tiny_llama(made / "draft", seed=3, hidden_size=8, num_layers=1, context=64)
+    (made / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"the {i}"}) for i in range(12)))
+    (made / "apart.jsonl").write_text("\n".join(json.dumps({"prompt": f"a {i}"}) for i in range(3)))
+    return made
+
+
+def command(folder: Path, out: Path, kind: str, *more: str) -> Any:
+    needed = {"target": folder / "target", "out": out, "work": out.parent / "work", "prompts": folder / "prompts.jsonl"}
+    flags = [part for name, value in needed.items() for part in (f"--{name}", str(value))]
+    return CliRunner().invoke(app, ["train-head", kind, *flags, "--held-apart", str(folder / "apart.jsonl"), *more])
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "message"),
+    [
+        ("eagle", [], "KIND is 'eagle', must be one of eagle3, medusa, draft"),
+        ("eagle3", ["--target", "no/such/folder"], "'no/such/folder', and there is no such folder"),
+        ("eagle3", ["--start", "nobody/draft"], "--start is 'nobody/draft', and there is no such folder"),
+        ("eagle3", ["--loss", "mse"], "--loss is 'mse', must be one of kl, lk"),
+        ("eagle3", ["--taps", "1,x"], "--taps is '1,x', must be whole numbers"),
+        ("eagle3", ["--updates", "0"], "--updates is 0, must be at least 1"),
+        ("eagle3", ["--temperature", "-1"], "temperature"),
+        ("eagle3", ["--seconds", "0"], "--seconds is 0.0, must be above 0"),
+        ("eagle3", ["--prompts", "missing.txt"], "cannot read prompts from missing.txt"),
+        ("draft", [], "name it with --start"),
+        ("medusa", ["--taps", "1"], "--taps says nothing to medusa"),
+    ],
+)
+def test_an_error_is_one_line(kind: str, more: list[str], message: str, folder: Path, tmp_path: Path) -> None:
+    made = command(folder, tmp_path / "out", kind, *more)
+    assert made.exit_code == 1, made.output
+    assert made.stderr.startswith("error: ") and message in made.stderr and made.stderr.count("\n") == 1
+
+
+def test_a_head_is_trained_in_a_process_of_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    short = ("--updates", "3", "--batch-size", "4", "--max-tokens", "8", "--depth", "2", "--json")
+    made = command(folder, tmp_path / "head", "eagle3", "--start", str(folder / "draft"), *short)
+    assert made.exit_code == 0, made.stderr
+    report = json.loads(made.stdout)
+    assert report == json.loads((tmp_path / "head" / "training.json").read_text())
+    assert report["updates_done"] == 3 and report["taps"] == [1] and 12 <= report["num_tokens"] <= 12 * 8
+    rows = {(row["drafter"], row["temperature"], row["depth"]) for row in report["acceptance"]}
+    assert rows == {(d, t, n) for d in ("draft", "before", "after") for t in (0.0, 0.7, 1.0) for n in (1, 2, 3)}
+    assert kind_of(Checkpoint(str(tmp_path / "head"))) is DraftKind.EAGLE3
+    assert "training: 3 of 3, loss " in made.stderr and "MiB of memory at most" in made.stderr
+
+
+def task(folder: Path, out: Path) -> Task:
+    return Task(
+        kind="medusa",
+        target=str(folder / "target"),
+        out=str(out),
+        work=str(out.parent / "work"),
+        prompts=[f"the {i}" for i in range(12)],
+        held_apart=["a b", "c d"],
+        temperatures=[0.0, 1.0],
+        start=None,
+        loss="lk",
+        depth=2,
+        taps=None,
+        draft_vocab=None,
+        updates=4,
+        batch_size=4,
+        max_tokens=8,
+        seed=0,
+        seconds=None,
+    )
+
+
+def test_a_stopped_training_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.training.run.TELL_EVERY_S", 0.0)
+    stop, told = StopFlag(), list[int]()
+
+    def stops(stage: str, text: str, done: int, total: int) -> None:
+        if stage == "training" and done == 2:
+            stop.set()
+
+    def tells(stage: str, text: str, done: int, total: int) -> None:
+        if stage == "training":
+            told.append(done)
+
+    with pytest.raises(StopRequested):
+        train(task(folder, tmp_path / "head"), stop, stops)
+    assert not (tmp_path / "head").exists()
+    report = train(task(folder, tmp_path / "head"), StopFlag(), tells)
+    assert told == [3, 4] and report["updates_done"] == 4
+    assert {row["drafter"] for row in report["acceptance"]} == {"before", "after"}  # the first as it was measured then
+
+
+def test_what_cannot_be_trained_is_refused(folder: Path, tmp_path: Path) -> None:
+    def fails(message: str, **changes: Any) -> None:
+        with pytest.raises(ConfigError, match=message):
+            train(replace(task(folder, tmp_path / "head"), **changes), StopFlag(), lambda *told: None)
+
+    tiny_llama(tmp_path / "other", vocab_size=330, hidden_size=8, num_layers=1)
+    fails("tokenizers of .* differ", kind="draft", start=str(tmp_path / "other"))
+    fails("which holds something else than an earlier training", out=str(folder))
+    fails("12 prompts, of which 12 share no .* at least --batch-size, 13, are needed", batch_size=13)
+    other = tmp_path / "other" / "tokenizer.json"  # the same tokens, but more logits
+    other.write_bytes((folder / "target" / "tokenizer.json").read_bytes())
+    fails(
+        "has logits for 330 ids and the target for 320",
+        kind="draft",
+        start=str(tmp_path / "other"),
+        out=str(tmp_path / "a"),
+    )
+    (tmp_path / "empty").mkdir()
+    fails("has no config.json", target=str(tmp_path / "empty"))
