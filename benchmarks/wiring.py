@@ -80,7 +80,7 @@ def eagle3_faults(files: Eagle3Files, num_layers: int) -> Iterator[Fault]:
     yield Fault("norm of the embedding left out", False, in_head=lambda head: leave_out(head, "input_layernorm"))
     yield Fault("norm of the feature left out", False, in_head=lambda head: leave_out(head, "hidden_norm"))
     yield Fault("norm before the lm_head left out", False, lambda files: with_facts(files, "reads_normed"))
-    yield Fault("first residual normed, or not", False, lambda files: with_facts(files, "norm_before_residual"))
+    yield Fault("first residual normed, or not", True, lambda files: with_facts(files, "norm_before_residual"))
     yield Fault("carry normed, or not", False, lambda files: with_facts(files, "carries_normed"))
     if files.opening.norm is not None:
         yield Fault("norm of the taps left out", False, without_opening_norm)

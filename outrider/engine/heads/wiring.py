@@ -173,10 +173,12 @@ def score_eagle3(loaded: LoadedEagle3, seen: Seen, num_layers: int) -> Outcome:
     others = [
         _way(label, _Eagle3Run(loaded, seen, shifted).first, seen, 1) for label, shifted in _shifts(taps, num_layers)
     ]
-    with _swapped_norms(head):
-        others.append(
-            _way("with the norms of embedding and features swapped", _Eagle3Run(loaded, seen, taps).first, seen, 1)
-        )
+    for label, other in (
+        ("with the norms of embedding and features swapped", _swapped_norms),
+        (f"with the first residual {'un' * head.facts.norm_before_residual}normed", _other_residual),
+    ):
+        with other(head):
+            others.append(_way(label, _Eagle3Run(loaded, seen, taps).first, seen, 1))
     return Outcome(configured, others, _constant(seen, 1))
 
 
@@ -241,6 +243,16 @@ def _swapped_norms(head: Eagle3Head) -> Iterator[None]:
         yield
     finally:
         layer.input_layernorm, layer.hidden_norm = layer.hidden_norm, layer.input_layernorm
+
+
+@contextmanager
+def _other_residual(head: Eagle3Head) -> Iterator[None]:
+    facts = head.facts
+    head.decide(replace(facts, norm_before_residual=not facts.norm_before_residual))
+    try:
+        yield
+    finally:
+        head.decide(facts)
 
 
 def _way(label: str, logits: Tensor, seen: Seen, ahead: int) -> Way:
