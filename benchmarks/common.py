@@ -28,6 +28,7 @@ REPO = Path(__file__).resolve().parent.parent
 WORK = REPO / ".work"
 RESULTS = REPO / "benchmarks" / "results"
 DEMO_TARGET, DEMO_DRAFT = REPO / "models/demo/target", REPO / "models/demo/draft"
+DEMO_EAGLE3, DEMO_MEDUSA = REPO / "models/demo/eagle3", REPO / "models/demo/medusa"
 
 SIZES: dict[str, tuple[str, ...]] = {
     "94M": ("--hidden", "1024", "--intermediate", "2816", "--heads", "16", "--kv-heads", "4", "--extra-layers", "2"),
@@ -48,6 +49,16 @@ def widened(size: str, dtype: str = "float32") -> Path:
         [str(DEMO_TARGET), str(folder), *SIZES[size], "--dtype", dtype]
     ):
         sys.exit(f"the demo target cannot be widened to {size}")
+    return folder
+
+
+def head_at(folder: Path, kind: str) -> Path:
+    """Return the folder of a head. Ends this process where there is none, and says how one is made."""
+    if not (folder / "config.json").is_file():
+        sys.exit(
+            f"{folder} holds no head: name one with --{kind} FOLDER, or train it as models/recipe/README.md says "
+            f"(outrider train-head {kind} --target models/demo/target ...)"
+        )
     return folder
 
 

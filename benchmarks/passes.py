@@ -95,31 +95,55 @@ async def in_turn(
     repetitions: int,
     predictions: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, list[list[Sample]]]:
-    """Return samples by arm and prompt, one a repetition. predictions: by arm, of each prompt's answer.
+    """As `in_turn_at`, with all arms at one gateway."""
+    async with AsyncClient(address) as client:
+        return await in_turn_at(
+            dict.fromkeys(arms, client),
+            prompts,
+            arms,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            repetitions=repetitions,
+            predictions=predictions,
+        )
+
+
+async def in_turn_at(
+    clients: Mapping[str, AsyncClient],
+    prompts: Sequence[Sequence[int]],
+    arms: Mapping[str, Speculation],
+    *,
+    temperature: float,
+    max_tokens: int,
+    repetitions: int,
+    predictions: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, list[list[Sample]]]:
+    """Return samples by arm and prompt, one a repetition.
+
+    clients: by arm. predictions: by arm, of each prompt's answer.
 
     Each prompt is answered by every arm before the next one, in another order each time, so that a drift of the machine
     hits all alike; each answer has a cache salt of its own.
     """
     found: dict[str, list[list[Sample]]] = {name: [[] for _ in prompts] for name in arms}
     names = list(arms)
-    async with AsyncClient(address) as client:
-        for repetition in range(repetitions):
-            for index, prompt in enumerate(prompts):
-                first = (repetition + index) % len(names)
-                for name in (*names[first:], *names[:first]):
-                    predicted = (predictions or {}).get(name)
-                    sample = await run_pass(
-                        client,
-                        [prompt],
-                        concurrency=1,
-                        temperature=temperature,
-                        max_tokens=max_tokens,
-                        speculation=arms[name],
-                        seed=1000 * repetition + index,
-                        cache_salt=f"{repetition} {index} {name} {temperature}",
-                        prediction="" if predicted is None else predicted[index],
-                    )
-                    found[name][index].append(sample)
+    for repetition in range(repetitions):
+        for index, prompt in enumerate(prompts):
+            first = (repetition + index) % len(names)
+            for name in (*names[first:], *names[:first]):
+                predicted = (predictions or {}).get(name)
+                sample = await run_pass(
+                    clients[name],
+                    [prompt],
+                    concurrency=1,
+                    temperature=temperature,
+                    max_tokens=max_tokens,
+                    speculation=arms[name],
+                    seed=1000 * repetition + index,
+                    cache_salt=f"{repetition} {index} {name} {temperature}",
+                    prediction="" if predicted is None else predicted[index],
+                )
+                found[name][index].append(sample)
     return found
 
 

@@ -152,6 +152,7 @@ class Split:
     far: Front
     draft_address: str
     far_draft_address: str
+    draft: Child
 
     def front(self, round_trip_s: float, bandwidth: float | None) -> Front:
         """Return the gateway for links of this round trip, set to it."""
@@ -183,20 +184,26 @@ async def split(
     draft: Path,
     target_module: str = "target_service",
     draft_step_s: Mapping[int, float] | None = None,
+    more: Mapping[str, Sequence[str]] | None = None,
 ) -> AsyncIterator[Split]:
     """Run a pair, the target on the last core, the draft and the gateways on the first.
 
-    draft_step_s: by rows, what a step of the draft is to take; it sleeps for what it takes less.
+    draft_step_s: by rows, what a step of the draft is to take; it sleeps for what it takes less. more: what the command
+    line of target, draft or gateway has beside, by that name.
     """
     first, last = 0, 1
+    more = {"target": (), "draft": (), "gateway": (), **(more or {})}
     common = ("--dtype", "float32", "--kv-cache-tokens", "16384", "--no-prefix-caching", "--metrics-port", "0")
     async with contextlib.AsyncExitStack() as stack:
         children = stack.enter_context(ended_with_block([]))
         drafting: tuple[str, dict[str, str]] = ("draft_service", {})
         if draft_step_s is not None:
             drafting = ("benchmarks.overlap.apart_draft", {STEP_S: json.dumps(draft_step_s)})
-        for (module, environment), model, core in (((target_module, {}), target, last), (drafting, draft, first)):
-            args = ["--model", str(model), "--cpu-cores", str(core), *common]
+        for (module, environment), model, core, role in (
+            ((target_module, {}), target, last, "target"),
+            (drafting, draft, first, "draft"),
+        ):
+            args = ["--model", str(model), "--cpu-cores", str(core), *common, *more[role]]
             children.append(started(checkout, module, args, [core], environment))
         workers = [await asyncio.to_thread(told, child) for child in children]
         addresses = [str(each["address"]) for each in workers]
@@ -204,7 +211,7 @@ async def split(
         far = [relay.address for relay in relays]
         fronts = list[Front]()
         for to_target, to_draft, from_draft in ((addresses[0], addresses[1], addresses[0]), far):
-            args = ["--target", to_target, "--draft", to_draft, "--target-for-draft", from_draft]
+            args = ["--target", to_target, "--draft", to_draft, "--target-for-draft", from_draft, *more["gateway"]]
             children.append(started(checkout, "gateway", [*args, "--port", "0", "--grpc-port", "0"], [first]))
             ready = await asyncio.to_thread(told, children[-1])
             client = await stack.enter_async_context(AsyncClient(str(ready["grpc"])))
@@ -212,4 +219,4 @@ async def split(
             urls |= {"draft": workers[1]["metrics_address"]}
             fronts.append(Front(client, {part: f"http://{at}/metrics" for part, at in urls.items()}))
         fronts[1].relays = relays
-        yield Split(fronts[0], fronts[1], addresses[1], far[1])
+        yield Split(fronts[0], fronts[1], addresses[1], far[1], children[1])

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import torch
 from tokenizers import Tokenizer
@@ -140,11 +141,23 @@ def taps_to_probe(taps: Sequence[int], num_layers: int) -> list[int]:
 
 
 def _shifts(taps: Sequence[int], num_layers: int) -> list[tuple[str, tuple[int, ...]]]:
-    if tuple(taps) == (NORMED,):
+    """Return other taps by what they would be: all of them or one moved by a layer, and two of them exchanged."""
+    taps = tuple(taps)
+    if taps == (NORMED,):
         return [("reading before the final norm", (num_layers,))]
-    moved = (("one layer lower", -1), ("one layer higher", 1))
-    ways = [(f"reading {name}", tuple(tap + by for tap in taps)) for name, by in moved]
-    return [(label, way) for label, way in ways if all(0 <= tap <= num_layers for tap in way)]
+    found: dict[tuple[int, ...], str] = {taps: "as configured"}
+    for by, where in ((-1, "lower"), (1, "higher")):
+        found.setdefault(tuple(tap + by for tap in taps), f"reading one layer {where}")
+    for place, tap in enumerate(taps):
+        for by in (-1, 1):
+            one = (*taps[:place], tap + by, *taps[place + 1 :])
+            found.setdefault(one, f"reading tap {tap + by} in place of {tap}")
+    for a, b in combinations(range(len(taps)), 2):
+        swapped = list(taps)
+        swapped[a], swapped[b] = taps[b], taps[a]
+        found.setdefault(tuple(swapped), f"with taps {taps[a]} and {taps[b]} exchanged")
+    del found[taps]
+    return [(label, way) for way, label in found.items() if all(0 <= tap <= num_layers for tap in way)]
 
 
 @torch.inference_mode()
@@ -160,10 +173,12 @@ def score_eagle3(loaded: LoadedEagle3, seen: Seen, num_layers: int) -> Outcome:
     others = [
         _way(label, _Eagle3Run(loaded, seen, shifted).first, seen, 1) for label, shifted in _shifts(taps, num_layers)
     ]
-    with _swapped_norms(head):
-        others.append(
-            _way("with the norms of embedding and features swapped", _Eagle3Run(loaded, seen, taps).first, seen, 1)
-        )
+    for label, other in (
+        ("with the norms of embedding and features swapped", _swapped_norms),
+        (f"with the first residual {'un' * head.facts.norm_before_residual}normed", _other_residual),
+    ):
+        with other(head):
+            others.append(_way(label, _Eagle3Run(loaded, seen, taps).first, seen, 1))
     return Outcome(configured, others, _constant(seen, 1))
 
 
@@ -228,6 +243,16 @@ def _swapped_norms(head: Eagle3Head) -> Iterator[None]:
         yield
     finally:
         layer.input_layernorm, layer.hidden_norm = layer.hidden_norm, layer.input_layernorm
+
+
+@contextmanager
+def _other_residual(head: Eagle3Head) -> Iterator[None]:
+    facts = head.facts
+    head.decide(replace(facts, norm_before_residual=not facts.norm_before_residual))
+    try:
+        yield
+    finally:
+        head.decide(facts)
 
 
 def _way(label: str, logits: Tensor, seen: Seen, ahead: int) -> Way:

@@ -1,0 +1,70 @@
+"""Make a draft head fit the widened target: the same logits from hidden states with more columns, which are zeros.
+
+Layers are added behind the others, so the hidden states that a head reads keep their numbers. What reads one of them
+gets columns of zeros; Medusa's heads, which are as wide as the target, are widened whole and cost what wider ones cost.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import pad
+
+from benchmarks.widen import WideningError
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.eagle3_files import read_eagle3
+from outrider.engine.heads.kinds import DraftKind, kind_of
+from outrider.engine.heads.medusa_files import read_medusa
+from outrider.engine.heads.target_files import TargetFiles
+
+
+def widen_head(head: Path, target: Path, wide: Path, destination: Path) -> None:
+    """Write the head of `target` in `head` as one of `wide`, made of that target by `benchmarks.widen`.
+
+    Raises WideningError for a folder that holds no EAGLE-3 or Medusa head, or one with norms over the hidden states of
+    the target: their epsilon would have to change, and is that of the head's other norms.
+    """
+    files, old, new = Checkpoint(str(head)), TargetFiles(str(target)), TargetFiles(str(wide))
+    kind = kind_of(files)
+    if kind is DraftKind.EAGLE3:
+        tensors, config = _eagle3(files, old, new.width)
+    elif kind is DraftKind.MEDUSA:
+        tensors, config = _medusa(files, old, new.width)
+    else:
+        raise WideningError(f"{head} holds a {kind}; only EAGLE-3 and Medusa heads are widened with their target")
+    destination.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, destination / "model.safetensors")
+    (destination / "config.json").write_text(json.dumps({**files.config, **config}), encoding="utf-8")
+
+
+def _eagle3(files: Checkpoint, target: TargetFiles, width: int) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Return tensors, and what is to be said in config.json. What the head left to the target is the narrow one's."""
+    read = read_eagle3(files, target)
+    if read.facts.norm != "none":
+        raise WideningError(f"{files.model} norms the hidden states that it reads; only heads that do not are widened")
+    tensors = {name: files.tensor(name) for name in files.names}
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        tensors.setdefault(name, read.tensors[name].clone())  # where both are tied they would share memory
+    by_tap = tensors["fc.weight"].unflatten(1, (len(read.facts.taps), target.width))  # [d, m, dt]
+    tensors["fc.weight"] = pad(by_tap, (0, width - target.width)).flatten(1)
+    return tensors, {"target_hidden_size": width, "eagle_aux_hidden_state_layer_ids": list(read.facts.taps)}
+
+
+def _medusa(files: Checkpoint, target: TargetFiles, width: int) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """As `_eagle3`, under vLLM's names."""
+    read = read_medusa(files, target)
+    more = width - target.width
+    tensors = dict(read.tensors)
+    for name, tensor in read.tensors.items():
+        if name.startswith("blocks."):
+            tensors[name] = pad(tensor, (0, more, 0, more) if tensor.dim() == 2 else (0, more))
+        elif name.startswith("lm_heads."):
+            tensors[name] = pad(tensor, (0, more))
+    if read.facts.shares_projection:
+        tensors["lm_head.weight"] = tensors.pop("lm_heads.0.weight")
+    if "draft_ids" in tensors:
+        tensors["token_map"] = tensors.pop("draft_ids")
+    return tensors, {"model_type": "medusa", "hidden_size": width}

@@ -1,0 +1,122 @@
+"""The test of a head's wiring catches what it tries, and what the benchmark plants is a fault.
+
+A random head is a trained one here: the target says, position by position, what the head as it is meant to be says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.wiring import Fault, another_head, eagle3_faults, exchanged, made
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.eagle3_files import Eagle3Files, read_eagle3
+from outrider.engine.heads.loader import LoadedEagle3, load_eagle3, load_medusa
+from outrider.engine.heads.opening import NORMED
+from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.wiring import Seen, _Eagle3Run, score_eagle3, score_medusa, taps_to_probe
+from outrider.wire.settings.config import DraftConfig
+from tests.engine.heads import LAYERS, SHAPE, VOCAB, Eagle3, hidden_states, target
+from tests.random_heads import random_medusa
+
+NUM_TOKENS = 96
+FAULTS = (
+    *("all taps one lower", "tap 2 alone one lower", "tap 4 alone one lower", "tap 5 alone one lower"),
+    *("all taps one higher", "tap 2 alone one higher", "tap 4 alone one higher", "tap 5 alone one higher"),
+    *("taps 2 and 4 exchanged", "taps 2 and 5 exchanged", "taps 4 and 5 exchanged"),
+    *("norms of embedding and feature swapped", "norm of the embedding left out", "norm of the feature left out"),
+    *("norm before the lm_head left out", "first residual normed, or not", "carry normed, or not"),
+    *("norm of the taps left out", "d2t taken as absolute ids"),
+)
+
+
+@dataclass(frozen=True)
+class Sound:
+    loaded: LoadedEagle3
+    files: Eagle3Files
+    seen: Seen
+
+    def said(self, loaded: LoadedEagle3) -> Tensor:
+        """Return the logits of a head at every position, and of the step behind each."""
+        run = _Eagle3Run(loaded, self.seen, loaded.opening.spec.taps)
+        return torch.cat([run.first, run.second()])
+
+
+def seen_with(best: Tensor, num_tokens: int = NUM_TOKENS) -> Seen:
+    """Return random states, and a target that says after the tokens from the second on what `best` [T - 1] is."""
+    hidden = hidden_states(num_tokens).float()
+    ids = torch.randint(0, VOCAB, (num_tokens,), generator=torch.Generator().manual_seed(4)).tolist()
+    taps = {**{tap: hidden[tap] for tap in range(LAYERS + 1)}, NORMED: hidden[LAYERS].roll(1, -1)}  # as large
+    return Seen(ids, taps, torch.cat([torch.zeros(1, dtype=torch.long), best]))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
+    folder = tmp_path_factory.mktemp("wiring")
+    narrow, truth = target(folder / "target"), Eagle3(opening_norm="each")
+    config = {**SHAPE, "num_hidden_layers": 1, "draft_vocab_size": truth.draft_vocab, "fc_norm": True}
+    head = truth.write(folder / "head", config)
+    loaded = load_eagle3(DraftConfig(model=head, device="cpu", dtype="float32"), narrow)
+    blank = seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long))
+    with torch.inference_mode():
+        best = _Eagle3Run(loaded, blank, loaded.opening.spec.taps).first.argmax(-1)
+    return Sound(loaded, read_eagle3(Checkpoint(head), TargetFiles(narrow)), seen_with(best))
+
+
+def planted(sound: Sound, label: str) -> tuple[Fault, LoadedEagle3]:
+    fault = next(fault for fault in eagle3_faults(sound.files, LAYERS) if fault.label == label)
+    loaded = made(fault.in_files(sound.files), sound.loaded)
+    fault.in_head(loaded.head)
+    return fault, loaded
+
+
+def test_a_sound_head_passes(sound: Sound) -> None:
+    outcome = score_eagle3(sound.loaded, sound.seen, LAYERS)
+    assert outcome.fault is None and outcome.configured.agreement == 1.0
+    again = score_eagle3(made(sound.files, sound.loaded), sound.seen, LAYERS)
+    torch.testing.assert_close(again.configured.scores, outcome.configured.scores, rtol=1e-3, atol=1e-3)
+
+
+def test_all_faults_are_planted(sound: Sound) -> None:
+    assert tuple(fault.label for fault in eagle3_faults(sound.files, LAYERS)) == FAULTS
+
+
+@pytest.mark.parametrize("label", FAULTS)
+@torch.inference_mode()
+def test_a_planted_fault_changes_what_the_head_says_and_is_caught_where_it_is_tried(sound: Sound, label: str) -> None:
+    fault, loaded = planted(sound, label)
+    assert not torch.allclose(sound.said(loaded), sound.said(sound.loaded), rtol=1e-2, atol=1e-2)
+    if fault.is_tried:
+        outcome = score_eagle3(loaded, sound.seen, LAYERS)
+        assert outcome.winner is not None and outcome.winner.agreement == 1.0
+        assert outcome.configured.agreement < 0.9
+
+
+def test_a_head_of_another_target_is_caught(sound: Sound) -> None:
+    other = made(another_head(sound.files, seed=1), sound.loaded)
+    assert score_eagle3(other, sound.seen, LAYERS).fault is not None
+
+
+def test_medusa_before_the_final_norm_is_caught(tmp_path: Path) -> None:
+    narrow = target(tmp_path / "target")
+    loaded = load_medusa(
+        DraftConfig(model=random_medusa(narrow, tmp_path / "heads"), device="cpu", dtype="float32"), narrow
+    )
+    blank = seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long))
+    best = loaded.heads(blank.taps[NORMED][:-1].to(torch.bfloat16))[:, 0].argmax(-1)
+    seen = seen_with(best)
+    assert score_medusa(loaded, seen, LAYERS).fault is None
+    found = score_medusa(loaded, exchanged(seen), LAYERS)
+    assert found.winner is not None and found.winner.label == "reading before the final norm"
+
+
+@pytest.mark.parametrize(
+    ("taps", "num_layers", "wanted"),
+    [((1, 3, 5), 6, [0, 1, 2, 3, 4, 5, 6]), ((0, 4), 4, [0, 1, 3, 4]), ((2,), 4, [1, 2, 3]), ((NORMED,), 4, [-1, 4])],
+)
+def test_what_a_test_needs_of_the_target(taps: tuple[int, ...], num_layers: int, wanted: list[int]) -> None:
+    assert taps_to_probe(taps, num_layers) == wanted
