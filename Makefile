@@ -141,7 +141,19 @@ bench-structured: $(STAMP)
 bench-predictions: $(STAMP)
 	$(BIN)/python -m benchmarks.predictions $(ARGS)
 
-.PHONY: bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
+# Draft heads beside the demo draft: acceptance by position, tokens a pass, speed on the widened target: an hour.
+bench-heads: $(STAMP)
+	$(BIN)/python -m benchmarks.heads $(ARGS)
+
+# Bytes of features a committed token, and what the map that opens a head takes: three minutes.
+bench-features: $(STAMP)
+	$(BIN)/python -m benchmarks.features $(ARGS)
+
+# Faults planted in a trained head, and how many its test of its own wiring catches: three minutes.
+bench-wiring: $(STAMP)
+	$(BIN)/python -m benchmarks.wiring $(ARGS)
+
+.PHONY: bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

@@ -36,7 +36,7 @@ from benchmarks.widen_head import widen_head
 from outrider.client import Drafter, Speculation
 
 PLAIN, MODEL, EAGLE3, MEDUSA, MEDUSA_INSIDE = "plain", "model", "EAGLE-3", "Medusa", "Medusa in the target"
-NGRAM, NGRAM_EAGLE3 = "ngram", "ngram|EAGLE-3"
+NGRAM, NGRAM_EAGLE3 = "ngram", "ngram+EAGLE-3"
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,7 @@ def main() -> int:
         made_parser.add_argument(f"--{name}", type=Path, default=folder, help="folder")
     options: argparse.Namespace = made_parser.parse_args()
     eagle3, medusa = head_at(options.eagle3, "eagle3"), head_at(options.medusa, "medusa")
+    torch.set_num_threads(1)  # models so small gain nothing by more, and wait for each other where a core is busy
     runner = load_runner(TargetConfig(model=str(options.target), device="cpu", dtype="float32"))
     tokenizer = (options.target / "tokenizer.json").read_bytes()
     ids = [probe_ids(tokenizer, runner.facts.context_limit, text) for text in texts(options.loads)]
