@@ -109,7 +109,7 @@ def one_layer(width: int) -> Path:
             bos_token_id=0,
             eos_token_id=0,
         )
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+        LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
         AutoTokenizer.from_pretrained(DEMO_TARGET).save_pretrained(folder)
     return folder
 

@@ -34,6 +34,7 @@ from benchmarks.overlap.systems import Split, split
 from benchmarks.passes import Ratio, Sample, in_turn_at, run_pass
 from benchmarks.widen_head import widen_head
 from outrider.client import Drafter, Speculation
+from outrider.wire.params import DraftTokens
 
 PLAIN, MODEL, EAGLE3, MEDUSA, MEDUSA_INSIDE = "plain", "model", "EAGLE-3", "Medusa", "Medusa in the target"
 NGRAM, NGRAM_EAGLE3 = "ngram", "ngram+EAGLE-3"
@@ -133,7 +134,7 @@ async def answered(
     """Let all arms answer, or where K (num_drafts) is given all that draft, with that K, else as many as pay."""
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
     names = [name for name in ARMS if num_drafts is None or name != PLAIN]
-    k = "auto" if num_drafts is None else num_drafts
+    k: DraftTokens = "auto" if num_drafts is None else num_drafts
     arms = {
         name: ARMS[name].speculation if name == PLAIN else replace(ARMS[name].speculation, num_draft_tokens=k)
         for name in names
@@ -224,6 +225,7 @@ async def measure(report: Report, folders: Folders, options: argparse.Namespace)
             wrong += add_counts(report, temperature, cells, options.k)
     with widened(folders, options.size) as wide:
         async with pairs(wide) as found:
+            await answered(found, 1, None, 0.0, options.max_tokens, 1)  # what pays is learnt from steps
             for temperature in options.temperatures:
                 how = (options.timed_prompts, None, temperature, options.max_tokens, options.repetitions)
                 add_speeds(report, temperature, await answered(found, *how))

@@ -48,7 +48,7 @@ def _eagle3(files: Checkpoint, target: TargetFiles, width: int) -> tuple[dict[st
     tensors = {name: files.tensor(name) for name in files.names}
     for name in ("embed_tokens.weight", "lm_head.weight"):
         tensors.setdefault(name, read.tensors[name].clone())  # where both are tied they would share memory
-    by_tap = tensors["fc.weight"].unflatten(1, (len(read.facts.taps), target.width))  # [d, m, dt]
+    by_tap = tensors["fc.weight"].view(-1, len(read.facts.taps), target.width)  # [d, m, dt]
     tensors["fc.weight"] = pad(by_tap, (0, width - target.width)).flatten(1)
     return tensors, {"target_hidden_size": width, "eagle_aux_hidden_state_layer_ids": list(read.facts.taps)}
 

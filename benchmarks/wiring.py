@@ -14,8 +14,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,11 +64,11 @@ def eagle3_faults(files: Eagle3Files, num_layers: int) -> Iterator[Fault]:
     for by, word in ((-1, "lower"), (1, "higher")):
         moved = tuple(tap + by for tap in taps)
         if all(0 <= tap <= num_layers for tap in moved):
-            yield Fault(f"all taps one {word}", True, lambda files, moved=moved: with_taps(files, moved))
+            yield Fault(f"all taps one {word}", True, partial(with_taps, taps=moved))
         for place, tap in enumerate(taps):
             if 0 <= tap + by <= num_layers:
                 one = (*taps[:place], tap + by, *taps[place + 1 :])
-                yield Fault(f"tap {tap} alone one {word}", True, lambda files, one=one: with_taps(files, one))
+                yield Fault(f"tap {tap} alone one {word}", True, partial(with_taps, taps=one))
     for a, b in combinations(range(len(taps)), 2):
         if taps[a] != taps[b]:
             swapped = list(taps)
@@ -74,14 +76,14 @@ def eagle3_faults(files: Eagle3Files, num_layers: int) -> Iterator[Fault]:
             yield Fault(
                 f"taps {taps[a]} and {taps[b]} exchanged",
                 True,
-                lambda files, swapped=tuple(swapped): with_taps(files, swapped),
+                partial(with_taps, taps=tuple(swapped)),
             )
     yield Fault("norms of embedding and feature swapped", True, swapped_norms)
     yield Fault("norm of the embedding left out", False, in_head=lambda head: leave_out(head, "input_layernorm"))
     yield Fault("norm of the feature left out", False, in_head=lambda head: leave_out(head, "hidden_norm"))
-    yield Fault("norm before the lm_head left out", False, lambda files: with_facts(files, "reads_normed"))
-    yield Fault("first residual normed, or not", True, lambda files: with_facts(files, "norm_before_residual"))
-    yield Fault("carry normed, or not", False, lambda files: with_facts(files, "carries_normed"))
+    yield Fault("norm before the lm_head left out", False, partial(with_facts, name="reads_normed"))
+    yield Fault("first residual normed, or not", True, partial(with_facts, name="norm_before_residual"))
+    yield Fault("carry normed, or not", False, partial(with_facts, name="carries_normed"))
     if files.opening.norm is not None:
         yield Fault("norm of the taps left out", False, without_opening_norm)
     if "draft_ids" in files.tensors:
@@ -107,7 +109,8 @@ def swapped_norms(files: Eagle3Files) -> Eagle3Files:
 
 def with_facts(files: Eagle3Files, name: str) -> Eagle3Files:
     """Turn a fact of the head round; what the files leave open is then decided, for nothing would be planted."""
-    facts = replace(files.facts, **{name: not getattr(files.facts, name)})
+    turned: dict[str, Any] = {name: not getattr(files.facts, name)}
+    facts = replace(files.facts, **turned)
     return replace(files, facts=facts, undecided=tuple(each for each in files.undecided if each != name))
 
 
