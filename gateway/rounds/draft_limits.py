@@ -33,7 +33,7 @@ def speculation_of(
     if tree is None:
         num_draft_tokens = num_draft_tokens or 0
     elif all(worker.trees for worker in workers):
-        num_nodes = min(_room_for_nodes(worker, committed_len) for worker in workers)
+        num_nodes = min(_room_for_nodes(worker, committed_len) for worker in workers if worker.num_kv_blocks)
         tree, num_draft_tokens = tree.fitted(config.max_draft_tokens, min(num_nodes, config.max_draft_tokens)), 0
         if tree is None:
             return None
