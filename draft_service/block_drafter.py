@@ -110,6 +110,7 @@ class PardDrafter(BlockDrafter):
         """mask_id: the id that the model was trained to fill."""
         super().__init__(keeper, num_positions)
         self._feeder = feeder
+        self._context_limit = feeder.runner.facts.context_limit
         self._masks = [mask_id] * (num_positions - 1)
 
     def is_ready(self, asked: Growing) -> bool:
@@ -122,16 +123,19 @@ class PardDrafter(BlockDrafter):
         if fed is None:
             return False
         host = HostLogits(fed.logits) if fed.rows else None
-        for index, (key, row) in enumerate(fed.rows):
+        num_read = 0
+        for key, row in fed.rows:
             slot = cached(slots[key])
             assert host is not None, "rows have logits"
-            slots[key].block = Block(len(slot.committed) - 1, host, index * row.num_logits)
+            slots[key].block = Block(len(slot.committed) - 1, host, num_read)
+            num_read += row.num_logits
             slot.fed(row.new_ids)
             slot.truncate(len(slot.committed) + 1)
         return True
 
     def _row(self, slot: Slot) -> Row:
-        return Row(slot.table, [*slot.uncached(), *self._masks], len(slot.cached), len(self._masks) + 1, slot.cached)
+        masks = self._masks[: self._context_limit - len(slot.committed)]  # nothing is asked of what is past it
+        return Row(slot.table, [*slot.uncached(), *masks], len(slot.cached), len(masks) + 1, slot.cached)
 
     def next_wake(self) -> float | None:
         return self._feeder.next_wake()

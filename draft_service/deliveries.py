@@ -54,21 +54,21 @@ class Deliverer:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
-        if not self._link(address, target_epoch).put(to_proto(nodes, target_epoch, self._vocab_size)):
+        if not self._link(address).put(to_proto(nodes, target_epoch, self._vocab_size)):
             self._dropped(len(nodes.ids))
 
     def request_rows(self, address: str, target_epoch: int, ticket: int, start: int) -> None:
         """Ask a target for the rows of a lease from a position on, as they come. Asking twice is harmless, and needed
         where a stream has ended: rows that it was to bring do not come.
         """
-        self._link(address, target_epoch).registration.request(target_epoch, ticket, start)
+        self._link(address).registration.request(target_epoch, ticket, start)
 
     async def pair(self, address: str, target_epoch: int) -> str | None:
         """Register the head at a target. Return why that is not possible, None once it is done.
 
         Raises Unavailable where the target was not there, or not in time: it may be another time.
         """
-        link = self._link(address, target_epoch)
+        link = self._link(address)
         try:
             async with asyncio.timeout(PAIR_S):
                 why = await asyncio.shield(link.registration.begin(target_epoch, again=True))
@@ -82,17 +82,15 @@ class Deliverer:
         """Return what a target says of at most 128 tokens, with at most 16 of its hidden states. Raises Unavailable,
         which says why it says nothing.
         """
-        return await self._link(address, target_epoch).probe(target_epoch, token_ids, taps)
+        return await self._link(address).probe(target_epoch, token_ids, taps)
 
-    def _link(self, address: str, target_epoch: int) -> TargetLink:
-        """Return the stream to a target, on which the head is registered before anything else."""
+    def _link(self, address: str) -> TargetLink:
+        """Return the stream to a target."""
         link = self._links.get(address)
         if link is None or link.broken:
             dialer = self._dialer(address) if link is None else link.dialer
             link = TargetLink(address, self._max_message_bytes, dialer, self._offer, self._submit)
             self._links[address] = link
-        if self._offer is not None:
-            link.registration.begin(target_epoch)
         self._links.move_to_end(address)
         if len(self._links) > MAX_TARGETS:
             self._leave_oldest()

@@ -145,6 +145,7 @@ class Grower:
         """Ask the target for rows that are not here, whether they are under way or lost."""
         job, slot = growing.job, growing.slot
         if self._request_rows is not None and isinstance(slot, TakesRows) and slot.lacks_rows:
+            slot.has_asked = True
             ask = partial(self._request_rows, job.deliver_to, job.target_epoch, growing.ticket, slot.next_row)
             self._engine.answer(ask)
 
@@ -161,6 +162,7 @@ class Grower:
         in the order in which nodes were fed, and may have the ids of what is committed now and not its keys and values.
         """
         slot = growing.slot
+        growing.block = None
         slot.truncate(len(slot.committed) + 1)
         slot.commit_from(job.base_len, job.committed_ids)
         slot.settle()

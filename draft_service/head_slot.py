@@ -34,9 +34,12 @@ class TakesRows(Protocol):
     def lacks_rows(self) -> bool:
         """Whether what is committed cannot be gone on from for want of rows."""
 
+    has_asked: bool
+    """Whether rows were asked for from `next_row` on, or before it."""
+
     def take_rows(self, start: int, rows: Rows) -> None:
         """Take in rows of consecutive positions from `start` on. They may be late, repeated, or begin behind what is
-        needed: then what is before them is not to be had.
+        needed: where that was asked for, what is before them is not to be had.
         """
 
 
@@ -46,7 +49,7 @@ class HeadSlot(Slot):
     place of rows: they are of use as long as the guesses come true, and are made anew once they do not.
     """
 
-    __slots__ = ("rows",)
+    __slots__ = ("has_asked", "rows")
 
     def __init__(
         self,
@@ -61,6 +64,8 @@ class HeadSlot(Slot):
         super().__init__(key, committed_ids, num_prompt, params, pool, cache_salt)
         self.first = 1
         self.rows = FeatureRows(width)
+        self.has_asked = False
+        self._salt += self.committed[0].to_bytes(4)  # of it there is no entry, and all rows depend on it
 
     @property
     def next_row(self) -> int:
@@ -78,7 +83,7 @@ class HeadSlot(Slot):
         return as_tensor(self.rows.of(self.first + len(self.cached) - 1, num_tokens))
 
     def take_rows(self, start: int, rows: Rows) -> None:
-        if self.rows.take(start, rows):
+        if self.rows.take(start, rows) or not self.has_asked:
             return
         if not self.cached and self.first == 1:
             self.adopt()  # another slot may have left what lies before
@@ -112,6 +117,7 @@ class HeadSlot(Slot):
     def _crop(self, num_cached: int) -> int:
         num_freed = super()._crop(max(0, num_cached))
         if self.next_row < self.rows.start:  # they were let go when they had been made use of
+            self.has_asked = False
             self.rows.begin(self.next_row, self.rows.of(self.rows.start, 0))
         return num_freed
 
@@ -119,7 +125,7 @@ class HeadSlot(Slot):
 class RowSlot(BareSlot):
     """Keeps the newest row, from which heads say all that follows."""
 
-    __slots__ = ("_position", "_row")
+    __slots__ = ("_position", "_row", "has_asked")
 
     def __init__(
         self,
@@ -130,6 +136,7 @@ class RowSlot(BareSlot):
         cache_salt: bytes = b"",
     ) -> None:
         super().__init__(key, committed_ids, num_prompt, params)
+        self.has_asked = False
         self._position = -1
         self._row: Rows = np.empty((0, 0), dtype=np.uint16)
 

@@ -6,6 +6,7 @@ On the gRPC loop's thread.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ PIECE_BYTES = 4 << 20
 """Bytes of a piece of the opening map. Doubling it halves their number; deliveries wait twice as long behind one."""
 MAX_PIECES_QUEUED = 4
 """Pieces that wait to be written. Doubling it doubles what is copied ahead of a slow target."""
+OFFER_AGAIN_S = 5.0
+"""Seconds after which a head that was refused is offered again. Doubling it lets a draft be without rows as much longer
+after a target had no memory for it."""
 MAX_EARLY = 1024
 """Leases whose rows are asked for once the head is ready; the oldest is forgotten. Doubling it lets twice as many
 wait."""
@@ -61,6 +65,7 @@ class Registration:
         self._early: dict[int, int] = {}
         """By ticket, the first position that is wanted."""
         self._sending: asyncio.Task[None] | None = None
+        self._offered_s = 0.0
 
     def begin(self, target_epoch: int, *, again: bool = False) -> asyncio.Future[str | None]:
         """Register for a life of the target, unless that was done. Return what comes of it: why not, or None.
@@ -74,12 +79,15 @@ class Registration:
             self._early.clear()
             offer = self._offer
             spec = tpb.HeadSpec(target_epoch=target_epoch, digest=offer.digest, num_bytes=len(offer.data))
+            self._offered_s = time.monotonic()
             self._ask(tpb.FeatureAsk(head=spec))
         return self._settled
 
     def request(self, target_epoch: int, ticket: int, start: int) -> None:
-        """Ask for rows of a lease, now or once the head is ready."""
-        settled = self.begin(target_epoch)
+        """Ask for rows of a lease, now or once the head is ready. Where it was refused it is offered again, now and
+        then: the target may have had no memory for it.
+        """
+        settled = self.begin(target_epoch, again=time.monotonic() >= self._offered_s + OFFER_AGAIN_S)
         if not settled.done():
             self._early.pop(ticket, None)
             self._early[ticket] = start

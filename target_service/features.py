@@ -206,6 +206,7 @@ class Features:
     def send(self) -> None:
         """Make the rows of what stays; keep them, and send them to those that want them."""
         if not self._staying:
+            self._send_lacking()
             return
         places = torch.tensor([place for each in self._staying for place in each.places])
         seen = self._runner.features

@@ -159,9 +159,13 @@ class OwnDrafts:
 
     def close(self, key: SlotKey) -> None:
         """Stop following a closed slot, whose drafter may remember its tokens."""
-        self._headed.pop(key, None)
+        self._unhead(key)
         for follower in self._followers.pop(key, {}).values():
             follower.close()
+
+    def _unhead(self, key: SlotKey) -> None:
+        if self._headed.pop(key, None) is not None and self._heads is not None:
+            self._heads.forget(key)
 
     def close_owner(self, owner: int) -> None:
         for key in [key for key in (*self._followers, *self._headed) if key[0] == owner]:
@@ -169,7 +173,7 @@ class OwnDrafts:
 
     def drop(self, key: SlotKey) -> None:
         """Stop following a slot that begins anew or must not be remembered."""
-        self._headed.pop(key, None)
+        self._unhead(key)
         self._followers.pop(key, None)
 
     def _of(self, key: SlotKey) -> dict[kinds.Drafter, Follower]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from outrider.engine.heads.loader import LoadedMedusa, load_medusa
-from outrider.engine.heads.opening import digest_of
 from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_medusa, taps_to_probe
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.step_plan import Row
+from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
@@ -24,7 +24,9 @@ class OwnHeads:
         """Have the target make rows for them from now on."""
         self.heads = loaded.heads
         self._features = features
-        self._digest = digest_of(loaded.opening.to_bytes())
+        self._digest = b"own"  # none that a draft registers, whose map may be the same and goes with it
+        self._said: dict[SlotKey, tuple[int, HostLogits]] = {}
+        """By slot: at how many committed tokens, and what."""
         features.handle(AddHead(self._digest, loaded.opening, lambda error: None))
 
     @property
@@ -36,11 +38,18 @@ class OwnHeads:
 
     @torch.inference_mode()
     def logits(self, slot: Slot) -> HostLogits:
-        """Return what each head says behind the last committed token; nothing where the row before it is not here."""
-        row = self._features.row(self._digest, slot.key, len(slot.committed) - 2)
-        if row is None:
-            return HostLogits(torch.empty(0, self.heads.facts.vocab_size))
-        return HostLogits(self.heads(row.to(next(self.heads.parameters()).device)))  # [heads, V]
+        """Return what each head says behind the last committed token, where the row before it is here."""
+        known = self._said.get(slot.key)
+        if known is None or known[0] != len(slot.committed):  # else a step that is held asks again
+            row = self._features.row(self._digest, slot.key, len(slot.committed) - 2)
+            assert row is not None, "there is no row"
+            logits = self.heads(row.to(next(self.heads.parameters()).device))  # [heads, V]
+            known = self._said[slot.key] = (len(slot.committed), HostLogits(logits))
+        return known[1]
+
+    def forget(self, key: SlotKey) -> None:
+        """Let go of what was said in a slot."""
+        self._said.pop(key, None)
 
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:

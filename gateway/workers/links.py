@@ -307,9 +307,12 @@ class WorkerLink:
         info = await self.get_info()
         if self.refused is not None and info.epoch == self._refused_epoch:
             return  # it is still what it was
-        self._refused_epoch = info.epoch
-        check_protocol(self.name, info)
-        await self._accept(info, self)
+        try:
+            check_protocol(self.name, info)
+            await self._accept(info, self)
+        except OutriderError:
+            self._refused_epoch = info.epoch
+            raise
         info = await self.get_info()  # the first may be old by now
         self._hear(info)
         connection = Connection(
