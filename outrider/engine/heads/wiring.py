@@ -96,7 +96,7 @@ class Outcome:
                 f"{winner.label} it agrees with the target at {winner.agreement:.0%} of {len(ours.scores)} positions, "
                 f"and as configured at {ours.agreement:.0%}"
             )
-        if ours.agreement <= self.constant < 1.0:
+        if ours.agreement <= self.constant and ours.agreement < 1.0:
             return (
                 f"it agrees with the target at {ours.agreement:.0%} of {len(ours.scores)} positions, where always the "
                 f"same token would at {self.constant:.0%}; is it another target's head?"
