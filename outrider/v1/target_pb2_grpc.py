@@ -80,8 +80,8 @@ class TargetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Deliver(self, request_iterator, context):
-        """One per draft: nodes of its trees, as they grow, and what it asks for beside them. Back comes what it asked for, and a
-        summary when the draft has ended its side.
+        """One per draft: nodes of its trees, as they grow, and what it asks for beside them. Back comes what it asked for, until
+        the draft ends its side, and then a summary.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
