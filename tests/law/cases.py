@@ -124,12 +124,12 @@ UNDER_OTHERS = {
     "eagle3 tree": ("everything",),
     "medusa": ("everything",),
     "medusa tree": ("nothing",),
-    "pard": ("nothing",),
+    "pard": (),
     "pard tree": (),
     "heads": ("nothing",),
     "eagle3, stale rows": (),
     "eagle3, shifted rows": (),
-    "eagle3, missing rows": ("nothing",),
+    "eagle3, missing rows": (),
 }
 UNDER_DRAFTERS = {
     "ngram": ("nothing", "schema", "everything"),
