@@ -41,8 +41,9 @@ from draft_service.registration import HeadOffer
 from outrider.client import Drafter, Speculation
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3_files import read_eagle3
-from outrider.engine.heads.opening import NORMED, OpeningMap, OpeningSpec
+from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.paths.forward_path import NORMED
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc

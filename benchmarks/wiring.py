@@ -32,12 +32,13 @@ from outrider.engine.heads.loader import LoadedEagle3, LoadedMedusa, load_eagle3
 from outrider.engine.heads.maps import target_ids
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.heads.medusa_files import MedusaFiles, read_medusa
-from outrider.engine.heads.opening import NORMED, OpeningMap
+from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import MAX_TOKENS, Outcome, Seen, probe_ids, score_eagle3, score_medusa
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
+from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig, TargetConfig

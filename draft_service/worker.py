@@ -93,11 +93,12 @@ def _parts(
     from draft_service.deliveries import Deliverer
     from draft_service.grower import Grower
     from draft_service.servicer import DraftServicer
+    from outrider.engine.heads.opening import label_of
     from outrider.engine.worker.worker_handle import Parts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
     from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
-    metrics, head = base.metrics, "" if offer is None else offer.digest[:4].hex()
+    metrics, head = base.metrics, "" if offer is None else label_of(offer.digest)
 
     def take_rows(job: RowsJob) -> None:
         metrics.feature_rows.labels(head=head, fate="received").inc(len(job.rows))

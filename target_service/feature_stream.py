@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from outrider.engine.heads.opening import label_of
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import JobError
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.streams import Outbox
 from target_service.feature_jobs import LinkGone, Probed, ProbeJob, WantRows
-from target_service.heads import Heads, label_of
+from target_service.heads import Heads
 
 MAX_BACKLOG_BYTES = 64 << 20
 """Bytes of rows that may wait for one draft; what is beyond is sent later, as far as the slot keeps it. Doubling it

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from outrider.engine.heads.opening import MAX_OPENING_BYTES, NORMED, OpeningMap, digest_of
+from outrider.engine.heads.opening import MAX_OPENING_BYTES, OpeningMap, digest_of, label_of
+from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import JobError
 from outrider.v1 import target_pb2 as tpb
@@ -230,8 +231,3 @@ def _opening_of(upload: _Upload, hidden_size: int, num_layers: int) -> OpeningMa
     if digest_of(data) != upload.digest:
         raise InvalidRequest(f"the weights that came have digest {digest_of(data).hex()}, not {upload.digest.hex()}")
     return OpeningMap.from_bytes(data, hidden_size, num_layers)
-
-
-def label_of(digest: bytes) -> str:
-    """Return the name of a head in metrics and logs."""
-    return digest[:4].hex()

@@ -11,8 +11,8 @@ import torch
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.engine.heads.medusa_files import read_medusa
-from outrider.engine.heads.opening import NORMED
 from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.paths.forward_path import NORMED
 from outrider.training.optimizing import mixed_precision
 from outrider.training.student import Guess, places_of, write_tensors
 from outrider.training.teacher import Batch, Seen

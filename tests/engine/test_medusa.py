@@ -17,9 +17,9 @@ from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.heads.loader import load_medusa
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.heads.medusa_files import read_medusa
-from outrider.engine.heads.opening import NORMED
 from outrider.engine.heads.reduced_vocab import UNMAPPED
 from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.heads import DRAFT_VOCAB, VOCAB, WIDTH, target

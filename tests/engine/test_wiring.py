@@ -16,9 +16,9 @@ from benchmarks.wiring import Fault, another_head, eagle3_faults, exchanged, mad
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3_files import Eagle3Files, read_eagle3
 from outrider.engine.heads.loader import LoadedEagle3, load_eagle3, load_medusa
-from outrider.engine.heads.opening import NORMED
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import Seen, _Eagle3Run, score_eagle3, score_medusa, taps_to_probe
+from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.heads import LAYERS, SHAPE, VOCAB, Eagle3, hidden_states, target
 from tests.random_heads import random_medusa

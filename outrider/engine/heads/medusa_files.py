@@ -12,8 +12,9 @@ from torch import Tensor
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.maps import check_ids
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
-from outrider.engine.heads.opening import DTYPES, NORMED, OpeningMap, OpeningSpec
+from outrider.engine.heads.opening import DTYPES, OpeningMap, OpeningSpec
 from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import ConfigError
 
 PREFIXES = ("medusa_head.", "medusa_heads.", "medusa_lm_head.")

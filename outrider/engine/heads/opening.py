@@ -18,12 +18,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
+from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import InvalidRequest
 
 Norm = Literal["none", "each", "all"]
 """The RMS norm before the map: none, one of each tap (EAGLE-3.1's fc_norm), or one of all taps in a line."""
-NORMED = -1
-"""The tap after the target's final norm. Tap k of 0 to n is the input of layer k, and the last layer's output at n."""
 MAX_OPENING_BYTES = 1 << 30
 """Bytes of a serialised map: three taps of 8192 to as many take 400 MB in bfloat16. Doubling it lets a draft take that
 much more of the target's memory."""
@@ -135,6 +134,11 @@ class OpeningMap(nn.Module):
 def digest_of(data: bytes) -> bytes:
     """Return the SHA-256 of a serialised map, by which workers name it."""
     return hashlib.sha256(data).digest()
+
+
+def label_of(digest: bytes) -> str:
+    """Return the name of a head in metrics and logs."""
+    return digest[:4].hex()
 
 
 def _parse(data: bytes) -> tuple[OpeningSpec, dict[str, Tensor]]:

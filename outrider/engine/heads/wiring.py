@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.loader import LoadedEagle3, LoadedMedusa
-from outrider.engine.heads.opening import NORMED
+from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.step_plan import Row
 from outrider.wire.log import get_logger
 

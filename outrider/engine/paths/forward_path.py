@@ -17,10 +17,9 @@ from outrider.engine.step_plan import Row
 
 BLOCK_SIZE = 16
 """Tokens a block, where nothing asks for another size. The C++ kernels are compiled for it."""
-
-
 NORMED = -1
-"""The tap after the final norm: the hidden states that the model's head reads."""
+"""The tap after the final norm: the hidden states that the model's head reads. Tap k of 0 to n is the input of layer k,
+and the last layer's output at n."""
 
 
 class PathUnavailable(Exception):
