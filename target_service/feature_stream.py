@@ -13,7 +13,7 @@ from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import JobError
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.transport.streams import Outbox
+from outrider.wire.transport.streams import MAX_UNREAD, Outbox
 from target_service.feature_jobs import LinkGone, Probed, ProbeJob, WantRows
 from target_service.heads import Heads
 
@@ -51,10 +51,17 @@ class FeatureStream:
         self._num_written_bytes = 0
         """Of these. The gRPC loop's thread alone counts them."""
         self._is_probed = False
+        """A probe is run, or what it found waits."""
         self._is_over = False
         self._outbox: Outbox[Any] = Outbox(self._write, end_stream, PART_BYTES, lambda item: item.ByteSize())
 
     # what it asks for
+
+    async def wait_read(self) -> None:
+        """Wait until the draft has read what it was sent, but for so much as may wait: nothing more is taken of one
+        that does not read.
+        """
+        await self._outbox.wait_below(MAX_UNREAD)
 
     def ask(self, ask: tpb.FeatureAsk) -> None:
         """Take in what the draft asks for."""
@@ -97,7 +104,7 @@ class FeatureStream:
     def _probe(self, probe: tpb.ProbeRequest) -> None:
         why = self._stale(probe.target_epoch)
         if why is None and self._is_probed:
-            why = "another probe of this stream is being run; send one at a time"
+            why = "another probe of this stream is not answered yet; send one at a time"
         if why is None:
             why = self._heads.refuses_probe(len(probe.token_ids), probe.taps)
         if why is not None:
@@ -106,8 +113,8 @@ class FeatureStream:
         self._is_probed = True
 
         def respond(result: Probed | JobError) -> None:
-            self._is_probed = False
             if isinstance(result, JobError):
+                self._is_probed = False
                 self._put(tpb.ProbeReply(id=probe.id, why=result.message))
             else:
                 self._put(tpb.ProbeReply(id=probe.id, taps=result.taps, best_ids=result.best_ids))
@@ -159,6 +166,7 @@ class FeatureStream:
                 batch.heads.append(item)
             elif isinstance(item, tpb.ProbeReply):
                 batch.probes.append(item)
+                self._is_probed = self._is_probed and not item.taps
             else:
                 batch.summary.CopyFrom(item)
         await self._write_batch(batch)

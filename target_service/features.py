@@ -73,7 +73,8 @@ class Features:
         """Of all rows that are kept. May be read by any thread."""
         self._early: OrderedDict[int, WantRows] = OrderedDict()
         """By ticket."""
-        self._lacking: list[tuple[Lease, Wanting]] = []
+        self._lacking: dict[int, tuple[Lease, Wanting]] = {}
+        """By ticket."""
         self._first: dict[int, int] = {}
         """By the identity of a row of the last forward: how many tokens were fed before its own."""
         self._staying: list[_Staying] = []
@@ -254,18 +255,18 @@ class Features:
         job.link.note_dropped(num_rows, len(data))
         if wanting.lacks is None:
             wanting.lacks = start
-            self._lacking.append((lease, wanting))
+            self._lacking[job.ticket] = (lease, wanting)
 
     def _send_lacking(self) -> None:
-        lacking, self._lacking = self._lacking, []
-        for lease, wanting in lacking:
+        lacking, self._lacking = self._lacking, {}
+        for ticket, (lease, wanting) in lacking.items():
             if lease.wanting is not wanting or wanting.lacks is None or lease is not self._leases.get(lease.slot.key):
                 continue
             if wanting.job.link.has_room:
                 start, wanting.lacks = wanting.lacks, None
                 self._send_since(lease, wanting, start)
             else:
-                self._lacking.append((lease, wanting))
+                self._lacking[ticket] = (lease, wanting)
 
 
 def _as_bytes(rows: Tensor) -> bytes:

@@ -83,6 +83,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                         summary.num_refused += 1
                 for ask in batch.asks:
                     stream.ask(ask)
+                await stream.wait_read()
             await stream.finish(summary)
         finally:
             await stream.close()

@@ -201,6 +201,9 @@ def test_what_a_slow_draft_has_no_room_for_comes_later_and_in_order(target: Serv
     target.steps(4)
     assert target.link.ends() == before < target.fed_len()
     assert target.link.num_dropped == target.fed_len() - before
+    target.want(0)
+    target.want(0)
+    assert len(target.features._lacking) == 1, "asking again adds nothing that waits"
     target.link.has_room = True
     target.step()
     assert target.link.ends() == target.fed_len(), "with the next step"

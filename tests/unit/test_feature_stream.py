@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -16,6 +18,7 @@ from target_service import feature_stream as module
 from target_service.feature_jobs import LinkGone, Probed, ProbeJob, WantRows
 from target_service.feature_stream import FeatureStream
 from target_service.heads import Heads
+from target_service.servicer import TargetServicer
 
 EPOCH, DIGEST = 7, b"d" * 32
 
@@ -116,6 +119,34 @@ async def test_a_draft_that_does_not_read_has_a_bounded_backlog(monkeypatch: pyt
         assert made.stream.has_room and sum(len(batch.rows) for batch in made.batches) == 3
 
 
+async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_UNREAD", 5)
+    may_write, num_taken, written = asyncio.Event(), 0, list[tpb.FeatureBatch]()
+
+    async def write(batch: tpb.FeatureBatch) -> None:
+        await may_write.wait()
+        written.append(batch)
+
+    async def batches() -> AsyncIterator[tpb.DeliveryBatch]:
+        nonlocal num_taken
+        for number in range(40):
+            num_taken += 1
+            head = tpb.HeadSpec(target_epoch=8, digest=bytes([number]))
+            yield tpb.DeliveryBatch(asks=[tpb.FeatureAsk(head=head)])
+
+    made = Stream()
+    context = SimpleNamespace(send_initial_metadata=AsyncMock(), write=write)
+    service = SimpleNamespace(engine=made, epoch=EPOCH)
+    servicer = TargetServicer(service, 9, lambda nodes: True, made.heads, made.metrics)  # type: ignore[arg-type]
+    delivering = asyncio.create_task(servicer.Deliver(batches(), context))  # type: ignore[arg-type]
+    await made.settle()
+    assert num_taken == 6, "of what waits, and the one that was one too many"
+    may_write.set()
+    await delivering
+    assert num_taken == sum(len(batch.heads) for batch in written) == 40
+    await made.stream.close()
+
+
 async def test_many_rows_leave_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PART_BYTES", 8)
     async with streaming() as made:
@@ -141,6 +172,21 @@ async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
         assert not any(batch.probes for batch in made.batches)
 
 
+async def test_a_probe_whose_answer_is_not_read_is_the_last() -> None:
+    async with streaming() as made:
+        made.may_write.clear()
+        made.stream.send_rows(5, 0, 1, b"ab")
+        await made.settle()
+        made.probe()
+        made.jobs[0].respond(Probed(b"taps", [3, 4]))
+        made.probe(id=2)
+        assert len(made.jobs) == 1
+        made.may_write.set()
+        await made.settle()
+        made.probe(id=3)
+        assert len(made.jobs) == 2
+
+
 async def test_probes_go_one_at_a_time() -> None:
     async with streaming() as made:
         made.probe()
@@ -148,6 +194,7 @@ async def test_probes_go_one_at_a_time() -> None:
         job = made.jobs[0]
         assert isinstance(job, ProbeJob) and (job.token_ids, job.taps) == ((1, 2), (0,)) and len(made.jobs) == 1
         job.respond(Probed(b"taps", [3, 4]))
+        await made.settle()
         made.probe(id=3)
         made.jobs[1].respond(JobError(Fault.EXHAUSTED, "no blocks"))
         made.probe(id=4, token_ids=[])
