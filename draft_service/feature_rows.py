@@ -6,6 +6,10 @@ import numpy as np
 
 from draft_service.jobs import Rows
 
+MAX_ROWS_BYTES = 64 << 20
+"""Bytes of a slot's rows that wait to be used. Doubling it lets a draft be behind a prompt by twice as many tokens before
+it begins anew with the newest, for twice the memory."""
+
 
 class FeatureRows:
     """Rows of consecutive positions, those that are no longer needed left out."""
@@ -24,11 +28,12 @@ class FeatureRows:
 
     def take(self, start: int, rows: Rows) -> bool:
         """Take in rows from a position on; those that are here already change nothing. Return False where rows between
-        these and what is here are missing: nothing is taken then.
+        these and what is here are missing, or more than MAX_ROWS_BYTES would wait: nothing is taken then.
         """
-        if start > self.end:
+        new = rows[max(0, self.end - start) :]
+        if start > self.end or (len(new) and self._rows.nbytes + new.nbytes > MAX_ROWS_BYTES):
             return False
-        self._rows = np.concatenate([self._rows, rows[max(0, self.end - start) :]])
+        self._rows = np.concatenate([self._rows, new])
         return True
 
     def begin(self, start: int, rows: Rows) -> None:

@@ -150,12 +150,15 @@ class Grower:
             self._engine.answer(ask)
 
     def _take_rows(self, job: RowsJob) -> None:
-        """Take in rows of a slot; those for another ticket or of another life of its target are of no use."""
+        """Take in rows of a slot; those for another ticket, of another life of its target or of positions that the slot
+        never has are of no use.
+        """
         job.taken()
         growing = next((each for each in self._slots.values() if each.ticket == job.ticket), None)
         if growing is None or growing.job.target_epoch != job.target_epoch or not isinstance(growing.slot, TakesRows):
             return
-        growing.slot.take_rows(job.start, job.rows)
+        if job.start + len(job.rows) <= growing.slot.max_len:
+            growing.slot.take_rows(job.start, job.rows)
 
     def _begin(self, growing: Growing, job: AdvanceJob) -> GrowingTree:
         """Return a tree that knows no guesses. Those of another are not for the cache to be compared by: its cells are

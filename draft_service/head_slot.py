@@ -39,7 +39,7 @@ class TakesRows(Protocol):
 
     def take_rows(self, start: int, rows: Rows) -> None:
         """Take in rows of consecutive positions from `start` on. They may be late, repeated, or begin behind what is
-        needed: where that was asked for, what is before them is not to be had.
+        needed: where that was asked for, what is before them is not to be had, or was too much.
         """
 
 
@@ -155,4 +155,4 @@ class RowSlot(BareSlot):
 
     def take_rows(self, start: int, rows: Rows) -> None:
         if start + len(rows) - 1 > self._position:
-            self._position, self._row = start + len(rows) - 1, rows[-1]
+            self._position, self._row = start + len(rows) - 1, rows[-1].copy()  # not all that came with it

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from draft_service import feature_rows
 from draft_service.feeding import Feeder
 from draft_service.grower import Grower
 from draft_service.head_drafter import HeadDrafter
@@ -215,6 +216,28 @@ def test_begins_behind_a_gap(head: Eagle3Head) -> None:
     draft.run()
     assert draft.slot.first == 33
     assert draft.chain() == expected(head, draft.committed, 4, first=33)
+
+
+def test_rows_past_the_end_of_an_answer_are_not_taken(head: Eagle3Head) -> None:
+    draft = Draft(head, LONG)
+    draft.tell()
+    draft.send(200, 300)  # it has 135 tokens at most
+    assert (draft.slot.first, draft.slot.rows.end) == (1, 0)
+
+
+def test_begins_anew_with_the_newest_rows_where_too_many_wait(
+    head: Eagle3Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_rows, "MAX_ROWS_BYTES", 50 * ROWS[0].nbytes)
+    draft = Draft(head, LONG)
+    draft.tell()
+    for start in range(0, 74, 20):
+        draft.send(start, min(start + 20, 74))
+        assert draft.slot.rows.end - draft.slot.rows.start <= 50
+    draft.send(60, 74)
+    draft.run()
+    assert draft.slot.first == 41
+    assert draft.chain() == expected(head, draft.committed, 4, first=41)
 
 
 def test_another_slot_of_the_same_beginning_left_what_is_missing(head: Eagle3Head) -> None:
