@@ -22,15 +22,23 @@ from outrider.wire.settings.config import DraftConfig
 
 log = get_logger(__name__)
 
-Probe = Callable[[Sequence[int], Sequence[int]], Awaitable[Probed]]
-"""Runs a text, by its ids and the taps wanted, at a target. Raises Unavailable."""
+MAX_PASSED = 1024
+"""Targets that are remembered to fit; the oldest is forgotten, and tested again. Doubling it keeps twice as many."""
+
+Probe = Callable[[str, int, Sequence[int], Sequence[int]], Awaitable[Probed]]
+"""Runs a text at (a target's address, its epoch), by its ids and the taps wanted. Raises Unavailable."""
 
 
 class WiringTest:
-    """Of one head, at each target that it is paired with."""
+    """Of one head, at each life of a target that it is paired with: once, where it fits."""
 
-    def __init__(self, state: HeadState, engine: EngineThread, metrics: WorkerMetrics, text: str = TEXT) -> None:
+    def __init__(
+        self, state: HeadState, engine: EngineThread, metrics: WorkerMetrics, probe: Probe, text: str = TEXT
+    ) -> None:
         assert isinstance(state.config, DraftConfig)
+        self._probe = probe
+        self._passed: dict[str, int] = {}
+        """By address, the epoch of the target that the head fits."""
         self._state = state
         self._engine = engine
         self._metrics = metrics
@@ -38,18 +46,26 @@ class WiringTest:
         self._model = state.config.model
         self._ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit, text)
 
-    async def __call__(self, probe: Probe) -> str | None:
+    async def __call__(self, address: str, target_epoch: int) -> str | None:
         """Return why the head does not fit the target; None where it does, or its configuration is trusted.
 
         Raises Unavailable while that cannot be told.
         """
+        if self._passed.get(address) == target_epoch:
+            return None
         taps = taps_to_probe(self._state.opening.spec.taps, self._state.num_layers)
         try:
-            outcome = await self._score(_seen(self._ids, taps, await probe(self._ids, taps)))
+            outcome = await self._score(_seen(self._ids, taps, await self._probe(address, target_epoch, self._ids, taps)))
         except WorkerFault as error:
             return error.message
         self._metrics.head_agreement.labels(draft=self._model).set(outcome.configured.agreement)
-        return judge(outcome, self._model, trusts=self._trusts)
+        why = judge(outcome, self._model, trusts=self._trusts)
+        if why is None:
+            self._passed.pop(address, None)
+            self._passed[address] = target_epoch
+            if len(self._passed) > MAX_PASSED:
+                del self._passed[next(iter(self._passed))]
+        return why
 
     async def _score(self, seen: Seen) -> Outcome:
         """Raises Unavailable while there is no memory for it, WorkerFault where it fails."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from outrider.engine.worker.jobs import SlotKey
     from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle, WorkerState
 
-    TestWiring = Callable[[Probe], Awaitable[str | None]]
-    """Returns why the draft does not fit the target that a probe asks; None where it does."""
+    TestWiring = Callable[[str, int], Awaitable[str | None]]
+    """Returns why the draft does not fit a target, by its address and epoch; None where it does."""
 
 
 def start_worker(config: DraftConfig) -> WorkerHandle:
@@ -70,8 +70,8 @@ def _with_model(base: Base[WorkerState]) -> Parts:
         from draft_service.pairing import WiringTest
         from draft_service.registration import HeadOffer
 
-        test = WiringTest(state, engine, base.metrics)
-        return _parts(base, vocab_size, make_drafter, HeadOffer.of(state.opening), test)
+        make_test = partial(WiringTest, state, engine, base.metrics)
+        return _parts(base, vocab_size, make_drafter, HeadOffer.of(state.opening), make_test)
     return _parts(base, vocab_size, make_drafter)
 
 
@@ -87,9 +87,9 @@ def _parts(
     vocab_size: int,
     make_drafter: MakeDrafter,
     offer: HeadOffer | None = None,
-    test_wiring: TestWiring | None = None,
+    make_test: Callable[[Probe], TestWiring] | None = None,
 ) -> Parts:
-    """offer: the head of a draft that reads the target's features. test_wiring: run once that is registered."""
+    """offer: the head of a draft that reads the target's features. make_test: of the test once that is registered."""
     from draft_service.deliveries import Deliverer
     from draft_service.grower import Grower
     from draft_service.servicer import DraftServicer
@@ -114,10 +114,12 @@ def _parts(
         submit=take_rows,
     )
 
+    test_wiring = None if make_test is None else make_test(deliverer.probe)
+
     async def pair(address: str, target_epoch: int) -> str | None:
         why = await deliverer.pair(address, target_epoch)
         if why is None and test_wiring is not None:
-            why = await test_wiring(partial(deliverer.probe, address, target_epoch))
+            why = await test_wiring(address, target_epoch)
         return why
 
     def add_services(server: Any) -> list[str]:
