@@ -25,7 +25,7 @@ PAIR_S = 60.0
 """Seconds that a registration may take, weights and all. Doubling it lets them come over a link of half the speed."""
 
 
-def _nobody(job: RowsJob) -> None:
+def _nobody(address: str, job: RowsJob) -> None:
     raise AssertionError("rows came, and nothing asks for any")
 
 
@@ -39,10 +39,12 @@ class Deliverer:
         dropped: Callable[[int], None],
         certificates: CertificateFolder | None = None,
         offer: HeadOffer | None = None,
-        submit: Callable[[RowsJob], None] = _nobody,
+        submit: Callable[[str, RowsJob], None] = _nobody,
+        left: Callable[[str], None] = lambda address: None,
     ) -> None:
         """`dropped(num_tokens)` is called for parts that the backlog has no room for. offer: the draft's head, where it
-        reads rows of features; `submit` takes those that come.
+        reads rows of features; `submit` takes those that come from an address. `left(address)` is called when nothing
+        more comes from there.
         """
         self._vocab_size = vocab_size
         self._max_message_bytes = max_message_bytes
@@ -50,6 +52,7 @@ class Deliverer:
         self._certificates = certificates
         self._offer = offer
         self._submit = submit
+        self._left = left
         self._links: OrderedDict[str, TargetLink] = OrderedDict()
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -100,10 +103,14 @@ class Deliverer:
         return Dialer(address, Role.TARGET, self._max_message_bytes, self._certificates)
 
     def _leave_oldest(self) -> None:
-        _, link = self._links.popitem(last=False)
-        leaving = asyncio.create_task(link.close())
+        address, link = self._links.popitem(last=False)
+        leaving = asyncio.create_task(self._leave(address, link))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, address: str, link: TargetLink) -> None:
+        await link.close()
+        self._left(address)
 
     async def close(self) -> None:
         links, self._links = list(self._links.values()), OrderedDict()

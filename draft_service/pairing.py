@@ -55,7 +55,9 @@ class WiringTest:
             return None
         taps = taps_to_probe(self._state.opening.spec.taps, self._state.num_layers)
         try:
-            outcome = await self._score(_seen(self._ids, taps, await self._probe(address, target_epoch, self._ids, taps)))
+            outcome = await self._score(
+                _seen(self._ids, taps, await self._probe(address, target_epoch, self._ids, taps))
+            )
         except WorkerFault as error:
             return error.message
         self._metrics.head_agreement.labels(draft=self._model).set(outcome.configured.agreement)

@@ -52,10 +52,10 @@ class TargetLink:
         max_message_bytes: int,
         dialer: Dialer,
         offer: HeadOffer | None,
-        submit: Callable[[RowsJob], None],
+        submit: Callable[[str, RowsJob], None],
     ) -> None:
         """offer: the head that is registered before rows are asked for; None where none are. submit: hands rows to the
-        engine.
+        engine, and says by the address whose they are.
         """
         self.broken = False
         self.dialer = dialer
@@ -166,7 +166,7 @@ class TargetLink:
         def taken() -> None:
             self._num_taken_bytes += num_bytes
 
-        self._submit(RowsJob(message.ticket, message.target_epoch, message.start, rows, taken))
+        self._submit(self._address, RowsJob(message.ticket, message.target_epoch, message.start, rows, taken))
         while self._num_given_bytes - self._num_taken_bytes > MAX_UNTAKEN_BYTES:  # noqa: ASYNC110  # of another thread
             await asyncio.sleep(RETRY_S)  # the target keeps count of what it cannot send
 

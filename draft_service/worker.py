@@ -93,16 +93,15 @@ def _parts(
     from draft_service.deliveries import Deliverer
     from draft_service.grower import Grower
     from draft_service.servicer import DraftServicer
-    from outrider.engine.heads.opening import label_of
     from outrider.engine.worker.worker_handle import Parts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
     from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
-    metrics, head = base.metrics, "" if offer is None else label_of(offer.digest)
+    metrics = base.metrics
 
-    def take_rows(job: RowsJob) -> None:
-        metrics.feature_rows.labels(head=head, fate="received").inc(len(job.rows))
-        metrics.feature_bytes.labels(head=head, fate="received").inc(job.rows.nbytes)
+    def take_rows(address: str, job: RowsJob) -> None:
+        metrics.feature_rows.labels(peer=address, fate="received").inc(len(job.rows))
+        metrics.feature_bytes.labels(peer=address, fate="received").inc(job.rows.nbytes)
         base.engine.submit(job)
 
     deliverer = Deliverer(
@@ -112,6 +111,7 @@ def _parts(
         certificates=base.certificates,
         offer=offer,
         submit=take_rows,
+        left=metrics.forget_link,
     )
 
     test_wiring = None if make_test is None else make_test(deliverer.probe)

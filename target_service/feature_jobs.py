@@ -43,8 +43,6 @@ class DropHead(FeatureJob):
     """Make none for it any more."""
 
     digest: bytes
-    done: Callable[[], None] = field(default=lambda: None, compare=False)
-    """Called once nothing more is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +60,8 @@ class LinkGone(FeatureJob):
     """Send nothing more to a draft, whose stream has ended."""
 
     link: RowsLink
+    done: Callable[[], None] = field(default=lambda: None, compare=False)
+    """Called once nothing more is sent."""
 
 
 @dataclass(frozen=True, slots=True)

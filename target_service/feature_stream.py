@@ -6,9 +6,9 @@ On the gRPC loop's thread, but for what the engine thread calls as a `RowsLink`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
-from outrider.engine.heads.opening import label_of
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import JobError
 from outrider.v1 import target_pb2 as tpb
@@ -30,6 +30,7 @@ class FeatureStream:
     def __init__(
         self,
         number: int,
+        peer: str,
         epoch: int,
         heads: Heads,
         engine: EngineThread,
@@ -37,15 +38,14 @@ class FeatureStream:
         write: Callable[[tpb.FeatureBatch], Awaitable[None]],
         end_stream: Callable[[], object],
     ) -> None:
-        """number: unlike that of any other stream. epoch: the target's. end_stream: called when `write` fails."""
+        """number: unlike that of any other stream. peer: the draft's address, for metrics. epoch: the target's. end_stream: called when `write` fails."""
         self._number = number
+        self._peer = peer
         self._epoch = epoch
         self._heads = heads
         self._engine = engine
         self._metrics = metrics
         self._write_batch = write
-        self._label = ""
-        """Of the head in metrics."""
         self._num_posted_bytes = 0
         """Of rows. The engine thread alone counts them."""
         self._num_written_bytes = 0
@@ -98,7 +98,6 @@ class FeatureStream:
         if why is not None:
             self._reply(request.digest, request.target_epoch)(tpb.HEAD_STATE_REFUSED, why)
             return
-        self._label = label_of(request.digest)
         self._engine.submit(WantRows(self, request.digest, request.ticket, request.start))
 
     def _probe(self, probe: tpb.ProbeRequest) -> None:
@@ -136,8 +135,8 @@ class FeatureStream:
         self._note("dropped", num_rows, num_bytes)
 
     def _note(self, fate: str, num_rows: int, num_bytes: int) -> None:
-        self._metrics.feature_rows.labels(head=self._label, fate=fate).inc(num_rows)
-        self._metrics.feature_bytes.labels(head=self._label, fate=fate).inc(num_bytes)
+        self._metrics.feature_rows.labels(peer=self._peer, fate=fate).inc(num_rows)
+        self._metrics.feature_bytes.labels(peer=self._peer, fate=fate).inc(num_bytes)
 
     def _put_rows(self, ticket: int, start: int, num_rows: int, data: bytes) -> None:
         row_bytes = len(data) // num_rows
@@ -180,6 +179,6 @@ class FeatureStream:
 
     async def close(self) -> None:
         """Forget what the stream registered and asked for."""
-        self._engine.submit(LinkGone(self))
+        self._engine.submit(LinkGone(self, partial(self._metrics.forget_link, self._peer)))
         self._heads.gone(self._number)
         await self._outbox.close()

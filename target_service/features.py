@@ -85,13 +85,13 @@ class Features:
         match job:
             case AddHead():
                 self._add(job)
-            case DropHead(digest, done):
+            case DropHead(digest):
                 self._drop(digest)
-                self._answer(done)
             case WantRows():
                 self._want(job)
-            case LinkGone(link):
+            case LinkGone(link, done):
                 self._forget(link)
+                self._answer(done)
             case ProbeJob():
                 self._probe(job)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from outrider.engine.heads.opening import MAX_OPENING_BYTES, OpeningMap, digest_of, label_of
 from outrider.engine.paths.forward_path import NORMED
@@ -217,7 +216,7 @@ class Heads:
         for digest, head in list(self._heads.items()):
             if head.streams.pop(stream, None) is not None and not head.streams:
                 del self._heads[digest]
-                self._engine.submit(DropHead(digest, partial(self._metrics.forget_head, label_of(digest))))
+                self._engine.submit(DropHead(digest))
                 log.info("head %s has no draft any more", label_of(digest))
         self._metrics.head_bytes.set(sum(each.num_bytes for each in self._heads.values()))
 

@@ -73,7 +73,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         # Before there is a writer: an abort beside the first write would send it twice, and the call would never end.
         await context.send_initial_metadata(())
         rest = (self._heads, service.engine, self._metrics, context.write, reading.cancel)
-        stream, summary = FeatureStream(next(self._numbers), service.epoch, *rest), tpb.DeliverSummary()
+        stream, summary = FeatureStream(next(self._numbers), context.peer(), service.epoch, *rest), tpb.DeliverSummary()
         try:
             async for batch in batches:
                 check_batch(len(batch.items) + len(batch.asks))

@@ -222,8 +222,8 @@ def proposals() -> list[Panel]:
 
 
 def features() -> list[Panel]:
-    by_fate = "by (worker, member, head, fate)"
-    legend = f"{LEGEND} {{{{head}}}} {{{{fate}}}}"
+    by_fate = "by (worker, member, peer, fate)"
+    legend = f"{LEGEND} {{{{peer}}}} {{{{fate}}}}"
     return [
         lines(
             "Rows of features",

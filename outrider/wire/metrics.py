@@ -79,8 +79,8 @@ PLAIN_REASONS = ("off", "end", "no_draft", "none_parked", "nothing", "does_not_p
 lay ready for it; a drafter without a model had nothing to say; to verify what lay ready would have taken longer than it
 brings; what came broke a rule."""
 
-FEATURE_FATES = ("sent", "dropped")
-"""What becomes of a target's rows of features."""
+FEATURE_FATES = ("sent", "dropped", "received")
+"""What becomes of rows of features."""
 
 _FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
@@ -301,11 +301,11 @@ class WorkerMetrics:
         tokens in a forward."""
         self.wire_bytes = counters("delivered_bytes", "Payload bytes of proposals sent.", "encoding")
         """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): proposals sent (draft)."""
-        names, text = ["worker", "head", "fate"], "of features, by head and by what became of them."
+        names, text = ["worker", "peer", "fate"], "of features, by link and by what became of them."
         rows = Counter("outrider_worker_feature_rows", f"Rows {text}", names, registry=r)
         self.feature_rows = _Bound(rows, {"worker": worker})
-        """sum by (head, fate) (rate(outrider_worker_feature_rows_total[5m])): sent, and dropped since the draft reads
-        too slowly (target); received (draft). A target's series of a head end with its last draft."""
+        """sum by (peer, fate) (rate(outrider_worker_feature_rows_total[5m])): sent, and dropped since the draft reads
+        too slowly (target); received (draft). A link's series end with it."""
         sizes_of_rows = Counter("outrider_worker_feature_bytes", f"Bytes of rows {text}", names, registry=r)
         self.feature_bytes = _Bound(sizes_of_rows, {"worker": worker})
         """See feature_rows."""
@@ -318,12 +318,12 @@ class WorkerMetrics:
         self.head_agreement = _Bound(head_agreement, {"worker": worker})
         """outrider_worker_head_agreement (draft): what a head can do; what it does: acceptance by position."""
 
-    def forget_head(self, head: str) -> None:
-        """Let the series of a head go: there may be others without end."""
+    def forget_link(self, peer: str) -> None:
+        """Let the series of a link go: there may be others without end."""
         for fate in FEATURE_FATES:
             for series in (self.feature_rows, self.feature_bytes):
-                series.labels(head=head, fate=fate)  # there may be none yet
-                series.remove(head=head, fate=fate)
+                series.labels(peer=peer, fate=fate)  # there may be none yet
+                series.remove(peer=peer, fate=fate)
 
     def note_parked(self, fate: str, num_tokens: int) -> None:
         """Count what became of delivered draft tokens (target)."""

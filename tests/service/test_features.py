@@ -81,7 +81,7 @@ class Draft:
         self.deliverer = Deliverer(VOCAB, MAX_MESSAGE_BYTES, lambda num: None, None, HeadOffer.of(made), self._take)
         self._changed = asyncio.Event()
 
-    def _take(self, job: RowsJob) -> None:
+    def _take(self, address: str, job: RowsJob) -> None:
         assert job.target_epoch == self.client.epoch
         job.taken()
         self.num_rows += len(job.rows)

@@ -20,7 +20,8 @@ from target_service.feature_stream import FeatureStream
 from target_service.heads import Heads
 from target_service.servicer import TargetServicer
 
-EPOCH, DIGEST = 7, b"d" * 32
+EPOCH, DIGEST, PEER = 7, b"d" * 32, "ipv4:10.0.0.1:40000"
+SERIES = "outrider_worker_feature_rows_total"
 
 
 class Stream:
@@ -34,7 +35,7 @@ class Stream:
         self.metrics = WorkerMetrics("target")
         self.heads = Heads(self, self.metrics, 8, 2, None)  # type: ignore[arg-type]
         self.heads.is_ready = lambda stream, digest: digest == DIGEST  # type: ignore[method-assign]
-        self.stream = FeatureStream(3, EPOCH, self.heads, self, self.metrics, self.write, lambda: None)  # type: ignore
+        self.stream = FeatureStream(3, PEER, EPOCH, self.heads, self, self.metrics, self.write, lambda: None)  # type: ignore
 
     def submit(self, job: Any) -> None:
         self.jobs.append(job)
@@ -51,8 +52,11 @@ class Stream:
             await asyncio.sleep(0)
 
     def count(self, what: str, fate: str) -> float:
-        labels = {"worker": "target", "head": DIGEST[:4].hex(), "fate": fate}
-        return float(self.metrics.registry.get_sample_value(f"outrider_worker_feature_{what}_total", labels) or 0)
+        name = f"outrider_worker_feature_{what}_total"
+        return float(self.metrics.registry.get_sample_value(name, self.labels(fate)) or 0)
+
+    def labels(self, fate: str) -> dict[str, str]:
+        return {"worker": "target", "peer": PEER, "fate": fate}
 
     def want(self, epoch: int = EPOCH, digest: bytes = DIGEST) -> None:
         rows = tpb.FeatureRequest(target_epoch=epoch, ticket=5, digest=digest, start=2)
@@ -81,6 +85,8 @@ async def test_rows_go_to_the_engine_and_come_back_as_messages() -> None:
         assert (rows.ticket, rows.target_epoch, rows.start, rows.num_rows, rows.data) == (5, EPOCH, 2, 3, b"abcdef")
         assert (made.count("rows", "sent"), made.count("bytes", "sent")) == (3, 6)
     assert made.jobs[1:] == [LinkGone(made.stream)]
+    made.jobs[1].done()
+    assert made.metrics.registry.get_sample_value(SERIES, made.labels("sent")) is None, "it ends with the link"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +141,7 @@ async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytes
             yield tpb.DeliveryBatch(asks=[tpb.FeatureAsk(head=head)])
 
     made = Stream()
-    context = SimpleNamespace(send_initial_metadata=AsyncMock(), write=write)
+    context = SimpleNamespace(send_initial_metadata=AsyncMock(), write=write, peer=lambda: PEER)
     service = SimpleNamespace(engine=made, epoch=EPOCH)
     servicer = TargetServicer(service, 9, lambda nodes: True, made.heads, made.metrics)  # type: ignore[arg-type]
     delivering = asyncio.create_task(servicer.Deliver(batches(), context))  # type: ignore[arg-type]
