@@ -7,8 +7,8 @@ import numpy as np
 from draft_service.jobs import Rows
 
 MAX_ROWS_BYTES = 64 << 20
-"""Bytes of a slot's rows that wait to be used. Doubling it lets a draft be behind a prompt by twice as many tokens before
-it begins anew with the newest, for twice the memory."""
+"""Bytes of a slot's rows that wait to be used. Doubling it lets a draft be behind a prompt by twice as many tokens
+before it begins anew with the newest, for twice the memory."""
 
 
 class FeatureRows:

@@ -38,7 +38,9 @@ class FeatureStream:
         write: Callable[[tpb.FeatureBatch], Awaitable[None]],
         end_stream: Callable[[], object],
     ) -> None:
-        """number: unlike that of any other stream. peer: the draft's address, for metrics. epoch: the target's. end_stream: called when `write` fails."""
+        """number: unlike that of any other stream. peer: the draft's address, for metrics. epoch: the target's.
+        end_stream: called when `write` fails.
+        """
         self._number = number
         self._peer = peer
         self._epoch = epoch
