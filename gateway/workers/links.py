@@ -222,9 +222,7 @@ class WorkerLink:
         self.rtt_s = 0.0
         """Round-trip time of a call, smoothed."""
         self.refused: OutriderError | None = None
-        """Why the worker at this address is not used, when it answers but does not fit: IncompatiblePair where it never
-        will, Unavailable where it is a head that does not read its target well.
-        """
+        """Why the worker at this address is not used, when it answers but does not fit."""
         self._connection: Connection | None = None
         self._hang: HangWatch | None = None
         self._answered_s = 0.0

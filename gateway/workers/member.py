@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from enum import Enum
 
 from gateway.workers.links import Connection, WorkerLink
@@ -177,9 +178,21 @@ class TargetMember(Member):
         return self.spec.deliver_address
 
 
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """What came of pairing a draft that reads hidden states with a target: of these two lives."""
+
+    draft: Connection
+    target: Connection
+    why: str | None
+    """Why the draft may not serve the target; None where it may."""
+
+
 class DraftMember(Member):
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
+        self.pairings: dict[str, Pairing] = {}
+        """By target, the last."""
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """By target: whether what it delivers arrives there."""
         self.num_unused = 0
@@ -191,6 +204,32 @@ class DraftMember(Member):
         drafters = () if self.link.info is None else self.link.info.drafters
         return next((_DRAFTERS[name] for name in drafters if name in _DRAFTERS), Drafter.MODEL)
 
-    def serves(self, target: str) -> bool:
+    @property
+    def state(self) -> State:
+        state = super().state
+        pairings = [each for each in self.pairings.values() if each.draft is self.connection]
+        is_refused = bool(pairings) and all(each.why is not None for each in pairings)
+        return State.REFUSED if state is State.SERVING and is_refused else state
+
+    @property
+    def needs_pairing(self) -> bool:
+        """Whether it reads hidden states, so that each target is one of its own."""
+        return self.link.info is not None and self.link.info.needs_features
+
+    def pairing(self, target: TargetMember) -> Pairing | None:
+        """Return what came of it with this target as it is now; None while that cannot be told."""
+        found = self.pairings.get(target.name)
+        is_of_now = found is not None and found.draft is self.connection and found.target is target.connection
+        return found if is_of_now else None
+
+    def lacks_pairing(self, target: TargetMember) -> bool:
+        """Whether it is to be paired with this target."""
+        is_up = self.connection is not None and target.connection is not None
+        return is_up and self.needs_pairing and self.pairing(target) is None
+
+    def serves(self, target: TargetMember) -> bool:
         """Whether a request at this target may be given to it."""
-        return self.usable and self.deliveries[target].usable
+        if not (self.usable and self.deliveries[target.name].usable):
+            return False
+        pairing = self.pairing(target)
+        return not self.needs_pairing or (pairing is not None and pairing.why is None)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
-from gateway.workers.links import Connection, WorkerLink
-from gateway.workers.member import DraftMember, TargetMember
+import grpc.aio
+
+from gateway.workers.links import RECONNECT_S, Connection, WorkerLink
+from gateway.workers.member import DraftMember, Pairing, TargetMember
 from gateway.workers.member_series import MemberSeries
 from gateway.workers.membership import Membership, MemberSpec
 from gateway.workers.served import ServedModel, Shared
@@ -55,6 +57,8 @@ class Pools:
         self._serves: dict[str, tuple[str, ...]] = {}
         """Target pools by draft pool."""
         self._background: set[asyncio.Task[None]] = set()
+        self._pairing: set[tuple[str, str]] = set()
+        """Drafts and targets that are being paired."""
         self._changed = asyncio.Event()
         self._membership = Membership((), ())
         self._series = MemberSeries(lambda: list(self.members.values()), lambda: self._membership)
@@ -86,6 +90,7 @@ class Pools:
             if name not in self.members:
                 self._add(spec_now)
         self._share_drafts()
+        self._pair()
         for model in self.models.values():
             model.note_change()
         self._note_change()
@@ -147,15 +152,23 @@ class Pools:
         for member in self.members.values():
             if isinstance(member, DraftMember) and member.connection is None and member.link.refused is None:
                 return f"draft at {member.spec.address}"
+        for draft, target in self._neighbours():
+            if draft.lacks_pairing(target):
+                return f"word of the draft at {draft.spec.address} whether it fits the target at {target.spec.address}"
         return None
 
     def refusals(self) -> list[str]:
         """Return which workers answer and are not used, and why."""
-        return [
+        found = [
             f"{member.spec.role} at {member.spec.address}: {member.link.refused.message}"
             for member in self.members.values()
             if member.link.refused is not None
         ]
+        for draft, target in self._neighbours():
+            pairing = draft.pairing(target)
+            if pairing is not None and pairing.why is not None:
+                found.append(f"draft at {draft.spec.address}: {pairing.why}")
+        return list(dict.fromkeys(found))  # of the targets of a model all say the same
 
     def report(self) -> rpb.GatewayReport:
         """Return what the launcher is to know, but for the gateway's name."""
@@ -200,6 +213,9 @@ class Pools:
         for model in self.models.values():
             model.targets.pop(member.name, None)
             model.drafts.pop(member.name, None)
+        for draft in self.members.values():
+            if isinstance(draft, DraftMember):
+                draft.pairings.pop(member.name, None)
         self._in_background(member.link.close())
 
     def _share_drafts(self) -> None:
@@ -255,8 +271,47 @@ class Pools:
         for model in models:
             if model.referenced.is_set():
                 await model.reference.check_draft(info, link)
-                if info.needs_features:
-                    await model.pair(info, link)
+
+    def _neighbours(self) -> Iterator[tuple[DraftMember, TargetMember]]:
+        """Yield each draft with each target that it may deliver to."""
+        for model in self.models.values():
+            for draft in model.drafts.values():
+                for target in model.targets.values():
+                    yield draft, target
+
+    def _pair(self) -> None:
+        """Begin to pair drafts that read hidden states with targets, where that was not done: each on its own."""
+        for draft, target in self._neighbours():
+            if draft.lacks_pairing(target) and (draft.name, target.name) not in self._pairing:
+                self._in_background(self._pair_with(draft, target))
+
+    async def _pair_with(self, draft: DraftMember, target: TargetMember) -> None:
+        """Let a draft test itself against a target, again while that cannot be told. Where it reads the wrong hidden
+        states, requests at that target go on without it; another life of either may be another matter.
+        """
+        key, failures = (draft.name, target.name), set[str]()
+        self._pairing.add(key)
+        try:
+            while draft.lacks_pairing(target):
+                ours, theirs = draft.connection, target.connection
+                assert ours is not None and theirs is not None, "both are connected"
+                try:
+                    why = await draft.link.pair(target.deliver_address, theirs.epoch)
+                except grpc.aio.AioRpcError as error:
+                    said = f"{error.code().name}: {error.details()}"
+                    if said not in failures:
+                        log.warning("the draft %s cannot be paired with %s now: %s", *key, said)
+                    failures.add(said)
+                    await asyncio.sleep(RECONNECT_S)
+                    continue
+                if why is not None:
+                    why = f"draft {ours.info.model_id} does not fit target {theirs.info.model_id}: {why}"
+                draft.pairings[target.name] = Pairing(ours, theirs, why)
+                if why is not None and draft.pairing(target) is not None:
+                    log.warning("the draft at %s is not used: %s", draft.spec.address, why)
+        finally:
+            self._pairing.discard(key)
+            self._note_change()
 
     def _member_of(self, name: str, link: WorkerLink) -> TargetMember | DraftMember | None:
         """Return None once it has left, also when another has come under its name."""
@@ -268,18 +323,11 @@ class Pools:
         if member is None:
             return
         member.changed(before, after)
-        if isinstance(member, TargetMember) and after is not None:
-            self._ask_heads_again()
+        self._pair()
         for model in self.models.values():
             if name in model.targets or name in model.drafts:
                 model.note_change()
         self._note_change()
-
-    def _ask_heads_again(self) -> None:
-        """Let heads that were refused test themselves again: they may read another life of a target well."""
-        for member in self.members.values():
-            if isinstance(member.link.refused, Unavailable):
-                member.link.ask_again()
 
     def _note_change(self) -> None:
         self._series.note_change()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gateway.admission.queue import AdmissionQueue
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.tokenizer import Tokenizer
-from gateway.workers.links import Connection, WorkerLink
+from gateway.workers.links import WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import PoolSpec
 from gateway.workers.placement import choose_draft, choose_target
@@ -215,27 +215,6 @@ class ServedModel:
                 self.refer(ReferenceTarget(info, files, tokenizer))
         self.reference.check_target(info)
 
-    async def pair(self, draft: pb.WorkerInfo, link: WorkerLink) -> None:
-        """Let a draft that reads hidden states test itself against a target, once one is connected: all are the same
-        model. Raises Unavailable where it reads the wrong ones: requests go on without it, and another life of the
-        target may be another matter.
-        """
-        while True:
-            while (target := self._connected_target()) is None:
-                await self._changed.wait()
-            member, connection = target
-            why = await link.pair(member.deliver_address, connection.epoch)
-            if why is None:
-                return
-            if member.connection is connection:
-                raise Unavailable(f"draft {draft.model_id} does not fit target {connection.info.model_id}: {why}")
-
-    def _connected_target(self) -> tuple[TargetMember, Connection] | None:
-        for member in self.targets.values():
-            if (connection := member.connection) is not None:
-                return member, connection
-        return None
-
     def refer(self, reference: ReferenceTarget) -> None:
         """Learn what the model is. Raises IncompatiblePair when another pool serves one of its id."""
         name = self.spec.model_name or reference.info.model_id
@@ -331,7 +310,7 @@ class ServedModel:
         usable = [
             draft
             for draft in self.drafts.values()
-            if draft.name != avoid and draft.serves(target.name) and self._fits(draft)
+            if draft.name != avoid and draft.serves(target) and self._fits(draft)
         ]
         for rank in sorted({_rank(draft, drafter) for draft in usable}):
             name = choose_draft([draft.load for draft in usable if _rank(draft, drafter) == rank])

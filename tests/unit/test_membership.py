@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.coordinator import Coordinator
+from gateway.workers.member import DraftMember, State, TargetMember
 from gateway.workers.membership import Membership, MemberSpec, PoolSpec, from_config, from_proto
 from gateway.workers.pools import Pools
 from gateway.workers.served import ReferenceTarget
@@ -123,47 +125,92 @@ async def test_one_pool_that_can_be_served_makes_a_gateway_ready(pools: Pools) -
     assert coordinator.ready() is not None
 
 
-class Head:
-    """The link of a draft that reads hidden states, which says these things one after the other."""
+class Parts:
+    """Two pools of a target each and a head that serves both, whose links are the test's."""
 
-    def __init__(self, target: Any, *said: str | None) -> None:
-        self.asked: list[int] = []
-        self._target = target
-        self._said = iter(said)
+    def __init__(self, pools: Pools) -> None:
+        self.pools = pools
+        self.asked: list[tuple[str, int]] = []
+        self.said: dict[str, asyncio.Future[str | None]] = {}
+        """What the head says of each target, by its address."""
+        specs = members("chat/a", "code/b", "small/c")
+        specs = tuple(replace(each, deliver_address=f"{each.name}:1") for each in specs)
+        pools.update(Membership((CHAT, CODE, SMALL), specs))
+        head: Any = pools.members["c"].link
+        head.info = pb.WorkerInfo(needs_features=True, num_slots=1, epoch=3)
+        head.pair = self._pair
+        for address in ("a:1", "b:1"):
+            self.said[address] = asyncio.get_running_loop().create_future()
 
-    async def pair(self, address: str, epoch: int) -> str | None:
-        self.asked.append(epoch)
-        why = next(self._said)
-        if why == "anew":
-            self._target.link._connection = cast(Any, connection_of(epoch + 1))
-        return why
+    async def _pair(self, address: str, epoch: int) -> str | None:
+        self.asked.append((address, epoch))
+        return await asyncio.shield(self.said[address])
+
+    def says(self, address: str, why: str | None) -> None:
+        if self.said[address].done():
+            self.said[address] = asyncio.get_running_loop().create_future()
+        self.said[address].set_result(why)
+
+    async def connect(self, name: str, epoch: int = 7) -> None:
+        link = self.pools.members[name].link
+        before, link._connection = link._connection, cast(Any, connection_of(epoch))
+        self.pools._link_changed(name, link, before, link._connection)
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    def served(self) -> list[str]:
+        """Return the targets whose requests the head may be given."""
+        head = cast(DraftMember, self.pools.members["c"])
+        targets = [cast(TargetMember, self.pools.members[name]) for name in "ab"]
+        return [target.name for target in targets if head.serves(target)]
 
 
-async def test_a_head_is_asked_again_where_the_target_was_started_anew_meanwhile(pools: Pools) -> None:
-    pools.update(Membership((CHAT,), members("chat/a")))
-    target = pools.members["a"]
-    target.link._connection = cast(Any, connection_of(7))
-    head = Head(target, "anew", None, "it reads a layer too low")
-    await pools.models["chat"].pair(INFO, cast(Any, head))
-    assert head.asked == [7, 8]
-    with pytest.raises(Unavailable, match="draft model does not fit target model: it reads a layer too low"):
-        await pools.models["chat"].pair(INFO, cast(Any, head))
+async def test_a_head_is_paired_with_each_target_on_its_own(pools: Pools) -> None:
+    parts = Parts(pools)
+    await parts.connect("a")
+    await parts.connect("c")
+    assert (parts.asked, parts.served()) == ([("a:1", 7)], []), "what is not there yet is not waited for"
+    parts.says("a:1", None)
+    await parts.settle()
+    assert parts.served() == ["a"]
+    await parts.connect("b", 8)
+    assert (parts.asked[1:], parts.served()) == ([("b:1", 8)], ["a"]), "while the other is asked, too"
+    parts.says("b:1", None)
+    await parts.settle()
+    assert parts.served() == ["a", "b"]
+    await parts.connect("a", 9)
+    assert (parts.asked[2:], parts.served()) == ([("a:1", 9)], ["a", "b"]), "each life is asked of"
 
 
 async def test_a_start_goes_on_without_a_head_that_is_refused_and_another_life_of_a_target_tests_it_again(
     pools: Pools,
 ) -> None:
+    parts = Parts(pools)
+    for name in "abc":
+        await parts.connect(name)
+    starting = asyncio.create_task(pools.wait_ready())
+    parts.says("a:1", "it reads a layer too low")
+    await parts.settle()
+    assert not starting.done(), "of the other it has not said"
+    parts.says("b:1", None)
+    await starting
+    why = "draft model does not fit target model: it reads a layer too low"
+    assert Coordinator(pools).refusals() == [f"draft at 127.0.0.1:9: {why}"]
+    assert (parts.served(), pools.members["c"].state) == (["b"], State.SERVING)
+    parts.says("b:1", "it reads a layer too low")
+    await parts.connect("b", 8)
+    assert (parts.served(), pools.members["c"].state) == ([], State.REFUSED)
+    parts.says("a:1", None)
+    await parts.connect("a", 8)
+    assert (parts.served(), pools.members["c"].state) == (["a"], State.SERVING)
+
+
+async def test_a_start_ends_where_a_worker_never_fits(pools: Pools) -> None:
     pools.update(Membership((CHAT, SMALL), members("chat/a", "small/c")))
-    target, head = pools.members["a"].link, pools.members["c"].link
-    target._connection = cast(Any, connection_of())
-    head.refused, head._refused_epoch = Unavailable("it reads a layer too low"), 7
-    await pools.wait_ready()
-    assert Coordinator(pools).refusals() == ["draft at 127.0.0.1:9: it reads a layer too low"]
-    pools._link_changed("a", target, None, cast(Any, connection_of(8)))
-    assert head._refused_epoch == 0
-    head.refused, head._refused_epoch = IncompatiblePair("of another vocabulary"), 7
-    pools._link_changed("a", target, None, cast(Any, connection_of(9)))
-    assert head._refused_epoch == 7
+    pools.members["c"].link.refused = IncompatiblePair("of another vocabulary")
     with pytest.raises(IncompatiblePair, match="of another vocabulary"):
         await pools.wait_ready()
 
