@@ -104,6 +104,8 @@ class TestMedusa:
         row = self.send(draft, 3, 5)
         draft.run()
         assert draft.chain() == heads(row).argmax(-1).tolist()
+        slot = draft.grower._slots[1, 1].slot
+        assert isinstance(slot, RowSlot) and slot.row is not None and slot.row.base is None, "the others are not kept"
 
     def test_speaks_of_the_newest_row_alone(self, draft: Draft, heads: MedusaHeads) -> None:
         """On a hit what it said of the positions before stays; beyond them the newer row speaks."""
