@@ -64,7 +64,7 @@ class GraphedPath:
         self._paged.set_taps(taps)
         self.features = torch.empty(0)
         if self._graphs is not None:
-            self._graphs.renew()
+            self._graphs.taps = tuple(taps)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         graphs = self._graphs if self.uses_graphs else None

@@ -236,6 +236,7 @@ def best_shape(shapes: Iterable[StepShape], rows: Sequence[Row]) -> StepShape | 
 class _Captured:
     static: StaticPlan
     graph: Graph
+    taps: Sequence[int]
     features: Tensor | None
     """[num_tokens, taps, H], where each replay writes them: memory of the graph, which this reference keeps for it."""
 
@@ -258,7 +259,10 @@ class StepGraphs:
         self._vocab_size, self._block_size = vocab_size, block_size
         self._largest_difference = LARGEST_DIFFERENCE[dtype]
         self._captured: dict[StepShape, _Captured] = {}
-        self._stale: set[StepShape] = set()
+        self.taps: Sequence[int] = ()
+        """Those that `run` gives now. A step is captured again where one of them is new to it, before its next use: all
+        at once would hold up a worker for as long as its start took. What was dropped stays in its graph, for its
+        memory and a copy a step."""
         self._logits = torch.empty(0, vocab_size, device=device)  # [most tokens of a shape, V], of the last replay
 
     @property
@@ -283,13 +287,6 @@ class StepGraphs:
                 break
         log.info("CUDA graphs: %d steps captured in %.1f s", len(self._captured), time.monotonic() - started)
 
-    def renew(self) -> None:
-        """Capture each step again before its next use: `run` now gives other features.
-
-        One at a time, since all of them would hold up a worker that serves for as long as its start took.
-        """
-        self._stale = set(self._captured)
-
     def _add(self, shape: StepShape, static: StaticPlan) -> bool:
         """Capture a step and keep it if it is right; return whether it could be captured."""
         try:
@@ -311,13 +308,12 @@ class StepGraphs:
             logits.copy_(found)
 
         graph = self._maker.capture(compute)
-        return _Captured(static, graph, features)
+        return _Captured(static, graph, self.taps, features)
 
     def forward(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor | None] | None:
         """Run a step as ForwardPath.forward does; return logits and features, None when it has to run eagerly."""
         shape = best_shape(self._captured, rows)
-        if shape in self._stale:
-            self._stale.discard(shape)
+        if shape is not None and not set(self.taps) <= set(self._captured[shape].taps):
             self._add(shape, self._captured.pop(shape).static)
         if shape is None or shape not in self._captured:
             return None
@@ -325,7 +321,13 @@ class StepGraphs:
         num_wanted = captured.static.load(rows)
         captured.graph.replay()
         logits = self._logits.index_select(0, captured.static.wanted[:num_wanted])  # [N, V]
-        return logits, None if captured.features is None else captured.features.index_select(0, self._new(rows, shape))
+        if captured.features is None or not self.taps:
+            return logits, None
+        features = captured.features.index_select(0, self._new(rows, shape))
+        if self.taps != captured.taps:
+            columns = np.array([captured.taps.index(tap) for tap in self.taps])
+            features = features.index_select(1, to_device(columns, self._device))
+        return logits, features
 
     def _new(self, rows: Sequence[Row], shape: StepShape) -> Tensor:
         """Return the places [sum(num_new)] int64 of the rows' new tokens among those of a padded step."""

@@ -74,7 +74,9 @@ class GivesFeatures(Protocol):
     """
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Tap these hidden states in the forwards that follow, and no others; of none a forward costs nothing more."""
+        """Tap these hidden states in the forwards that follow, and no others; of none a forward costs nothing more, but
+        where it was captured with some.
+        """
 
     @property
     def features(self) -> Tensor:
