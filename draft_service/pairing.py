@@ -12,7 +12,7 @@ from draft_service.head_slot import as_tensor
 from draft_service.jobs import EngineJob
 from draft_service.loading import HeadState
 from draft_service.target_link import Probed
-from outrider.engine.heads.wiring import TEXT, Outcome, Seen, judge, probe_ids, taps_to_probe
+from outrider.engine.heads.wiring import MAX_PROBE_TAPS, TEXT, Outcome, Seen, judge, probe_ids, taps_to_probe
 from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.errors import OutriderError, Unavailable, WorkerFault
@@ -54,10 +54,10 @@ class WiringTest:
         if self._passed.get(address) == target_epoch:
             return None
         taps = taps_to_probe(self._state.opening.spec.taps, self._state.num_layers)
+        parts = [taps[first : first + MAX_PROBE_TAPS] for first in range(0, len(taps), MAX_PROBE_TAPS)]
+        probed = [await self._probe(address, target_epoch, self._ids, part) for part in parts]
         try:
-            outcome = await self._score(
-                _seen(self._ids, taps, await self._probe(address, target_epoch, self._ids, taps))
-            )
+            outcome = await self._score(_seen(self._ids, taps, probed))
         except WorkerFault as error:
             return error.message
         self._metrics.head_agreement.labels(draft=self._model).set(outcome.configured.agreement)
@@ -94,7 +94,7 @@ def _failure(error: Exception) -> OutriderError:
     return WorkerFault(f"the head cannot be tested: {type(error).__name__}: {error}")
 
 
-def _seen(ids: Sequence[int], taps: Sequence[int], probed: Probed) -> Seen:
-    states = as_tensor(np.ascontiguousarray(probed.taps))  # [T, taps, dt]
+def _seen(ids: Sequence[int], taps: Sequence[int], probed: Sequence[Probed]) -> Seen:
+    states = as_tensor(np.concatenate([each.taps for each in probed], axis=1))  # [T, taps, dt]
     found = {tap: states[:, index] for index, tap in enumerate(taps)}
-    return Seen(ids, found, torch.tensor(list(probed.best_ids)))
+    return Seen(ids, found, torch.tensor(list(probed[0].best_ids)))

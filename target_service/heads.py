@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.engine.heads.opening import MAX_OPENING_BYTES, OpeningMap, digest_of, label_of
+from outrider.engine.heads.wiring import MAX_PROBE_TAPS
 from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import JobError
@@ -29,8 +30,6 @@ MAX_PIECE_BYTES = 16 << 20
 """Bytes of a piece. Doubling it halves their number, and deliveries wait twice as long behind one."""
 MAX_PROBE_TOKENS = 128
 """Tokens of a probe. Doubling it lets one hold up steps for about twice as long."""
-MAX_PROBE_TAPS = 16
-"""Hidden states of a probe. Doubling it doubles the largest answer, 34 MB at a width of 8192."""
 PIECE_S = 15.0
 """Seconds that a piece may be awaited. Doubling it keeps room for a draft that hangs twice as long."""
 

@@ -1,4 +1,4 @@
-"""When a head is tested at a target: once in each life of one that it fits."""
+"""When a head is tested at a target, and what is asked there for it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from draft_service import pairing as module
 from draft_service.jobs import EngineJob
 from draft_service.pairing import WiringTest
+from draft_service.target_link import Probed
+from outrider.engine.heads.wiring import MAX_PROBE_TAPS, Seen
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.settings.config import DraftConfig
 
@@ -25,19 +29,23 @@ class AtOnce:
         send()
 
 
+def state_of(taps: tuple[int, ...], num_layers: int, score: Callable[[Any], float]) -> Any:
+    return SimpleNamespace(
+        config=DraftConfig.model_construct(model="head", trust_draft_config=False),
+        tokenizer=SimpleNamespace(tokenizer_json=b""),
+        slots=SimpleNamespace(context_limit=9),
+        opening=SimpleNamespace(spec=SimpleNamespace(taps=taps)),
+        num_layers=num_layers,
+        score=lambda seen: SimpleNamespace(configured=SimpleNamespace(agreement=score(seen))),
+    )
+
+
 async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     said, asked = {("b:1", 7): "it reads a layer too low"}, list[tuple[str, int]]()
     monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
     monkeypatch.setattr(module, "_seen", lambda ids, taps, probed: probed)
     monkeypatch.setattr(module, "judge", lambda *_, **__: said.get(asked[-1]))
-    state: Any = SimpleNamespace(
-        config=DraftConfig.model_construct(model="head", trust_draft_config=False),
-        tokenizer=SimpleNamespace(tokenizer_json=b""),
-        slots=SimpleNamespace(context_limit=9),
-        opening=SimpleNamespace(spec=SimpleNamespace(taps=(1,))),
-        num_layers=2,
-        score=lambda seen: SimpleNamespace(configured=SimpleNamespace(agreement=0.5)),
-    )
+    state = state_of((1,), 2, lambda seen: 0.5)
 
     async def probe(address: str, epoch: int, ids: Any, taps: Any) -> Any:
         asked.append((address, epoch))
@@ -49,3 +57,29 @@ async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monke
         why = said.get((address, epoch))
         assert [await test(address, epoch), await test(address, epoch)] == [why, why]
     assert asked == [("a:1", 7), ("b:1", 7), ("b:1", 7), ("a:1", 8), ("a:1", 7)]
+
+
+async def test_more_hidden_states_than_a_target_gives_at_once_are_asked_for_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "probe_ids", lambda *_: [5, 6])
+    monkeypatch.setattr(module, "judge", lambda *_, **__: None)
+    taps, asked, given = tuple(range(1, 25, 4)), list[int](), list[Seen]()
+
+    async def probe(address: str, epoch: int, ids: Any, part: Any) -> Probed:
+        asked.append(len(part))
+        exact = torch.tensor(part, dtype=torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+        return Probed(np.stack([exact, exact])[:, :, None], (7, 8))
+
+    def score(seen: Seen) -> float:
+        given.append(seen)
+        return 0.5
+
+    engine: Any = AtOnce()
+    assert await WiringTest(state_of(taps, 30, score), engine, WorkerMetrics("draft"), probe)("a:1", 7) is None
+    assert asked == [MAX_PROBE_TAPS, 2]
+    (seen,) = given
+    assert {tap: states[1].item() for tap, states in seen.taps.items()} == {
+        tap + by: tap + by for tap in taps for by in (-1, 0, 1)
+    }
+    assert seen.best_ids.tolist() == [7, 8]

@@ -44,6 +44,9 @@ second is what it means for the work of the next few weeks.
 """What heads are tested on unless a test has a text of its own: code and prose that any model has seen the like of."""
 MAX_TOKENS = 128
 """Of that text. Doubling it makes the test twice as long, and shows what is half as large."""
+MAX_PROBE_TAPS = 16
+"""Hidden states that a target gives of a text at once: a head that is tested on more asks again. Doubling it doubles
+the largest answer, 34 MB at a width of 8192."""
 LEAST_SCORE = -20.0
 """What counts for a token that the head holds for less likely, or has no row for. Doubling it lets one token decide."""
 LOSES_AT = 3.0
