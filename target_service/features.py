@@ -137,18 +137,27 @@ class Features:
                 lease.wanting = None
 
     def _probe(self, job: ProbeJob) -> None:
-        table = self._runner.pool.new_table()
         result: Probed | JobError
         try:
-            self._runner.set_taps(job.taps)
-            logits = self._runner.forward([Row.of(table, job.token_ids, 0, len(job.token_ids))])  # [T, V] float32
-            result = Probed(_as_bytes(self._runner.features), logits.argmax(dim=-1).tolist())
+            states, best_ids = self.see(job.token_ids, job.taps)
+            result = Probed(_as_bytes(states), best_ids.tolist())
         except (OutriderError, RuntimeError) as failure:
             result = JobError(Fault.EXHAUSTED, f"the target cannot run the probe now: {failure}")
+        self._answer(lambda: job.respond(result))
+
+    def see(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Run a text of T tokens alone. Return hidden states [T, taps, dt], and the likeliest id after each token [T].
+
+        Raises OutOfBlocks, InvalidRequest, and what torch raises for memory.
+        """
+        table = self._runner.pool.new_table()
+        try:
+            self._runner.set_taps(taps)
+            logits = self._runner.forward([Row.of(table, ids, 0, len(ids))])  # [T, V] float32
+            return self._runner.features, logits.argmax(dim=-1)
         finally:
             table.free()
             self._set_taps()
-        self._answer(lambda: job.respond(result))
 
     # slots and leases
 

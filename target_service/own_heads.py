@@ -8,7 +8,6 @@ from outrider.engine.heads.loader import LoadedMedusa, load_medusa
 from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_medusa, taps_to_probe
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
-from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.errors import ConfigError
@@ -63,25 +62,11 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
         )
     loaded = load_medusa(config.model_copy(update={"model": config.heads}), config.model, config.allow_pickle)
     num_layers = runner.facts.num_layers
-    seen = _seen(
-        runner,
-        probe_ids(tokenizer_json, runner.facts.context_limit),
-        taps_to_probe(loaded.opening.spec.taps, num_layers),
-    )
+    ids = probe_ids(tokenizer_json, runner.facts.context_limit)
+    taps = taps_to_probe(loaded.opening.spec.taps, num_layers)
+    states, best_ids = features.see(ids, taps)
+    seen = Seen(ids, {tap: states[:, index].cpu() for index, tap in enumerate(taps)}, best_ids.cpu())
     why = judge(score_medusa(loaded, seen, num_layers), config.heads, trusts=config.trust_draft_config)
     if why is not None:
         raise ConfigError(why, param="heads")
     return OwnHeads(loaded, features)
-
-
-def _seen(runner: ModelRunner, ids: list[int], taps: list[int]) -> Seen:
-    """Run a text through the target."""
-    table = runner.pool.new_table()
-    try:
-        runner.set_taps(taps)
-        logits = runner.forward([Row.of(table, ids, 0, len(ids))])  # [T, V]
-        states = runner.features.cpu()  # [T, taps, dt]
-    finally:
-        table.free()
-        runner.set_taps(())
-    return Seen(ids, {tap: states[:, index] for index, tap in enumerate(taps)}, logits.argmax(-1).cpu())
