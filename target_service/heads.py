@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from outrider.engine.heads.opening import MAX_OPENING_BYTES, OpeningMap, digest_of, label_of
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS
+from outrider.engine.loading.memory import Spare
 from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import JobError
@@ -42,7 +43,8 @@ class _Head:
     """A map that is here, or that the engine is taking in."""
 
     num_bytes: int
-    streams: dict[int, Reply]
+    taps: Sequence[int]
+    streams: dict[int, Reply] = field(default_factory=dict)
     is_ready: bool = False
 
 
@@ -62,13 +64,20 @@ class Heads:
     """Registers heads for streams, by number. A stream has one head."""
 
     def __init__(
-        self, engine: EngineThread, metrics: WorkerMetrics, hidden_size: int, num_layers: int, refusal: str | None
+        self,
+        engine: EngineThread,
+        metrics: WorkerMetrics,
+        hidden_size: int,
+        num_layers: int,
+        refusal: str | None,
+        spare: Spare,
     ) -> None:
-        """refusal: why the target gives no features; None where it does."""
+        """refusal: why the target gives no features; None where it does. spare: of the target's device."""
         self._engine = engine
         self._metrics = metrics
         self._shape = (hidden_size, num_layers)
         self._refusal = refusal
+        self._spare = spare
         self._heads: dict[bytes, _Head] = {}
         self._uploads: dict[int, _Upload] = {}
         self._reading: set[asyncio.Task[None]] = set()
@@ -112,15 +121,25 @@ class Heads:
             return f"the opening map has {spec.num_bytes} bytes, must be from 1 to {MAX_OPENING_BYTES}"
         if any(stream in head.streams for digest, head in self._heads.items() if digest != spec.digest):
             return "this stream has another head; register each on a stream of its own"
-        if spec.digest in self._heads:
+        return None if spec.digest in self._heads else self._lacks_room(spec.num_bytes)
+
+    def _lacks_room(self, num_bytes: int, taps: Sequence[int] = ()) -> str | None:
+        """Return why a map has no room beside those that are here or on their way; None where it has.
+
+        taps: its own, once they are known. Those of all heads are counted with the steps that they are tapped in.
+        """
+        num, num_held = len(self._heads) + len(self._uploads), self._num_bytes()
+        tapped = set(taps).union(*(head.taps for head in self._heads.values()))
+        num_tapped = self._spare.tap_bytes * len(tapped)
+        room = max(0, min(MAX_HEADS_BYTES, self._spare.num_bytes - num_tapped))
+        if num < MAX_HEADS and num_held + num_bytes <= room:
             return None
-        num, num_bytes = len(self._heads) + len(self._uploads), self._num_bytes()
-        if num >= MAX_HEADS or num_bytes + spec.num_bytes > MAX_HEADS_BYTES:
-            return (
-                f"the target holds {num} heads of {num_bytes} bytes, this one has {spec.num_bytes}; at most "
-                f"{MAX_HEADS} of {MAX_HEADS_BYTES} bytes are taken; stop drafts with other heads"
-            )
-        return None
+        return (
+            f"the target holds {num} heads of {num_held} bytes, this has {num_bytes}; at most {MAX_HEADS} of {room} "
+            f"bytes are taken: {self._spare.num_bytes} are free beside KV cache and steps, {num_tapped} of them for "
+            f"{len(tapped)} hidden states that are tapped; stop drafts with other heads, or start the target with a "
+            "lower kv_cache_fraction or kv_cache_tokens"
+        )
 
     def _num_bytes(self) -> int:
         here, on_their_way = self._heads.values(), self._uploads.values()
@@ -159,8 +178,7 @@ class Heads:
     def _refuse(self, stream: int, why: str) -> None:
         upload = self._end_upload(stream)
         if upload is not None:
-            log.warning("refused a head of %d bytes: %s", upload.num_bytes, why)
-            upload.reply(tpb.HEAD_STATE_REFUSED, why)
+            _refuse(upload, why)
 
     def _end_upload(self, stream: int) -> _Upload | None:
         upload = self._uploads.pop(stream, None)
@@ -182,12 +200,16 @@ class Heads:
             return
         self._end_upload(stream)
         if upload.digest not in self._heads:
+            lacks = self._lacks_room(opening.num_bytes, opening.spec.taps)
+            if lacks is not None:
+                _refuse(upload, lacks)
+                return
             self._add(upload, opening)
         self._join(stream, upload.digest, upload.reply)
 
     def _add(self, upload: _Upload, opening: OpeningMap) -> None:
         digest = upload.digest
-        head = self._heads[digest] = _Head(opening.num_bytes, {})
+        head = self._heads[digest] = _Head(opening.num_bytes, opening.spec.taps)
 
         def respond(error: JobError | None) -> None:
             if self._heads.get(digest) is not head:
@@ -218,6 +240,11 @@ class Heads:
                 self._engine.submit(DropHead(digest))
                 log.info("head %s has no draft any more", label_of(digest))
         self._metrics.head_bytes.set(sum(each.num_bytes for each in self._heads.values()))
+
+
+def _refuse(upload: _Upload, why: str) -> None:
+    log.warning("refused a head of %d bytes: %s", upload.num_bytes, why)
+    upload.reply(tpb.HEAD_STATE_REFUSED, why)
 
 
 def _answer(reply: Reply, error: JobError | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from outrider.engine.heads.loader import LoadedMedusa, load_medusa
@@ -60,6 +62,7 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
             param="heads",
         )
     loaded = load_medusa(config.model_copy(update={"model": config.heads}), config.model, config.allow_pickle)
+    _take_room(runner, loaded, config.heads)
     num_layers = runner.facts.num_layers
     ids = probe_ids(tokenizer_json, runner.facts.context_limit)
     taps = taps_to_probe(loaded.opening.spec.taps, num_layers)
@@ -69,3 +72,16 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
     if why is not None:
         raise ConfigError(why, param="heads")
     return OwnHeads(loaded, features)
+
+
+def _take_room(runner: ModelRunner, loaded: LoadedMedusa, heads: str) -> None:
+    """Count the heads with the target's memory."""
+    facts, spare = loaded.facts, runner.spare
+    num_bytes = facts.num_parameters * getattr(torch, facts.dtype).itemsize + loaded.opening.num_bytes + spare.tap_bytes
+    if num_bytes > spare.num_bytes:
+        raise ConfigError(
+            f"heads are {heads}, which take {num_bytes} bytes, and {spare.num_bytes} are free beside KV cache and "
+            "steps; lower kv_cache_fraction or kv_cache_tokens",
+            param="heads",
+        )
+    runner.spare = replace(spare, num_bytes=spare.num_bytes - num_bytes)

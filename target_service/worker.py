@@ -57,7 +57,7 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
         def add_services(server: Any) -> list[str]:
             runner = loaded.runner
             shape = (runner.facts.hidden_size, runner.facts.num_layers)
-            registered = Heads(base.engine, metrics, *shape, runner.features_refusal)
+            registered = Heads(base.engine, metrics, *shape, runner.features_refusal, runner.spare)
             servicer = TargetServicer(base.service, vocab_size, leases.hand_in, registered, metrics)
             target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
             return [target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name]

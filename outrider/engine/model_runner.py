@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from outrider.engine.cuda.host_copy import Moment
 from outrider.engine.kv_pool import BlockTable, KVPool
+from outrider.engine.loading.memory import Spare
 from outrider.engine.paths.forward_path import NORMED, ForwardPath, GivesFeatures, RunsTrees
 from outrider.engine.paths.module_taps import decoder_layers
 from outrider.engine.step_plan import Row
@@ -60,6 +61,8 @@ class ModelRunner:
         """Why no row may be a token tree; None when rows may. `paths.choice` sets it after the self-test."""
         self.features_refusal: str | None = "nobody has tried it"
         """Why hidden states may not be tapped; None when they may, as tree_refusal."""
+        self.spare = Spare()
+        """Memory for heads; none until `loader.size_cache` has counted it."""
         self.set_pool(pool)
 
     def set_pool(self, pool: KVPool) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.engine.loading import memory
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.loading.memory import Budget
+from outrider.engine.loading.memory import Budget, Spare
 from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.loading.self_test import NUM_BLOCKS
 from outrider.engine.model_runner import ModelRunner
@@ -84,6 +84,8 @@ def test_a_cache_never_takes_what_a_step_needs() -> None:
     with pytest.raises(ConfigError, match="about 300 bytes for a step"):
         budget.num_blocks(block_bytes=701, num_wanted=50, fraction=1.0)
     assert replace(budget, graphs_bytes=200).num_blocks(block_bytes=100, num_wanted=50, fraction=0.9) == 5
+    assert replace(budget, graphs_bytes=200, tap_bytes=7).spare(400) == Spare(100, 7)
+    assert budget.spare(800) == Spare(), "a set size may leave nothing"
 
 
 @pytest.mark.parametrize("path", ["fused", "paged", "dense"])

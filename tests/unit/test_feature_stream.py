@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from outrider.engine.loading.memory import Spare
 from outrider.engine.worker.jobs import Fault, JobError
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.metrics import WorkerMetrics
@@ -33,7 +34,7 @@ class Stream:
         self.may_write = asyncio.Event()
         self.may_write.set()
         self.metrics = WorkerMetrics("target")
-        self.heads = Heads(self, self.metrics, 8, 2, None)  # type: ignore[arg-type]
+        self.heads = Heads(self, self.metrics, 8, 2, None, Spare(1 << 20))  # type: ignore[arg-type]
         self.heads.is_ready = lambda stream, digest: digest == DIGEST  # type: ignore[method-assign]
         self.stream = FeatureStream(3, PEER, EPOCH, self.heads, self, self.metrics, self.write, lambda: None)  # type: ignore
 

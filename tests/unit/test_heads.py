@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
+from outrider.engine.loading.memory import Spare
 from outrider.engine.worker.jobs import Fault, JobError
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import ConfigError
 from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.settings.config import TargetConfig
 from target_service import heads as module
+from target_service import own_heads
 from target_service.feature_jobs import AddHead, DropHead
 from target_service.heads import Heads
 
@@ -30,10 +35,10 @@ def map_of(seed: int = 0, hidden: int = HIDDEN, taps: tuple[int, ...] = (0, 1)) 
 class Target:
     """The registry and what it asks of the engine."""
 
-    def __init__(self, refusal: str | None = None) -> None:
+    def __init__(self, refusal: str | None = None, spare: Spare | None = None) -> None:
         self.jobs: list[Any] = []
         self.metrics = WorkerMetrics("target")
-        self.heads = Heads(self, self.metrics, HIDDEN, LAYERS, refusal)  # type: ignore[arg-type]
+        self.heads = Heads(self, self.metrics, HIDDEN, LAYERS, refusal, spare or Spare(1 << 20))  # type: ignore[arg-type]
         self.replies: dict[int, list[tuple[Any, str]]] = {}
         self.changed = asyncio.Event()
 
@@ -229,6 +234,38 @@ async def test_heads_are_bounded_in_number_and_memory_those_on_their_way_counted
     monkeypatch.setattr(module, "MAX_HEADS", 16)
     monkeypatch.setattr(module, "MAX_HEADS_BYTES", 3 * len(map_of()) // 2)
     assert target.register(5, map_of(seed=3)) is REFUSED and "bytes are taken" in target.replies[5][-1][1]
+
+
+async def test_maps_and_what_is_tapped_for_them_take_no_more_than_is_spare() -> None:
+    """Which hidden states a map reads is known once it has come."""
+    first, second = map_of(), map_of(seed=1, taps=(1, 2))
+    num_bytes = OpeningMap.from_bytes(first, HIDDEN, LAYERS).num_bytes
+    tap_bytes = len(first)
+    room = 2 * num_bytes + 3 * tap_bytes
+    target = Target(spare=Spare(room, tap_bytes))
+    for stream, data in ((1, first), (2, second)):
+        target.register(stream, data)
+        target.piece(stream, data, 0, len(data))
+        await asyncio.gather(*target.heads._reading)
+    assert target.register(3, map_of(seed=2)) is REFUSED
+    why = target.replies[3][-1][1]
+    assert f"holds 2 heads of {2 * num_bytes} bytes" in why and f"{room} are free" in why and "kv_cache_tokens" in why
+    less = Target(spare=Spare(room - 1, tap_bytes))
+    await less.registered(1, first)
+    assert less.register(2, second) is WANTED
+    less.piece(2, second, 0, len(second))
+    assert f"{3 * tap_bytes} of them for 3 hidden states" in await less.refused(2)
+    less.heads.gone(1)
+    await less.registered(2, second)
+
+
+async def test_own_heads_have_no_room_for_what_is_not_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, opening = SimpleNamespace(num_parameters=50, dtype="bfloat16"), SimpleNamespace(num_bytes=0)
+    monkeypatch.setattr(own_heads, "load_medusa", lambda *_: SimpleNamespace(facts=facts, opening=opening))
+    runner: Any = SimpleNamespace(features_refusal=None, spare=Spare(109, 10))
+    config = TargetConfig(model="target", heads="medusa")
+    with pytest.raises(ConfigError, match=r"are medusa, which take 110 bytes, and 109 are free .* kv_cache_tokens"):
+        own_heads.load_own_heads(config, runner, b"", cast(Any, None))
 
 
 async def test_a_map_for_which_the_engine_has_no_room() -> None:

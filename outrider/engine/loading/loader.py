@@ -109,6 +109,7 @@ def size_cache(
             group.check_same("attention path", runner.path.name)
             num_blocks = group.smallest(num_blocks)
         _allocate(runner, num_blocks)
+    runner.spare = budget.spare(num_blocks * runner.path.block_size * runner.kv_bytes_per_token)
     _log_memory(runner, budget)
 
 
@@ -255,7 +256,7 @@ def default_prefill_tokens(device: torch.device) -> int:
 
 
 def _budget(runner: ModelRunner, made_of: PreTrainedConfig, num_weight_bytes: int, config: WorkerConfig) -> Budget:
-    facts = runner.facts
+    facts, text = runner.facts, made_of.get_text_config(decoder=True)
     free = memory.free_memory_bytes(runner.device)
     if runner.device.type == "cpu":
         free //= facts.num_ranks  # all ranks take their share of the same memory
@@ -264,12 +265,15 @@ def _budget(runner: ModelRunner, made_of: PreTrainedConfig, num_weight_bytes: in
     prompt = min(prefill_tokens, config.max_slots * facts.context_limit)
     tokens = prompt + verified
     itemsize = getattr(torch, facts.dtype).itemsize
-    activations = memory.activations_bytes(made_of.get_text_config(decoder=True), itemsize, tokens, verified)
-    graphs = 0
+    activations = memory.activations_bytes(text, itemsize, tokens, verified)
+    graphs, tapped = 0, 3 * tokens  # as a layer leaves them, side by side with other taps, and those that stay
     if isinstance(runner.path, Prepares):
         widest = config.max_slots * max(WIDTHS)
-        graphs = memory.activations_bytes(made_of.get_text_config(decoder=True), itemsize, widest, widest)
-    return Budget(num_weight_bytes, activations, free, graphs)
+        tapped += (
+            2 * config.max_slots * sum(WIDTHS)
+        )  # each graph has its own: of so many slots, half as many, and so on
+        graphs = memory.activations_bytes(text, itemsize, widest, widest)
+    return Budget(num_weight_bytes, activations, free, graphs, tapped * text.hidden_size * itemsize)
 
 
 def _num_blocks(runner: ModelRunner, budget: Budget, config: WorkerConfig) -> int:
@@ -294,10 +298,10 @@ def _log_memory(runner: ModelRunner, budget: Budget) -> None:
     num_bytes = num_tokens * runner.kv_bytes_per_token
     log.info(
         "memory on %s: weights %s, KV cache %s for %d tokens (%.0f %% of the %s free beside the weights), "
-        "about %s for a full step of %d tokens a slot",
+        "about %s for a full step of %d tokens a slot, %s left",
         *(runner.facts.device, readable_bytes(budget.weights_bytes), readable_bytes(num_bytes), num_tokens),
         *(100 * num_bytes / max(budget.free_bytes, 1), readable_bytes(budget.free_bytes)),
-        *(readable_bytes(budget.activations_bytes), VERIFY_TOKENS),
+        *(readable_bytes(budget.activations_bytes), VERIFY_TOKENS, readable_bytes(runner.spare.num_bytes)),
     )
     if num_tokens < runner.facts.context_limit:
         log.warning(

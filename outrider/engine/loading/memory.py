@@ -28,6 +28,15 @@ _LIMITS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Spare:
+    """Memory that is left for heads beside weights, KV cache and a full step, in bytes."""
+
+    num_bytes: int = 0
+    tap_bytes: int = 0
+    """Bytes that each hidden state that is tapped takes of them while steps run."""
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
     """Memory of this process's share of the model, known before the cache is sized, in bytes."""
 
@@ -38,6 +47,13 @@ class Budget:
     """Bytes free with the weights loaded."""
     graphs_bytes: int = 0
     """Bytes of captured graphs: the activations of their widest step."""
+    tap_bytes: int = 0
+    """As `Spare.tap_bytes`."""
+
+    def spare(self, cache_bytes: int) -> Spare:
+        """Return what such a cache leaves."""
+        num_bytes = self.free_bytes - self.activations_bytes - self.graphs_bytes - cache_bytes
+        return Spare(max(0, num_bytes), self.tap_bytes)
 
     def num_blocks(self, block_bytes: int, num_wanted: int, fraction: float) -> int:
         """Return at most num_wanted blocks, within that fraction of free memory, sparing a full step at the default K.
