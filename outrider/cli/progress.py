@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TaskID,
     TextColumn,
@@ -36,28 +38,15 @@ LINE_EVERY_S = 10.0
 """Seconds between two lines of a stage off a terminal. Doubling it halves a log."""
 
 
-class StageProgress:
-    """Shows a bar for each stage of long work, with the time that is left. Use as `with`.
+class _Shown:
+    """A `Progress` with these columns, on a terminal. Use as `with`."""
 
-    Off a terminal it prints a line when a stage begins, now and then, and when it is through.
-    """
-
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *columns: ProgressColumn) -> None:
         self._console = console
-        self._bars: dict[str, TaskID] = {}
-        self._printed_s: dict[str, float] = {}
-        self._progress = Progress(
-            TextColumn("{task.fields[stage]:<10}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self._tasks: dict[str, TaskID] = {}
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
 
-    def __enter__(self) -> StageProgress:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
@@ -65,6 +54,19 @@ class StageProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._progress.stop()
+
+
+class StageProgress(_Shown):
+    """Shows a bar for each stage of long work, with the time that is left.
+
+    Off a terminal it prints a line when a stage begins, now and then, and when it is through.
+    """
+
+    def __init__(self, console: Console) -> None:
+        stage, text = TextColumn("{task.fields[stage]:<10}"), TextColumn("{task.description}", markup=False)
+        times = (TimeElapsedColumn(), TimeRemainingColumn())
+        super().__init__(console, stage, BarColumn(), MofNCompleteColumn(), *times, text)
+        self._printed_s: dict[str, float] = {}
 
     def tell(self, stage: str, text: str, done: int, total: int) -> None:
         """Show that `done` of `total` of a stage is through."""
@@ -74,34 +76,17 @@ class StageProgress:
                 self._console.print(f"{stage}: {done} of {total}, {text}", markup=False)
                 self._printed_s[stage] = now_s
             return
-        if stage not in self._bars:
-            self._bars[stage] = self._progress.add_task(text, total=total, stage=stage)
-        self._progress.update(self._bars[stage], description=text, completed=done, total=total)
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(text, total=total, stage=stage)
+        self._progress.update(self._tasks[stage], description=text, completed=done, total=total)
 
 
-class StartProgress:
-    """Shows how a start goes on, as a `supervisor.Reporter`. Use as `with`; off a terminal it prints a line a part."""
+class StartProgress(_Shown):
+    """Shows how a start goes on, as a `supervisor.Reporter`; off a terminal it prints a line a part."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._tasks: dict[str, TaskID] = {}
-        self._progress = Progress(
-            SpinnerColumn(finished_text="[green]✓[/]"),
-            TextColumn("{task.fields[part]:<10}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=console,
-            disable=not console.is_terminal,
-        )
-
-    def __enter__(self) -> StartProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        part, text = TextColumn("{task.fields[part]:<10}"), TextColumn("{task.description}", markup=False)
+        super().__init__(console, SpinnerColumn(finished_text="[green]✓[/]"), part, TimeElapsedColumn(), text)
 
     def progress(self, part: str, state: str, detail: str) -> None:
         text = f"{state} {detail}"
