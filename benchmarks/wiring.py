@@ -206,7 +206,7 @@ class Tally:
 
 def reason(outcome: Outcome) -> str:
     winner = outcome.winner
-    return "no better than always the same token" if winner is None else winner.label
+    return "foretells nothing" if winner is None else winner.label
 
 
 def eagle3_tallies(folder: Path, target: Path, seen: Sequence[Seen], num_layers: int) -> Iterator[Tally]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ from tests.grammars import (
     grammars_of,
     tokenizer_of,
 )
+from tests.stack import DEMO_TARGET
 
 VOCAB = 8
 PROMPT = (2, 3, 4)
@@ -309,3 +312,17 @@ class TestCompiling:
         with pytest.raises(InvalidRequest, match=f"{why}.*leave the grammar out"):
             Grammars(tokenizer, VOCAB, ends).compile(SCHEMA)
         assert Grammars(tokenizer, VOCAB, ends, must_follow=False).compile(SCHEMA) is None
+
+
+@pytest.mark.parametrize("text", ["<|endoftext|>", "<|user|>"])
+def test_the_name_of_a_special_token_is_written_in_others(text: str) -> None:
+    """Where a grammar leaves no choice, the tokenizer's own way to write it would be the special token."""
+    grammars = Grammars(Path(DEMO_TARGET, "tokenizer.json").read_bytes(), 4096, [0])
+    grammar = grammars.compile(LLMatcher.grammar_from_regex(re.escape(text)))
+    assert grammar is not None
+    state, output = GrammarState(grammar), list[int]()
+    while (forced := state.forced()) and forced != [0]:
+        output += forced
+        state.set_output(output)
+    assert not {0, 1, 2, 3} & set(output)
+    assert grammars._tokenizer is not None and grammars._tokenizer.decode_bytes(output) == text.encode()

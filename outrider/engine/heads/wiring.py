@@ -50,7 +50,8 @@ the largest answer, 34 MB at a width of 8192."""
 LEAST_SCORE = -20.0
 """What counts for a token that the head holds for less likely, or has no row for. Doubling it lets one token decide."""
 LOSES_AT = 3.0
-"""Standard errors by which another way has to be better. Doubling it lets heads pass that are off by less."""
+"""Standard errors by which another way has to be better, and by which a head has to know one position from another.
+Doubling it lets heads pass that are off by less, and refuses heads that know half as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class Way:
     label: str
     scores: Tensor
     """[P] log-probabilities that the head gives to what the target says at each position."""
+    elsewhere: Tensor
+    """[P] log-probabilities that it gives to what the target says half the text away."""
     agreement: float
     """Share of positions where both say the same."""
 
@@ -81,14 +84,14 @@ class Outcome:
 
     configured: Way
     others: Sequence[Way]
-    constant: float
-    """Share of positions where a head that always says the same would be right."""
 
     @property
     def winner(self) -> Way | None:
         """Return the best of the others, where it is better than the files' own by more than chance."""
-        best = max(self.others, key=lambda way: _lead(way, self.configured), default=None)
-        return best if best is not None and _lead(best, self.configured) > LOSES_AT else None
+        best = max(self.others, key=lambda way: _lead(way.scores, self.configured.scores), default=None)
+        if best is None or _lead(best.scores, self.configured.scores) <= LOSES_AT:
+            return None
+        return best
 
     @property
     def fault(self) -> str | None:
@@ -99,17 +102,17 @@ class Outcome:
                 f"{winner.label} it agrees with the target at {winner.agreement:.0%} of {len(ours.scores)} positions, "
                 f"and as configured at {ours.agreement:.0%}"
             )
-        if ours.agreement <= self.constant and ours.agreement < 1.0:
+        if _lead(ours.scores, ours.elsewhere) <= LOSES_AT:
             return (
-                f"it agrees with the target at {ours.agreement:.0%} of {len(ours.scores)} positions, where always the "
-                f"same token would at {self.constant:.0%}; is it another target's head?"
+                f"it agrees with the target at {ours.agreement:.0%} of {len(ours.scores)} positions, and foretells "
+                "what comes at each no better than what comes elsewhere; is it another target's head?"
             )
         return None
 
 
-def _lead(way: Way, other: Way) -> float:
-    """Return by how many standard errors a way's mean score is above another's, position by position."""
-    differences = (way.scores - other.scores).double()
+def _lead(scores: Tensor, others: Tensor) -> float:
+    """Return by how many standard errors the mean of scores [P] is above that of others, position by position."""
+    differences = (scores - others).double()
     error = float(differences.std()) / math.sqrt(len(differences))
     mean = float(differences.mean())
     return mean / error if error > 0 else math.copysign(math.inf, mean) if mean else 0.0
@@ -182,7 +185,7 @@ def score_eagle3(loaded: LoadedEagle3, seen: Seen, num_layers: int) -> Outcome:
     ):
         with other(head):
             others.append(_way(label, _Eagle3Run(loaded, seen, taps).first, seen, 1))
-    return Outcome(configured, others, _constant(seen, 1))
+    return Outcome(configured, others)
 
 
 @torch.inference_mode()
@@ -195,7 +198,7 @@ def score_medusa(loaded: LoadedMedusa, seen: Seen, num_layers: int) -> Outcome:
 
     (tap,) = loaded.opening.spec.taps
     others = [way(label, other) for label, (other,) in _shifts((tap,), num_layers)]
-    return Outcome(way("as configured", tap), others, _constant(seen, 1))
+    return Outcome(way("as configured", tap), others)
 
 
 class _Eagle3Run:
@@ -235,7 +238,7 @@ def _decide(loaded: LoadedEagle3, seen: Seen) -> None:
             loaded.head.decide(facts)
             logits = _Eagle3Run(loaded, seen, loaded.opening.spec.taps).second()
             ways.append(_way(name, logits, seen, 2))
-        loaded.head.decide(after if _lead(ways[1], ways[0]) > 0 else before)
+        loaded.head.decide(after if _lead(ways[1].scores, ways[0].scores) > 0 else before)
 
 
 @contextmanager
@@ -261,10 +264,6 @@ def _other_residual(head: Eagle3Head) -> Iterator[None]:
 def _way(label: str, logits: Tensor, seen: Seen, ahead: int) -> Way:
     """Compare logits [P, V], after as many of the text's positions, with what the target says `ahead` tokens later."""
     best = seen.best_ids[ahead : ahead + len(logits)].to(logits.device)
-    scores = logits.log_softmax(-1).gather(1, best[:, None])[:, 0].clamp(min=LEAST_SCORE)
-    return Way(label, scores.cpu(), float((logits.argmax(-1) == best).float().mean()))
-
-
-def _constant(seen: Seen, ahead: int) -> float:
-    counts = torch.bincount(seen.best_ids[ahead:])
-    return float(counts.max()) / int(counts.sum())
+    said = torch.stack([best, best.roll(len(best) // 2)], dim=1)  # [P, 2]
+    scores, elsewhere = logits.log_softmax(-1).gather(1, said).clamp(min=LEAST_SCORE).cpu().unbind(1)
+    return Way(label, scores, elsewhere, float((logits.argmax(-1) == best).float().mean()))

@@ -11,6 +11,7 @@ it compiles and while it makes a mask. Called by `worker_service`, which compile
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,9 @@ MAX_FOLLOWED_TOKENS = 4096
 """Output tokens, of all slots together, behind which a grammar is compiled anew for those that come, so that states
 that others met do not end them: an expression that explodes adds 1 to 45 a token. Doubling it halves what compiling
 costs, at 1,000 tokens/s 1 to 5 ms of another thread in 4 s, and ends more requests for what others met."""
+
+NO_TEXT = "\uffff"
+"""Begins the names of special tokens: Unicode has no such character."""
 
 
 class Grammars:
@@ -122,9 +126,30 @@ def _tokenizer_of(tokenizer_json: bytes, vocab_size: int, ends: list[int]) -> tu
     try:
         from llguidance import LLTokenizer
 
-        return LLTokenizer(tokenizer_json.decode(), n_vocab=vocab_size, eos_token=ends), ""
+        return LLTokenizer(_spelt_out(tokenizer_json), n_vocab=vocab_size, eos_token=ends), ""
     except (ImportError, ValueError) as error:
         return None, f"its tokenizer cannot be read for that: {error}"
+
+
+def _spelt_out(tokenizer_json: bytes) -> str:
+    """Return the tokenizer with special tokens under names that no text has, so that it writes their names in other
+    tokens. llguidance asks it how it writes what a grammar leaves no choice of; a special token is never text.
+    """
+    read = json.loads(tokenizer_json)
+    names = {}
+    for token in read.get("added_tokens", ()):
+        content = token["content"]
+        if token["special"] or (content.startswith("<") and content.endswith(">")):  # as llguidance sees it
+            names[content] = token["content"] = f"{NO_TEXT}{content}"
+            token["special"] = True
+    model = read["model"]
+    if isinstance(vocab := model.get("vocab"), dict):
+        model["vocab"] = {names.get(token, token): token_id for token, token_id in vocab.items()}
+    elif vocab is not None:  # Unigram's
+        model["vocab"] = [[names.get(token, token), score] for token, score in vocab]
+    if "unk_token" in model:
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    return json.dumps(read, ensure_ascii=False)
 
 
 @dataclass(eq=False, slots=True)
