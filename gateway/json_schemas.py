@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -365,13 +366,30 @@ def _move_bounds(schema: dict[str, Any]) -> None:
 
 
 def check_repeats(pattern: str, place: Place) -> None:
-    """Raises Refused for an expression with a `{m,n}` that is too large. The digits may as well be text."""
+    """Raises Refused for an expression with a `{m,n}` that is too large, or with several inside one another
+    that are so together. What is looked at may as well be text.
+    """
     number, begun = "", False
     for char in pattern:
         begun = char == "{" or (begun and (char.isdigit() or char == ","))
         number = number + char if begun and char.isdigit() else ""
         if len(number) > len(str(MAX_COUNT)) or int(number or 0) > MAX_COUNT:
             raise Refused(f"repeats more than {MAX_COUNT} times (MAX_COUNT)", *place)
+    inside = [1]  # for each open group, the most times that something in it is repeated
+    for found in _REPEATS.finditer(pattern):
+        if found[0] == "(":
+            inside.append(1)
+        elif found[0][0] != "\\":
+            times = max(int(found["least"] or 1), int(found["most"] or 1))
+            if found[0][0] == ")" and len(inside) > 1:
+                times *= inside.pop()
+            if times > MAX_COUNT:
+                raise Refused(f"repeats something {times} times in all (MAX_COUNT: {MAX_COUNT})", *place)
+            inside[-1] = max(inside[-1], times)
+
+
+_REPEATS = re.compile(r"\\.|\(|\)?\{(?P<least>\d+),?(?P<most>\d*)\}|\)", re.DOTALL)
+"""Escaped characters, which are passed over, and groups and their repeats."""
 
 
 def _listed(value: Any, place: Place, least: int = 1) -> list[Any]:
