@@ -18,7 +18,6 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault, JobError, SlotKey
 from outrider.wire.errors import OutriderError
-from outrider.wire.kinds import Drafter
 from target_service.feature_jobs import (
     AddHead,
     DropHead,
@@ -37,8 +36,6 @@ from target_service.leases import Leases
 MAX_KEPT_BYTES = 256 << 20
 """Bytes of the rows kept for all slots and heads; those of the slot that was longest without a new one are let go.
 Doubling it keeps those of twice as many slots."""
-OWN = b"own"
-"""Names the target's own heads: no digest, for a draft may register the same map, which goes with it."""
 MAX_EARLY = 1024
 """Requests for leases that have not begun; the oldest is forgotten. Doubling it lets drafts be ahead in twice as
 many."""
@@ -60,12 +57,10 @@ class _Staying:
     """Position of the first."""
     places: Sequence[int]
     """Among all that was fed."""
-    heads: Sequence[bytes]
-    """That may read their rows."""
 
 
 class Features:
-    """Makes rows for each head, of the slots that it may draft for."""
+    """Makes rows for every head, of every slot that may be drafted for."""
 
     def __init__(self, runner: ModelRunner, leases: Leases, answer: Callable[[Callable[[], None]], None]) -> None:
         """answer: posts an answer."""
@@ -214,37 +209,22 @@ class Features:
 
     def stays(self, key: SlotKey, row: Row, nodes: Sequence[int]) -> None:
         """Note which of a row's new tokens are committed: their indices among them, by position."""
-        heads = self._readers(key) if nodes else []
-        if heads:
+        if self._heads and nodes and self._leases.may_be_drafted(key):
             first = self._first[id(row)]
-            self._staying.append(_Staying(key, row.num_cached, [first + node for node in nodes], heads))
-
-    def _readers(self, key: SlotKey) -> list[bytes]:
-        """Return the heads that may read rows of a slot: that of the draft that has asked for them; until one has, any
-        where a draft is told of the slot, or may be once a lease says so, since what is fed is not fed again.
-        """
-        lease, opened = self._leases.get(key), self._leases.opened_with(key)
-        if opened is None:
-            return []
-        speculation, own_drafters = opened
-        own = [OWN] if OWN in self._heads and Drafter.HEADS in own_drafters else []
-        if lease is not None and lease.wanting is not None:
-            return [*own, *({lease.wanting.job.digest} & self._heads.keys())]
-        may_be_drafted = speculation.max_draft_tokens > 0 if lease is None else lease.job.is_drafted
-        return [*own, *(self._heads.keys() - {OWN} if may_be_drafted else ())]
+            self._staying.append(_Staying(key, row.num_cached, [first + node for node in nodes]))
 
     def send(self) -> None:
         """Make the rows of what stays; keep them, and send them to those that want them."""
+        if not self._staying:
+            self._send_lacking()
+            return
+        places = torch.tensor([place for each in self._staying for place in each.places])
+        seen = self._runner.features
+        seen = seen[places.to(seen.device)]  # [N, taps, hidden]
         for digest, head in self._heads.items():
-            staying = [each for each in self._staying if digest in each.heads]
-            if not staying:
-                continue
-            places = torch.tensor([place for each in staying for place in each.places])
-            seen = self._runner.features
-            seen = seen[places.to(seen.device)]  # [N, taps, hidden]
             data = _as_bytes(head.opening(seen[:, head.places]))  # of [N, d]
             row_bytes, at = len(data) // len(places), 0
-            for each in staying:
+            for each in self._staying:
                 end = at + row_bytes * len(each.places)
                 self._add_rows(digest, each, data[at:end], row_bytes)
                 at = end

@@ -52,9 +52,10 @@ class Leases:
     def of_ticket(self, ticket: int) -> Lease | None:
         return self._by_ticket.get(ticket)
 
-    def opened_with(self, key: SlotKey) -> tuple[Speculation, tuple[Drafter, ...]] | None:
-        """Return how the slot's answer is drafted for, and by whom in the target; None where it is not open."""
-        return self._opened.get(key)
+    def may_be_drafted(self, key: SlotKey) -> bool:
+        """Return whether steps of the slot may have drafts."""
+        opened = self._opened.get(key)
+        return opened is not None and opened[0].max_draft_tokens > 0
 
     def running(self) -> list[Lease]:
         """Return those that may take another step."""

@@ -15,7 +15,7 @@ from outrider.engine.worker.slots import Slot
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 from target_service.feature_jobs import AddHead
-from target_service.features import OWN, Features
+from target_service.features import Features
 
 
 class OwnHeads:
@@ -25,23 +25,24 @@ class OwnHeads:
         """Have the target make rows for them from now on."""
         self.heads = loaded.heads
         self._features = features
+        self._digest = b"own"  # none that a draft registers, whose map may be the same and goes with it
         self._said: dict[SlotKey, tuple[int, HostLogits]] = {}
         """By slot: at how many committed tokens, and what."""
-        features.handle(AddHead(OWN, loaded.opening, lambda error: None))
+        features.handle(AddHead(self._digest, loaded.opening, lambda error: None))
 
     @property
     def num_positions(self) -> int:
         return self.heads.facts.num_heads
 
     def has_row(self, slot: Slot) -> bool:
-        return self._features.row(OWN, slot.key, len(slot.committed) - 2) is not None
+        return self._features.row(self._digest, slot.key, len(slot.committed) - 2) is not None
 
     @torch.inference_mode()
     def logits(self, slot: Slot) -> HostLogits:
         """Return what each head says behind the last committed token, where the row before it is here."""
         known = self._said.get(slot.key)
         if known is None or known[0] != len(slot.committed):  # else a step that is held asks again
-            row = self._features.row(OWN, slot.key, len(slot.committed) - 2)
+            row = self._features.row(self._digest, slot.key, len(slot.committed) - 2)
             assert row is not None, "there is no row"
             logits = self.heads(row.to(next(self.heads.parameters()).device))  # [heads, V]
             known = self._said[slot.key] = (len(slot.committed), HostLogits(logits))

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +19,9 @@ from draft_service.jobs import AdvanceJob
 from draft_service.model_drafter import ModelDrafter
 from draft_service.pushing import Send
 from outrider.drafting.ngram import Ngram
-from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob, TruncateJob
@@ -36,8 +33,8 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
-from target_service.feature_jobs import AddHead, WantRows
-from target_service.features import OWN, Features
+from target_service.feature_jobs import WantRows
+from target_service.features import Features
 from target_service.jobs import Fallback, Verdict, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
@@ -330,31 +327,6 @@ def test_a_step_is_not_held_for_a_draft_that_reads_rows_of_what_is_fed_in_it(run
     target.slot_lease.slot.truncate(len(target.slot_lease.slot.committed) - 1)
     assert target.step_after(0.0), "the token before the last has no row yet"
     assert not target.step_after(0.0), "now it has"
-
-
-def test_rows_are_made_for_those_alone_that_may_read_them(runner: ModelRunner) -> None:
-    """Two drafts have registered heads and the target has its own; slots are drafted for by nobody, by a draft that has
-    not asked yet, by one that has, and by the target's heads.
-    """
-    target = Target(runner, LARGE)
-    opening = OpeningMap(OpeningSpec((NORMED,), runner.facts.hidden_size), {})
-    for digest in (b"one", b"two", OWN):
-        target.verifier.handle(AddHead(digest, opening, lambda error: None))
-    heads: Any = SimpleNamespace(has_row=lambda slot: False)
-    target.own._heads = heads
-    target.verifier.handle(WantRows(Reading(), b"two", ticket=2, start=0))
-    for slot in range(4):
-        target.is_drafted, target.drafter = slot in (1, 2), Drafter.HEADS if slot == 3 else None
-        target.open(slot, prompt(slot))
-    while min(len(target.ids[slot]) for slot in range(4)) < NUM_PROMPT + 2:
-        target.step()
-    made = {
-        (slot, digest)
-        for slot in range(4)
-        for digest in (b"one", b"two", OWN)
-        if target.features.row(digest, (1, slot), len(target.ids[slot]) - 2) is not None
-    }
-    assert made == {(1, b"one"), (1, b"two"), (2, b"two"), (3, OWN)}
 
 
 def test_what_comes_while_a_step_runs_lies_ready_for_the_next(
