@@ -269,9 +269,8 @@ def _budget(runner: ModelRunner, made_of: PreTrainedConfig, num_weight_bytes: in
     graphs, tapped = 0, 3 * tokens  # as a layer leaves them, side by side with other taps, and those that stay
     if isinstance(runner.path, Prepares):
         widest = config.max_slots * max(WIDTHS)
-        tapped += (
-            2 * config.max_slots * sum(WIDTHS)
-        )  # each graph has its own: of so many slots, half as many, and so on
+        # Each graph has its own: of so many slots, half as many, and so on.
+        tapped += 2 * config.max_slots * sum(WIDTHS)
         graphs = memory.activations_bytes(text, itemsize, widest, widest)
     return Budget(num_weight_bytes, activations, free, graphs, tapped * text.hidden_size * itemsize)
 
