@@ -65,6 +65,17 @@ def wait_for_new_life(role: str, address: str, epoch: int, timeout_s: float) -> 
     raise AssertionError(f"no new {role} at {address} after {timeout_s} s")
 
 
+async def until_elsewhere(registry: str, name: str, before: str) -> str:
+    """Return where gateways are told that the member is now, which is not where it was before."""
+    give_up = time.monotonic() + 120
+    while True:
+        address: str = {member.name: member.address for member in await members(registry)}[name]
+        if address not in ("", before):
+            return address
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.1)
+
+
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Tree]:
     with tree() as made:
@@ -174,12 +185,8 @@ async def test_a_killed_draft_and_a_killed_target_come_back_elsewhere_and_gatewa
         for info in infos:
             os.kill(info.pid, signal.SIGKILL)
         for (role, name), info in zip(killed, infos, strict=True):
-            give_up = time.monotonic() + 120
-            while {member.name: member.address for member in await members(registry)}[name] == before[name]:
-                assert time.monotonic() < give_up
-                await asyncio.sleep(0.1)
+            address = await until_elsewhere(registry, name, before[name])
             await until_serving(registry, *(("small", 1) if role == "draft" else ("chat", 2)))
-            address = {member.name: member.address for member in await members(registry)}[name]
             after = await asyncio.to_thread(get_info, role, address)
             assert after.pid != info.pid
             assert after.epoch != info.epoch
@@ -200,10 +207,7 @@ async def test_a_worker_that_hangs_is_replaced_and_no_request_is_lost(
     info = await asyncio.to_thread(get_info, role, before[name])
     async with under_load(registry) as load:
         os.kill(info.pid, signal.SIGSTOP)
-        give_up = time.monotonic() + 120
-        while {member.name: member.address for member in await members(registry)}[name] in ("", before[name]):
-            assert time.monotonic() < give_up
-            await asyncio.sleep(0.1)
+        await until_elsewhere(registry, name, before[name])
         await until_serving(registry, pool, count)
     load.assert_whole()
     assert info.pid not in processes.now()
