@@ -107,8 +107,6 @@ UNDER_OTHERS = {
     "K adapts": ("nothing",),
     "lengths": ("K = 1, everything", "K = 4, everything"),
     "off": ("everything",),
-    "coupled, off": (),
-    "coupled, ngram": (),
     "lenient": ("nothing",),
     "lookup": ("repeated drafts",),
     "unigram": ("nothing",),
@@ -117,19 +115,12 @@ UNDER_OTHERS = {
     "prediction": ("nothing", "schema"),
     "prediction+model": ("repeated drafts",),
     "draft of bigrams": ("everything",),
-    "draft of n-grams": (),
-    "draft of lookups": (),
     "unreliable draft": ("nothing",),
     "eagle3": ("nothing",),
     "eagle3 tree": ("everything",),
     "medusa": ("everything",),
     "medusa tree": ("nothing",),
-    "pard": (),
-    "pard tree": (),
     "heads": ("nothing",),
-    "eagle3, stale rows": (),
-    "eagle3, shifted rows": (),
-    "eagle3, missing rows": (),
 }
 UNDER_DRAFTERS = {
     "ngram": ("nothing", "schema", "everything"),
@@ -168,8 +159,8 @@ class Case:
     @property
     def slow(self) -> bool:
         """Tested with the larger samples alone."""
-        some = {"full": UNDER_FULL, "topk": UNDER_TOPK, "coupled": UNDER_COUPLED, COUPLED_DRAFTERS: (), **UNDER_OTHERS}
-        return self.name not in some.get(self.group, (self.name,))
+        some = {"full": UNDER_FULL, "topk": UNDER_TOPK, "coupled": UNDER_COUPLED, **UNDER_OTHERS}
+        return self.name not in some.get(self.group, ())
 
     @property
     def id(self) -> str:
