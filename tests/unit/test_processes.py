@@ -22,6 +22,35 @@ while len(got) < int(sys.argv[1]):
     time.sleep(0.01)
 """
 
+_BESIDE_CALLS = """
+import sys, threading
+import outrider.cli
+import grpc
+from concurrent.futures import ThreadPoolExecutor
+from outrider.wire.processes import Child
+server = grpc.server(ThreadPoolExecutor(1))
+channel = grpc.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+server.start()
+def call():
+    while True:
+        try:
+            channel.unary_unary("/no/service")(b"", timeout=1)
+        except grpc.RpcError:
+            pass
+threading.Thread(target=call, daemon=True).start()
+for _ in range(20):
+    child = Child("one", [sys.executable, "-c", ""])
+    assert child.process.wait(30) == 0, child.last_lines(5)
+    child.close()
+"""
+
+
+def test_a_child_that_begins_beside_calls_runs_none_of_grpcs_handlers() -> None:
+    """They aborted 1 of 40 and left a line in the log of every other."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    done = subprocess.run([sys.executable, "-c", _BESIDE_CALLS], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
 
 def test_a_folder_of_our_name_where_the_user_is_hides_none_of_our_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
