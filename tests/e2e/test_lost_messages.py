@@ -14,7 +14,7 @@ from tests.message_relay import MessageRelay, kind_of
 from tests.stack import DEMO_TARGET, Process, Stack
 
 
-@pytest.mark.parametrize("overlap", ["--overlap", "--no-overlap"])
+@pytest.mark.parametrize("overlap", ["--overlap", pytest.param("--no-overlap", marks=pytest.mark.slow)])
 async def test_an_answer_whose_extends_are_lost_goes_on_when_it_is_extended_again(
     stack: Stack, dev_prompts: list[str], overlap: str
 ) -> None:

@@ -25,7 +25,7 @@ from tests.tiny_models import perturbed_copy, tiny_llama
 
 MAX_TOKENS = 120
 CONCURRENCY = 8
-NUM_SCHEMAS = [30, pytest.param(300, marks=pytest.mark.slow)]
+NUM_SCHEMAS = [16, pytest.param(300, marks=pytest.mark.slow)]
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "n": 1},
     "rejection": {"temperature": 0.9, "n": 2, "seed": 5, "speculation": {"acceptance": "rejection"}},

@@ -203,7 +203,13 @@ class TestADraftWhoseTimesDependOnItsTokens:
 
     CASE = CASE["lengths: K = 2, nothing"]
 
-    @pytest.mark.parametrize(("target", "is_sound"), [("target_service", True), ("tests.law.faults.only_whole", False)])
+    @pytest.mark.parametrize(
+        ("target", "is_sound"),
+        [
+            ("target_service", True),
+            pytest.param("tests.law.faults.only_whole", False, marks=pytest.mark.slow),
+        ],
+    )
     def test_the_law(self, models: Models, services: Services, target: str, is_sound: bool) -> None:
         modules = {"target_module": target, "draft_module": "tests.law.faults.value_timed"}
         sample = drawn_anew(services, self.CASE, **modules, target_options=HASTY)
@@ -217,9 +223,7 @@ class TestADraftWhoseTimesDependOnItsTokens:
 
 
 class TestBrokenRules:
-    """One function of one worker is replaced; everything else is the product. Every day one for rejection, one for
-    coupled.
-    """
+    """One function of one worker is replaced; everything else is the product. Every day one of them."""
 
     def p_values(self, models: Models, services: Services, case: Case, **modules: Any) -> dict[str, float]:
         return p_values(models, case, drawn_anew(services, case, **modules))
@@ -239,6 +243,7 @@ class TestBrokenRules:
         found = self.p_values(models, services, PLAIN, target_module="tests.law.faults.noise_shared")
         assert found["first"] < BROKEN
 
+    @pytest.mark.slow
     def test_noise_of_another_position(self, models: Models, services: Services) -> None:
         """Every token of an answer is picked by the same numbers."""
         case = CASE["coupled: nothing"]

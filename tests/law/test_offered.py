@@ -27,7 +27,7 @@ WISHES: dict[str, set[Any]] = {
     "drafter": OWN_DRAFTERS,
     "tree": {"3x2x1", "best:6x3"},
 }
-"""Of `Speculation`: values that cases of the ordinary run have, besides None, the default."""
+"""Of `Speculation`: values that cases have, some with the larger samples alone, besides None, the default."""
 NO_LAW = {"seed", "choice", "max_tokens", "num_logprobs", "acceptance", "lenience"}
 """Fields of SamplingParams that say nothing of the law, or are wishes above."""
 VERIFICATION = {"rejection by block", "rejection by token"}
@@ -37,7 +37,7 @@ ENUMERATED = {*VERIFICATION, "rejection in a tree", "lenient: over its bound"}
 @pytest.mark.parametrize("name", [each.name for each in fields(Speculation)])
 def test_every_wish_has_its_law_tested(name: str) -> None:
     assert name in WISHES, f"say here which values of Speculation.{name} have their law tested"
-    assert {getattr(case.speculation, name) for case in CASES} >= WISHES[name]
+    assert {getattr(case.speculation, name) for case in ALL_CASES} >= WISHES[name]
 
 
 @pytest.mark.parametrize("rule", AcceptanceRule)
