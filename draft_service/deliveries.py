@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from draft_service.jobs import RowsJob
+from draft_service.jobs import RowsJob, RowsRequest
 from draft_service.registration import HeadOffer
 from draft_service.target_link import Probed, TargetLink
 from outrider.engine.speculation.nodes import Nodes, to_proto
@@ -60,11 +60,11 @@ class Deliverer:
         if not self._link(address).put(to_proto(nodes, target_epoch, self._vocab_size)):
             self._dropped(len(nodes.ids))
 
-    def request_rows(self, address: str, target_epoch: int, ticket: int, start: int) -> None:
+    def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
         """Ask a target for the rows of a lease from a position on, as they come. Asking twice is harmless, and needed
         where a stream has ended: rows that it was to bring do not come.
         """
-        self._link(address).registration.request(target_epoch, ticket, start)
+        self._link(address).registration.request(target_epoch, request)
 
     async def pair(self, address: str, target_epoch: int) -> str | None:
         """Register the head at a target. Return why that is not possible, None once it is done.
@@ -77,7 +77,7 @@ class Deliverer:
                 why = await asyncio.shield(link.registration.begin(target_epoch, again=True))
         except TimeoutError:
             raise Unavailable(f"the target at {address} did not take the head within {PAIR_S:g} s") from None
-        if why is not None and link.broken:
+        if why is not None and (link.broken or link.registration.epoch != target_epoch):
             raise Unavailable(f"the target at {address} did not take the head: {why}")
         return why
 

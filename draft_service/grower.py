@@ -13,7 +13,7 @@ from functools import partial
 
 from draft_service.growing import Growing
 from draft_service.head_slot import TakesRows
-from draft_service.jobs import AdvanceJob, EngineJob, RowsJob
+from draft_service.jobs import AdvanceJob, EngineJob, RowsJob, RowsRequest
 from draft_service.pushing import NUM_URGENT, Pusher, Send
 from outrider.engine.speculation.drafter import NodeDrafter
 from outrider.engine.speculation.drawing import grow
@@ -45,8 +45,8 @@ MakeDrafter = Callable[[Mapping[SlotKey, Growing]], NodeDrafter[Growing]]
 """Makes the drafter of a worker's slots, which it may look at."""
 
 
-RequestRows = Callable[[str, int, int, int], None]
-"""Asks for rows of (the target's address, its epoch, a ticket, the first position). Runs on the gRPC loop's thread."""
+RequestRows = Callable[[str, int, RowsRequest], None]
+"""Asks a target, by its address and epoch, for rows. Runs on the gRPC loop's thread."""
 
 
 class Grower:
@@ -145,8 +145,8 @@ class Grower:
         """Ask the target for rows that are not here, whether they are under way or lost."""
         job, slot = growing.job, growing.slot
         if self._request_rows is not None and isinstance(slot, TakesRows) and slot.lacks_rows:
-            slot.has_asked = True
-            ask = partial(self._request_rows, job.deliver_to, job.target_epoch, growing.ticket, slot.next_row)
+            request = RowsRequest(growing.ticket, slot.next_row, slot.request_id)
+            ask = partial(self._request_rows, job.deliver_to, job.target_epoch, request)
             self._engine.answer(ask)
 
     def _take_rows(self, job: RowsJob) -> None:
@@ -158,7 +158,7 @@ class Grower:
         if growing is None or growing.job.target_epoch != job.target_epoch or not isinstance(growing.slot, TakesRows):
             return
         if job.start + len(job.rows) <= growing.slot.max_len:
-            growing.slot.take_rows(job.start, job.rows)
+            growing.slot.take_rows(job.start, job.rows, job.request_id)
 
     def _begin(self, growing: Growing, job: AdvanceJob) -> GrowingTree:
         """Return a tree that knows no guesses. Those of another are not for the cache to be compared by: its cells are

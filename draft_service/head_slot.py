@@ -34,12 +34,12 @@ class TakesRows(Protocol):
     def lacks_rows(self) -> bool:
         """Whether what is committed cannot be gone on from for want of rows."""
 
-    has_asked: bool
-    """Whether rows were asked for from `next_row` on, or before it."""
+    request_id: int
+    """Of what is asked for; another one once what was here was lost."""
 
-    def take_rows(self, start: int, rows: Rows) -> None:
+    def take_rows(self, start: int, rows: Rows, request_id: int) -> None:
         """Take in rows of consecutive positions from `start` on. They may be late, repeated, or begin behind what is
-        needed: where that was asked for, what is before them is not to be had, or was too much.
+        needed: where they answer the present request, what is before them is not to be had, or was too much.
         """
 
 
@@ -49,7 +49,7 @@ class HeadSlot(Slot):
     place of rows: they are of use as long as the guesses come true, and are made anew once they do not.
     """
 
-    __slots__ = ("has_asked", "rows")
+    __slots__ = ("request_id", "rows")
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class HeadSlot(Slot):
         super().__init__(key, committed_ids, num_prompt, params, pool, cache_salt)
         self.first = 1
         self.rows = FeatureRows(width)
-        self.has_asked = False
+        self.request_id = 1
         self._salt += self.committed[0].to_bytes(4)  # of it there is no entry, and all rows depend on it
 
     @property
@@ -82,8 +82,8 @@ class HeadSlot(Slot):
     def features_of(self, num_tokens: int) -> Tensor:
         return as_tensor(self.rows.of(self.first + len(self.cached) - 1, num_tokens))
 
-    def take_rows(self, start: int, rows: Rows) -> None:
-        if self.rows.take(start, rows) or not self.has_asked:
+    def take_rows(self, start: int, rows: Rows, request_id: int) -> None:
+        if self.rows.take(start, rows) or request_id != self.request_id:
             return
         if not self.cached and self.first == 1:
             self.adopt()  # another slot may have left what lies before
@@ -117,7 +117,7 @@ class HeadSlot(Slot):
     def _crop(self, num_cached: int) -> int:
         num_freed = super()._crop(max(0, num_cached))
         if self.next_row < self.rows.start:  # they were let go when they had been made use of
-            self.has_asked = False
+            self.request_id += 1
             self.rows.begin(self.next_row, self.rows.of(self.rows.start, 0))
         return num_freed
 
@@ -125,7 +125,7 @@ class HeadSlot(Slot):
 class RowSlot(BareSlot):
     """Keeps the newest row, from which heads say all that follows."""
 
-    __slots__ = ("_position", "_row", "has_asked")
+    __slots__ = ("_position", "_row", "request_id")
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class RowSlot(BareSlot):
         cache_salt: bytes = b"",
     ) -> None:
         super().__init__(key, committed_ids, num_prompt, params)
-        self.has_asked = False
+        self.request_id = 0
         self._position = -1
         self._row: Rows = np.empty((0, 0), dtype=np.uint16)
 
@@ -153,6 +153,6 @@ class RowSlot(BareSlot):
         """Return the row [width] of the token before the last committed one; None until it has come."""
         return self._row if self._position == self.next_row else None
 
-    def take_rows(self, start: int, rows: Rows) -> None:
+    def take_rows(self, start: int, rows: Rows, request_id: int) -> None:
         if start + len(rows) - 1 > self._position:
             self._position, self._row = start + len(rows) - 1, rows[-1].copy()  # not all that came with it

@@ -26,6 +26,16 @@ class AdvanceJob:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsRequest:
+    """What is asked of a target: rows of a lease from a position on."""
+
+    ticket: int
+    start: int
+    id: int
+    """Comes back with the rows; another one once what was here was lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class RowsJob:
     """Take in rows of features of a lease's tokens. They may be late and come twice; those before may never come."""
 
@@ -37,6 +47,8 @@ class RowsJob:
     """[num_rows, width]."""
     taken: Callable[[], None]
     """To be called on the engine thread once they are taken in: those that wait are bounded."""
+    request_id: int = 0
+    """Of the request that they were sent for."""
 
 
 @dataclass(frozen=True, slots=True)

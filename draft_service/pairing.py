@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,11 +24,17 @@ from outrider.wire.settings.config import DraftConfig
 
 log = get_logger(__name__)
 
-MAX_PASSED = 1024
-"""Targets that are remembered to fit; the oldest is forgotten, and tested again. Doubling it keeps twice as many."""
-
 Probe = Callable[[str, int, Sequence[int], Sequence[int]], Awaitable[Probed]]
 """Runs a text at (a target's address, its epoch), by its ids and the taps wanted. Raises Unavailable."""
+
+
+@dataclass(eq=False, slots=True)
+class _Tested:
+    """What is known of a target, which runs one probe of a stream at a time; several gateways may ask at once."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    fits: int | None = None
+    """Its epoch in which the head fits it."""
 
 
 class WiringTest:
@@ -37,8 +45,8 @@ class WiringTest:
     ) -> None:
         assert isinstance(state.config, DraftConfig)
         self._probe = probe
-        self._passed: dict[str, int] = {}
-        """By address, the epoch of the target that the head fits."""
+        self._tested: defaultdict[str, _Tested] = defaultdict(_Tested)
+        """By address."""
         self._state = state
         self._engine = engine
         self._metrics = metrics
@@ -51,8 +59,20 @@ class WiringTest:
 
         Raises Unavailable while that cannot be told.
         """
-        if self._passed.get(address) == target_epoch:
-            return None
+        tested = self._tested[address]
+        async with tested.lock:
+            if tested.fits == target_epoch:
+                return None
+            why = await self._test(address, target_epoch)
+            if why is None:
+                tested.fits = target_epoch
+            return why
+
+    def forget(self, address: str) -> None:
+        """Forget a target that nothing is delivered to any more."""
+        self._tested.pop(address, None)
+
+    async def _test(self, address: str, target_epoch: int) -> str | None:
         taps = taps_to_probe(self._state.opening.spec.taps, self._state.num_layers)
         parts = [taps[first : first + MAX_PROBE_TAPS] for first in range(0, len(taps), MAX_PROBE_TAPS)]
         probed = [await self._probe(address, target_epoch, self._ids, part) for part in parts]
@@ -61,13 +81,7 @@ class WiringTest:
         except WorkerFault as error:
             return error.message
         self._metrics.head_agreement.labels(draft=self._model).set(outcome.configured.agreement)
-        why = judge(outcome, self._model, trusts=self._trusts)
-        if why is None:
-            self._passed.pop(address, None)
-            self._passed[address] = target_epoch
-            if len(self._passed) > MAX_PASSED:
-                del self._passed[next(iter(self._passed))]
-        return why
+        return judge(outcome, self._model, trusts=self._trusts)
 
     async def _score(self, seen: Seen) -> Outcome:
         """Raises Unavailable while there is no memory for it, WorkerFault where it fails."""

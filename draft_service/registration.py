@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from draft_service.jobs import RowsRequest
 from outrider.engine.heads.opening import OpeningMap, digest_of
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.log import get_logger
@@ -59,11 +60,12 @@ class Registration:
         self._address = address
         self._ask = ask
         self._wait_below = wait_below
-        self._epoch: int | None = None
+        self.epoch: int | None = None
+        """Of the target that it was offered to last."""
         self._settled: asyncio.Future[str | None] | None = None
         """Why the head was refused for that epoch; None where it is ready."""
-        self._early: dict[int, int] = {}
-        """By ticket, the first position that is wanted."""
+        self._early: dict[int, RowsRequest] = {}
+        """By ticket."""
         self._sending: asyncio.Task[None] | None = None
         self._offered_s = 0.0
 
@@ -73,9 +75,9 @@ class Registration:
         again: register also where it was refused.
         """
         is_refused = self._settled is not None and self._settled.done() and self._settled.result() is not None
-        if self._settled is None or target_epoch != self._epoch or (again and is_refused):
+        if self._settled is None or target_epoch != self.epoch or (again and is_refused):
             self._settle("the target was started anew")
-            self._epoch, self._settled = target_epoch, asyncio.get_running_loop().create_future()
+            self.epoch, self._settled = target_epoch, asyncio.get_running_loop().create_future()
             self._early.clear()
             offer = self._offer
             spec = tpb.HeadSpec(target_epoch=target_epoch, digest=offer.digest, num_bytes=len(offer.data))
@@ -83,27 +85,33 @@ class Registration:
             self._ask(tpb.FeatureAsk(head=spec))
         return self._settled
 
-    def request(self, target_epoch: int, ticket: int, start: int) -> None:
+    def request(self, target_epoch: int, request: RowsRequest) -> None:
         """Ask for rows of a lease, now or once the head is ready. Where it was refused it is offered again, now and
         then: the target may have had no memory for it.
         """
         settled = self.begin(target_epoch, again=time.monotonic() >= self._offered_s + OFFER_AGAIN_S)
         if not settled.done():
-            self._early.pop(ticket, None)
-            self._early[ticket] = start
+            self._early.pop(request.ticket, None)
+            self._early[request.ticket] = request
             if len(self._early) > MAX_EARLY:
                 del self._early[next(iter(self._early))]
         elif settled.result() is None:
-            self._request(ticket, start)
+            self._request(request)
 
-    def _request(self, ticket: int, start: int) -> None:
-        assert self._epoch is not None, "nothing is registered"
-        rows = tpb.FeatureRequest(target_epoch=self._epoch, ticket=ticket, digest=self._offer.digest, start=start)
+    def _request(self, request: RowsRequest) -> None:
+        assert self.epoch is not None, "nothing is registered"
+        rows = tpb.FeatureRequest(
+            target_epoch=self.epoch,
+            ticket=request.ticket,
+            digest=self._offer.digest,
+            start=request.start,
+            id=request.id,
+        )
         self._ask(tpb.FeatureAsk(rows=rows))
 
     def replied(self, reply: tpb.HeadReply) -> None:
         """Go on with what the target said."""
-        if reply.digest != self._offer.digest or reply.target_epoch != self._epoch:
+        if reply.digest != self._offer.digest or reply.target_epoch != self.epoch:
             return  # of another life
         if reply.state == tpb.HEAD_STATE_WEIGHTS_WANTED:
             self._stop_sending()
@@ -112,8 +120,8 @@ class Registration:
             log.info("the head is registered at %s", self._address)
             self._settle(None)
             early, self._early = self._early, {}
-            for ticket, start in early.items():
-                self._request(ticket, start)
+            for request in early.values():
+                self._request(request)
         elif reply.state == tpb.HEAD_STATE_REFUSED:
             self._stop_sending()
             log.warning("%s refused the head: %s", self._address, reply.why)

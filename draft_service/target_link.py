@@ -166,7 +166,8 @@ class TargetLink:
         def taken() -> None:
             self._num_taken_bytes += num_bytes
 
-        self._submit(self._address, RowsJob(message.ticket, message.target_epoch, message.start, rows, taken))
+        of_request = (message.ticket, message.target_epoch, message.start, rows, taken, message.request_id)
+        self._submit(self._address, RowsJob(*of_request))
         while self._num_given_bytes - self._num_taken_bytes > MAX_UNTAKEN_BYTES:  # noqa: ASYNC110  # of another thread
             await asyncio.sleep(RETRY_S)  # the target keeps count of what it cannot send
 

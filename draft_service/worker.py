@@ -5,7 +5,7 @@ Torch is imported inside `start_worker`, after the process has been pinned.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,12 @@ if TYPE_CHECKING:
     from draft_service.grower import MakeDrafter
     from draft_service.growing import Growing
     from draft_service.jobs import RowsJob
-    from draft_service.pairing import Probe
+    from draft_service.pairing import Probe, WiringTest
     from draft_service.registration import HeadOffer
     from draft_service.tables import TableState
     from outrider.engine.speculation.drafter import NodeDrafter
     from outrider.engine.worker.jobs import SlotKey
     from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle, WorkerState
-
-    TestWiring = Callable[[str, int], Awaitable[str | None]]
-    """Returns why the draft does not fit a target, by its address and epoch; None where it does."""
 
 
 def start_worker(config: DraftConfig) -> WorkerHandle:
@@ -87,7 +84,7 @@ def _parts(
     vocab_size: int,
     make_drafter: MakeDrafter,
     offer: HeadOffer | None = None,
-    make_test: Callable[[Probe], TestWiring] | None = None,
+    make_test: Callable[[Probe], WiringTest] | None = None,
 ) -> Parts:
     """offer: the head of a draft that reads the target's features. make_test: of the test once that is registered."""
     from draft_service.deliveries import Deliverer
@@ -104,6 +101,11 @@ def _parts(
         metrics.feature_bytes.labels(peer=address, fate="received").inc(job.rows.nbytes)
         base.engine.submit(job)
 
+    def left(address: str) -> None:
+        metrics.forget_link(address)
+        if test_wiring is not None:
+            test_wiring.forget(address)
+
     deliverer = Deliverer(
         vocab_size,
         MAX_MESSAGE_BYTES,
@@ -111,7 +113,7 @@ def _parts(
         certificates=base.certificates,
         offer=offer,
         submit=take_rows,
-        left=metrics.forget_link,
+        left=left,
     )
 
     test_wiring = None if make_test is None else make_test(deliverer.probe)

@@ -17,8 +17,8 @@ class RowsLink(Protocol):
     def has_room(self) -> bool:
         """Return whether less waits to be written than may."""
 
-    def send_rows(self, ticket: int, start: int, num_rows: int, data: bytes) -> None:
-        """Send rows of consecutive positions from `start` on, [num_rows, width] bfloat16."""
+    def send_rows(self, job: WantRows, start: int, num_rows: int, data: bytes) -> None:
+        """Send rows that a job asked for, of consecutive positions from `start` on: [num_rows, width] bfloat16."""
 
     def note_dropped(self, num_rows: int, num_bytes: int) -> None:
         """Count rows that were not sent for want of room."""
@@ -53,6 +53,8 @@ class WantRows(FeatureJob):
     digest: bytes
     ticket: int
     start: int
+    request_id: int = 0
+    """Comes back with the rows."""
 
 
 @dataclass(frozen=True, slots=True)

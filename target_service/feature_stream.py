@@ -100,7 +100,7 @@ class FeatureStream:
         if why is not None:
             self._reply(request.digest, request.target_epoch)(tpb.HEAD_STATE_REFUSED, why)
             return
-        self._engine.submit(WantRows(self, request.digest, request.ticket, request.start))
+        self._engine.submit(WantRows(self, request.digest, request.ticket, request.start, request.id))
 
     def _probe(self, probe: tpb.ProbeRequest) -> None:
         why = self._stale(probe.target_epoch)
@@ -128,9 +128,9 @@ class FeatureStream:
     def has_room(self) -> bool:
         return self._num_posted_bytes - self._num_written_bytes < MAX_BACKLOG_BYTES
 
-    def send_rows(self, ticket: int, start: int, num_rows: int, data: bytes) -> None:
+    def send_rows(self, job: WantRows, start: int, num_rows: int, data: bytes) -> None:
         self._num_posted_bytes += len(data)
-        self._engine.answer(lambda: self._put_rows(ticket, start, num_rows, data))
+        self._engine.answer(lambda: self._put_rows(job, start, num_rows, data))
         self._note("sent", num_rows, len(data))
 
     def note_dropped(self, num_rows: int, num_bytes: int) -> None:
@@ -140,14 +140,19 @@ class FeatureStream:
         self._metrics.feature_rows.labels(peer=self._peer, fate=fate).inc(num_rows)
         self._metrics.feature_bytes.labels(peer=self._peer, fate=fate).inc(num_bytes)
 
-    def _put_rows(self, ticket: int, start: int, num_rows: int, data: bytes) -> None:
+    def _put_rows(self, job: WantRows, start: int, num_rows: int, data: bytes) -> None:
         row_bytes = len(data) // num_rows
         most = max(1, PART_BYTES // row_bytes)
         for first in range(0, num_rows, most):
             part = data[first * row_bytes : (first + most) * row_bytes]
             num = len(part) // row_bytes
             rows = tpb.FeatureRows(
-                ticket=ticket, target_epoch=self._epoch, start=start + first, num_rows=num, data=part
+                ticket=job.ticket,
+                target_epoch=self._epoch,
+                start=start + first,
+                num_rows=num,
+                data=part,
+                request_id=job.request_id,
             )
             self._put(rows)
 

@@ -18,6 +18,7 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault, JobError, SlotKey
 from outrider.wire.errors import OutriderError
+from outrider.wire.log import get_logger
 from target_service.feature_jobs import (
     AddHead,
     DropHead,
@@ -32,6 +33,8 @@ from target_service.feature_jobs import (
 from target_service.kept_rows import KeptRows
 from target_service.lease import Lease
 from target_service.leases import Leases
+
+log = get_logger(__name__)
 
 MAX_KEPT_BYTES = 256 << 20
 """Bytes of the rows kept for all slots and heads; those of the slot that was longest without a new one are let go.
@@ -215,8 +218,15 @@ class Features:
 
     def send(self) -> None:
         """Make the rows of what stays; keep them, and send them to those that want them."""
+        try:
+            self._send_staying()
+        except RuntimeError as error:  # as torch says that there is no memory; rows may be lost, steps may not
+            log.warning("rows of %d tokens were not made: %s", sum(len(s.places) for s in self._staying), error)
+        self._staying.clear()
+        self._send_lacking()
+
+    def _send_staying(self) -> None:
         if not self._staying:
-            self._send_lacking()
             return
         places = torch.tensor([place for each in self._staying for place in each.places])
         seen = self._runner.features
@@ -228,8 +238,6 @@ class Features:
                 end = at + row_bytes * len(each.places)
                 self._add_rows(digest, each, data[at:end], row_bytes)
                 at = end
-        self._staying.clear()
-        self._send_lacking()
 
     def _add_rows(self, digest: bytes, staying: _Staying, data: bytes, row_bytes: int) -> None:
         kept = self._kept.setdefault((digest, staying.key), KeptRows(row_bytes))
@@ -259,7 +267,7 @@ class Features:
         if not data:
             return
         if wanting.lacks is None and job.link.has_room:
-            job.link.send_rows(job.ticket, start, num_rows, data)
+            job.link.send_rows(job, start, num_rows, data)
             return
         job.link.note_dropped(num_rows, len(data))
         if wanting.lacks is None:

@@ -57,7 +57,7 @@ class DraftAssignment:
             return True
         if self._is_full or draft.connection is None or self._model.drafts.get(draft.name) is not draft:
             return False
-        if not (draft.health.lets(self) and draft.deliveries[target.name].lets(self)):
+        if not (draft.health.lets(self) and draft.deliveries[target.name].lets(self) and draft.fits(target)):
             return False
         if self._failed or draft.draining or draft.silent:
             return self._model.choose_draft(target, draft.name, self._drafter) is None

@@ -60,7 +60,7 @@ class State(Enum):
     FAILING = "failing"
     """It is down by its health."""
     LOST = "lost"
-    """Not connected."""
+    """Not connected, or to none of the targets whose hidden states it reads."""
     REFUSED = "refused"
     """It answers, and does not fit."""
 
@@ -206,10 +206,12 @@ class DraftMember(Member):
 
     @property
     def state(self) -> State:
+        """Of one that reads hidden states as its targets know it: LOST until one of them does."""
         state = super().state
-        pairings = [each for each in self.pairings.values() if each.draft is self.connection]
-        is_refused = bool(pairings) and all(each.why is not None for each in pairings)
-        return State.REFUSED if state is State.SERVING and is_refused else state
+        found = [each.why for each in self.pairings.values() if each.draft is self.connection]
+        if state is not State.SERVING or not self.needs_pairing or None in found:
+            return state
+        return State.REFUSED if found else State.LOST
 
     @property
     def needs_pairing(self) -> bool:
@@ -229,7 +231,9 @@ class DraftMember(Member):
 
     def serves(self, target: TargetMember) -> bool:
         """Whether a request at this target may be given to it."""
-        if not (self.usable and self.deliveries[target.name].usable):
-            return False
+        return self.usable and self.deliveries[target.name].usable and self.fits(target)
+
+    def fits(self, target: TargetMember) -> bool:
+        """Whether it reads what it was trained on there, as far as it needs any."""
         pairing = self.pairing(target)
         return not self.needs_pairing or (pairing is not None and pairing.why is None)

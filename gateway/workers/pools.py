@@ -57,7 +57,7 @@ class Pools:
         self._serves: dict[str, tuple[str, ...]] = {}
         """Target pools by draft pool."""
         self._background: set[asyncio.Task[None]] = set()
-        self._pairing: set[tuple[str, str]] = set()
+        self._pairing: set[tuple[DraftMember, TargetMember]] = set()
         """Drafts and targets that are being paired."""
         self._changed = asyncio.Event()
         self._membership = Membership((), ())
@@ -90,7 +90,7 @@ class Pools:
             if name not in self.members:
                 self._add(spec_now)
         self._share_drafts()
-        self._pair()
+        self._pair(again=True)
         for model in self.models.values():
             model.note_change()
         self._note_change()
@@ -279,38 +279,46 @@ class Pools:
                 for target in model.targets.values():
                     yield draft, target
 
-    def _pair(self) -> None:
-        """Begin to pair drafts that read hidden states with targets, where that was not done: each on its own."""
+    def _pair(self, *, again: bool = False) -> None:
+        """Begin to pair drafts that read hidden states with targets, where that was not done: each on its own.
+
+        again: also where a draft was refused; what has changed may have been in its way, such as another's memory.
+        """
         for draft, target in self._neighbours():
-            if draft.lacks_pairing(target) and (draft.name, target.name) not in self._pairing:
+            pairing = draft.pairing(target)
+            is_refused = pairing is not None and pairing.why is not None
+            if (draft.lacks_pairing(target) or (again and is_refused)) and (draft, target) not in self._pairing:
+                self._pairing.add((draft, target))
                 self._in_background(self._pair_with(draft, target))
 
     async def _pair_with(self, draft: DraftMember, target: TargetMember) -> None:
         """Let a draft test itself against a target, again while that cannot be told. Where it reads the wrong hidden
         states, requests at that target go on without it; another life of either may be another matter.
         """
-        key, failures = (draft.name, target.name), set[str]()
-        self._pairing.add(key)
+        failures = set[str]()
         try:
-            while draft.lacks_pairing(target):
-                ours, theirs = draft.connection, target.connection
-                assert ours is not None and theirs is not None, "both are connected"
+            while (ours := draft.connection) is not None and (theirs := target.connection) is not None:
                 try:
                     why = await draft.link.pair(target.deliver_address, theirs.epoch)
                 except grpc.aio.AioRpcError as error:
                     said = f"{error.code().name}: {error.details()}"
                     if said not in failures:
-                        log.warning("the draft %s cannot be paired with %s now: %s", *key, said)
+                        log.warning("the draft %s cannot be paired with %s now: %s", draft.name, target.name, said)
                     failures.add(said)
                     await asyncio.sleep(RECONNECT_S)
                     continue
                 if why is not None:
                     why = f"draft {ours.info.model_id} does not fit target {theirs.info.model_id}: {why}"
+                before = draft.pairing(target)
                 draft.pairings[target.name] = Pairing(ours, theirs, why)
-                if why is not None and draft.pairing(target) is not None:
+                if draft.pairing(target) is None:
+                    continue  # one of them was started anew meanwhile
+                if why is not None and (before is None or before.why != why):
                     log.warning("the draft at %s is not used: %s", draft.spec.address, why)
+                return
         finally:
-            self._pairing.discard(key)
+            self._pairing.discard((draft, target))
+            self._pair()  # what came meanwhile
             self._note_change()
 
     def _member_of(self, name: str, link: WorkerLink) -> TargetMember | DraftMember | None:
@@ -323,7 +331,7 @@ class Pools:
         if member is None:
             return
         member.changed(before, after)
-        self._pair()
+        self._pair(again=True)
         for model in self.models.values():
             if name in model.targets or name in model.drafts:
                 model.note_change()

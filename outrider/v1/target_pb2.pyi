@@ -222,16 +222,18 @@ class HeadWeights(_message.Message):
     def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class FeatureRequest(_message.Message):
-    __slots__ = ("target_epoch", "ticket", "digest", "start")
+    __slots__ = ("target_epoch", "ticket", "digest", "start", "id")
     TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     target_epoch: int
     ticket: int
     digest: bytes
     start: int
-    def __init__(self, target_epoch: _Optional[int] = ..., ticket: _Optional[int] = ..., digest: _Optional[bytes] = ..., start: _Optional[int] = ...) -> None: ...
+    id: int
+    def __init__(self, target_epoch: _Optional[int] = ..., ticket: _Optional[int] = ..., digest: _Optional[bytes] = ..., start: _Optional[int] = ..., id: _Optional[int] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
     __slots__ = ("target_epoch", "id", "token_ids", "taps")
@@ -258,18 +260,20 @@ class FeatureBatch(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[FeatureRows, _Mapping]]] = ..., heads: _Optional[_Iterable[_Union[HeadReply, _Mapping]]] = ..., probes: _Optional[_Iterable[_Union[ProbeReply, _Mapping]]] = ..., summary: _Optional[_Union[DeliverSummary, _Mapping]] = ...) -> None: ...
 
 class FeatureRows(_message.Message):
-    __slots__ = ("ticket", "target_epoch", "start", "num_rows", "data")
+    __slots__ = ("ticket", "target_epoch", "start", "num_rows", "data", "request_id")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     target_epoch: int
     start: int
     num_rows: int
     data: bytes
-    def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., start: _Optional[int] = ..., num_rows: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    request_id: int
+    def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., start: _Optional[int] = ..., num_rows: _Optional[int] = ..., data: _Optional[bytes] = ..., request_id: _Optional[int] = ...) -> None: ...
 
 class HeadReply(_message.Message):
     __slots__ = ("digest", "state", "why", "target_epoch")

@@ -14,7 +14,7 @@ from draft_service.block_drafter import MedusaDrafter, PardDrafter
 from draft_service.feeding import Feeder
 from draft_service.grower import Grower, MakeDrafter
 from draft_service.head_slot import RowSlot
-from draft_service.jobs import AdvanceJob, RowsJob
+from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
@@ -45,8 +45,8 @@ class Draft:
         make_drafter: MakeDrafter = make(keeper, metrics)
         self.requests = list[int]()
 
-        def asked(address: str, epoch: int, ticket: int, start: int) -> None:
-            self.requests.append(start)
+        def asked(address: str, epoch: int, request: RowsRequest) -> None:
+            self.requests.append(request.start)
 
         self.grower = Grower(make_drafter, keeper, engine, self.take, metrics, vocab_size, asked)
         self.committed, self.parked = list(prompt), Parked()

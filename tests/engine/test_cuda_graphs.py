@@ -149,6 +149,27 @@ def test_only_a_tap_that_is_new_has_a_step_captured_again() -> None:
     torch.testing.assert_close(runner.features, truth.hidden_states(prompt)[:, :1], atol=1e-4, rtol=1e-4)
 
 
+def test_a_capture_writes_nothing_of_the_step_before_it() -> None:
+    """A step's drafts were refused and others are where they were when it is captured again, for a new tap."""
+    maker = TapeMaker()
+    runner, _, truth = make("llama", maker)
+    runner.features_refusal = None
+    ids = [random.Random(1).randrange(97) for _ in range(40)]
+    wrong = [*ids[:20], *((each + 1) % 97 for each in ids[20:26])]
+    table, other = runner.pool.new_table(), runner.pool.new_table()
+    runner.forward([Row.of(table, ids[:20], 0, 0)])
+    runner.forward([Row.of(table, wrong, 20, 1)])
+    table.truncate(20)
+    runner.forward([Row.of(table, ids[:36], 20, 0)])  # eagerly: it is a piece of a prompt
+    num_captures = maker.num_captures
+    runner.set_taps([1])
+    runner.forward([Row.of(other, ids[:20], 0, 0)])
+    runner.forward([Row.of(other, ids[:26], 20, 1)])
+    assert maker.num_captures == num_captures + 1
+    logits = runner.forward([Row.of(table, ids[:37], 36, 1)])
+    torch.testing.assert_close(logits[0], truth.forward(ids[:37])[-1], atol=1e-4, rtol=1e-4)
+
+
 class Broken(TapeMaker):
     """What it captures computes something else on replay."""
 

@@ -60,8 +60,9 @@ class Link:
         """(ticket, start, end) in the order in which they came."""
         self.rows: dict[tuple[int, int], bytes] = {}
 
-    def send_rows(self, ticket: int, start: int, num_rows: int, data: bytes) -> None:
+    def send_rows(self, job: WantRows, start: int, num_rows: int, data: bytes) -> None:
         assert num_rows and len(data) == num_rows * ROW_BYTES and self.has_room
+        ticket = job.ticket
         self.spans.append((ticket, start, start + num_rows))
         for i in range(num_rows):
             row = data[i * ROW_BYTES : (i + 1) * ROW_BYTES]
@@ -191,6 +192,23 @@ def test_a_link_that_is_gone_gets_nothing_more(target: Served) -> None:
     target.open(5, prompt(5))
     target.steps(4)
     assert target.link.spans == before
+
+
+def test_rows_that_cannot_be_made_are_lost_and_no_step(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: OpeningMap, taps: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    target.open(0, prompt(0))
+    target.want(0)
+    target.steps(4)
+    before, fed = list(target.link.spans), target.fed_len()
+    with monkeypatch.context() as patch:
+        patch.setattr(OpeningMap, "forward", fails)
+        target.steps(2)
+    assert target.link.spans == before and target.fed_len() > fed
+    fed = target.fed_len()
+    target.step()
+    assert target.link.spans[-1][1:] == (fed, target.fed_len()), "the next are those of the next step"
 
 
 def test_what_a_slow_draft_has_no_room_for_comes_later_and_in_order(target: Served) -> None:

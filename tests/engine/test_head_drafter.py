@@ -16,7 +16,7 @@ from draft_service.feeding import Feeder
 from draft_service.grower import Grower
 from draft_service.head_drafter import HeadDrafter
 from draft_service.head_slot import HeadSlot
-from draft_service.jobs import AdvanceJob, RowsJob
+from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.kv_pool import KVPool
@@ -85,6 +85,8 @@ class Draft:
             *(keeper, engine, self.take, metrics, VOCAB_SIZE, self.asked),
         )
         self.committed, self.parked, self.requests, self.said = list(prompt), Parked(), list[int](), list[Any]()
+        self.request_id = 0
+        """Of the last request."""
         self.params = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.0, **params}
         self.open()
 
@@ -94,16 +96,20 @@ class Draft:
         ids = tuple(self.committed)
         self.grower.handle(OpenJob(1, 1, ids, len(ids), params, self.said.append, target_epoch=EPOCH, **rest))
 
-    def asked(self, address: str, epoch: int, ticket: int, start: int) -> None:
-        assert (address, epoch, ticket) == ("target:1", EPOCH, TICKET)
-        self.requests.append(start)
+    def asked(self, address: str, epoch: int, request: RowsRequest) -> None:
+        assert (address, epoch, request.ticket) == ("target:1", EPOCH, TICKET)
+        self.requests.append(request.start)
+        self.request_id = request.id
 
     def take(self, address: str, epoch: int, nodes: Nodes) -> None:
         self.parked.insert(nodes, self.committed, 1 << 20)
 
-    def send(self, start: int, end: int, ticket: int = TICKET, epoch: int = EPOCH) -> None:
+    def send(
+        self, start: int, end: int, ticket: int = TICKET, epoch: int = EPOCH, request_id: int | None = None
+    ) -> None:
         bits = ROWS[start:end].view(torch.int16).numpy().view(np.uint16)
-        self.grower.handle(RowsJob(ticket, epoch, start, bits, lambda: None))
+        answered = self.request_id if request_id is None else request_id
+        self.grower.handle(RowsJob(ticket, epoch, start, bits, lambda: None, answered))
 
     def tell(self, ids: Sequence[int] = (), *, is_missed: bool = False) -> None:
         base_len = len(self.committed)
@@ -261,10 +267,13 @@ def test_memory_taken_away_is_asked_for_again(head: Eagle3Head) -> None:
     draft.tell()
     draft.send(0, 74)
     draft.run()
+    before = draft.request_id
     draft.slot.give_up()
     draft.tell([38, 39], is_missed=True)
     assert draft.requests[-1] == 0
     draft.run()
+    draft.send(75, 76, request_id=before)  # of a step that ran when it was asked for
+    assert draft.slot.first == 1, "what was asked for is to come"
     draft.send(20, 76)  # the target remembers no more
     draft.run()
     assert draft.slot.first == 21

@@ -59,8 +59,12 @@ class Stream:
     def labels(self, fate: str) -> dict[str, str]:
         return {"worker": "target", "peer": PEER, "fate": fate}
 
+    @property
+    def wanted(self) -> WantRows:
+        return WantRows(self.stream, DIGEST, 5, 2, 9)
+
     def want(self, epoch: int = EPOCH, digest: bytes = DIGEST) -> None:
-        rows = tpb.FeatureRequest(target_epoch=epoch, ticket=5, digest=digest, start=2)
+        rows = tpb.FeatureRequest(target_epoch=epoch, ticket=5, digest=digest, start=2, id=9)
         self.stream.ask(tpb.FeatureAsk(rows=rows))
 
     def probe(self, **fields: Any) -> None:
@@ -78,12 +82,13 @@ async def streaming() -> AsyncIterator[Stream]:
 async def test_rows_go_to_the_engine_and_come_back_as_messages() -> None:
     async with streaming() as made:
         made.want()
-        assert made.jobs == [WantRows(made.stream, DIGEST, 5, 2)]
-        made.stream.send_rows(5, 2, 3, b"abcdef")
+        assert made.jobs == [made.wanted]
+        made.stream.send_rows(made.wanted, 2, 3, b"abcdef")
         await made.settle()
         (batch,) = made.batches
         (rows,) = batch.rows
         assert (rows.ticket, rows.target_epoch, rows.start, rows.num_rows, rows.data) == (5, EPOCH, 2, 3, b"abcdef")
+        assert rows.request_id == 9
         assert (made.count("rows", "sent"), made.count("bytes", "sent")) == (3, 6)
     assert made.jobs[1:] == [LinkGone(made.stream)]
     made.jobs[1].done()
@@ -117,7 +122,7 @@ async def test_a_draft_that_does_not_read_has_a_bounded_backlog(monkeypatch: pyt
         made.may_write.clear()
         for start in range(3):
             assert made.stream.has_room
-            made.stream.send_rows(5, start, 1, b"abcd")
+            made.stream.send_rows(made.wanted, start, 1, b"abcd")
         assert not made.stream.has_room
         made.stream.note_dropped(2, 8)
         assert (made.count("rows", "dropped"), made.count("bytes", "dropped")) == (2, 8)
@@ -157,7 +162,7 @@ async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytes
 async def test_many_rows_leave_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PART_BYTES", 8)
     async with streaming() as made:
-        made.stream.send_rows(5, 10, 5, bytes(range(20)))
+        made.stream.send_rows(made.wanted, 10, 5, bytes(range(20)))
         await made.settle()
         parts = [rows for batch in made.batches for rows in batch.rows]
         assert [(rows.start, rows.num_rows) for rows in parts] == [(10, 2), (12, 2), (14, 1)]
@@ -167,7 +172,7 @@ async def test_many_rows_leave_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
     async with streaming() as made:
         made.may_write.clear()
-        made.stream.send_rows(5, 0, 1, b"ab")
+        made.stream.send_rows(made.wanted, 0, 1, b"ab")
         await made.settle()
         finishing = asyncio.create_task(made.stream.finish(tpb.DeliverSummary(num_deliveries=4)))
         await made.settle()
@@ -182,7 +187,7 @@ async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
 async def test_a_probe_whose_answer_is_not_read_is_the_last() -> None:
     async with streaming() as made:
         made.may_write.clear()
-        made.stream.send_rows(5, 0, 1, b"ab")
+        made.stream.send_rows(made.wanted, 0, 1, b"ab")
         await made.settle()
         made.probe()
         made.jobs[0].respond(Probed(b"taps", [3, 4]))

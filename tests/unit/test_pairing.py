@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +58,26 @@ async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monke
         why = said.get((address, epoch))
         assert [await test(address, epoch), await test(address, epoch)] == [why, why]
     assert asked == [("a:1", 7), ("b:1", 7), ("b:1", 7), ("a:1", 8), ("a:1", 7)]
+
+
+async def test_two_gateways_at_once_ask_a_target_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
+    monkeypatch.setattr(module, "_seen", lambda ids, taps, probed: probed)
+    monkeypatch.setattr(module, "judge", lambda *_, **__: None)
+    asked, answers = list[str](), asyncio.Event()
+
+    async def probe(address: str, epoch: int, ids: Any, taps: Any) -> Any:
+        asked.append(address)
+        await answers.wait()
+
+    engine: Any = AtOnce()
+    test = WiringTest(state_of((1,), 2, lambda seen: 0.5), engine, WorkerMetrics("draft"), probe)
+    both = asyncio.gather(test("a:1", 7), test("a:1", 7))
+    await asyncio.sleep(0)
+    answers.set()
+    assert (await both, asked) == ([None, None], ["a:1"])
+    test.forget("a:1")
+    assert (await test("a:1", 7), asked) == (None, ["a:1", "a:1"])
 
 
 async def test_more_hidden_states_than_a_target_gives_at_once_are_asked_for_in_parts(

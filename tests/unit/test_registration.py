@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from draft_service import registration as module
+from draft_service.jobs import RowsRequest
 from draft_service.registration import HeadOffer, Registration
 from outrider.v1 import target_pb2 as tpb
 
@@ -51,9 +52,9 @@ async def test_weights_are_sent_if_wanted_and_rows_asked_for_once_the_head_is_re
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 4)
     peer = Peer()
-    peer.registration.request(7, 1, 0)
-    peer.registration.request(7, 2, 30)
-    peer.registration.request(7, 1, 5)
+    peer.registration.request(7, RowsRequest(1, 0, 1))
+    peer.registration.request(7, RowsRequest(2, 30, 1))
+    peer.registration.request(7, RowsRequest(1, 5, 1))
     assert peer.took() == [("head", 7, 10)], "once"
     peer.says(WANTED)
     await settle()
@@ -61,7 +62,7 @@ async def test_weights_are_sent_if_wanted_and_rows_asked_for_once_the_head_is_re
     assert peer.took() == [("weights", 0, data[:4]), ("weights", 4, data[4:8]), ("weights", 8, data[8:])]
     peer.says(READY)
     assert peer.took() == [("rows", 2, 30), ("rows", 1, 5)]
-    peer.registration.request(7, 3, 9)
+    peer.registration.request(7, RowsRequest(3, 9, 1))
     assert peer.took() == [("rows", 3, 9)]
     assert await peer.registration.begin(7) is None and not peer.took()
 
@@ -82,7 +83,7 @@ async def test_one_that_is_refused_is_tried_again_only_when_asked_to() -> None:
     peer.says(REFUSED, "no room")
     await settle()
     assert await settled == "no room" and peer.took() == [("head", 7, 10)], "the weights stay here"
-    peer.registration.request(7, 1, 0)
+    peer.registration.request(7, RowsRequest(1, 0, 1))
     assert not peer.took()
     again = peer.registration.begin(7, again=True)
     assert peer.took() == [("head", 7, 10)]
@@ -92,7 +93,7 @@ async def test_one_that_is_refused_is_tried_again_only_when_asked_to() -> None:
 
 async def test_another_life_of_the_target_is_registered_at_anew() -> None:
     peer = Peer()
-    peer.registration.request(7, 1, 0)
+    peer.registration.request(7, RowsRequest(1, 0, 1))
     settled = peer.registration.begin(8)
     assert peer.took() == [("head", 7, 10), ("head", 8, 10)]
     peer.says(REFUSED, "for target epoch 7")
@@ -114,6 +115,6 @@ async def test_requests_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "MAX_EARLY", 2)
     peer = Peer()
     for ticket in (1, 2, 3):
-        peer.registration.request(7, ticket, 0)
+        peer.registration.request(7, RowsRequest(ticket, 0, 1))
     peer.says(READY)
     assert peer.took() == [("head", 7, 10), ("rows", 2, 0), ("rows", 3, 0)]

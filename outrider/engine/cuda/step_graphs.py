@@ -299,6 +299,7 @@ class StepGraphs:
         return True
 
     def _capture(self, shape: StepShape, static: StaticPlan) -> _Captured:
+        static.load([])  # a capture runs the step: what an earlier replay fed would be written where it was
         logits = self._logits[: shape.num_tokens]
         features: Tensor | None = None
 
