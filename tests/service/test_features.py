@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from draft_service.deliveries import Deliverer
-from draft_service.jobs import Rows, RowsJob
+from draft_service.jobs import Rows, RowsJob, RowsRequest
 from draft_service.registration import HeadOffer
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.model_runner import UncachedModel
@@ -90,7 +90,7 @@ class Draft:
         self._changed.set()
 
     def request(self, ticket: int, start: int = 0) -> None:
-        self.deliverer.request_rows(self.address, self.client.epoch, ticket, start)
+        self.deliverer.request_rows(self.address, self.client.epoch, RowsRequest(ticket, start, 1))
 
     async def pair(self) -> str | None:
         return await self.deliverer.pair(self.address, self.client.epoch)
