@@ -47,6 +47,9 @@ LLAMA3 = {
 }
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+ROPES = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+GEMMA3 = {"head_dim": 32, "num_hidden_layers": 3, "sliding_window": 20, "sliding_window_pattern": 3}
+GEMMA3 |= {"query_pre_attn_scalar": 24}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -62,12 +65,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 32}),
     "mistral with a window": ("mistral", {"sliding_window": 24}),
     "llama that names a window": ("llama", {"sliding_window": 16}),
+    "gemma": ("gemma", {"head_dim": 24}),
+    "gemma3": ("gemma3_text", GEMMA3),
+    "gemma3 of odd sizes with rope linear": (
+        "gemma3_text",
+        {**GEMMA3, "hidden_size": 72, "intermediate_size": 101, "vocab_size": 131, "num_key_value_heads": 1}
+        | {"rope_parameters": {**ROPES, "full_attention": {**LINEAR, "rope_theta": 1e6}}},
+    ),
 }
 
 
 def model_of(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     family, options = FAMILIES[name]
     model = random_model(CONFIG_MAPPING[family](**{**BASE, **options}), seed=5)
+    for number, vector in enumerate(each for each in model.parameters() if each.dim() == 1):  # norms and biases
+        vector += 0.3 * torch.randn(vector.shape, generator=torch.Generator().manual_seed(number))
     return model.to(dtype).eval()
 
 
