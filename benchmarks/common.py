@@ -195,9 +195,9 @@ def random_llama(size: str, context: int, **sizes: int) -> Path:
 
 
 def random_gemma3_270m() -> Path:
-    """Return a Gemma 3 of the 270M model's shape with random weights, bfloat16 as its original's are, made when missing.
+    """Return a Gemma 3 of the 270M model's shape with random weights and the demo pair's tokenizer, made when missing.
 
-    Its tokenizer is the demo pair's, of far fewer ids.
+    It is kept in bfloat16, which its original's weights are.
     """
     folder = WORK / "random-gemma3-270m"
     if not (folder / "config.json").exists():

@@ -197,10 +197,11 @@ def main() -> None:
     bench.report.text(
         f"One forward over rows of {CONTEXT} cached tokens each, {options.threads} thread(s), {options.clock} clock. "
         "In each round everyone takes a few steps of each width; times are medians over the rounds, ratios medians of "
-        "ratios within a round. `94M`, `111M` and `1b` are the demo target WIDENED to that many parameters; "
-        f"`{GEMMA}` has that model's shape and random weights. floor: the time to read as many bytes as the weights have, "
-        "again and again, with as many threads. rows x tokens: rows in the batch, new tokens in each. `int8`: weights rounded at load, compared with the same floor. "
-        "--batch-invariant over without: the path that the mode takes over the fastest one that cannot promise it."
+        "ratios within a round. `94M`, `111M` and `1b` are the demo target WIDENED to that many parameters, "
+        f"`{GEMMA}` has random weights. floor: the time to read as many bytes as the weights have, again and again, "
+        "with as many threads. rows x tokens: rows in the batch, new tokens in each. `int8`: weights rounded at load, "
+        "compared with the same floor. --batch-invariant over without: the path that the mode takes over the fastest "
+        "one that cannot promise it."
     )
     for name in options.models:
         for dtype in options.dtype:

@@ -27,7 +27,8 @@ class NativeSpec(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_size", "intermediate")),
-        *((name, c_int32) for name in ("vocab", "head_rows", "paired", "dtype", "weights", "num_threads", "activation")),
+        *((name, c_int32) for name in ("vocab", "head_rows", "paired", "dtype", "weights")),
+        *((name, c_int32) for name in ("num_threads", "activation")),
         *((name, c_float) for name in ("epsilon", "attention_scale", "embedding_scale")),
     )
 

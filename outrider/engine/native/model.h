@@ -1,4 +1,4 @@
-// A decoder of the Llama kind: its packed weights, the activations of a step, and the step itself.
+// A decoder like Llama's or Gemma's: its packed weights, the activations of a step, and the step itself.
 #pragma once
 
 #include <algorithm>

@@ -165,7 +165,7 @@ def margin(runner: ModelRunner) -> str:
 
 
 def check_cache(runner: ModelRunner, truth: Remembered) -> float:
-    """Return the self-test's error. Raises PathUnavailable where it fails. The runner's pool must be that of the test."""
+    """Return the self-test's error, whose pool the runner must have. Raises PathUnavailable where it is too large."""
     try:
         error = largest_error(runner, truth)
     except Exception as reason:  # whatever a class does with a cache it does not know

@@ -1,4 +1,4 @@
-"""The `fused` path: a forward of our own in C++ for Llama-like decoders, Gemma's among them, on a CPU. Built by `choice`.
+"""The `fused` path: a forward of our own in C++ for decoders like Llama's and Gemma's on a CPU. Built by `choice`.
 
 Weights are packed at load and read once a step; keys and values are read from their blocks. Every sum has one order, so
 a token's logits are the same bits in every batch, verify width and chunking, and with any number of threads.
