@@ -27,7 +27,7 @@ PADDED = 16
 
 
 class FusedPath:
-    """Runs a Llama-like model in C++. Implements `ForwardPath`, `RunsTrees`, `GivesFeatures`, `Repacks`."""
+    """Runs a model like Llama or Gemma in C++. Implements `ForwardPath`, `RunsTrees`, `GivesFeatures`, `Repacks`."""
 
     name = "fused"
     batch_invariant = True
