@@ -194,6 +194,35 @@ def random_llama(size: str, context: int, **sizes: int) -> Path:
     return folder
 
 
+def random_gemma3_270m() -> Path:
+    """Return a Gemma 3 of the 270M model's shape with random weights and the demo pair's tokenizer, made when missing.
+
+    It is kept in bfloat16, which its original's weights are.
+    """
+    folder = WORK / "random-gemma3-270m"
+    if not (folder / "config.json").exists():
+        import torch
+        from transformers import AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
+
+        torch.manual_seed(0)
+        config = Gemma3TextConfig(
+            vocab_size=262_144,
+            hidden_size=640,
+            intermediate_size=2048,
+            num_hidden_layers=18,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            head_dim=256,
+            sliding_window=512,
+            max_position_embeddings=32_768,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+        Gemma3ForCausalLM(config).bfloat16().save_pretrained(folder)
+        AutoTokenizer.from_pretrained(DEMO_TARGET).save_pretrained(folder)
+    return folder
+
+
 def random_draft() -> Path:
     """Return a draft of the demo draft's shape with random weights, which knows nothing of the target."""
     folder = WORK / "random-draft"

@@ -19,7 +19,15 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, RESULTS, Report, dev_prompts, num_parameters
+from benchmarks.common import (
+    DEMO_DRAFT,
+    DEMO_TARGET,
+    RESULTS,
+    Report,
+    dev_prompts,
+    num_parameters,
+    random_gemma3_270m,
+)
 from benchmarks.common import widened as widened_target
 from benchmarks.invariance import add_invariance
 from benchmarks.steps import (
@@ -38,7 +46,9 @@ CONTEXT = 256
 """Tokens before each step."""
 MAX_ROUNDS = 400
 PATHS = ("fused", "paged", "dense")
-MODELS = ("draft", "target", "94M", "111M", "1b")
+WIDENED = ("94M", "111M", "1b")
+GEMMA = "gemma3-270m"
+MODELS = ("draft", "target", *WIDENED, GEMMA)
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ class EngineBench:
         torch.set_num_threads(options.threads)
 
     def model(self, name: str, dtype: str) -> None:
-        folder = {"draft": DEMO_DRAFT, "target": DEMO_TARGET}.get(name) or widened_target(name, checkpoint_dtype(name))
+        folder = folder_of(name)
         theirs, num_bytes = load_transformers(folder, dtype, self.prompt)
         contestants: list[Contestant] = [ReadSteps(num_bytes), theirs]
         widths = sorted(self.options.width)
@@ -119,6 +129,8 @@ class EngineBench:
             rows.append(row)
         self.report.table(title, columns, rows)
         self._verify_ratios(timings, ours)
+        margins = [[each.name, each.margin] for each in ours]
+        self.report.table(f"{timings[0].model}, {timings[0].dtype}: self-tests at load", ["path", "logits"], margins)
 
     def _verify_ratios(self, timings: list[Timing], ours: list[OurSteps]) -> None:
         """Add the cost of a verify beside one token, and of batch invariance beside the fastest path without it."""
@@ -145,9 +157,11 @@ def _costs(ours: list[OurSteps], *shapes: Timing) -> list[str]:
     return [f"{each.over(invariant, min(others, key=each.median_s)):.2f}" for each in shapes]
 
 
-def checkpoint_dtype(name: str) -> str:
-    """Return the dtype of the checkpoint: the large one is kept in bfloat16, which its original's weights are."""
-    return "bfloat16" if name == "1b" else "float32"
+def folder_of(name: str) -> Path:
+    """Return the model's folder, made when it is missing."""
+    if name in WIDENED:  # the large one is kept in bfloat16, which its original's weights are
+        return widened_target(name, "bfloat16" if name == "1b" else "float32")
+    return random_gemma3_270m() if name == GEMMA else {"draft": DEMO_DRAFT, "target": DEMO_TARGET}[name]
 
 
 def _ms(seconds: float) -> str:
@@ -156,7 +170,7 @@ def _ms(seconds: float) -> str:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["draft", "target", "94M"], choices=MODELS)
+    parser.add_argument("--models", nargs="+", default=["draft", "target", "94M", GEMMA], choices=MODELS)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--width", nargs="+", type=int, default=[1, 6], help="tokens a row; 6 is K + 1")
@@ -168,7 +182,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4.0, help="for each shape; at least three rounds are taken")
     parser.add_argument("--clock", choices=["wall", "thread"], default="wall", help="thread: CPU time, for one thread")
     parser.add_argument("--no-invariance", action="store_true", help="leave out the table of bits")
-    parser.add_argument("--invariance-model", default="target", choices=MODELS)
+    parser.add_argument("--invariance-model", default="target", choices=["draft", "target", *WIDENED])
     parser.add_argument("--name", default="engine", help="of the result's files")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     options = parser.parse_args()
@@ -183,10 +197,11 @@ def main() -> None:
     bench.report.text(
         f"One forward over rows of {CONTEXT} cached tokens each, {options.threads} thread(s), {options.clock} clock. "
         "In each round everyone takes a few steps of each width; times are medians over the rounds, ratios medians of "
-        "ratios within a round. `94M`, `111M` and `1b` are the demo target WIDENED to that many parameters. floor: the "
-        "time to read as many bytes as the weights have, again and again, with as many threads. rows x tokens: rows in "
-        "the batch, new tokens in each. `int8`: weights rounded at load, compared with the same floor. "
-        "--batch-invariant over without: the path that the mode takes over the fastest one that cannot promise it."
+        "ratios within a round. `94M`, `111M` and `1b` are the demo target WIDENED to that many parameters, "
+        f"`{GEMMA}` has random weights. floor: the time to read as many bytes as the weights have, again and again, "
+        "with as many threads. rows x tokens: rows in the batch, new tokens in each. `int8`: weights rounded at load, "
+        "compared with the same floor. --batch-invariant over without: the path that the mode takes over the fastest "
+        "one that cannot promise it."
     )
     for name in options.models:
         for dtype in options.dtype:

@@ -6,6 +6,7 @@ and how a forward is computed is that of its path (`outrider.engine.paths`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,8 @@ class ModelRunner:
         """Why no row may be a token tree; None when rows may. `paths.choice` sets it after the self-test."""
         self.features_refusal: str | None = "nobody has tried it"
         """Why hidden states may not be tapped; None when they may, as tree_refusal."""
+        self.self_test_error = math.inf
+        """Largest logit difference in the self-test, as a share of the largest logit; `paths.choice` sets it."""
         self.spare = Spare()
         """Memory for heads; none until `loader.size_cache` has counted it."""
         self.set_pool(pool)

@@ -47,6 +47,10 @@ LLAMA3 = {
 }
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+ROPES = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+GEMMA3 = {"head_dim": 32, "num_hidden_layers": 3, "sliding_window": 20, "sliding_window_pattern": 3}
+GEMMA3 |= {"query_pre_attn_scalar": 24}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -62,12 +66,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 32}),
     "mistral with a window": ("mistral", {"sliding_window": 24}),
     "llama that names a window": ("llama", {"sliding_window": 16}),
+    "gemma": ("gemma", {"head_dim": 24}),
+    "gemma3": ("gemma3_text", GEMMA3),
+    "gemma3 of odd sizes with rope linear": (
+        "gemma3_text",
+        {**GEMMA3, "hidden_size": 72, "intermediate_size": 101, "vocab_size": 131, "num_key_value_heads": 1}
+        | {"rope_parameters": {**ROPES, "full_attention": {**LINEAR, "rope_theta": 1e6}}},
+    ),
 }
 
 
 def model_of(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     family, options = FAMILIES[name]
     model = random_model(CONFIG_MAPPING[family](**{**BASE, **options}), seed=5)
+    for number, vector in enumerate(each for each in model.parameters() if each.dim() == 1):  # norms and biases
+        vector += 0.3 * torch.randn(vector.shape, generator=torch.Generator().manual_seed(number))
     return model.to(dtype).eval()
 
 
@@ -91,7 +104,10 @@ def fed(runner: ModelRunner, truth: Truth, seed: int) -> Fed:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, torch.float32) for name in FAMILIES), ("llama of odd sizes", torch.bfloat16), ("qwen3", torch.bfloat16)],
+    [
+        *((name, torch.float32) for name in FAMILIES),
+        *((name, torch.bfloat16) for name in ("llama of odd sizes", "qwen3", "gemma3")),
+    ],
 )
 def test_ragged_rounds_equal_a_forward_without_cache(name: str, dtype: torch.dtype) -> None:
     model = model_of(name, dtype)
@@ -167,9 +183,15 @@ def test_the_same_bits_in_every_batch_width_and_chunking(dtype: torch.dtype, tex
                 assert torch.equal(got, expected), f"batch {batch}, widths {widths}"
 
 
-@pytest.mark.parametrize("name", ["llama of odd sizes", "qwen3", "mistral with a window"])
-def test_the_same_bits_in_other_families(name: str) -> None:
-    model = model_of(name)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in ("llama of odd sizes", "qwen3", "mistral with a window", "gemma3")),
+        ("gemma3", torch.bfloat16),
+    ],
+)
+def test_the_same_bits_in_other_families(name: str, dtype: torch.dtype) -> None:
+    model = model_of(name, dtype)
     runner = runner_of(model)
     texts = [some_ids(100 + 7 * i, model.config.vocab_size, i) for i in range(5)]
     whole = [logits_of(runner, [ids], [len(ids)])[0] for ids in texts]
@@ -178,9 +200,14 @@ def test_the_same_bits_in_other_families(name: str) -> None:
             assert torch.equal(got, expected), widths
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_the_same_bits_with_any_number_of_threads(dtype: torch.dtype, texts: list[list[int]]) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("the demo target", torch.float32), ("the demo target", torch.bfloat16), ("gemma3", torch.float32)],
+)
+def test_the_same_bits_with_any_number_of_threads(name: str, dtype: torch.dtype, texts: list[list[int]]) -> None:
     model, before, results = target(dtype), torch.get_num_threads(), []
+    if name != "the demo target":
+        model, texts = model_of(name, dtype), [some_ids(90 + 5 * i, VOCAB_SIZE, i) for i in range(4)]
     try:
         for num_threads in (1, 2, 3):
             torch.set_num_threads(num_threads)
@@ -200,11 +227,15 @@ def test_the_same_bits_with_any_number_of_threads(dtype: torch.dtype, texts: lis
         ("gpt2", {}, "LlamaForCausalLM"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
         ("llama", {"head_dim": 20}, "heads of"),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        ("gemma2", {}, "LlamaForCausalLM"),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, "not final_logit_softcapping"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "not use_bidirectional_attention"),
+        ("gemma3_text", {**GEMMA3, "rope_parameters": {**ROPES, "full_attention": DYNAMIC}}, "dynamic"),
+        ("llama", {"rope_parameters": DYNAMIC}, "dynamic"),
     ],
 )
 def test_another_model_is_refused_with_the_reason(family: str, options: dict[str, Any], reason: str) -> None:
-    shape = BASE if family == "llama" else {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 1, "n_head": 4}
+    shape = BASE if family != "gpt2" else {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 1, "n_head": 4}
     model = random_model(CONFIG_MAPPING[family](**{**shape, **options}), seed=1)
     with pytest.raises(PathUnavailable, match=reason):
         runner_of(model, context=64)

@@ -43,7 +43,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "norm before the layers": ("opt", {**DEEP, "ffn_dim": 48, "word_embed_proj_dim": 32, "num_key_value_heads": 4}),
 }
 CASES = [
-    *(("fused", name) for name in ("llama", "odd sizes", "window", "qwen3")),
+    *(("fused", name) for name in ("llama", "odd sizes", "window", "qwen3", "gemma with windows")),
     *(("paged", name) for name in ("llama", "qwen3", "gpt2", "gemma with windows")),
     *(("dense", name) for name in ("llama", "window", "gemma with windows", "norm before the layers")),
 ]

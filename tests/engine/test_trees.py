@@ -39,6 +39,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SHAPE, "sliding_window": 20, "use_sliding_window": True, "max_window_layers": 1},
     ),
     "windows and soft caps": ("gemma2", {**SHAPE, **WINDOW, "head_dim": 8, "query_pre_attn_scalar": 8}),
+    "gemma with windows": ("gemma3_text", {**SHAPE, **MIXED, "head_dim": 8, "query_pre_attn_scalar": 8}),
     "named windows": ("cohere2", {**SHAPE, **MIXED}),
     "learned positions": ("biogpt", {k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}),
     "ALiBi": ("bloom", {**COMMON, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
@@ -95,7 +96,7 @@ def feed(tree: Grown, cuts: list[int], beside: list[Row]) -> Tensor:
 
 
 CASES = [
-    *(("fused", name) for name in ("llama", "window", "windows in some layers")),
+    *(("fused", name) for name in ("llama", "window", "windows in some layers", "gemma with windows")),
     *(("paged", name) for name in ("llama", "window", "windows and soft caps")),
     *(("dense", name) for name in ("llama", "window", "named windows", "learned positions")),
 ]
@@ -176,7 +177,7 @@ def alone(runner: ModelRunner, ids: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["llama", "window", "windows in some layers"])
+@pytest.mark.parametrize("name", ["llama", "window", "windows in some layers", "gemma with windows"])
 @settings(max_examples=8, deadline=None)
 @given(
     num_ids=st.sampled_from([1, 15, 16, 17, 47, 63, 64, 65, 80]), num_nodes=st.integers(1, 20), seed=st.integers(0, 99)

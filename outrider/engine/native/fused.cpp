@@ -11,7 +11,7 @@ namespace {
 
 enum Which : int32_t { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, HEAD = 4 };
 enum Vector : int32_t { ATTENTION_NORM = 0, MLP_NORM = 1, QUERY_NORM = 2, KEY_NORM = 3, LAST_NORM = 4, COSINE = 5, SINE = 6,
-                        READ_NORM = 7 };
+                        READ_NORM = 7, ATTENTION_OUT_NORM = 8, MLP_OUT_NORM = 9 };
 
 Matrix& matrix_of(Model& model, int32_t layer, int32_t which) {
     switch (which) {
@@ -30,8 +30,10 @@ std::vector<float>& vector_of(Model& model, int32_t layer, int32_t which) {
         case QUERY_NORM: return model.layers[layer].query_norm;
         case KEY_NORM: return model.layers[layer].key_norm;
         case LAST_NORM: return model.last_norm;
-        case COSINE: return model.cosine;
-        case SINE: return model.sine;
+        case COSINE: return model.rotary[model.layers[layer].rotary].cosine;
+        case SINE: return model.rotary[model.layers[layer].rotary].sine;
+        case ATTENTION_OUT_NORM: return model.layers[layer].attention_out_norm;
+        case MLP_OUT_NORM: return model.layers[layer].mlp_out_norm;
         default: return model.read_norm;
     }
 }
@@ -50,9 +52,9 @@ int64_t guarded(F f) {
 
 extern "C" {
 
-void* outrider_new(const outrider::Spec* spec, const int32_t* windows) {
+void* outrider_new(const outrider::Spec* spec, const int32_t* windows, const int32_t* rotaries) {
     try {
-        return new Model(*spec, windows);
+        return new Model(*spec, windows, rotaries);
     } catch (const std::exception&) {
         return nullptr;
     }

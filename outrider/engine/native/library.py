@@ -27,9 +27,9 @@ class NativeSpec(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_size", "intermediate")),
-        *((name, c_int32) for name in ("vocab", "head_rows", "paired", "dtype", "weights", "num_threads")),
-        ("epsilon", c_float),
-        ("attention_scale", c_float),
+        *((name, c_int32) for name in ("vocab", "head_rows", "paired", "dtype", "weights")),
+        *((name, c_int32) for name in ("num_threads", "activation")),
+        *((name, c_float) for name in ("epsilon", "attention_scale", "embedding_scale")),
     )
 
 
@@ -39,6 +39,14 @@ class Kind(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2
+
+
+class Activation(IntEnum):
+    """What the gates go through. Mirrors the C++ enumeration."""
+
+    SILU = 0
+    GELU = 1
+    """The approximation by tanh."""
 
 
 class Which(IntEnum):
@@ -60,7 +68,7 @@ class RowPart(IntEnum):
 
 
 class Vector(IntEnum):
-    """Names a norm's weight or a rotary table."""
+    """Names a norm's weight or a rotary table, which all layers of its number share."""
 
     ATTENTION_NORM = 0
     MLP_NORM = 1
@@ -70,10 +78,12 @@ class Vector(IntEnum):
     COSINE = 5
     SINE = 6
     READ_NORM = 7
+    ATTENTION_OUT_NORM = 8
+    MLP_OUT_NORM = 9
 
 
 SIGNATURES = {
-    "outrider_new": (c_void_p, (POINTER(NativeSpec), c_void_p)),
+    "outrider_new": (c_void_p, (POINTER(NativeSpec), c_void_p, c_void_p)),
     "outrider_free": (None, (c_void_p,)),
     "outrider_pack": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32)),
     "outrider_bias": (c_int64, (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_int32)),
@@ -117,14 +127,15 @@ def _open(path: Path) -> ctypes.CDLL:
 class NativeModel:
     """Holds a model's packed weights and the threads that run it. Ends the threads when it is dropped."""
 
-    def __init__(self, spec: NativeSpec, windows: list[int]) -> None:
+    def __init__(self, spec: NativeSpec, windows: Sequence[int], rotaries: Sequence[int]) -> None:
         """Allocate an empty model. Raises BuildError, MemoryError.
 
-        windows: keys that each layer's queries see, 0 for all.
+        windows: keys that each layer's queries see, 0 for all. rotaries: the number of each layer's rotary tables.
         """
         self._library = library()
-        seen = array("i", windows)  # named, so that it outlives the call
-        self._handle = self._library.outrider_new(ctypes.byref(spec), seen.buffer_info()[0])
+        seen, turned = array("i", windows), array("i", rotaries)  # named, so that they outlive the call
+        addresses = (seen.buffer_info()[0], turned.buffer_info()[0])
+        self._handle = self._library.outrider_new(ctypes.byref(spec), *addresses)
         if not self._handle:
             raise MemoryError(f"no memory or threads for the packed weights of {spec.num_layers} layers")
 

@@ -1,4 +1,4 @@
-// A decoder of the Llama kind: its packed weights, the activations of a step, and the step itself.
+// A decoder like Llama's or Gemma's: its packed weights, the activations of a step, and the step itself.
 #pragma once
 
 #include <algorithm>
@@ -19,14 +19,22 @@ struct Spec {
     int32_t dtype;         // Kind of the embedding and of the cache
     int32_t weights;       // Kind of the linears
     int32_t num_threads;
+    int32_t activation;    // Activation of the gates
     float epsilon;         // of every norm
     float attention_scale;
+    float embedding_scale;
 };
 
 struct Layer {
     Matrix qkv, out, gate_up, down;
     std::vector<float> attention_norm, mlp_norm, query_norm, key_norm;
+    std::vector<float> attention_out_norm, mlp_out_norm;  // of what each half adds; empty, as query_norm, when there is none
     int32_t window = 0;  // keys a query sees, itself included; 0 for all
+    int32_t rotary = 0;  // number of its tables
+};
+
+struct Rotary {
+    std::vector<float> cosine, sine;  // [context, head size / 2]
 };
 
 struct RowPlan {
@@ -77,7 +85,7 @@ struct Scratch {
 
 class Model {
    public:
-    Model(const Spec& spec, const int32_t* windows)
+    Model(const Spec& spec, const int32_t* windows, const int32_t* rotaries)
         : spec(spec), layers(spec.num_layers), input(input_kind(static_cast<Kind>(spec.weights))),
           pool_(spec.num_threads), scratch_(pool_.num_threads()) {
         const Kind kind = static_cast<Kind>(spec.weights);
@@ -85,6 +93,8 @@ class Model {
         for (int i = 0; i < spec.num_layers; ++i) {
             Layer& layer = layers[i];
             layer.window = windows[i];
+            layer.rotary = rotaries[i];
+            if (layer.rotary >= static_cast<int32_t>(rotary.size())) rotary.resize(layer.rotary + 1);
             layer.qkv.shape(kind, attention + 2 * spec.kv_heads * spec.head_size,
                             spec.paired && i == 0 ? 2 * spec.hidden : spec.hidden);
             layer.out.shape(kind, spec.hidden, attention);
@@ -121,7 +131,8 @@ class Model {
     const Spec spec;
     std::vector<Layer> layers;
     Matrix head;
-    std::vector<float> last_norm, cosine, sine;  // [padded hidden], [context, head size / 2]
+    std::vector<Rotary> rotary;
+    std::vector<float> last_norm;                // [padded hidden], as the other norms of hidden states
     std::vector<float> read_norm;                // of the rows that are read, when paired
     bool residual_normed = false;                // whether they go on normed
     const void* embedding = nullptr;             // [vocab, hidden], the binding keeps it alive
@@ -149,6 +160,7 @@ class Model {
     template <class Use>
     int normed_linear(int phase, Scratch& scratch, const std::vector<float>& norm, const int32_t* tokens, int64_t rows,
                       const Matrix& matrix, Use use);
+    int added_linear(int phase, Scratch& scratch, const Matrix& matrix, const Rows& x, const std::vector<float>& norm);
 
     template <class KV>
     Cache<KV> cache(int layer) const {
@@ -160,7 +172,7 @@ class Model {
 
     Pool pool_;
     std::vector<Scratch> scratch_;
-    Rows hidden_, normal_, paired_, qkv_, mixed_, gated_;
+    Rows hidden_, normal_, paired_, qkv_, mixed_, gated_, added_;
     // The step at hand.
     const int32_t* ids_ = nullptr;
     int32_t num_tokens_ = 0;

@@ -26,6 +26,12 @@ static void rms_norm(const float* x, const float* weight, int64_t columns, int64
     else rms_norm(x, weight, columns, padded, epsilon, static_cast<float*>(out));
 }
 
+// Add a row, normed, to another of as many columns; x is changed.
+static void add_normed(float* x, const float* weight, int64_t columns, int64_t padded, float epsilon, float* to) {
+    rms_norm(x, weight, columns, padded, epsilon, x);
+    for (int64_t i = 0; i < padded; i += LANES) store(to + i, load(to + i) + load(x + i));
+}
+
 // One head in place: an optional norm over its own columns, then rotation by halves, then times `factor`.
 __attribute__((noinline)) static void rotate_head(float* head, int size, const float* norm, float epsilon,
                                                   const float* cosine, const float* sine, float factor) {
@@ -43,10 +49,15 @@ __attribute__((noinline)) static void rotate_head(float* head, int size, const f
     }
 }
 
-// silu(gate) * up of 32 neurons; a piece's sums hold the 32 gates first.
+enum class Activation : int32_t { silu = 0, gelu = 1 };
+
+// activation(gate) * up of 32 neurons; a piece's sums hold the 32 gates first.
 template <class Out>
-static void gated(const float* sums, Out* out) {
-    for (int v = 0; v < PANEL; v += LANES) store(out + v, silu(load(sums + v)) * load(sums + PANEL + v));
+static void gated(const float* sums, Activation activation, Out* out) {
+    for (int v = 0; v < PANEL; v += LANES) {
+        const vf gate = load(sums + v), up = load(sums + PANEL + v);
+        store(out + v, (activation == Activation::gelu ? gelu(gate) : silu(gate)) * up);
+    }
 }
 
 }  // namespace outrider

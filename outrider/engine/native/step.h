@@ -77,18 +77,19 @@ inline int64_t Model::forward(const int32_t* plan, int32_t num_tokens, int32_t n
     qkv_.fit(num_tokens, attention + 2 * spec.kv_heads * spec.head_size, Kind::float32);
     mixed_.fit(num_tokens, attention, input);
     gated_.fit(num_tokens, round_up(spec.intermediate, PANEL), input);
+    if (!layers[0].mlp_out_norm.empty()) added_.fit(num_tokens, spec.hidden, Kind::float32);
     auto job = [this](int thread) {
         if (static_cast<Kind>(spec.dtype) == Kind::bfloat16) run<bf16>(thread);
         else run<float>(thread);
     };
-    pool_.run(1 + 8 * spec.num_layers + 3, job);
+    pool_.run(1 + 10 * spec.num_layers + 3, job);
     return 0;
 }
 
 template <class KV>
 void Model::widen_token(int32_t token, float* out) const {
     const KV* source = static_cast<const KV*>(embedding) + static_cast<int64_t>(ids_[token]) * spec.hidden;
-    for (int i = 0; i < spec.hidden; ++i) out[i] = widen(source[i]);
+    for (int i = 0; i < spec.hidden; ++i) out[i] = widen(source[i]) * spec.embedding_scale;
 }
 
 template <class KV>
@@ -145,10 +146,29 @@ int Model::normed_linear(int phase, Scratch& scratch, const std::vector<float>& 
     return linear(phase + 1, scratch, matrix, normal_, rows, use);
 }
 
+// Add a product to the hidden states, normed first where there is a norm: then it must be whole.
+inline int Model::added_linear(int phase, Scratch& scratch, const Matrix& matrix, const Rows& x,
+                               const std::vector<float>& norm) {
+    if (norm.empty())
+        return linear(phase, scratch, matrix, x, num_tokens_, [&](int64_t row, int piece, const float* sums) {
+            float* to = hidden_.floats(row, static_cast<int64_t>(piece) * PIECE);
+            for (int v = 0; v < PIECE; v += LANES) store(to + v, load(to + v) + load(sums + v));
+        });
+    phase = linear(phase, scratch, matrix, x, num_tokens_, [&](int64_t row, int piece, const float* sums) {
+        std::memcpy(added_.floats(row, static_cast<int64_t>(piece) * PIECE), sums, PIECE * sizeof(float));
+    });
+    pool_.phase(phase, num_tokens_, [&](int row) {
+        add_normed(added_.floats(row), norm.data(), spec.hidden, round_up(spec.hidden, LANES), spec.epsilon,
+                   hidden_.floats(row));
+    });
+    return phase + 1;
+}
+
 // Rotate the heads of a piece of work and put its keys and values into the cache.
 template <class KV>
 void Model::prepare(int layer_index, const HeadWork& work) {
     const Layer& layer = layers[layer_index];
+    const Rotary& tables = rotary[layer.rotary];
     const RowPlan& row = rows_[work.row];
     const Cache<KV> store_to = cache<KV>(layer_index);
     const int size = spec.head_size, padded = padded_head(), queries = group();
@@ -156,8 +176,8 @@ void Model::prepare(int layer_index, const HeadWork& work) {
     const float* key_norm = layer.key_norm.empty() ? nullptr : layer.key_norm.data();
     for (int32_t i = work.from; i < work.to; ++i) {
         const int32_t token = row.first_token + i, position = positions_[token], place = row.num_cached + i;
-        const float* cosines = cosine.data() + static_cast<int64_t>(position) * (size / 2);
-        const float* sines = sine.data() + static_cast<int64_t>(position) * (size / 2);
+        const float* cosines = tables.cosine.data() + static_cast<int64_t>(position) * (size / 2);
+        const float* sines = tables.sine.data() + static_cast<int64_t>(position) * (size / 2);
         float* heads = qkv_.floats(token, static_cast<int64_t>(work.head) * queries * size);
         for (int g = 0; g < queries; ++g)
             rotate_head(heads + g * size, size, query_norm, spec.epsilon, cosines, sines,
@@ -228,17 +248,14 @@ int Model::attention(int phase, int layer, Scratch& scratch) {
 template <class KV>
 void Model::run(int thread) {
     Scratch& scratch = scratch_[thread];
-    auto add_to_hidden = [&](int64_t row, int piece, const float* sums) {
-        float* x = hidden_.floats(row, static_cast<int64_t>(piece) * PIECE);
-        for (int v = 0; v < PIECE; v += LANES) store(x + v, load(x + v) + load(sums + v));
-    };
+    const Activation activation = static_cast<Activation>(spec.activation);
     auto keep_qkv = [&](int64_t row, int piece, const float* sums) {
         std::memcpy(qkv_.floats(row, static_cast<int64_t>(piece) * PIECE), sums, PIECE * sizeof(float));
     };
     auto keep_gated = [&](int64_t row, int piece, const float* sums) {
         char* out = gated_.at(row, static_cast<int64_t>(piece) * PANEL);
-        if (input == Kind::bfloat16) gated(sums, reinterpret_cast<bf16*>(out));
-        else gated(sums, reinterpret_cast<float*>(out));
+        if (input == Kind::bfloat16) gated(sums, activation, reinterpret_cast<bf16*>(out));
+        else gated(sums, activation, reinterpret_cast<float*>(out));
     };
     auto keep_logits = [&](int64_t row, int piece, const float* sums) {
         const int64_t first = static_cast<int64_t>(piece) * PIECE, left = std::min<int64_t>(PIECE, spec.head_rows - first);
@@ -256,9 +273,9 @@ void Model::run(int thread) {
         if (spec.paired && i == 0) phase = linear(phase + 1, scratch, layer.qkv, paired_, rows, keep_qkv);
         else phase = normed_linear(phase, scratch, layer.attention_norm, all_.data(), rows, layer.qkv, keep_qkv);
         phase = attention<KV>(phase, i, scratch);
-        phase = linear(phase, scratch, layer.out, mixed_, rows, add_to_hidden);
+        phase = added_linear(phase, scratch, layer.out, mixed_, layer.attention_out_norm);
         phase = normed_linear(phase, scratch, layer.mlp_norm, all_.data(), rows, layer.gate_up, keep_gated);
-        phase = linear(phase, scratch, layer.down, gated_, rows, add_to_hidden);
+        phase = added_linear(phase, scratch, layer.down, gated_, layer.mlp_out_norm);
     }
     const int copies = num_copies(spec.num_layers);
     pool_.phase(phase++, copies + num_copies(NORMED), [&](int i) {

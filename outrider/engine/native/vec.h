@@ -155,4 +155,10 @@ static inline vf silu(vf x) {
     return x / (splat(1.0f) + exp2(x * splat(-LOG2_E)));
 }
 
+// gelu_pytorch_tanh: x / 2 * (1 + tanh(u)) is x * sigmoid(2 u), u = sqrt(2 / pi) * (x + 0.044715 x^3).
+static inline vf gelu(vf x) {
+    constexpr float LINEAR = -2.0f * LOG2_E * 0.7978845608028654f;
+    return x / (splat(1.0f) + exp2(x * fma(x * x, splat(0.044715f * LINEAR), splat(LINEAR))));
+}
+
 }  // namespace outrider

@@ -26,7 +26,16 @@ from outrider.engine.paths.paged import PagedPath
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 
-__all__ = ["BLOCK_SIZE", "FACTORIES", "PathUnavailable", "check_cache", "choose_path", "pack", "tree_refusal"]
+__all__ = [
+    "BLOCK_SIZE",
+    "FACTORIES",
+    "PathUnavailable",
+    "check_cache",
+    "choose_path",
+    "margin",
+    "pack",
+    "tree_refusal",
+]
 
 log = get_logger(__name__)
 
@@ -70,7 +79,8 @@ def choose_path(
             refusals.append(f"{name}: {reason}")
             continue
         others = f"; not {', nor '.join(refusals)}" if refusals else ""
-        log.info("%s takes the path %s%s%s", class_name, name, "" if wanted == "auto" else ", as set", others)
+        as_set = "" if wanted == "auto" else ", as set"
+        log.info("%s takes the path %s%s%s; self-test: %s", class_name, name, as_set, others, margin(runner))
         if gives_features:
             runner.features_refusal = features_refusal(runner, UncachedModel(model))
             if runner.features_refusal is not None:
@@ -97,7 +107,7 @@ def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered
     if batch_invariant and not path.batch_invariant:
         raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), model.device)
-    check_cache(runner, truth)
+    runner.self_test_error = check_cache(runner, truth)
     runner.tree_refusal = tree_refusal(runner, truth)
     if runner.tree_refusal is not None:
         log.info("%s runs no token trees on the path %s: %s", type(model).__name__, name, runner.tree_refusal)
@@ -112,7 +122,7 @@ def pack(model: PreTrainedModel, runner: ModelRunner, truth: Remembered) -> None
     if not num_packed:
         return
     try:
-        check_cache(runner, truth)
+        runner.self_test_error = check_cache(runner, truth)
     except PathUnavailable as reason:
         unpack_linears(model)
         log.warning("%s keeps its plain linear layers: packed, it %s", type(model).__name__, reason)
@@ -148,8 +158,14 @@ def features_refusal(runner: ModelRunner, truth: UncachedModel) -> str | None:
     return None
 
 
-def check_cache(runner: ModelRunner, truth: Remembered) -> None:
-    """Raise PathUnavailable unless the runner passes the self-test. Its pool must be that of the test."""
+def margin(runner: ModelRunner) -> str:
+    """Say how far from the truth the self-test's logits were, and how far they may be."""
+    allowed = TOLERANCE[runner.facts.dtype]
+    return f"largest difference {runner.self_test_error:.1e} of the largest logit, {allowed:g} allowed"
+
+
+def check_cache(runner: ModelRunner, truth: Remembered) -> float:
+    """Return the self-test's error, whose pool the runner must have. Raises PathUnavailable where it is too large."""
     try:
         error = largest_error(runner, truth)
     except Exception as reason:  # whatever a class does with a cache it does not know
@@ -160,3 +176,4 @@ def check_cache(runner: ModelRunner, truth: Remembered) -> None:
             f"computes other logits with this cache than without one: largest difference {error:.2e} of the "
             f"largest logit, at most {tolerance:.0e} is allowed"
         )
+    return error

@@ -1,4 +1,4 @@
-"""The `fused` path: a forward of our own in C++ for Llama-like decoders on a CPU. Built by `choice`.
+"""The `fused` path: a forward of our own in C++ for decoders like Llama's and Gemma's on a CPU. Built by `choice`.
 
 Weights are packed at load and read once a step; keys and values are read from their blocks. Every sum has one order, so
 a token's logits are the same bits in every batch, verify width and chunking, and with any number of threads.
@@ -27,7 +27,7 @@ PADDED = 16
 
 
 class FusedPath:
-    """Runs a Llama-like model in C++. Implements `ForwardPath`, `RunsTrees`, `GivesFeatures`, `Repacks`."""
+    """Runs a model like Llama or Gemma in C++. Implements `ForwardPath`, `RunsTrees`, `GivesFeatures`, `Repacks`."""
 
     name = "fused"
     batch_invariant = True

@@ -13,14 +13,22 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from outrider.engine.loading.quantize import Int8Linear
 from outrider.engine.model_runner import ModelFacts
 from outrider.engine.native.build import BuildError
-from outrider.engine.native.library import NO_LAYER, Kind, NativeModel, NativeSpec, RowPart, Vector, Which
-from outrider.engine.paths.block_cache import layer_limits
+from outrider.engine.native.library import NO_LAYER, Activation, Kind, NativeModel, NativeSpec, RowPart, Vector, Which
+from outrider.engine.paths.block_cache import declared, layer_limits
 from outrider.engine.paths.forward_path import PathUnavailable
 
-CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+CLASSES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "GemmaForCausalLM",
+    "Gemma3ForCausalLM",
+)
 """Classes that the path runs, compared by name: a subclass may compute something else."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary types whose tables do not depend on how long a sequence is."""
+ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU}
 KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}
 MOST_HEAD_SIZE = 256
 """Columns of a head."""
@@ -48,6 +56,10 @@ class FusedShape:
     """Whether the linear layers, head included, are `Int8Linear`."""
     head_rows: int
     """Logits of a token."""
+    activation: Activation = Activation.SILU
+    embedding_scale: float = 1.0
+    rotary_kinds: tuple[str | None, ...] = ()
+    """Each layer's type, where the rotary tables go by it; empty where there is one for all."""
     is_paired: bool = False
     """Whether layer 0 reads a row of the caller's beside the token's embedding."""
 
@@ -56,7 +68,7 @@ class FusedShape:
         """Return the model's sizes. Raises PathUnavailable for a model that this path does not run."""
         config = model.config
         _check(model, config)
-        attention = model.model.layers[0].self_attn
+        attention, embedding = model.model.layers[0].self_attn, model.model.embed_tokens
         return cls(
             num_layers=config.num_hidden_layers,
             hidden=config.hidden_size,
@@ -72,6 +84,10 @@ class FusedShape:
             windows=tuple(layer_limits(config, layer)[0] or 0 for layer in range(config.num_hidden_layers)),
             is_int8=isinstance(model.lm_head, Int8Linear),
             head_rows=facts.vocab_size,
+            activation=ACTIVATIONS[_activation(config)],
+            # rounded as transformers does before it multiplies
+            embedding_scale=float(embedding.embed_scale.to(model.dtype)) if hasattr(embedding, "embed_scale") else 1.0,
+            rotary_kinds=() if "rope_type" in config.rope_parameters else tuple(config.layer_types),
         )
 
 
@@ -79,18 +95,39 @@ def _check(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     """Raise PathUnavailable for the first thing that this path does not compute."""
     if type(model).__name__ not in CLASSES:
         raise PathUnavailable(f"is made for {', '.join(CLASSES)}")
-    rope, head_size = config.rope_parameters["rope_type"], model.model.layers[0].self_attn.head_dim
+    head_size, activation, limits = model.model.layers[0].self_attn.head_dim, _activation(config), _limits(config)
+    ropes = [rope["rope_type"] for rope in _ropes(config)]
     reasons = [
         (model.device.type != "cpu", f"is made for cpu, not {model.device.type}"),
         (model.dtype not in KINDS, f"is made for float32 and bfloat16, not {model.dtype}"),
         (not _is_plain(model), "is made for whole weights of one dtype, or int8"),
-        (getattr(config, "hidden_act", None) != "silu", f"is made for silu, not {getattr(config, 'hidden_act', None)}"),
-        (rope not in ROPE_TYPES, f"is made for the rope types {', '.join(ROPE_TYPES)}, not {rope}"),
+        (activation not in ACTIVATIONS, f"is made for {' and '.join(ACTIVATIONS)}, not {activation}"),
+        (bool(limits), f"is made for causal attention without soft caps, not {', '.join(limits)}"),
+        (
+            not set(ropes) <= set(ROPE_TYPES),
+            f"is made for the rope types {', '.join(ROPE_TYPES)}, not {', '.join(ropes)}",
+        ),
         (head_size % 8 != 0 or head_size > MOST_HEAD_SIZE, f"is made for heads of 8, 16, .. 256, not {head_size}"),
     ]
     for holds, reason in reasons:
         if holds:
             raise PathUnavailable(reason)
+
+
+def _activation(config: PreTrainedConfig) -> str | None:
+    """Return the name of the MLP's activation. Gemma 3 has a word of its own for it."""
+    return declared(config, "hidden_activation") or getattr(config, "hidden_act", None)
+
+
+def _ropes(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """Return the parameters of every rotary table that a layer takes."""
+    rope = config.rope_parameters
+    return [rope] if "rope_type" in rope else [rope[kind] for kind in sorted(set(config.layer_types))]
+
+
+def _limits(config: PreTrainedConfig) -> list[str]:
+    """Return the options, set here, by which some classes compute other attention or other logits."""
+    return [name for name in ("use_bidirectional_attention", "final_logit_softcapping") if declared(config, name)]
 
 
 def _is_plain(model: PreTrainedModel) -> bool:
@@ -121,18 +158,21 @@ def _pack(body: Any, lm_head: Any, shape: FusedShape) -> NativeModel:
         *(shape.num_layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_size, shape.intermediate),
         *(shape.vocab, shape.head_rows, shape.is_paired),
         *(KINDS[shape.dtype], Kind.INT8 if shape.is_int8 else KINDS[shape.dtype]),
-        torch.get_num_threads(),
-        *(shape.epsilon, shape.attention_scale),
+        *(torch.get_num_threads(), shape.activation),
+        *(shape.epsilon, shape.attention_scale, shape.embedding_scale),
     )
-    assert ctypes.sizeof(spec) == 14 * 4
-    native = NativeModel(spec, list(shape.windows))
+    assert ctypes.sizeof(spec) == 16 * 4
+    kinds = shape.rotary_kinds or (None,) * shape.num_layers
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    native = NativeModel(spec, shape.windows, [numbers[kind] for kind in kinds])
     for index, layer in enumerate(body.layers):
         _pack_layer(native, index, layer, shape)
     _pack_linear(native, NO_LAYER, Which.HEAD, lm_head)
-    native.vector(NO_LAYER, Vector.LAST_NORM, body.norm.weight)
-    cosine, sine = _rotary_tables(body, shape)
-    native.vector(NO_LAYER, Vector.COSINE, cosine)
-    native.vector(NO_LAYER, Vector.SINE, sine)
+    native.vector(NO_LAYER, Vector.LAST_NORM, _factors(body.norm))
+    for kind in numbers:
+        cosine, sine = _rotary_tables(body, shape, kind)
+        native.vector(kinds.index(kind), Vector.COSINE, cosine)
+        native.vector(kinds.index(kind), Vector.SINE, sine)
     return native
 
 
@@ -146,11 +186,21 @@ def _pack_layer(native: NativeModel, index: int, layer: Any, shape: FusedShape) 
     _pack_linear(native, index, Which.GATE_UP, mlp.gate_proj, part=RowPart.GATE)
     _pack_linear(native, index, Which.GATE_UP, mlp.up_proj, part=RowPart.UP)
     _pack_linear(native, index, Which.DOWN, mlp.down_proj)
-    native.vector(index, Vector.ATTENTION_NORM, layer.input_layernorm.weight)
-    native.vector(index, Vector.MLP_NORM, layer.post_attention_layernorm.weight)
+    norms = {Vector.ATTENTION_NORM: layer.input_layernorm, Vector.MLP_NORM: layer.post_attention_layernorm}
+    if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma 3: what comes after the attention is of its output
+        norms[Vector.ATTENTION_OUT_NORM] = layer.post_attention_layernorm
+        norms[Vector.MLP_NORM] = layer.pre_feedforward_layernorm
+        norms[Vector.MLP_OUT_NORM] = layer.post_feedforward_layernorm
     if hasattr(getattr(attention, "q_norm", None), "weight"):
-        native.vector(index, Vector.QUERY_NORM, attention.q_norm.weight)
-        native.vector(index, Vector.KEY_NORM, attention.k_norm.weight)
+        norms |= {Vector.QUERY_NORM: attention.q_norm, Vector.KEY_NORM: attention.k_norm}
+    for which, norm in norms.items():
+        native.vector(index, which, _factors(norm))
+
+
+def _factors(norm: nn.Module) -> Tensor:
+    """Return what an RMS norm multiplies by, float32: Gemma's keep how much that is above 1."""
+    weight = norm.weight.detach().float()
+    return 1.0 + weight if type(norm).__name__.startswith("Gemma") else weight
 
 
 def _pack_linear(
@@ -170,10 +220,10 @@ def _pack_linear(
 
 
 @torch.inference_mode()
-def _rotary_tables(body: Any, shape: FusedShape) -> tuple[Tensor, Tensor]:
+def _rotary_tables(body: Any, shape: FusedShape, kind: str | None) -> tuple[Tensor, Tensor]:
     """Return cosine and sine, each [context, head_size / 2] float32, from the model's own rotary module."""
-    positions = torch.arange(shape.context)[None]
-    cosine, sine = body.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)  # [1, context, head_size]
+    positions, kinds = torch.arange(shape.context)[None], [] if kind is None else [kind]
+    cosine, sine = body.rotary_emb(torch.zeros(1, dtype=torch.float32), positions, *kinds)  # [1, context, head_size]
     half = shape.head_size // 2
     if cosine.shape[-1] != shape.head_size or not torch.equal(cosine[..., :half], cosine[..., half:]):
         raise PathUnavailable(f"is made for rotation of the whole head by halves, not of {cosine.shape[-1]} columns")
