@@ -32,7 +32,8 @@ Target = Annotated[str | None, typer.Option(help="Folder or hub id of the target
 Draft = Annotated[
     str | None,
     typer.Option(
-        help="Folder or hub id of the draft; or, without a model, ngram, lookup, unigram:TEXTFILE or bigram:TEXTFILE."
+        help="Folder or hub id of the draft, a model or a head; or, without a model, ngram, lookup, "
+        "unigram:TEXTFILE or bigram:TEXTFILE."
     ),
 ]
 NoDraft = Annotated[

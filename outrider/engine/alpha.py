@@ -22,6 +22,8 @@ from outrider.drafting import drafter as drafting
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.tables import Bigram, Unigram
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.loading.loaded import load
 from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
@@ -214,6 +216,7 @@ def measure(task: Task) -> Iterator[dict[str, Any]]:
         yield {"event": "progress", "text": f"loading {drafter.name}"}
         if drafter.kind == MODEL:
             assert drafter.source is not None
+            _check_model(drafter.source)
             check_same_tokens(task.target, drafter.source)
             models[drafter.name] = LawModel(drafter.source, task, longest)
             _check_fits(models[drafter.name], longest, task)
@@ -293,6 +296,15 @@ def check_same_tokens(target: str, draft: str) -> None:
     prints = [tokenizer_fingerprint(tokenizer_files(model).tokenizer_json) for model in (target, draft)]
     if prints[0] != prints[1]:
         raise ConfigError(f"the tokenizers of {target} and {draft} differ; a draft must have its target's")
+
+
+def _check_model(source: str) -> None:
+    kind = kind_of(Checkpoint(source))
+    if kind is not DraftKind.MODEL:
+        raise ConfigError(
+            f"--draft {source}: a draft of the kind {kind}, which alpha does not measure; it takes models. What a head "
+            "is worth, `outrider train-head` reports and `outrider up` shows as spec_acceptance_rate"
+        )
 
 
 def _check_fits(model: LawModel, longest: int, task: Task) -> None:

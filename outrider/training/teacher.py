@@ -84,8 +84,8 @@ class Teacher:
             output = self.network(input_ids=batch.ids, use_cache=False, output_hidden_states=True)
         return Seen(output.logits.flatten(0, 1).float(), output.hidden_states or ())
 
-    def check_taps(self, taps: Sequence[int]) -> None:
-        """Raise ConfigError for hidden states that the target does not have or transformers does not give."""
+    def check_hidden(self) -> None:
+        """Raise ConfigError where transformers gives not all hidden states."""
         probe = Batch.of([Answer(np.zeros(2, dtype=np.int32), 1, 0.0)], self.device)
         shape, hidden = (1, 2, self.width), self.see(probe).hidden
         if [tuple(state.shape) for state in hidden] != [shape] * (self.num_layers + 1):
@@ -93,9 +93,6 @@ class Teacher:
                 f"{type(self.network).__name__} in {self.folder} gives no hidden state of width {self.width} before "
                 f"each of its {self.num_layers} layers and after its last norm, which heads read; train a draft instead"
             )
-        for tap in taps:
-            if not 0 <= tap < self.num_layers:
-                raise ConfigError(f"--taps has {tap}, must be from 0 to {self.num_layers - 1} for {self.folder}")
 
 
 def shuffled(count: int, size: int, seed: int) -> Iterator[NDArray[np.int64]]:

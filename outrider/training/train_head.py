@@ -86,6 +86,10 @@ Tell = Callable[[str, str, int, int], None]
 def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
     """Train, save and return the report. Raises OutriderError, and StopRequested with a checkpoint saved."""
     _check_folders(task)
+    target = TargetFiles(task.target)
+    for tap in task.taps or ():
+        if not 0 <= tap < target.num_layers:
+            raise ConfigError(f"--taps has {tap}, must be from 0 to {target.num_layers - 1} for {task.target}")
     device = str(resolve_device(task.device))
     tokenizer = tokenizer_of(task.target)
     prompts = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in without_shared(task.prompts, task.held_apart)]
@@ -105,7 +109,7 @@ def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
         work,
         lambda done, total: tell("text", "answers held apart", done, total),
     )
-    teacher, target = Teacher(task.target, device), TargetFiles(task.target)
+    teacher = Teacher(task.target, device)
     student = _student(task, teacher, target, answers)
     facts = {
         "kind": task.kind,
@@ -192,7 +196,7 @@ def _student(task: Task, teacher: Teacher, target: TargetFiles, answers: Sequenc
         assert task.start is not None
         return Draft(task.start, teacher.vocab_size, teacher.device)
     taps = task.taps or default_taps(teacher.num_layers)
-    teacher.check_taps(taps)
+    teacher.check_hidden()
     if task.kind == "medusa":
         return Medusa.new(target, task.depth, teacher.device)
     kept = None if task.draft_vocab is None else frequent_ids(answers, task.draft_vocab, teacher.vocab_size)

@@ -239,7 +239,7 @@ async def test_a_head_of_wrong_wiring_is_not_used_and_everybody_is_told(
         alone = Pools(pools.targets, [draft], [gateway])
         (why,) = read_ready(alone.http())
         assert why.startswith(f"draft at {draft.address}: draft {folders.head} does not fit target {folders.target}: ")
-        assert "serve it as it is with --trust-draft-config" in why
+        assert "serve it as it is with trust_draft_config" in why
         assert "WARNING" in log.read_text() and log.read_text().count(why.partition(": ")[2]) == 2, "once a target"
         assert total(alone.metrics(), "outrider_members", role="draft", state="refused") == 1
         question = Question.new()

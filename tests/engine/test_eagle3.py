@@ -427,7 +427,7 @@ def test_a_pickle_is_read_only_when_it_is_allowed(target_folder: str, tmp_path: 
     with pytest.raises(ConfigError, match=r"pytorch_model\.bin, a pickle.*allow_pickle"):
         kind_of(Checkpoint(folder))
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.")
-    with pytest.raises(ConfigError, match=r"cannot read .*pytorch_model\.bin"):
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin holds something else than tensors by name"):
         read_eagle3(Checkpoint(folder, allow_pickle=True), TargetFiles(target_folder))
 
 

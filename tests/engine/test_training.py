@@ -17,8 +17,8 @@ from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Config
 from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.heads.target_files import TargetFiles
+from outrider.training import optimizing, written
 from outrider.training import run as running
-from outrider.training import written
 from outrider.training.eagle3 import Eagle3, Opened
 from outrider.training.losses import Law, acceptance, divergence, loss_of
 from outrider.training.measure import measured
@@ -107,6 +107,12 @@ def test_what_is_asked_of_a_batch() -> None:
     assert batch.ids.tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 0, 0]]
     asked = [[places.nonzero()[:, 0].tolist() for places in batch.asked(depth)] for depth in range(3)]
     assert asked == [[[2, 3, 4], [1, 2]], [[3, 4], [2]], [[4], []]]
+
+
+@pytest.fixture(autouse=True)
+def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine is good at."""
+    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
 
 
 @pytest.fixture(scope="module")
@@ -213,12 +219,7 @@ def test_a_target_without_hidden_states_is_refused(teacher: Teacher, monkeypatch
         teacher, "network", lambda **asked: SimpleNamespace(logits=whole(**asked).logits, hidden_states=None)
     )
     with pytest.raises(ConfigError, match="gives no hidden state of width 16 before each of its 3 layers"):
-        teacher.check_taps((1,))
-
-
-def test_a_tap_that_the_target_does_not_have_is_refused(teacher: Teacher) -> None:
-    with pytest.raises(ConfigError, match="--taps has 3, must be from 0 to 2"):
-        teacher.check_taps((1, 3))
+        teacher.check_hidden()
 
 
 def students(folder: Path, target: TargetFiles) -> dict[str, Callable[[], Student]]:
@@ -251,6 +252,26 @@ def test_an_interrupted_training_comes_to_the_same_bits(
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     with pytest.raises(ConfigError, match="was begun with updates 7, not 8"):
         Run(make(), teacher, answers, replace(plan, updates=8), tmp_path / "parts", {"kind": kind})
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "draft"])
+def test_an_update_in_bfloat16_is_nearly_the_same(
+    kind: str,
+    folder: Path,
+    teacher: Teacher,
+    target: TargetFiles,
+    answers: list[Answer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    losses = []
+    for in_bfloat16 in (False, True):
+        monkeypatch.setattr(optimizing, "has_bfloat16", lambda device, found=in_bfloat16: found)
+        run = Run(
+            students(folder, target)[kind](), teacher, answers, Plan("kl", 7, 4, 3), tmp_path / str(in_bfloat16), {}
+        )
+        losses.append([run.update(Batch.of(answers, "cpu")) for _ in range(2)])
+    assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
 def test_time_ends_a_training_and_leaves_its_schedule(

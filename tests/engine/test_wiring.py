@@ -17,7 +17,7 @@ from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3_files import Eagle3Files, read_eagle3
 from outrider.engine.heads.loader import LoadedEagle3, load_eagle3, load_medusa
 from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import Seen, _Eagle3Run, score_eagle3, score_medusa, taps_to_probe
+from outrider.engine.heads.wiring import Outcome, Seen, Way, _Eagle3Run, score_eagle3, score_medusa, taps_to_probe
 from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.heads import LAYERS, SHAPE, VOCAB, Eagle3, hidden_states, target
@@ -99,6 +99,17 @@ def test_a_planted_fault_changes_what_the_head_says_and_is_caught_where_it_is_tr
 def test_a_head_of_another_target_is_caught(sound: Sound) -> None:
     other = made(another_head(sound.files, seed=1), sound.loaded)
     assert score_eagle3(other, sound.seen, LAYERS).fault is not None
+
+
+def test_a_head_that_knows_nothing_is_not_told_of_another_wiring() -> None:
+    """Of a head that is hardly trained some way is always a little better than the files' own."""
+    nothing = torch.full((64,), -9.0) + torch.arange(64) % 2
+    ours = Way("as configured", nothing, nothing, 0.0)
+    better = Way("with taps 1 and 3 exchanged", nothing + 1, nothing + 1, 0.02)
+    outcome = Outcome(ours, [better])
+    assert outcome.winner is None and "is it hardly trained" in (outcome.fault or "")
+    able = Way(better.label, nothing + 1, nothing, 0.5)
+    assert Outcome(ours, [able]).winner is able
 
 
 def test_medusa_before_the_final_norm_is_caught(tmp_path: Path) -> None:

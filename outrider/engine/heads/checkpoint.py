@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 INDEX = "model.safetensors.index.json"
 SAFE = ("model.safetensors", "medusa_lm_head.safetensors")
+AGAIN = "get the file again (where it is a pointer of Git LFS: git lfs pull)"
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
 
 
@@ -63,13 +64,20 @@ class Checkpoint:
         if not self._allow_pickle:
             raise ConfigError(
                 f"the weights of {self.model} are in {self.pickle.name}, a pickle, which may run code when it is read; "
-                "save them as safetensors, or set allow_pickle, with which tensors alone are read from it",
+                "save them as safetensors, or set allow_pickle (OUTRIDER_DRAFT_ALLOW_PICKLE=true), with which tensors "
+                "alone are read from it",
                 param="model",
             )
         try:
             found = torch.load(self.pickle, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-            raise ConfigError(f"cannot read {self.pickle}: {first_line(error)}", param="model") from error
+        except pickle.UnpicklingError as error:  # torch's own words advise to run the code
+            raise ConfigError(
+                f"{self.pickle} holds something else than tensors by name, or is damaged, and is not read; save the "
+                "weights as safetensors where you trust the file",
+                param="model",
+            ) from error
+        except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+            raise ConfigError(f"cannot read {self.pickle}: {first_line(error)}; {AGAIN}", param="model") from error
         if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
             raise ConfigError(f"{self.pickle} holds something else than tensors by name", param="model")
         return {str(name): tensor for name, tensor in found.items()}
@@ -111,4 +119,4 @@ def _read_safe(path: Path, read: Callable[[Any], T]) -> T:
         with safe_open(path, framework="pt") as file:
             return read(file)
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"cannot read {path}: {first_line(error)}", param="model") from error
+        raise ConfigError(f"cannot read {path}: {first_line(error)}; {AGAIN}", param="model") from error

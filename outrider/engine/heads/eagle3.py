@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 from transformers import Cache, LlamaConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -213,5 +214,13 @@ class _Attention(nn.Module):
         return projected
 
 
+class _Norm(nn.RMSNorm):
+    """An RMS norm in its input's dtype, which in training need not be the weight's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.weight is not None
+        return rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 def _norm(width: int, facts: Eagle3Config) -> nn.RMSNorm:
-    return nn.RMSNorm(width, eps=facts.epsilon)
+    return _Norm(width, eps=facts.epsilon)

@@ -77,6 +77,11 @@ class Way:
     agreement: float
     """Share of positions where both say the same."""
 
+    @property
+    def foretells(self) -> bool:
+        """Whether it says better what comes at a position than what comes elsewhere, by more than chance."""
+        return _lead(self.scores, self.elsewhere) > LOSES_AT
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -87,8 +92,11 @@ class Outcome:
 
     @property
     def winner(self) -> Way | None:
-        """Return the best of the others, where it is better than the files' own by more than chance."""
-        best = max(self.others, key=lambda way: _lead(way.scores, self.configured.scores), default=None)
+        """Return the best of the others that foretells anything, where it is better than the files' own by more than
+        chance.
+        """
+        able = [way for way in self.others if way.foretells]
+        best = max(able, key=lambda way: _lead(way.scores, self.configured.scores), default=None)
         if best is None or _lead(best.scores, self.configured.scores) <= LOSES_AT:
             return None
         return best
@@ -102,10 +110,10 @@ class Outcome:
                 f"{winner.label} it agrees with the target at {winner.agreement:.0%} of {len(ours.scores)} positions, "
                 f"and as configured at {ours.agreement:.0%}"
             )
-        if _lead(ours.scores, ours.elsewhere) <= LOSES_AT:
+        if not ours.foretells:
             return (
                 f"it agrees with the target at {ours.agreement:.0%} of {len(ours.scores)} positions, and foretells "
-                "what comes at each no better than what comes elsewhere; is it another target's head?"
+                "what comes at each no better than what comes elsewhere; is it hardly trained, or another target's?"
             )
         return None
 
@@ -136,8 +144,8 @@ def judge(outcome: Outcome, model: str, *, trusts: bool) -> str | None:
     if fault is None or trusts:
         return None
     return (
-        f"the head {model} is wired in another way than it was trained: {fault}; mend its config.json, or serve it as "
-        "it is with --trust-draft-config"
+        f"the head {model} does not fit: {fault}; mend its config.json, or serve it as it is with trust_draft_config "
+        "(OUTRIDER_DRAFT_TRUST_DRAFT_CONFIG=true)"
     )
 
 
