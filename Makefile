@@ -153,7 +153,11 @@ bench-features: $(STAMP)
 bench-wiring: $(STAMP)
 	$(BIN)/python -m benchmarks.wiring $(ARGS)
 
-.PHONY: bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
+# Prompts of 3,000 and 16,000 tokens on the real model: first token, memory, drafts and K by length; needs real-model.
+bench-long: $(STAMP)
+	$(BIN)/python -m benchmarks.long_prompts $(ARGS)
+
+.PHONY: bench-long bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

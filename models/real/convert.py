@@ -15,7 +15,7 @@ from gguf import GGUFReader
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from models.real.sentencepiece import SentencePiece
+from models.real.sentencepiece import SPACE, SentencePiece
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PERPLEXITY = 30.0
@@ -98,7 +98,7 @@ def check_tokenizer(file: Path, folder: Path) -> None:
         num_tokens += len(ids)
         if ids != truth.encode(text):
             sys.exit(f"the converted tokenizer cuts in another way than the file says: {text[:80]!r}")
-        if tokenizer.decode(ids, skip_special_tokens=False) != "<bos>" + text:
+        if tokenizer.decode(ids, skip_special_tokens=False) != "<bos>" + text.replace(SPACE, " "):
             sys.exit(f"the converted tokenizer does not give back {text[:80]!r}")
     print(f"the tokenizer cuts {len(texts)} texts into {num_tokens} tokens as the file says", flush=True)
 

@@ -50,7 +50,7 @@ class SentencePiece:
         waiting: list[tuple[float, int, str, str]] = []
 
         def offer(place: int) -> None:
-            if 0 <= place and (following := after[place]) < len(symbols):
+            if place >= 0 and (following := after[place]) < len(symbols):
                 pair = symbols[place], symbols[following]
                 if (score := self._scores.get("".join(pair))) is not None:
                     heapq.heappush(waiting, (-score, place, *pair))

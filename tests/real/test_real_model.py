@@ -84,7 +84,7 @@ class Said:
 
 def said(stack: Stack, prompts: Sequence[str], wish: Speculation | bool) -> Said:
     began_s = time.monotonic()
-    with Client(stack.grpc, timeout=600) as client:
+    with Client(stack.grpc, timeout_s=600) as client:
         answers = [client.generate(p, max_tokens=MAX_TOKENS, temperature=0.0, speculation=wish) for p in prompts]
     return Said(answers, time.monotonic() - began_s)
 
