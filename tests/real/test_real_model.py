@@ -22,7 +22,7 @@ NUM_SHORT, NUM_LONG = 20, 4
 """Prompts; the long ones are over two windows."""
 NUM_EVERYDAY = 1
 """Of each, where the slow tests are left out."""
-MAX_TOKENS = 64
+MAX_TOKENS, MAX_TOKENS_EVERYDAY = 64, 16
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
 pytestmark = [
@@ -51,9 +51,14 @@ def prompts(dev_prompts: list[str], every_day: bool) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def expected(prompts: list[str]) -> list[Answer]:
+def max_tokens(every_day: bool) -> int:
+    return MAX_TOKENS_EVERYDAY if every_day else MAX_TOKENS
+
+
+@pytest.fixture(scope="module")
+def expected(prompts: list[str], max_tokens: int) -> list[Answer]:
     """By transformers in other processes."""
-    answers = judge(str(real_model()), generate=prompts, max_tokens=MAX_TOKENS, timeout_s=1800).answers
+    answers = judge(str(real_model()), generate=prompts, max_tokens=max_tokens, timeout_s=1800).answers
     assert sum(len(answer.prompt_ids) > 2 * WINDOW for answer in answers) >= len(prompts) // (NUM_SHORT + NUM_LONG) + 1
     return answers
 
@@ -82,10 +87,10 @@ class Said:
         return "\n".join([head, *ties])
 
 
-def said(stack: Stack, prompts: Sequence[str], wish: Speculation | bool) -> Said:
+def said(stack: Stack, prompts: Sequence[str], max_tokens: int, wish: Speculation | bool) -> Said:
     began_s = time.monotonic()
     with Client(stack.grpc, timeout_s=600) as client:
-        answers = [client.generate(p, max_tokens=MAX_TOKENS, temperature=0.0, speculation=wish) for p in prompts]
+        answers = [client.generate(p, max_tokens=max_tokens, temperature=0.0, speculation=wish) for p in prompts]
     return Said(answers, time.monotonic() - began_s)
 
 
@@ -93,11 +98,13 @@ def said(stack: Stack, prompts: Sequence[str], wish: Speculation | bool) -> Said
 def test_every_token_is_the_targets_own(
     stack: Stack,
     prompts: list[str],
+    max_tokens: int,
     expected: list[Answer],
     drafter: Drafter | None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = said(stack, prompts, False if drafter is None else Speculation(drafter=drafter, num_draft_tokens=4))
+    wish = False if drafter is None else Speculation(drafter=drafter, num_draft_tokens=4)
+    found = said(stack, prompts, max_tokens, wish)
     ids = [[token.id for token in answer.choices[0].tokens] for answer in found.answers]
     compared = [compare(answer, each) for answer, each in zip(expected, ids, strict=True)]
     differences = {index: each for index, each in enumerate(compared) if each is not None}
