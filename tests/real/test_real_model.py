@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import tests.stack
 from models.real.make import real_model, why_absent
 from outrider.client import Client, Completion, Drafter, Speculation
 from tests.e2e.reference import NEAR_TIE, Answer, Difference, compare, judge
@@ -32,7 +33,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def patience() -> Iterator[None]:
+    """It takes some seconds to load and to test, and minutes beside other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tests.stack, "START_S", 900.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, patience: None) -> Iterator[Stack]:
     """No draft: the target drafts itself, as each request says. The model has no chat template; a file gives one."""
     folder = tmp_path_factory.mktemp("real")
     (folder / "chat.jinja").write_text(TEMPLATE)
