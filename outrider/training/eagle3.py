@@ -200,6 +200,7 @@ class Eagle3:
 def _facts(source: TargetFiles, target: TargetFiles, taps: Sequence[int], num_rows: int) -> Eagle3Config:
     text: Any = source.config.get_text_config(decoder=True)
     try:
+        rope = text.rope_parameters
         return Eagle3Config(
             width=text.hidden_size,
             ffn_width=text.intermediate_size,
@@ -207,7 +208,7 @@ def _facts(source: TargetFiles, target: TargetFiles, taps: Sequence[int], num_ro
             num_kv_heads=text.num_key_value_heads,
             head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
             epsilon=text.rms_norm_eps,
-            rope=text.rope_parameters,
+            rope=rope.get("full_attention", rope),  # keyed by kind of layer where those differ; a head sees all
             vocab_size=target.vocab_size,
             draft_vocab_size=num_rows,
             taps=tuple(taps),

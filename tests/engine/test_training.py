@@ -31,7 +31,7 @@ from outrider.training.written import Answer, Assignment, draw, write
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.processes import StopRequested
 from tests.engine import heads
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import random_model, save, tiny_llama, zoo
 
 LAW = torch.tensor([[0.75, 0.25]]).log()
 EVEN = torch.tensor([[0.0, 0.0]])
@@ -177,6 +177,13 @@ def test_a_saved_eagle_is_the_one_that_was_trained(
     says_the_same(student, loaded, Batch.of(answers, "cpu"), teacher)
     if kept is not None:
         assert loaded.ids is not None and torch.equal(loaded.ids, kept)
+
+
+def test_a_head_has_the_rotary_base_of_the_layers_that_see_all(folder: Path) -> None:
+    """Where a target's layers have windows of their own, such as Gemma 3's."""
+    save(random_model(zoo()["gemma3_text"], seed=1), folder / "windows")
+    rope = Opened.new(TargetFiles(str(folder / "windows")), None, (0,), None, seed=5).head.facts.rope
+    assert rope == {"rope_type": "default", "rope_theta": 1_000_000.0}
 
 
 def test_medusas_heads_read_the_row_before_what_they_skip(

@@ -1,0 +1,75 @@
+"""How SentencePiece's BPE cuts a text by the scores in a GGUF file, to hold a converted tokenizer against.
+
+Written for what the file says: tokens of the users' own and control tokens are cut out first, the longest at each
+place; in what is between, the pair whose joint token has the best score is joined until none is left; characters
+without a token are their UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Sequence
+from enum import IntEnum
+
+SPACE = "\u2581"
+
+
+class Kind(IntEnum):
+    """Of a token, as GGUF counts them."""
+
+    NORMAL = 1
+    CONTROL = 3
+    USERS = 4
+    BYTE = 6
+
+
+class SentencePiece:
+    """The vocabulary of a file, with no space put before a text."""
+
+    def __init__(self, tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int], bos_id: int) -> None:
+        texts = [token.replace(" ", SPACE) for token in tokens]
+        self._ids = {text: token_id for token_id, text in enumerate(texts)}
+        self._scores = {t: s for t, s, kind in zip(texts, scores, kinds, strict=True) if kind == Kind.NORMAL}
+        self._bytes = {int(t[3:5], 16): i for i, (t, k) in enumerate(zip(tokens, kinds, strict=True)) if k == Kind.BYTE}
+        self._whole = {t for t, kind in zip(texts, kinds, strict=True) if kind in (Kind.CONTROL, Kind.USERS)}
+        longest_first = sorted(self._whole, key=len, reverse=True)
+        self._cut = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+        self._bos_id = bos_id
+
+    def encode(self, text: str) -> list[int]:
+        """Return its ids, the beginning of sequence first."""
+        ids = [self._bos_id]
+        for part in self._cut.split(text.replace(" ", SPACE)):
+            ids += [self._ids[part]] if part in self._whole else self._joined(part)
+        return ids
+
+    def _joined(self, text: str) -> list[int]:
+        symbols = list(text)
+        after, before = list(range(1, len(symbols) + 1)), list(range(-1, len(symbols) - 1))
+        waiting: list[tuple[float, int, str, str]] = []
+
+        def offer(place: int) -> None:
+            if place >= 0 and (following := after[place]) < len(symbols):
+                pair = symbols[place], symbols[following]
+                if (score := self._scores.get("".join(pair))) is not None:
+                    heapq.heappush(waiting, (-score, place, *pair))
+
+        for place in range(len(symbols)):
+            offer(place)
+        while waiting:
+            _, place, left, right = heapq.heappop(waiting)
+            following = after[place]
+            if symbols[place] != left or following == len(symbols) or symbols[following] != right:
+                continue  # one of them has been joined to another since
+            symbols[place], symbols[following] = left + right, ""
+            after[place] = after[following]
+            if after[place] < len(symbols):
+                before[after[place]] = place
+            offer(place)
+            offer(before[place])
+        return [token_id for symbol in symbols if symbol for token_id in self._ids_of(symbol)]
+
+    def _ids_of(self, symbol: str) -> list[int]:
+        known = self._ids.get(symbol)
+        return [known] if known is not None else [self._bytes[byte] for byte in symbol.encode()]
