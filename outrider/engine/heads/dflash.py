@@ -162,6 +162,12 @@ class DFlashHead(PreTrainedModel):
         hidden = self.norm(hidden[:, wanted])  # [1, N, d]
         return BlockOutput(spread(self.lm_head(hidden), self.draft_ids, self.facts.vocab_size), hidden)
 
+    def with_biases(self, logits: Tensor, biases: Tensor) -> Tensor:
+        """Return logits [N, V] with biases [N, Vd] of their rows added, in the logits' precision."""
+        if self.draft_ids is None:
+            return logits + biases.to(logits.dtype)
+        return logits.index_add(-1, self.draft_ids, biases.to(logits.dtype))
+
 
 class _Layer(nn.Module):
     def __init__(self, config: LlamaConfig, facts: DFlashConfig, index: int) -> None:
