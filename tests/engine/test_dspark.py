@@ -38,7 +38,10 @@ SPECFORGE: dict[str, Any] = {
 DEEPSPEC: dict[str, Any] = {
     **BASE,
     "architectures": ["Qwen3DSparkModel"],
-    **{"block_size": BLOCK, "mask_token_id": MASK, "target_layer_ids": [-1, 7], "num_anchors": 512},
+    "block_size": BLOCK,
+    "mask_token_id": MASK,
+    "target_layer_ids": [-1, 7],
+    "num_anchors": 512,
     **SPARK,
 }
 

@@ -14,8 +14,8 @@ from outrider.engine.step_plan import Row
 
 @torch.inference_mode()
 def said_of_text(loaded: LoadedDFlash, token_ids: Sequence[int], rows: Tensor, *, from_anchor: bool) -> Tensor:
-    """Return the logits [T - 1, V] of the third token on, and of the one behind the text, of rows [T, d]: blocks
-    follow each other, and the anchor of each is the last token of the one before.
+    """Return the logits [T - 2, V] of the third token and those behind, of rows [T, d]: blocks follow each other, and
+    the anchor of each is the last token of the one before.
 
     from_anchor: as `DFlashConfig` has it, tried here for itself. Takes memory of the runner's cache for as long as it
     runs. Raises OutOfBlocks.
@@ -24,10 +24,10 @@ def said_of_text(loaded: LoadedDFlash, token_ids: Sequence[int], rows: Tensor, *
     masks = [head.facts.mask_id] * (num_drafts - from_anchor)
     table, found = runner.pool.new_table(), list[Tensor]()
     try:
-        for anchor in range(1, len(token_ids), num_drafts):
+        for anchor in range(1, len(token_ids) - 1, num_drafts):
             start = table.num_tokens
             block = [token_ids[anchor], *masks[: runner.facts.context_limit - anchor - 1]]
-            num_said = min(num_drafts, len(block) - (not from_anchor), len(token_ids) - anchor)
+            num_said = min(num_drafts, len(token_ids) - 1 - anchor)
             num_logits = len(block) - (not from_anchor)
             ids = [*token_ids[start:anchor], *block]
             row = Row(table, ids, start, num_logits, token_ids[:start], features=rows[start:anchor])
