@@ -74,7 +74,9 @@ class DFlashDrafter(BlockDrafter):
 
 
 class DSparkDrafter(DFlashDrafter):
-    """What a node's place says is biased by the node's token. A recurrent head's state after a node is kept there."""
+    """What a node's place says is biased by the node's token. A recurrent head's state after a node is kept there,
+    with the place of the block that it is of.
+    """
 
     def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: BlockHeadPath, markov: MarkovHead) -> None:
         """markov: of the path's head."""
@@ -92,39 +94,38 @@ class DSparkDrafter(DFlashDrafter):
         pairs = [(growing, node) for growing, nodes in asked for node in nodes]
         if not pairs:
             return []
-        logits, latents = list[Tensor](), list[Tensor]()
-        for growing, node in pairs:
-            block = _block_of(growing)
-            logits.append(block.logits[node.position - block.position])
-            latents.append(self._step(growing, node)[0])
-        host = HostLogits(self._path.head.with_biases(torch.stack(logits), self._markov.biases(torch.cat(latents))))
+        places = [(_block_of(growing), node) for growing, node in pairs]
+        logits = torch.stack([block.logits[node.position - block.position] for block, node in places])  # [N, V]
+        states = torch.cat([self._before(growing, node) for growing, node in pairs])  # [N, r]
+        latents, states = self._step(places, states)
+        host = HostLogits(self._path.head.with_biases(logits, self._markov.biases(latents)))
         said = list[Said]()
-        for growing, node in pairs:
+        for index, (growing, node) in enumerate(pairs):
             assert growing.tree is not None, "no tree grows here"
-            state = self._keeper.sampling_state(growing.slot)
-            said.append(of_logits(growing.tree, node, state, host, len(said)))
+            self._keep(growing, node, states[index : index + 1])
+            said.append(of_logits(growing.tree, node, self._keeper.sampling_state(growing.slot), host, index))
         return said
 
-    def _step(self, growing: Growing, node: Node) -> tuple[Tensor, Tensor]:
-        """Return latent and state [1, r] after a node."""
-        block, device = _block_of(growing), self._path.head.device
-        hidden = block.hidden[node.position - block.position][None]
-        latent, state = self._markov.step(
-            torch.tensor([node.token_id], device=device), hidden, self._before(growing, node)
-        )
-        node.kept = (block, state)
-        return latent, state
+    def _step(self, places: Sequence[tuple[SequentialBlock, Node]], states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return latents and states [N, r] after nodes, of the states [N, r] before them."""
+        token_ids = torch.tensor([node.token_id for _, node in places], device=states.device)
+        hidden = torch.stack([block.hidden[node.position - block.position] for block, node in places])  # [N, d]
+        return self._markov.step(token_ids, hidden, states)
+
+    def _keep(self, growing: Growing, node: Node, state: Tensor) -> None:
+        node.kept = (_block_of(growing).position, state)
 
     def _before(self, growing: Growing, node: Node) -> Tensor:
-        """Return the state [1, r] before a node, under the slot's present block."""
+        """Return the state [1, r] before a node, under the slot's present block, in which it begins anew."""
         assert growing.tree is not None, "no tree grows here"
         if node is growing.tree.root or self._markov.kind != "rnn":
             return self._markov.begin()[None]
-        assert node.parent is not None, "no node below the root"
-        if node.parent.kept is not None and node.parent.kept[0] is growing.block:
-            state: Tensor = node.parent.kept[1]
-            return state
-        return self._step(growing, node.parent)[1]
+        parent, block = node.parent, _block_of(growing)
+        assert parent is not None, "no node below the root"
+        if parent.kept is None or parent.kept[0] != block.position:
+            self._keep(growing, parent, self._step([(block, parent)], self._before(growing, parent))[1])
+        state: Tensor = parent.kept[1]
+        return state
 
 
 def _block_of(growing: Growing) -> SequentialBlock:
