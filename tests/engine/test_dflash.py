@@ -79,7 +79,7 @@ class Case:
 
 ALL = {"leaves_out": ()}
 CASES = {
-    "z-lab": Case({}, ZLAB),
+    "z-lab": Case({}, {**ZLAB, "output_multiplier": 1.0}),
     "block size beside the mask": Case({}, NESTED),
     "default layers": Case(
         {"taps": default_taps(2)}, {**ZLAB, "dflash_config": {"mask_token_id": MASK}, "rope_theta": 10000.0}
@@ -272,6 +272,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "not a number": (set_tensor("norm.weight", torch.full((64,), torch.nan)), r"norm\.weight of .* not finite"),
     "sinks": (set_block(attention_sink_bias=True), "attention_sink_bias of .* attention sinks"),
     "unnamed windows": (set_block(use_swa=True, swa_window_size=8), "use_swa of .* layer_types do not name"),
+    "scaled logits": (set_block(output_multiplier=2.0), "output_multiplier of .* is 2.0, .* scaled logits"),
     "a flag that is none": (set_block(causal="yes"), "causal of .* is 'yes', must be true or false"),
     "rows of which no map says the ids": (set_config(draft_vocab_size=31), "31 rows .* neither d2t nor t2d"),
     "chunks": (set_config(model_type="llama4_text"), "cannot read config.json|chunk|sliding window"),

@@ -46,8 +46,10 @@ UNSERVED = {
     "attention_sink_bias": "attention sinks",
     "use_swa": "windows that layer_types do not name",
     "final_logit_softcapping": "soft caps",
+    "input_embedding_scale": "scaled embeddings",
+    "output_multiplier": "scaled logits",
 }
-"""Keys of a head that computes what ours does not."""
+"""Keys of a head that computes what ours does not, unless they are 0, false or a factor of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +140,9 @@ class _Keys:
 def _facts(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles, *, is_dspark: bool) -> DFlashConfig:
     config, keys = files.config, _Keys(files)
     for key, what in UNSERVED.items():
-        if keys.get(key):
-            raise ConfigError(
-                f"{key} of {files.model} is {keys.get(key)}, and heads are not served with {what}", param="model"
-            )
+        value = keys.get(key)
+        if value and not (type(value) in (int, float) and value == 1):
+            raise ConfigError(f"{key} of {files.model} is {value}, and heads are not served with {what}", param="model")
     is_wrapped = "speculators_model_type" in config
     inner = layer_config(files, config.get("transformer_layer_config") if is_wrapped else config, has_windows=True)
     taps = _taps(files, keys, target.num_layers, inner.num_hidden_layers)
