@@ -242,13 +242,13 @@ def _from_anchor(keys: _Keys, *, is_dspark: bool) -> bool:
 
 
 def _markov_kind(files: Checkpoint, keys: _Keys) -> MarkovKind:
-    kind = keys.get("markov_head_type") or "vanilla"
-    if kind not in get_args(MarkovKind):
+    said, kinds = keys.get("markov_head_type") or "vanilla", get_args(MarkovKind)
+    kind: MarkovKind | None = next((kind for kind in kinds if kind == said), None)
+    if kind is None:
         raise ConfigError(
-            f"markov_head_type of {files.model} is {kind!r}, must be one of {', '.join(get_args(MarkovKind))}",
-            param="model",
+            f"markov_head_type of {files.model} is {said!r}, must be one of {', '.join(kinds)}", param="model"
         )
-    return kind  # type: ignore[no-any-return]
+    return kind
 
 
 def _take_opening(files: Checkpoint, tensors: dict[str, Tensor], facts: DFlashConfig) -> OpeningMap:
