@@ -37,17 +37,22 @@ class BlockDrafter(ABC):
         self._keeper = keeper
 
     def say(self, wanted: Sequence[tuple[Growing, Sequence[Node]]], now: float) -> Sequence[Said] | None:
-        has_worked = self._make_blocks([growing for growing, _ in wanted if not _has_block(growing)], now)
+        has_worked = self._make_blocks([growing for growing, _ in wanted if not has_block(growing)], now)
+        said = self._said([(growing, nodes) for growing, nodes in wanted if has_block(growing)])  # there was memory
+        for each in said:
+            each.tree.feed(each.node)
+        return said if said or has_worked else None
+
+    def _said(self, asked: Sequence[tuple[Growing, Sequence[Node]]]) -> list[Said]:
+        """Return what follows these nodes of slots that have blocks."""
         said = list[Said]()
-        for growing, nodes in wanted:
+        for growing, nodes in asked:
             tree, block = growing.tree, growing.block
-            if tree is None or block is None or not _has_block(growing):
-                continue  # there was no memory for it
+            assert tree is not None and isinstance(block, Block), "it has none"
             state = self._keeper.sampling_state(growing.slot)
             for node in nodes:
-                tree.feed(node)
                 said.append(of_logits(tree, node, state, block.logits, block.first + node.position - block.position))
-        return said if said or has_worked else None
+        return said
 
     @abstractmethod
     def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
@@ -65,7 +70,8 @@ class BlockDrafter(ABC):
         return None
 
 
-def _has_block(growing: Growing) -> bool:
+def has_block(growing: Growing) -> bool:
+    """Return whether a slot has a block behind its last committed token."""
     tree, block = growing.tree, growing.block
     return tree is not None and block is not None and block.position == tree.root.position
 
@@ -81,7 +87,7 @@ class MedusaDrafter(BlockDrafter):
 
     def is_ready(self, asked: Growing) -> bool:
         assert isinstance(asked.slot, RowSlot), "the slot of heads takes rows"
-        return _has_block(asked) or asked.slot.row is not None
+        return has_block(asked) or asked.slot.row is not None
 
     @torch.inference_mode()
     def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draft_service.block import Block
+from draft_service.block import Block, SequentialBlock
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.jobs import OpenJob
@@ -24,5 +24,5 @@ class Growing:
     pushed_s: float = 0.0
     num_urgent: int = 0
     """Messages that leave at once: the target had nothing to go on with."""
-    block: Block | None = None
+    block: Block | SequentialBlock | None = None
     """What a drafter of blocks knows of the next positions."""

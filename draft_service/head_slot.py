@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -51,6 +51,9 @@ class HeadSlot(Slot):
 
     __slots__ = ("request_id", "rows")
 
+    lag: ClassVar[int] = 1
+    """Tokens by which an entry is behind its row."""
+
     def __init__(
         self,
         width: int,
@@ -62,14 +65,15 @@ class HeadSlot(Slot):
         cache_salt: bytes = b"",
     ) -> None:
         super().__init__(key, committed_ids, num_prompt, params, pool, cache_salt)
-        self.first = 1
+        self.first = self.lag
         self.rows = FeatureRows(width)
         self.request_id = 1
-        self._salt += self.committed[0].to_bytes(4)  # of it there is no entry, and all rows depend on it
+        if self.lag:
+            self._salt += self.committed[0].to_bytes(4)  # of it there is no entry, and all rows depend on it
 
     @property
     def next_row(self) -> int:
-        return self.first + self._num_agreed - 1
+        return self.first + self._num_agreed - self.lag
 
     @property
     def lacks_rows(self) -> bool:
@@ -77,19 +81,19 @@ class HeadSlot(Slot):
 
     @property
     def num_feedable(self) -> int:
-        return max(0, min(len(self.committed), self.rows.end + 1) - self.first)
+        return max(0, min(len(self.committed) - 1, self.rows.end) + self.lag - self.first)
 
     def features_of(self, num_tokens: int) -> Tensor:
-        return as_tensor(self.rows.of(self.first + len(self.cached) - 1, num_tokens))
+        return as_tensor(self.rows.of(self.first + len(self.cached) - self.lag, num_tokens))
 
     def take_rows(self, start: int, rows: Rows, request_id: int) -> None:
         if self.rows.take(start, rows) or request_id != self.request_id:
             return
-        if not self.cached and self.first == 1:
+        if not self.cached and self.first == self.lag:
             self.adopt()  # another slot may have left what lies before
         if not self.rows.take(start, rows):
             self._crop(0)
-            self.first = start + 1
+            self.first = start + self.lag
             self.rows.begin(start, rows)
 
     def reconcile(self) -> int:
@@ -105,13 +109,13 @@ class HeadSlot(Slot):
         self.rows.drop(self.next_row)
 
     def adopt(self) -> int:
-        num_tokens = super().adopt() if self.first == 1 else 0
+        num_tokens = super().adopt() if self.first == self.lag else 0
         self.rows.drop(self.next_row)
         return num_tokens
 
     def publish(self) -> None:
         """Let others adopt what begins at the beginning: the same ids then have the same rows."""
-        if self.first == 1:
+        if self.first == self.lag:
             super().publish()
 
     def _crop(self, num_cached: int) -> int:
@@ -120,6 +124,16 @@ class HeadSlot(Slot):
             self.request_id += 1
             self.rows.begin(self.next_row, self.rows.of(self.rows.start, 0))
         return num_freed
+
+
+class ContextSlot(HeadSlot):
+    """Caches what a head that fills blocks makes of the rows themselves, of each token before the last committed one:
+    the block behind them begins with that, and leaves nothing.
+    """
+
+    __slots__ = ()
+
+    lag: ClassVar[int] = 0
 
 
 class RowSlot(BareSlot):

@@ -7,13 +7,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
-from draft_service.head_slot import HeadSlot, RowSlot
+from draft_service.head_slot import ContextSlot, HeadSlot, RowSlot
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of, pard_token
-from outrider.engine.heads.loader import LoadedEagle3, LoadedMedusa, load_eagle3, load_medusa
+from outrider.engine.heads.loader import (
+    LoadedDFlash,
+    LoadedEagle3,
+    LoadedMedusa,
+    load_dflash,
+    load_eagle3,
+    load_medusa,
+)
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import Outcome, Seen, score_eagle3, score_medusa
+from outrider.engine.heads.wiring import Outcome, Seen, score_dflash, score_eagle3, score_medusa
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.worker.slots import OpenSlots, SlotTable
@@ -81,7 +88,29 @@ class MedusaState(WorkerState):
         return info
 
 
-HeadState = Eagle3State | MedusaState
+@dataclass
+class DFlashState(Loaded):
+    """A head that fills blocks behind rows of the target's features."""
+
+    head: LoadedDFlash = field(kw_only=True)
+    num_layers: int = field(kw_only=True)
+    """Of the target."""
+    needs_features: ClassVar[bool] = True
+
+    @property
+    def opening(self) -> OpeningMap:
+        return self.head.opening
+
+    def score(self, seen: Seen) -> Outcome:
+        return score_dflash(self.head, seen, self.num_layers)
+
+    def info(self) -> pb.WorkerInfo:
+        info = super().info()
+        info.trees = True  # of what a block says, though its path runs none
+        return info
+
+
+HeadState = Eagle3State | MedusaState | DFlashState
 
 
 def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> WorkerState:
@@ -99,6 +128,8 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
             return _load_eagle3(config, epoch)
         case DraftKind.MEDUSA:
             return _load_medusa(config, epoch)
+        case DraftKind.DFLASH | DraftKind.DSPARK as kind:
+            return _load_dflash(config, epoch, is_dspark=kind is DraftKind.DSPARK)
 
 
 def _load_eagle3(config: DraftConfig, epoch: int) -> Eagle3State:
@@ -121,6 +152,18 @@ def _load_medusa(config: DraftConfig, epoch: int) -> MedusaState:
     slots = OpenSlots(RowSlot, config.max_slots, heads.facts.context_limit)
     num_layers = TargetFiles(target).num_layers
     return MedusaState(config, epoch, slots, tokenizer_files(target), heads=heads, num_layers=num_layers)
+
+
+def _load_dflash(config: DraftConfig, epoch: int, *, is_dspark: bool) -> DFlashState:
+    target = _target_of(config)
+    head = load_dflash(config, target, config.allow_pickle, is_dspark=is_dspark)
+    pool, limit = head.runner.pool, head.runner.facts.context_limit
+    pool.prefix.enabled = config.prefix_caching
+    slots = SlotTable(pool, config.max_slots, limit, partial(ContextSlot, head.opening.spec.width))
+    num_layers = TargetFiles(target).num_layers
+    return DFlashState(
+        config, epoch, slots, tokenizer_files(target), runner=head.runner, head=head, num_layers=num_layers
+    )
 
 
 def _target_of(config: DraftConfig) -> str:

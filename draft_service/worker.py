@@ -43,9 +43,10 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
 
 def _with_model(base: Base[WorkerState]) -> Parts:
     from draft_service.block_drafter import MedusaDrafter, PardDrafter
+    from draft_service.dflash_drafter import DFlashDrafter, DSparkDrafter
     from draft_service.feeding import Feeder
     from draft_service.head_drafter import HeadDrafter
-    from draft_service.loading import Eagle3State, MedusaState, PardState
+    from draft_service.loading import DFlashState, Eagle3State, MedusaState, PardState
     from draft_service.model_drafter import ModelDrafter
     from outrider.engine.loading.loaded import Loaded
 
@@ -58,12 +59,17 @@ def _with_model(base: Base[WorkerState]) -> Parts:
         feeder = Feeder(state.runner, keeper, base.metrics, state.max_prefill_tokens, growing, engine.flush)
         if isinstance(state, Eagle3State):
             return HeadDrafter(feeder, keeper, state.head.path)
+        if isinstance(state, DFlashState):
+            markov = state.head.head.markov_head
+            if markov is None:
+                return DFlashDrafter(feeder, keeper, state.head.path)
+            return DSparkDrafter(feeder, keeper, state.head.path, markov)
         if isinstance(state, PardState):
             return PardDrafter(feeder, keeper, state.mask_id)
         return ModelDrafter(feeder, keeper)
 
     vocab_size = state.info().vocab_size
-    if isinstance(state, Eagle3State | MedusaState):
+    if isinstance(state, Eagle3State | MedusaState | DFlashState):
         from draft_service.pairing import WiringTest
         from draft_service.registration import HeadOffer
 

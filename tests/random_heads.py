@@ -81,6 +81,73 @@ def random_medusa(target: str, folder: Path, *, num_heads: int = 3, seed: int = 
     return _write(folder, tensors, {"medusa_num_heads": num_heads, "medusa_num_layers": 1})
 
 
+def random_dflash(
+    target: str,
+    folder: Path,
+    *,
+    num_drafts: int = 3,
+    mask_id: int = 1,
+    markov: str | None = None,
+    seed: int = 7,
+    sharpness: float = 2.0,
+) -> str:
+    """Write a DFlash head, as z-lab lays it out, or DSpark with a sequential head of that kind, as SpecForge does, with
+    the target's embedding and lm_head left out; return its folder.
+    """
+    config, rank = AutoConfig.from_pretrained(target), 4
+    generator, width, vocab_size = torch.Generator().manual_seed(seed), config.hidden_size, config.vocab_size
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator) * 1.5 / columns**0.5
+
+    layer = {
+        "input_layernorm.weight": torch.ones(width),
+        "post_attention_layernorm.weight": torch.ones(width),
+        "self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, width),
+        "self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, width),
+        "self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, width),
+        "self_attn.o_proj.weight": matrix(width, HEADS * HEAD_DIM),
+        "self_attn.q_norm.weight": torch.ones(HEAD_DIM),
+        "self_attn.k_norm.weight": torch.ones(HEAD_DIM),
+        "mlp.gate_proj.weight": matrix(2 * width, width),
+        "mlp.up_proj.weight": matrix(2 * width, width),
+        "mlp.down_proj.weight": matrix(width, 2 * width),
+    }
+    tensors = {
+        "fc.weight": matrix(width, 2 * width),
+        "hidden_norm.weight": torch.ones(width),
+        "norm.weight": sharpness * torch.ones(width),
+        **{f"layers.0.{name}": tensor for name, tensor in layer.items()},
+    }
+    block: dict[str, object] = {"mask_token_id": mask_id, "target_layer_ids": [-1, 0]}
+    if markov is not None:
+        tensors["markov_head.markov_w1.weight"] = torch.randn(vocab_size, rank, generator=generator)
+        tensors["markov_head.markov_w2.weight"] = matrix(vocab_size, rank)
+        block |= {"projector_type": "dspark", "markov_rank": rank, "markov_head_type": markov}
+    if markov == "gated":
+        tensors["markov_head.gate_proj.weight"] = matrix(rank, width + rank)
+        tensors["markov_head.gate_proj.bias"] = torch.zeros(rank)
+    elif markov == "rnn":
+        tensors["markov_head.joint_proj.weight"] = matrix(3 * rank, 2 * rank + width)
+        tensors["markov_head.joint_proj.bias"] = torch.zeros(3 * rank)
+    described: dict[str, object] = {
+        "architectures": ["DFlashDraftModel" if markov is None else "DSparkDraftModel"],
+        "model_type": "qwen3",
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": vocab_size,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "block_size": num_drafts + 1 if markov is None else num_drafts,
+        "dflash_config": block,
+    }
+    return _write(folder, tensors, described)
+
+
 def random_pard(folder: Path, vocab_size: int, *, mask_id: int = 1, seed: int = 3) -> str:
     """Write a model that says it was trained to fill masks; return its folder."""
     tiny_llama(folder, vocab_size, seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)

@@ -41,7 +41,8 @@ class Row:
     """Parents of a token tree (see `token_tree`), which the last len(parents) tokens are, all new ones among them;
     its nodes that were fed before are in the cache. None when every token follows the one before it."""
     features: Tensor | None = None
-    """[num_new, d], a row for each new token that a head reads beside it; None for models."""
+    """[num_new, d], a row for each new token that a head reads beside it; None for models. A head that fills blocks
+    reads, of the first new tokens, these in place of ids; those without are its block."""
 
     @classmethod
     def of(cls, table: BlockTable, token_ids: Sequence[int], num_cached: int, num_logits: int) -> Row:

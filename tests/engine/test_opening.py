@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -21,13 +21,17 @@ LAYERS, WIDTH, OUT, EPSILON = 8, 16, 24, 0.1
 """A large epsilon, so that a map without it shows."""
 
 
-def some_map(norm: Any, dtype: torch.dtype = torch.float32, taps: tuple[int, ...] = (2, 0, NORMED)) -> OpeningMap:
+def some_map(
+    norm: Any, dtype: torch.dtype = torch.float32, taps: tuple[int, ...] = (2, 0, NORMED), *, after: bool = False
+) -> OpeningMap:
     generator, wide = torch.Generator().manual_seed(1), len(taps) * WIDTH
     tensors = {"fc": torch.randn(OUT, wide, generator=generator) / 6}
     if norm != "none":
         weight = 0.4 + torch.rand(wide, generator=generator)
         tensors["norm"] = weight.view(len(taps), WIDTH) if norm == "each" else weight
-    return OpeningMap(OpeningSpec(taps, OUT, norm, EPSILON), {name: t.to(dtype) for name, t in tensors.items()})
+    if after:
+        tensors["output_norm"] = 0.4 + torch.rand(OUT, generator=generator)
+    return OpeningMap(OpeningSpec(taps, OUT, norm, EPSILON, after), {name: t.to(dtype) for name, t in tensors.items()})
 
 
 def straight(opening: OpeningMap, taps: Tensor) -> Tensor:
@@ -42,13 +46,17 @@ def straight(opening: OpeningMap, taps: Tensor) -> Tensor:
             assert norm is not None
             parts = [part / (part.square().mean() + EPSILON).sqrt() for part in parts]
             line = torch.cat(parts) * norm.double().flatten()
-        rows.append(opening.tensors["fc"].double() @ line)
+        opened = opening.tensors["fc"].double() @ line
+        if opening.spec.norms_output:
+            opened = opened / (opened.square().mean() + EPSILON).sqrt() * opening.tensors["output_norm"].double()
+        rows.append(opened)
     return torch.stack(rows)
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["", "normed"])
 @pytest.mark.parametrize("norm", ["none", "each", "all"])
-def test_rows_are_those_of_the_formula(norm: str) -> None:
-    opening, taps = some_map(norm), torch.randn(5, 3, WIDTH)
+def test_rows_are_those_of_the_formula(norm: str, after: bool) -> None:
+    opening, taps = some_map(norm, after=after), torch.randn(5, 3, WIDTH)
     sent = OpeningMap.from_bytes(opening.to_bytes(), WIDTH, LAYERS)
     assert sent.spec == opening.spec and sent.to_bytes() == opening.to_bytes()
     assert sent.num_bytes == sum(tensor.nbytes for tensor in opening.tensors.values())
@@ -87,8 +95,7 @@ def tensors(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[], bytes]:
         opening = some_map("each")
         changed = dict(opening.tensors)
         change(changed)
-        words = {"taps": opening.spec.taps, "width": OUT, "norm": "each", "epsilon": EPSILON}
-        return safetensors.torch.save(changed, {"spec": json.dumps(words)})
+        return safetensors.torch.save(changed, {"spec": json.dumps(asdict(opening.spec))})
 
     return data
 
@@ -106,13 +113,15 @@ REFUSALS: dict[str, tuple[Callable[[], bytes], str]] = {
     "a spec that is no object": (metadata("[3]"), "cannot be read"),
     "a spec that nests": (metadata("[" * 20000), "cannot be read"),
     "an unknown field": (
-        metadata('{"taps": [1], "width": 4, "norm": "none", "epsilon": 0.1, "bias": 1}'),
+        metadata('{"taps": [1], "width": 4, "norm": "none", "epsilon": 0.1, "norms_output": false, "bias": 1}'),
         "unknown fields bias",
     ),
     "a tap that is no number": (
-        metadata('{"taps": ["a"], "width": 4, "norm": "none", "epsilon": 0.1}'),
+        metadata('{"taps": ["a"], "width": 4, "norm": "none", "epsilon": 0.1, "norms_output": false}'),
         "must be whole numbers",
     ),
+    "a norm of the output that is no truth": (spec(norms_output=1), "must be true or false"),
+    "a norm of the output that is not there": (spec(norms_output=True), "fc, norm, must have fc, norm, output_norm"),
     "no taps": (spec(taps=()), "0 taps"),
     "too many taps": (spec(taps=(1,) * 11), "11 taps"),
     "a tap too deep": (spec(taps=(1, 2, 9)), "tap 9"),

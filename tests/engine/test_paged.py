@@ -90,7 +90,9 @@ def test_a_plan_says_of_each_token_what_the_tables_say(made: list[Row]) -> None:
 
 def reference(query: Tensor, keys: Tensor, values: Tensor, position: int, options: AttentionOptions) -> Tensor:
     """One query [Hq, D] at a position over keys [L, Hkv, D] and values [L, Hkv, Dv], in float64: the definition."""
-    seen = [i for i in range(position + 1) if options.window is None or i > position - options.window]
+    seen = list(range(position + 1 if options.causal else len(keys)))
+    if options.window is not None:
+        seen = [i for i in seen if abs(i - position) < options.window]
     if options.chunk is not None:
         seen = [i for i in seen if i // options.chunk == position // options.chunk]
     shared = query.shape[0] // keys.shape[1]
@@ -114,11 +116,15 @@ OPTIONS = [
     AttentionOptions(0.3, softcap=1.5),
     AttentionOptions(0.3, sinks=SINKS),
     AttentionOptions(0.3, window=3, softcap=1.5, sinks=SINKS),
+    AttentionOptions(0.3, causal=False),
+    AttentionOptions(0.3, window=3, causal=False),
 ]
 
 
 @pytest.mark.parametrize("together_bytes", [0, 1 << 20], ids=["alone", "together"])
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: f"window {o.window} chunk {o.chunk} cap {o.softcap}")
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda o: f"window {o.window} chunk {o.chunk} cap {o.softcap} causal {o.causal}"
+)
 def test_attention_over_blocks_equals_its_definition(
     options: AttentionOptions, together_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

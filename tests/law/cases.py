@@ -117,6 +117,8 @@ UNDER_OTHERS = {
     "medusa": ("everything",),
     "medusa tree": ("nothing",),
     "heads": ("nothing",),
+    "dflash": ("everything",),
+    "dspark": ("nothing",),
 }
 UNDER_DRAFTERS = {
     "ngram": ("nothing", "schema", "everything"),
@@ -135,7 +137,8 @@ COUPLED_DRAFTERS = "coupled, drafters"
 
 DRAFT_SERVICES = {"draft of bigrams": "bigram", "draft of n-grams": "ngram", "draft of lookups": "lookup"}
 """Groups whose drafts are made by a draft worker without a model: its drafter."""
-HEADS = ("eagle3", "medusa", "pard", "heads")
+BLOCK_HEADS = ("dflash", "dspark")
+HEADS = ("eagle3", "medusa", "pard", "heads", *BLOCK_HEADS)
 """Groups whose drafts are made by a head, or a model that fills masks; `heads` are Medusa's in the target itself. With
 ` tree` behind the name they are trees."""
 FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
@@ -228,6 +231,10 @@ def _cases() -> list[Case]:
         *_group("K adapts", replace(full, num_draft_tokens="auto"), ["nothing", "everything"]),
         *_group("coupled best tree", coupled_best_tree, [*some, "choice"]),
         *_group("tree, ngram+model", mixed_tree, ["everything", "choice"]),
+        *(case for head in BLOCK_HEADS for case in _group(head, full, list(PARAMETERS))),
+        *(case for head in BLOCK_HEADS for case in _group(f"{head} tree", tree, [*some, *GRAMMARS])),
+        *(case for head in BLOCK_HEADS for case in _group(f"coupled, {head}", coupled, [*some, *GRAMMARS])),
+        *(case for head in BLOCK_HEADS for case in _group(f"coupled, {head} tree", coupled_tree, some)),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 

@@ -9,7 +9,7 @@ from random import Random
 
 from tests.grammars import WORDS, tokenizer_of
 from tests.law.cases import TOPK, VOCAB_SIZE
-from tests.random_heads import random_eagle3, random_medusa, random_pard
+from tests.random_heads import random_dflash, random_eagle3, random_medusa, random_pard
 from tests.stack import Process, stop_all
 from tests.tiny_models import tiny_llama
 
@@ -57,6 +57,8 @@ def make_models(folder: Path) -> Models:
     heads = folder / "heads"
     random_eagle3(target, heads / "eagle3")
     random_medusa(target, heads / "medusa")
+    random_dflash(target, heads / "dflash")
+    random_dflash(target, heads / "dspark", markov="rnn")
     random_pard(heads / "pard", VOCAB_SIZE)
     tokenizer_of(unknown="<unk>").save(str(heads / "pard" / "tokenizer.json"))
     return Models(target, draft, str(text), str(heads))

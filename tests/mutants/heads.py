@@ -6,19 +6,21 @@ HEAD, FILES = "outrider/engine/heads/eagle3.py", "outrider/engine/heads/eagle3_f
 MAPS, OPENING = "outrider/engine/heads/maps.py", "outrider/engine/heads/opening.py"
 MEDUSA_FILES, LOADER = "outrider/engine/heads/medusa_files.py", "outrider/engine/heads/loader.py"
 EAGLE3_TESTS, MEDUSA_TESTS = ("tests/engine/test_eagle3.py",), ("tests/engine/test_medusa.py",)
+DFLASH, DFLASH_FILES = "outrider/engine/heads/dflash.py", "outrider/engine/heads/dflash_files.py"
+DFLASH_TESTS, DRAFTER_TESTS = ("tests/engine/test_dflash.py",), ("tests/engine/test_dflash_drafter.py",)
 
 HEADS = (
     Mutant(
         FILES,
-        'f"eagle_config.{key}": _ids(files, nested.get(key), 1)',
-        'f"eagle_config.{key}": _ids(files, nested.get(key), 0)',
+        'f"eagle_config.{key}": layer_ids(files, nested.get(key), 1)',
+        'f"eagle_config.{key}": layer_ids(files, nested.get(key), 0)',
         "SpecForge's heads read the layers before theirs",
         EAGLE3_TESTS,
     ),
     Mutant(
         FILES,
-        "        key: _ids(files, files.config.get(key), 0),",
-        "        key: _ids(files, files.config.get(key), 1),",
+        "        key: layer_ids(files, files.config.get(key), 0),",
+        "        key: layer_ids(files, files.config.get(key), 1),",
         "speculators' heads read the layers behind theirs",
         EAGLE3_TESTS,
     ),
@@ -91,5 +93,47 @@ HEADS = (
         "renamed[_own_name(short, 1)] = files.tensor(name)",
         "heads of several layers are not read",
         MEDUSA_TESTS,
+    ),
+    Mutant(
+        DFLASH_FILES,
+        'keys.get("target_layer_ids", "dspark_target_layer_ids"), 1)',
+        'keys.get("target_layer_ids", "dspark_target_layer_ids"), 0)',
+        "DFlash heads read the layers before theirs",
+        DFLASH_TESTS,
+    ),
+    Mutant(
+        DFLASH,
+        "self.self_attn(self.input_layernorm(hidden), rows, rotary, cache)",
+        "self.self_attn(self.input_layernorm(hidden), self.input_layernorm(rows), rotary, cache)",
+        "each layer norms the rows, and DFlash drafts worse",
+        DFLASH_TESTS,
+    ),
+    Mutant(
+        "outrider/engine/heads/block_path.py",
+        "torch.cat([before.position_ids, plan.position_ids], dim=1)",
+        "torch.cat([plan.position_ids, before.position_ids], dim=1)",
+        "rows have the positions of the block",
+        DFLASH_TESTS,
+    ),
+    Mutant(
+        "outrider/engine/paths/paged_attention.py",
+        "last = queries if options.causal else",
+        "last = queries if True else",
+        "what is not causal is, where a window makes a mask",
+        ("tests/engine/test_paged.py", *DFLASH_TESTS),
+    ),
+    Mutant(
+        "draft_service/head_slot.py",
+        "    lag: ClassVar[int] = 0",
+        "    lag: ClassVar[int] = 1",
+        "blocks follow rows that are one off",
+        DRAFTER_TESTS,
+    ),
+    Mutant(
+        "draft_service/dflash_drafter.py",
+        "parent.kept[0] != block.position",
+        "parent.kept[0] > block.position",
+        "a recurrent head goes on with a state of another block",
+        DRAFTER_TESTS,
     ),
 )

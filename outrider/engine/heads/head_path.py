@@ -8,9 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.engine.heads.dflash import DFlashHead
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
 from outrider.engine.paths.paged import PagedPath
+from outrider.engine.paths.paged_cache import PagedCache
 from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
@@ -40,10 +42,7 @@ class HeadPath(PagedPath):
         """Replace the storage and allocate it: unlike a model's, its shape is known."""
         super().set_storage(num_blocks, block_size)
         assert self._cache is not None
-        facts = self.head.facts
-        nothing = torch.empty(1, facts.num_kv_heads, 0, facts.head_dim, dtype=self.head.dtype, device=self.head.device)
-        for layer in self._cache.layers:
-            layer.lazy_initialization(nothing, nothing)
+        allocate(self._cache, self.head)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Return logits as `ForwardPath` does and set `carries`.
@@ -62,6 +61,14 @@ class HeadPath(PagedPath):
         self.carries = output.carries[0, :num_wanted]
         logits: Tensor = output.logits[0, :num_wanted].float()
         return logits
+
+
+def allocate(cache: PagedCache, head: Eagle3Head | DFlashHead) -> None:
+    """Allocate all layers of a head's cache."""
+    facts = head.facts
+    nothing = torch.empty(1, facts.num_kv_heads, 0, facts.head_dim, dtype=head.dtype, device=head.device)
+    for layer in cache.layers:
+        layer.lazy_initialization(nothing, nothing)
 
 
 def features_of(row: Row, head: Eagle3Head) -> Tensor:

@@ -18,9 +18,13 @@ class DraftKind(enum.StrEnum):
     """EAGLE-3 and 3.1."""
     MEDUSA = "medusa"
     """Medusa's heads, and blockwise ones, which share the target's projection."""
+    DFLASH = "dflash"
+    """DFlash: a block of positions in one pass."""
+    DSPARK = "dspark"
+    """DFlash with a sequential head on top."""
 
 
-SERVED = "EAGLE-3 and 3.1, Medusa, blockwise heads, PARD and causal language models"
+SERVED = "EAGLE-3 and 3.1, DFlash, DSpark, Medusa, blockwise heads, PARD and causal language models"
 
 
 def kind_of(files: Checkpoint) -> DraftKind:
@@ -37,11 +41,12 @@ def kind_of(files: Checkpoint) -> DraftKind:
 def _by_config(config: dict[str, Any]) -> DraftKind | str | None:
     """Return a kind, the name of one that is not served, or None where tensors must tell."""
     wrapped = config.get("speculators_model_type")
-    if wrapped is not None:
-        return DraftKind.EAGLE3 if wrapped == "eagle3" else f"a speculators model of type {wrapped!r}"
+    if wrapped is not None and (wrapped != "dflash" or config.get("projector_type") in (None, "dflash")):
+        kinds = {kind.value: kind for kind in (DraftKind.EAGLE3, DraftKind.DFLASH, DraftKind.DSPARK)}
+        return kinds.get(wrapped) or f"a speculators model of type {wrapped!r}"
     model_type, found = str(config.get("model_type", "")), str(config.get("architectures", ""))
     block = config["dflash_config"] if isinstance(config.get("dflash_config"), dict) else {}
-    projector = block.get("projector_type")
+    projector = block.get("projector_type", config.get("projector_type"))
     if model_type == "mlp_speculator":
         return "an MLP speculator"
     if model_type == "medusa" or "medusa_num_heads" in config:
@@ -51,11 +56,11 @@ def _by_config(config: dict[str, Any]) -> DraftKind | str | None:
     if "DFlash2" in found or "selector_rank" in block:
         return "a DFlash2 head"
     if "DSpark" in found or projector == "dspark" or "markov_rank" in config:
-        return "a DSpark head"
+        return DraftKind.DSPARK
     if "Domino" in found or projector == "domino":
         return "a Domino head"
     if "DFlash" in found or block:
-        return "a DFlash head"
+        return DraftKind.DFLASH
     if "PEagle" in found or config.get("parallel_drafting"):
         return "a P-EAGLE head"
     if "gemma4_assistant" in model_type or "Gemma4Assistant" in found:

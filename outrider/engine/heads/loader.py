@@ -12,7 +12,11 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from outrider.engine.heads.block_check import tested_path
+from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.dflash import DFlashHead
+from outrider.engine.heads.dflash_files import read_dflash
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.fused_head import FusedHeadPath
@@ -59,6 +63,17 @@ class LoadedMedusa:
     """The identity of the target's last hidden state after its norm."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedDFlash:
+    runner: ModelRunner
+    """Runs rows as `BlockHeadPath` does; its logits have UNMAPPED where the head has no row."""
+    path: BlockHeadPath
+    """The runner's, which has the hidden states."""
+    head: DFlashHead
+    opening: OpeningMap
+    """For the target, on the CPU."""
+
+
 def load_eagle3(config: WorkerConfig, target: str, allow_pickle: bool = False) -> LoadedEagle3:
     """Load an EAGLE-3 head for a target's folder or hub id, of which two tensors are read at most; size its cache.
 
@@ -100,6 +115,37 @@ def load_medusa(config: WorkerConfig, target: str, allow_pickle: bool = False) -
         *(facts.num_parameters, facts.dtype, facts.device),
     )
     return LoadedMedusa(heads, facts, read.opening)
+
+
+def load_dflash(config: WorkerConfig, target: str, allow_pickle: bool = False, *, is_dspark: bool) -> LoadedDFlash:
+    """Load a DFlash or DSpark head for a target, as `load_eagle3` does."""
+    device, target_files = resolve_device(config.device), TargetFiles(target)
+    limit = context_limit_of(target_files.config, config.context_limit)
+    read = read_dflash(Checkpoint(config.model, allow_pickle), target_files, is_dspark=is_dspark)
+    head = DFlashHead.of(read.facts, _placed(read.tensors, device, config.dtype))
+    settle_rope(head, limit)
+    facts = _facts(config.model, target_files, head.dtype, device, limit, head.parameters())
+    if config.attention_path not in ("auto", "paged"):
+        raise ConfigError(
+            f"{config.model} fills blocks and runs on the path paged alone; leave attention_path at auto, not "
+            f"{config.attention_path}",
+            param="attention_path",
+        )
+    try:
+        path = tested_path(head, facts)
+    except PathUnavailable as reason:
+        raise ConfigError(
+            f"{facts.model_id} in {facts.dtype} on {facts.device} cannot be served: paged: {reason}", param="model"
+        ) from reason
+    runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), device)
+    size_cache(runner, head.config, memory.weights_bytes(head), config)
+    log.info(
+        "loaded %s: %s of %s, blocks of %d, %d parameters, %s on %s, reads the hidden states %s, %d KV blocks of %d "
+        "tokens",
+        *(config.model, "DSpark" if is_dspark else "DFlash", target, read.facts.block_size, facts.num_parameters),
+        *(facts.dtype, facts.device, list(read.facts.taps), runner.pool.num_blocks, path.block_size),
+    )
+    return LoadedDFlash(runner, path, head, read.opening)
 
 
 def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> dict[str, Tensor]:

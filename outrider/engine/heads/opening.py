@@ -39,7 +39,9 @@ class OpeningSpec:
     """d, of the rows."""
     norm: Norm = "none"
     epsilon: float = 1e-6
-    """Of the norm."""
+    """Of the norms."""
+    norms_output: bool = False
+    """Whether there is an RMS norm after the map, too (DFlash's hidden_norm)."""
 
     def check(self, target_width: int, num_layers: int) -> None:
         """Raise InvalidRequest where a target of that width and number of layers cannot give it."""
@@ -66,11 +68,14 @@ class OpeningSpec:
         shapes: dict[str, tuple[int, ...]] = {"fc": (self.width, num_taps * target_width)}
         if self.norm != "none":
             shapes["norm"] = (num_taps, target_width) if self.norm == "each" else (num_taps * target_width,)
+        if self.norms_output:
+            shapes["output_norm"] = (self.width,)
         return shapes
 
     def is_identity(self, names: set[str], target_width: int) -> bool:
         """Return whether a map with tensors of these names hands the one tap on as it is."""
-        return not names and len(self.taps) == 1 and self.norm == "none" and self.width == target_width
+        has_norm = self.norm != "none" or self.norms_output
+        return not names and len(self.taps) == 1 and not has_norm and self.width == target_width
 
 
 class OpeningMap(nn.Module):
@@ -82,8 +87,10 @@ class OpeningMap(nn.Module):
         self.spec = spec
         self.register_buffer("fc", tensors.get("fc"))
         self.register_buffer("norm", tensors.get("norm"))
+        self.register_buffer("output_norm", tensors.get("output_norm"))
         self.fc: Tensor | None
         self.norm: Tensor | None
+        self.output_norm: Tensor | None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -108,7 +115,10 @@ class OpeningMap(nn.Module):
         line = taps.flatten(1)  # [N, m * dt]
         if self.norm is not None and self.spec.norm == "all":
             line = rms_norm(line, line.shape[-1:], eps=self.spec.epsilon) * self.norm
-        return linear(line, self.fc)
+        rows = linear(line, self.fc)
+        return (
+            rows if self.output_norm is None else rms_norm(rows, rows.shape[-1:], self.output_norm, self.spec.epsilon)
+        )
 
     def to_bytes(self) -> bytes:
         """Return spec and tensors in safetensors' format. The same map gives the same bytes."""
@@ -146,12 +156,15 @@ def _parse(data: bytes) -> tuple[OpeningSpec, dict[str, Tensor]]:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         fields = json.loads(header["__metadata__"]["spec"])
-        taps, width, norm, epsilon = (fields.pop(name) for name in ("taps", "width", "norm", "epsilon"))
+        names = ("taps", "width", "norm", "epsilon", "norms_output")
+        taps, width, norm, epsilon, norms_output = (fields.pop(name) for name in names)
         if fields:
             raise ValueError(f"its spec has unknown fields {', '.join(fields)}")
         if not all(type(number) is int for number in (*taps, width)) or not isinstance(norm, str):
             raise ValueError("taps and width must be whole numbers and norm a word")
-        return OpeningSpec(tuple(taps), width, norm, float(epsilon)), tensors  # type: ignore[arg-type]
+        if type(norms_output) is not bool:
+            raise ValueError("norms_output must be true or false")
+        return OpeningSpec(tuple(taps), width, norm, float(epsilon), norms_output), tensors  # type: ignore[arg-type]
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
         raise InvalidRequest(f"a head's opening map cannot be read: {type(error).__name__}: {error}") from error
 

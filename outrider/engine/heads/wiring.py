@@ -17,8 +17,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from outrider.engine.heads.block_run import said_of_text
 from outrider.engine.heads.eagle3 import Eagle3Head
-from outrider.engine.heads.loader import LoadedEagle3, LoadedMedusa
+from outrider.engine.heads.loader import LoadedDFlash, LoadedEagle3, LoadedMedusa
+from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.step_plan import Row
 from outrider.wire.log import get_logger
@@ -207,6 +209,27 @@ def score_medusa(loaded: LoadedMedusa, seen: Seen, num_layers: int) -> Outcome:
     (tap,) = loaded.opening.spec.taps
     others = [way(label, other) for label, (other,) in _shifts((tap,), num_layers)]
     return Outcome(way("as configured", tap), others)
+
+
+@torch.inference_mode()
+def score_dflash(loaded: LoadedDFlash, seen: Seen, num_layers: int) -> Outcome:
+    """Score a DFlash or DSpark head on a text, every token in a block of its own place, the tokens before given.
+
+    Takes memory of the runner's cache for as long as it runs. Raises OutOfBlocks. Call it on the engine thread.
+    """
+    opening, facts = loaded.opening, loaded.head.facts
+    taps, spec = opening.spec.taps, replace(opening.spec, norms_output=False)
+    unnormed = OpeningMap(spec, {name: t for name, t in opening.tensors.items() if name != "output_norm"})
+
+    def way(label: str, taps: Sequence[int], opening: OpeningMap, *, from_anchor: bool = facts.from_anchor) -> Way:
+        rows = opening(torch.stack([seen.taps[tap] for tap in taps], dim=1))  # [T, d]
+        return _way(label, said_of_text(loaded, seen.token_ids, rows, from_anchor=from_anchor), seen, 1)
+
+    others = [way(label, shifted, opening) for label, shifted in _shifts(taps, num_layers)]
+    others.append(way("with the norm of the rows left out", taps, unnormed))
+    place = "later" if facts.from_anchor else "earlier"
+    others.append(way(f"reading one place {place}", taps, opening, from_anchor=not facts.from_anchor))
+    return Outcome(way("as configured", taps, opening), others)
 
 
 class _Eagle3Run:

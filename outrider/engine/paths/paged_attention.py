@@ -40,7 +40,7 @@ class _Group:
     """L, keys of the longest row."""
     packed: Tensor | None
     """[B * q] int64, the rows' places among the packed tokens; None when they follow one another."""
-    masks: dict[tuple[int | None, int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int | None, int | None, bool, int, torch.dtype], Tensor] = field(default_factory=dict)
 
     @property
     def width(self) -> int:
@@ -178,9 +178,10 @@ def _mask(
     group: _Group, first: int, num_shared: int, options: AttentionOptions, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
     """Return [B, 1, G * q, L - first], 0 or -inf to be added to the scores; None when everything is seen."""
-    if len(group.rows) == 1 and group.width == 1 and group.rows[0].parents is None:
+    sees_all = group.width == 1 or (not options.causal and options.window is None)
+    if len(group.rows) == 1 and sees_all and group.rows[0].parents is None:
         return None
-    key = (options.window, options.chunk, num_shared, dtype)
+    key = (options.window, options.chunk, options.causal, num_shared, dtype)
     if key not in group.masks:
         sees = _seen(group, first, options)  # [B, q, L]
         mask = torch.from_numpy(np.where(sees, np.float32(0), np.float32(-np.inf)))
@@ -192,13 +193,17 @@ def _mask(
 def _seen(group: _Group, first: int, options: AttentionOptions) -> np.ndarray:
     """Return which keys each query sees, [B, q, L - first] bool."""
     if any(row.parents is not None for row in group.rows):
+        assert options.causal, "a tree's nodes see no later ones"
         return _seen_in_trees(group, options)[:, :, first:]
     kv_lens = np.array([row.kv_len for row in group.rows])
     queries = (kv_lens[:, None] - group.width + np.arange(group.width))[:, :, None]  # [B, q, 1] positions
     keys = np.arange(first, group.kv_len)[None, None, :]
-    sees = keys <= queries
+    last = queries if options.causal else np.broadcast_to(kv_lens[:, None, None] - 1, queries.shape)
+    sees = keys <= last
     if options.window is not None:
         sees &= keys > queries - options.window
+        if not options.causal:
+            sees &= keys < queries + options.window
     if options.chunk is not None:
         sees &= keys // options.chunk == queries // options.chunk
     return sees

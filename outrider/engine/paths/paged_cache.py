@@ -88,6 +88,7 @@ class PagedCache(BlockCache):
             chunk=chunk,
             softcap=wanted.get("softcap"),
             sinks=wanted.get("s_aux"),
+            causal=wanted.get("is_causal") is not False,
         )
         queries = query[0].transpose(0, 1)  # [T, Hq, D]
         if self.gathers:
@@ -104,8 +105,8 @@ def paged_attention_forward(
     """Attend with query [1, Hq, T, D]; return [1, T, Hq, Dv]. Called by transformers for `ATTENTION_NAME`."""
     if _running.cache is None:
         raise RuntimeError(f"{ATTENTION_NAME} attention is called outside a forward of the paged path")
-    if attention_mask is not None or wanted.get("position_bias") is not None or wanted.get("is_causal") is False:
-        raise NotImplementedError("a mask, a bias or attention to later tokens")
+    if attention_mask is not None or wanted.get("position_bias") is not None:
+        raise NotImplementedError("a mask or a bias")
     return _running.cache.attend(module.layer_idx, query, key, value, wanted), None
 
 

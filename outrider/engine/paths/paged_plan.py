@@ -147,6 +147,9 @@ class AttentionOptions:
     """Scores x become softcap * tanh(x / softcap)."""
     sinks: Tensor | None = None
     """[Hq], a score per head that takes part in the softmax and adds nothing to the output."""
+    causal: bool = True
+    """Whether no query sees a later key; else all new tokens of a row see each other, a window reaches both ways, and
+    no row may be a tree."""
 
 
 class PagedAttention(Protocol):

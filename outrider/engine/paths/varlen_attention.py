@@ -39,6 +39,8 @@ class VarlenAttention:
         """Attend with query [T, Hq, D] over keys and values [num_blocks + 1, block_size, Hkv, D]; return [T, Hq, D]."""
         if options.chunk is not None or options.softcap is not None or options.sinks is not None:
             raise NotImplementedError("flash attention of torch knows no chunks, soft caps or sinks")
+        if not options.causal:
+            raise NotImplementedError("not tried with tokens that see later ones")
         output: Tensor = self._kernel(
             *(query, keys, values, plan.cu_seq_q, plan.cu_seq_kv, plan.max_q, plan.max_kv),
             scale=options.scaling,

@@ -1,0 +1,264 @@
+"""Read DFlash and DSpark heads in the layouts that people hold: z-lab's, SpecForge's, speculators', DeepSpec's.
+
+They differ in where a key stands, in what a layer id means and in whether embedding and lm_head are the head's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.dflash import DFlashConfig, DFlashHead
+from outrider.engine.heads.eagle3_files import (
+    IGNORED,
+    check_identity,
+    check_shapes,
+    check_values,
+    fill_from_target,
+    layer_config,
+    layer_ids,
+    opened_width,
+    rope_of,
+    vocab_size_of,
+)
+from outrider.engine.heads.maps import target_ids
+from outrider.engine.heads.markov import MarkovKind
+from outrider.engine.heads.opening import OpeningMap, OpeningSpec
+from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.loading.model_files import model_file
+from outrider.engine.paths.block_cache import layer_limits
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
+
+ALIASES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
+"""Beginnings of names, and what they are elsewhere."""
+CONFIDENCE = re.compile(r"confidence_head\.proj\.(weight|bias)")
+"""DSpark's guess of what is accepted, by which its own engine ends blocks early."""
+UNSERVED = {
+    "attention_sink_bias": "attention sinks",
+    "use_swa": "windows that layer_types do not name",
+    "final_logit_softcapping": "soft caps",
+    "input_embedding_scale": "scaled embeddings",
+    "output_multiplier": "scaled logits",
+}
+"""Keys of a head that computes what ours does not, unless they are 0, false or a factor of 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashFiles:
+    """A head as its files say it."""
+
+    facts: DFlashConfig
+    tensors: Mapping[str, Tensor]
+    """For `DFlashHead.of`, in the files' dtype; embedding and lm_head may be the target's."""
+    opening: OpeningMap
+    """For the target, in the files' dtype."""
+
+
+def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> DFlashFiles:
+    """Read a head for that target. Raises ConfigError for whatever is missing, unknown or does not fit, by its name."""
+    if model_file(files.model, "mask_embedding.pt") is not None:
+        raise ConfigError(f"{files.model} has a mask_embedding.pt, which heads are not served with", param="model")
+    tensors = {_own_name(name): files.tensor(name) for name in sorted(files.names) if not IGNORED.fullmatch(name)}
+    check_values(files, tensors)
+    facts = _facts(files, tensors, target, is_dspark=is_dspark)
+    unused = [name for name in tensors if CONFIDENCE.fullmatch(name)] if is_dspark else []
+    if unused:
+        log.info("%s has a confidence head, which is not used: the target says how much it verifies", files.model)
+        for name in unused:
+            del tensors[name]
+    opening = _take_opening(files, tensors, facts)
+    if facts.draft_vocab_size != facts.vocab_size:
+        tensors["draft_ids"] = target_ids(files.model, tensors, facts.draft_vocab_size, facts.vocab_size)
+    else:
+        check_identity(files, tensors, facts)
+    for name in ("d2t", "t2d"):
+        tensors.pop(name, None)
+    fill_from_target(files, tensors, facts, target)
+    for name, num_rows in (("w1", facts.vocab_size), ("w2", facts.draft_vocab_size)):
+        rows = tensors.get(f"markov_head.markov_{name}.weight")
+        if rows is not None and len(rows) > num_rows:  # of padding, as the embedding's and lm_head's
+            tensors[f"markov_head.markov_{name}.weight"] = rows[:num_rows].clone()
+    check_shapes(files, tensors, lambda: DFlashHead(facts), "a DSpark head" if is_dspark else "a DFlash head")
+    return DFlashFiles(facts, tensors, opening)
+
+
+def _own_name(name: str) -> str:
+    alias = next((alias for alias in ALIASES if name.startswith(alias)), None)
+    return name if alias is None else name.replace(alias, ALIASES[alias], 1)
+
+
+class _Keys:
+    """A configuration whose keys stand at the top level, in dflash_config or in dspark_config."""
+
+    def __init__(self, files: Checkpoint) -> None:
+        self._files = files
+        nested = (files.config.get(name) for name in ("dflash_config", "dspark_config"))
+        self._places: list[dict[str, Any]] = [files.config, *(each for each in nested if isinstance(each, dict))]
+
+    def get(self, *names: str) -> Any:
+        """Return the value of a key that has these names, None where it is not there.
+
+        Raises ConfigError where it is there twice and differs.
+        """
+        found = [place[name] for name in names for place in self._places if place.get(name) is not None]
+        if any(value != found[0] for value in found):
+            raise ConfigError(
+                f"{' or '.join(names)} of {self._files.model} is both {found[0]} and "
+                f"{next(value for value in found if value != found[0])}; leave one of them in config.json",
+                param="model",
+            )
+        return found[0] if found else None
+
+    def number(self, *names: str, least: int, most: int | None = None) -> int:
+        """Return a whole number. Raises ConfigError for anything else, and outside these bounds."""
+        value = self.get(*names)
+        if type(value) is not int or value < least or (most is not None and value > most):
+            bounds = f"from {least} on" if most is None else f"from {least} to {most}"
+            raise ConfigError(
+                f"{names[0]} of {self._files.model} is {value!r}, must be a whole number {bounds}; correct its "
+                "config.json, at the top level or in dflash_config",
+                param="model",
+            )
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        value = self.get(name)
+        if value is not None and type(value) is not bool:
+            raise ConfigError(f"{name} of {self._files.model} is {value!r}, must be true or false", param="model")
+        return value
+
+
+def _facts(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles, *, is_dspark: bool) -> DFlashConfig:
+    config, keys = files.config, _Keys(files)
+    for key, what in UNSERVED.items():
+        value = keys.get(key)
+        if value and not (type(value) in (int, float) and value == 1):
+            raise ConfigError(f"{key} of {files.model} is {value}, and heads are not served with {what}", param="model")
+    is_wrapped = "speculators_model_type" in config
+    inner = layer_config(files, config.get("transformer_layer_config") if is_wrapped else config, has_windows=True)
+    taps = _taps(files, keys, target.num_layers, inner.num_hidden_layers)
+    vocab_size = vocab_size_of(files, inner, target)
+    rank = keys.get("markov_rank", "dspark_markov_rank") if is_dspark else None
+    from_anchor = _from_anchor(keys, is_dspark=is_dspark)
+    return DFlashConfig(
+        width=opened_width(files, tensors, target, taps),
+        ffn_width=inner.intermediate_size,
+        num_heads=inner.num_attention_heads,
+        num_kv_heads=inner.num_key_value_heads,
+        head_dim=getattr(inner, "head_dim", None) or inner.hidden_size // inner.num_attention_heads,
+        epsilon=inner.rms_norm_eps,
+        rope=rope_of(files, inner),
+        vocab_size=vocab_size,
+        draft_vocab_size=_draft_vocab_size(files, tensors, inner, vocab_size),
+        taps=taps,
+        target_width=target.width,
+        windows=tuple(layer_limits(inner, index)[0] for index in range(inner.num_hidden_layers)),
+        causal=_causal(keys, inner),
+        block_size=keys.number("block_size", "dspark_block_size", least=1 if from_anchor else 2),
+        mask_id=keys.number("mask_token_id", "dspark_noise_token_id", least=0, most=vocab_size - 1),
+        from_anchor=from_anchor,
+        has_bias=bool(getattr(inner, "attention_bias", False)),
+        trained_context=inner.max_position_embeddings,
+        markov_rank=0 if rank is None else keys.number("markov_rank", "dspark_markov_rank", least=0),
+        markov_kind=_markov_kind(files, keys),
+    )
+
+
+def _taps(files: Checkpoint, keys: _Keys, num_layers: int, num_draft_layers: int) -> tuple[int, ...]:
+    """Return the hidden states that the head reads: id k means h[k] in speculators' key, and h[k + 1] in all others',
+    which name a layer by its output. Without a key, those that z-lab takes for a draft of so many layers.
+    """
+    said = {
+        "aux_hidden_state_layer_ids": layer_ids(files, files.config.get("aux_hidden_state_layer_ids"), 0),
+        "target_layer_ids": layer_ids(files, keys.get("target_layer_ids", "dspark_target_layer_ids"), 1),
+    }
+    given = {name: taps for name, taps in said.items() if taps is not None}
+    if len(set(given.values())) > 1:
+        raise ConfigError(
+            f"{files.model} names different layers: "
+            + " and ".join(f"{name} means the hidden states {list(taps)}" for name, taps in given.items())
+            + " (0 = the embeddings); leave one of them",
+            param="model",
+        )
+    taps = next(iter(given.values()), _default_taps(num_layers, num_draft_layers))
+    if any(not 0 <= tap <= num_layers for tap in taps):
+        raise ConfigError(
+            f"{files.model} reads the hidden states {list(taps)} of its target, which has {num_layers} layers and "
+            f"hence those from 0 to {num_layers}; is it another target's head?",
+            param="target_model",
+        )
+    return taps
+
+
+def _default_taps(num_layers: int, num_taps: int) -> tuple[int, ...]:
+    if num_taps == 1:
+        return (num_layers // 2 + 1,)
+    return tuple(round(1 + i * (num_layers - 4) / (num_taps - 1)) + 1 for i in range(num_taps))
+
+
+def _draft_vocab_size(
+    files: Checkpoint, tensors: Mapping[str, Tensor], inner: PreTrainedConfig, vocab_size: int
+) -> int:
+    said = files.config.get("draft_vocab_size")
+    rows = tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else said or inner.vocab_size
+    if said not in (None, rows):
+        raise ConfigError(
+            f"lm_head.weight of {files.model} has {rows} rows, and draft_vocab_size is {said}; correct its config.json "
+            "or get the file again",
+            param="model",
+        )
+    return vocab_size if rows == inner.vocab_size else int(rows)  # rows of padding are cut with the target's
+
+
+def _causal(keys: _Keys, inner: PreTrainedConfig) -> tuple[bool, ...]:
+    """Return by layer whether a token of the block sees no later one: those with a window do, unless a key says."""
+    said = keys.flag("causal")
+    said = keys.flag("is_causal") if said is None else said
+    if said is not None:
+        return (said,) * inner.num_hidden_layers
+    if keys.flag("sliding_window_non_causal"):
+        return (False,) * inner.num_hidden_layers
+    kinds = getattr(inner, "layer_types", None) or ["full_attention"] * inner.num_hidden_layers
+    return tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def _from_anchor(keys: _Keys, *, is_dspark: bool) -> bool:
+    """Return whether the anchor's place says the next token: DSpark's do, DFlash's do not, unless a key says."""
+    said, bonus = keys.flag("sample_from_anchor"), keys.flag("dspark_bonus_anchor")
+    if said is None and bonus is not None:
+        said = not bonus
+    if said is None:
+        said = keys.flag("shift_label")
+    return is_dspark if said is None else said
+
+
+def _markov_kind(files: Checkpoint, keys: _Keys) -> MarkovKind:
+    said, kinds = keys.get("markov_head_type") or "vanilla", get_args(MarkovKind)
+    kind: MarkovKind | None = next((kind for kind in kinds if kind == said), None)
+    if kind is None:
+        raise ConfigError(
+            f"markov_head_type of {files.model} is {said!r}, must be one of {', '.join(kinds)}", param="model"
+        )
+    return kind
+
+
+def _take_opening(files: Checkpoint, tensors: dict[str, Tensor], facts: DFlashConfig) -> OpeningMap:
+    """Take the opening map's tensors out of `tensors`."""
+    norm = tensors.pop("hidden_norm.weight", None)
+    shape = None if norm is None else list(norm.shape)
+    if norm is None or shape != [facts.width]:
+        raise ConfigError(
+            f"hidden_norm.weight of {files.model} is {shape or 'missing'}, must be [{facts.width}]", param="model"
+        )
+    fc = tensors.pop("fc.weight")
+    spec = OpeningSpec(facts.taps, facts.width, epsilon=facts.epsilon, norms_output=True)
+    return OpeningMap(spec, {"fc": fc, "output_norm": norm.to(fc.dtype)})

@@ -1,0 +1,141 @@
+"""The test of a block head's wiring catches what it tries. A random head is a trained one here, as in `test_wiring`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.engine.heads.block_run import said_of_text
+from outrider.engine.heads.loader import LoadedDFlash, load_dflash
+from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.wiring import Seen, score_dflash
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.wire.settings.config import DraftConfig
+from tests.engine.block_heads import BLOCK, BlockHead
+from tests.engine.heads import LAYERS, target
+from tests.engine.test_dflash import ZLAB
+from tests.engine.test_dspark import apart
+from tests.engine.test_wiring import NUM_TOKENS, seen_with
+
+
+@dataclass(frozen=True)
+class Sound:
+    loaded: LoadedDFlash
+    seen: Seen
+    folder: Path
+    """Of target and head."""
+    truth: BlockHead
+    config: dict[str, Any]
+
+    def other(self, **config: Any) -> LoadedDFlash:
+        """Return the same tensors under another configuration."""
+        return _load(self.folder, self.truth, {**self.config, **config})
+
+
+def _load(folder: Path, truth: BlockHead, config: dict[str, Any]) -> LoadedDFlash:
+    settings = DraftConfig(model=truth.write(folder / "head", config), device="cpu", dtype="float32")
+    return load_dflash(settings, str(folder / "target"), is_dspark=truth.markov is not None)
+
+
+@pytest.fixture(scope="module", params=["dflash", "dspark"])
+def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sound:
+    folder = tmp_path_factory.mktemp("wiring")
+    target(folder / "target")
+    is_dspark = request.param == "dspark"
+    truth = BlockHead(leaves_out=(), from_anchor=is_dspark, markov="rnn" if is_dspark else None)
+    config = apart("rnn") if is_dspark else ZLAB
+    loaded, blank = _load(folder, truth, config), seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long))
+    return Sound(loaded, told(said(loaded, blank)), folder, truth, config)
+
+
+def told(logits: Tensor) -> Seen:
+    """Return random states, and a target that says what logits [T - 2, V] of the third token on say."""
+    return seen_with(torch.cat([logits.argmax(-1), torch.zeros(1, dtype=torch.long)]))
+
+
+@torch.inference_mode()
+def said(loaded: LoadedDFlash, seen: Seen) -> Tensor:
+    """Return the logits [T - 2, V] as configured."""
+    rows = loaded.opening(torch.stack([seen.taps[tap] for tap in loaded.opening.spec.taps], dim=1))
+    return said_of_text(loaded, seen.token_ids, rows, from_anchor=loaded.head.facts.from_anchor)
+
+
+def test_what_is_said_of_a_text_is_what_blocks_say(sound: Sound) -> None:
+    """Against the forward written straight down, over the rows as they travel."""
+    hidden = torch.stack([sound.seen.taps[tap] for tap in range(LAYERS + 1)]).double()
+    rows, ids = sound.truth.rows(hidden).to(torch.bfloat16).double(), list(sound.seen.token_ids)
+    logits, num = said(sound.loaded, sound.seen), sound.loaded.head.facts.num_drafts
+    for anchor in (1, 1 + num, 1 + 3 * num):
+        block = sound.truth.says(rows[:anchor], ids[anchor], ids[anchor + 1 : anchor + num])
+        ours = logits[anchor - 1 : anchor - 1 + num]
+        assert (ours - block).abs().max() < 2e-2 * block.abs().max()  # of rows that were rounded
+
+
+def test_a_text_may_fill_the_context(sound: Sound) -> None:
+    """All ways say the same tokens."""
+    facts = replace(sound.loaded.runner.facts, context_limit=NUM_TOKENS)
+    runner = ModelRunner(sound.loaded.path, facts, KVPool(16, BLOCK_SIZE), sound.loaded.runner.device)
+    for end in range(NUM_TOKENS - BLOCK, NUM_TOKENS + 1):
+        seen = replace(sound.seen, token_ids=sound.seen.token_ids[:end])
+        outcome = score_dflash(replace(sound.loaded, runner=runner), seen, LAYERS)
+        assert {len(way.scores) for way in (outcome.configured, *outcome.others)} == {end - 2}
+
+
+def test_a_sound_head_passes_and_leaves_nothing(sound: Sound) -> None:
+    outcome = score_dflash(sound.loaded, sound.seen, LAYERS)
+    assert outcome.fault is None and outcome.configured.agreement == 1.0
+    assert len(outcome.configured.scores) == NUM_TOKENS - 2
+    assert sound.loaded.runner.pool.num_in_use == 0
+
+
+def with_taps(loaded: LoadedDFlash, *taps: int) -> LoadedDFlash:
+    return replace(loaded, opening=OpeningMap(replace(loaded.opening.spec, taps=taps), loaded.opening.tensors))
+
+
+@pytest.mark.parametrize(
+    ("taps", "label"),
+    [
+        ((1, 5), "reading one layer higher"),
+        ((3, 7), "reading one layer lower"),
+        ((2, 7), "reading tap 6 in place of 7"),
+        ((6, 2), "with taps 6 and 2 exchanged"),
+    ],
+)
+def test_other_taps_are_caught(sound: Sound, taps: tuple[int, ...], label: str) -> None:
+    found = score_dflash(with_taps(sound.loaded, *taps), sound.seen, LAYERS)
+    assert found.winner is not None and found.winner.label == label and found.winner.agreement == 1.0
+
+
+def test_a_place_that_is_off_by_one_is_caught(sound: Sound) -> None:
+    is_dspark = sound.truth.markov is not None
+    size = BLOCK + 1 if is_dspark else BLOCK - 1
+    other = sound.other(sample_from_anchor=not is_dspark, block_size=size)
+    assert other.head.facts.num_drafts == sound.loaded.head.facts.num_drafts
+    found = score_dflash(other, sound.seen, LAYERS)
+    assert found.winner is not None and found.winner.label.startswith("reading one place")
+    assert found.winner.agreement == 1.0 and found.configured.agreement < 0.9
+
+
+def test_a_norm_that_is_too_much_is_caught(sound: Sound) -> None:
+    """A target that says what the head without the norm says."""
+    opening = sound.loaded.opening
+    assert opening.fc is not None
+    tensors = {**opening.tensors, "fc": 8 * opening.fc}  # which the norm takes back
+    normed = replace(sound.loaded, opening=OpeningMap(opening.spec, tensors))
+    spec = replace(opening.spec, norms_output=False)
+    bare = replace(sound.loaded, opening=OpeningMap(spec, {"fc": tensors["fc"]}))
+    found = score_dflash(normed, told(said(bare, sound.seen)), LAYERS)
+    assert found.winner is not None and found.winner.label == "with the norm of the rows left out"
+
+
+def test_a_head_of_another_target_is_caught(sound: Sound) -> None:
+    generator = torch.Generator().manual_seed(5)
+    best = torch.randint(0, 97, (NUM_TOKENS - 1,), generator=generator)
+    assert score_dflash(sound.loaded, seen_with(best), LAYERS).fault is not None

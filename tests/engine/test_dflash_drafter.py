@@ -1,0 +1,241 @@
+"""Drafts that are heads of blocks: what they guess is what the head says of the rows that came, whenever they came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from draft_service.dflash_drafter import DFlashDrafter, DSparkDrafter
+from draft_service.feeding import Feeder
+from draft_service.grower import MakeDrafter
+from draft_service.head_slot import ContextSlot
+from draft_service.jobs import RowsJob
+from outrider.engine.heads.block_path import BlockHeadPath
+from outrider.engine.heads.block_run import biased
+from outrider.engine.heads.dflash import DFlashConfig, DFlashHead
+from outrider.engine.heads.markov import MarkovKind
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import SlotTable
+from outrider.wire.metrics import WorkerMetrics
+from tests.engine.test_block_drafter import Draft
+
+VOCAB_SIZE, WIDTH, BLOCK, MASK, RANK, LIMIT = 40, 16, 5, 39, 4, 256
+PROMPT = [3 + (7 * i) % 30 for i in range(9)]
+LONG = [3 + (7 * i) % 30 for i in range(75)]
+ROWS = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+
+
+def head_of(kind: MarkovKind | None, *, from_anchor: bool = False) -> DFlashHead:
+    torch.manual_seed(0)
+    facts = DFlashConfig(
+        width=WIDTH,
+        ffn_width=24,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        epsilon=1e-5,
+        rope={"rope_type": "default", "rope_theta": 1e4},
+        vocab_size=VOCAB_SIZE,
+        draft_vocab_size=VOCAB_SIZE,
+        taps=(1, 2),
+        target_width=WIDTH,
+        windows=(None, None),
+        causal=(False, False),
+        block_size=BLOCK,
+        mask_id=MASK,
+        from_anchor=from_anchor,
+        markov_rank=0 if kind is None else RANK,
+        markov_kind=kind or "vanilla",
+    )
+    head = DFlashHead(facts)
+    for parameter in head.parameters():
+        parameter.data.normal_(std=0.5)
+    return head.eval().requires_grad_(False)
+
+
+HEADS = {
+    "DFlash": head_of(None),
+    "vanilla": head_of("vanilla", from_anchor=True),
+    "gated": head_of("gated", from_anchor=True),
+    "rnn": head_of("rnn", from_anchor=True),
+}
+
+
+class Drafting(Draft):
+    """A worker's parts over a head."""
+
+    def __init__(self, head: DFlashHead, prompt: Sequence[int]) -> None:
+        path = BlockHeadPath(head)
+        facts = ModelFacts("head", VOCAB_SIZE, LIMIT, "float32", "cpu", (), 1)
+        self.head, self.runner = head, ModelRunner(path, facts, KVPool(64, BLOCK_SIZE), torch.device("cpu"))
+        self.table = SlotTable(self.runner.pool, 4, LIMIT, partial(ContextSlot, WIDTH))
+
+        def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
+            def drafter(growing: Any) -> DFlashDrafter:
+                feeder = Feeder(self.runner, keeper, metrics, 32, growing, lambda: None)
+                if head.markov_head is None:
+                    return DFlashDrafter(feeder, keeper, path)
+                return DSparkDrafter(feeder, keeper, path, head.markov_head)
+
+            return drafter
+
+        super().__init__(make, self.table, VOCAB_SIZE, prompt)
+
+    def send(self, start: int, end: int) -> None:
+        bits = ROWS[start:end].view(torch.int16).numpy().view(np.uint16)
+        self.grower.handle(RowsJob(1, 0, start, bits, lambda: None, self.slot.request_id))
+
+    @property
+    def slot(self) -> ContextSlot:
+        slot = self.grower._slots[1, 1].slot
+        assert isinstance(slot, ContextSlot)
+        return slot
+
+
+def said(head: DFlashHead, committed: Sequence[int], path: Sequence[int], first: int = 0) -> Tensor:
+    """Return the logits after the last committed token and each of a path behind it, without a cache."""
+    facts, num = head.facts, len(path) + 1
+    block = torch.tensor([[committed[-1], *[MASK] * (BLOCK - 1)]])
+    output = head(block, ROWS[None, first : len(committed) - 1].float())
+    start = 0 if facts.from_anchor else 1
+    logits, hidden = (each[0, start : start + num] for each in (output.logits, output.hidden))
+    return biased(head, logits, hidden, [committed[-1], *path])
+
+
+def expected(head: DFlashHead, committed: Sequence[int], first: int = 0, path: Sequence[int] = ()) -> list[int]:
+    """The best guess after each token, given the one before it; what follows a path that is known already."""
+    path = list(path)
+    while len(path) < head.facts.num_drafts:
+        path.append(int(said(head, committed, path, first)[-1].argmax()))
+    return path
+
+
+@pytest.fixture(params=HEADS)
+def head(request: pytest.FixtureRequest) -> DFlashHead:
+    return HEADS[request.param]
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, LONG, PROMPT[:2], PROMPT[:1]], ids=["short", "pieces", "two", "one"])
+def test_guesses_what_the_head_says(head: DFlashHead, prompt: list[int]) -> None:
+    draft = Drafting(head, prompt)
+    draft.tell()
+    if len(prompt) > 1:
+        assert draft.run() == 0 and draft.requests == [0], "nothing is here yet, and is asked for"
+        draft.send(0, len(prompt) - 1)
+    draft.run()
+    assert draft.chain() == expected(head, draft.committed)
+    assert len(draft.slot.cached) == len(prompt) - 1, "blocks leave nothing"
+
+
+@pytest.mark.parametrize("num_hit", [0, 1, 3])
+def test_the_next_block_is_made_of_the_rows_of_what_was_committed(head: DFlashHead, num_hit: int) -> None:
+    draft = Drafting(head, PROMPT)
+    draft.tell()
+    draft.send(0, len(PROMPT) - 1)
+    draft.run()
+    hit = draft.chain()[:num_hit]
+    missed = next(i for i in range(38) if i not in [node.token_id for node in _children(draft, hit)])
+    draft.tell([*hit, missed], is_missed=True)
+    assert draft.run() == 0 and draft.requests[-1] == len(PROMPT) - 1
+    draft.send(len(PROMPT) - 1, len(draft.committed) - 1)
+    draft.run()
+    assert draft.chain() == expected(head, draft.committed)
+
+
+def _children(draft: Drafting, path: Sequence[int]) -> Sequence[Any]:
+    tree = draft.grower._slots[1, 1].tree
+    assert tree is not None
+    node = tree.root
+    for token_id in path:
+        node = next(child for child in node.children if child.token_id == token_id)
+    return [*node.children, *[type(node)(token_id, 0, None) for token_id, _ in node.ranked]]
+
+
+def test_goes_on_below_a_hit(head: DFlashHead) -> None:
+    """What was said stays, and what is behind it is said by the new block: a state goes along the whole way there."""
+    draft = Drafting(head, PROMPT)
+    draft.tell()
+    draft.send(0, len(PROMPT) - 1)
+    draft.run()
+    before = draft.chain()
+    draft.tell(before[:2])
+    assert draft.chain() == before[2:]
+    draft.send(len(PROMPT) - 1, len(draft.committed) - 1)
+    draft.run()
+    assert draft.chain() == expected(head, draft.committed, path=before[2:])
+
+
+def test_a_tree_has_the_best_after_each_node(head: DFlashHead) -> None:
+    draft = Drafting(head, PROMPT)
+    draft.tell()
+    draft.send(0, len(PROMPT) - 1)
+    draft.run()
+    tree = draft.grower._slots[1, 1].tree
+    assert tree is not None
+    num_siblings = 0
+    for node in [tree.root, *tree.fed]:
+        if node.children:
+            path = node.path(tree.root)
+            best = said(head, PROMPT, path)[-1].argsort(descending=True)[: len(node.children)]
+            assert [child.token_id for child in node.children] == best.tolist()
+            num_siblings += len(node.children) > 1
+    assert num_siblings > 2
+
+
+def test_begins_behind_a_gap(head: DFlashHead) -> None:
+    """The target had the beginning in its prefix cache: there are rows from the 33rd on."""
+    draft = Drafting(head, LONG)
+    draft.tell()
+    draft.send(32, 74)
+    draft.run()
+    assert draft.slot.first == 32
+    assert draft.chain() == expected(head, draft.committed, first=32)
+
+
+def test_another_slot_of_the_same_beginning_left_what_is_missing() -> None:
+    draft = Drafting(HEADS["DFlash"], LONG)
+    draft.tell()
+    draft.send(0, 74)
+    draft.run()
+    first = draft.chain()
+    other = draft.table.open(1, 2, LONG, len(LONG), draft.slot.params)
+    assert isinstance(other, ContextSlot)
+    other.take_rows(64, ROWS[64:74].view(torch.int16).numpy().view(np.uint16), 1)
+    assert (other.first, other.cached) == (0, LONG[:64])
+    assert first == expected(HEADS["DFlash"], LONG)
+
+
+def test_memory_taken_away_is_asked_for_again(head: DFlashHead) -> None:
+    draft = Drafting(head, LONG)
+    draft.runner.pool.prefix.enabled = False
+    draft.tell()
+    draft.send(0, 74)
+    draft.run()
+    draft.slot.give_up()
+    draft.tell([38, 37], is_missed=True)
+    assert draft.requests[-1] == 0
+    draft.run()
+    draft.send(20, 76)  # the target remembers no more
+    draft.run()
+    assert draft.slot.first == 20
+    assert draft.chain() == expected(head, draft.committed, first=20)
+    draft.table.close(1, 1)
+    assert draft.runner.pool.num_in_use == 0
+
+
+def test_a_block_ends_with_the_context() -> None:
+    head = HEADS["DFlash"]
+    draft = Drafting(head, [3 + (7 * i) % 30 for i in range(LIMIT - 60)])
+    draft.tell([5] * 57)
+    draft.send(0, len(draft.committed) - 1)
+    draft.run()
+    assert len(draft.chain()) == 2, "the target says the last by itself"
