@@ -10,10 +10,10 @@ from typing import ClassVar
 from draft_service.head_slot import HeadSlot, RowSlot
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of, pard_token
-from outrider.engine.heads.loader import LoadedEagle3, LoadedMedusa, load_eagle3, load_medusa
+from outrider.engine.heads.loader import LoadedHead, LoadedMedusa, load_head, load_medusa
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import Outcome, Seen, score_eagle3, score_medusa
+from outrider.engine.heads.wiring import Outcome, Seen, score_head, score_medusa
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.worker.slots import OpenSlots, SlotTable
@@ -31,10 +31,10 @@ class PardState(Loaded):
 
 
 @dataclass
-class Eagle3State(Loaded):
+class HeadState(Loaded):
     """A head that is run as a model is, over rows of the target's features."""
 
-    head: LoadedEagle3 = field(kw_only=True)
+    head: LoadedHead = field(kw_only=True)
     num_layers: int = field(kw_only=True)
     """Of the target."""
     needs_features: ClassVar[bool] = True
@@ -44,7 +44,7 @@ class Eagle3State(Loaded):
         return self.head.opening
 
     def score(self, seen: Seen) -> Outcome:
-        return score_eagle3(self.head, seen, self.num_layers)
+        return score_head(self.head, seen, self.num_layers)
 
 
 @dataclass
@@ -81,7 +81,7 @@ class MedusaState(WorkerState):
         return info
 
 
-HeadState = Eagle3State | MedusaState
+AnyHeadState = HeadState | MedusaState
 
 
 def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> WorkerState:
@@ -96,18 +96,18 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
                 config, epoch, model.slots, model.tokenizer, runner=model.runner, mask_id=pard_token(files)
             )
         case DraftKind.EAGLE3:
-            return _load_eagle3(config, epoch)
+            return _load_head(config, epoch)
         case DraftKind.MEDUSA:
             return _load_medusa(config, epoch)
 
 
-def _load_eagle3(config: DraftConfig, epoch: int) -> Eagle3State:
+def _load_head(config: DraftConfig, epoch: int) -> HeadState:
     target = _target_of(config)
-    head = load_eagle3(config, target, config.allow_pickle)
+    head = load_head(config, target, config.allow_pickle)
     pool, limit = head.runner.pool, head.runner.facts.context_limit
     pool.prefix.enabled = config.prefix_caching
     slots = SlotTable(pool, config.max_slots, limit, partial(HeadSlot, head.opening.spec.width))
-    return Eagle3State(
+    return HeadState(
         *(config, epoch, slots, tokenizer_files(target)),
         runner=head.runner,
         head=head,

@@ -45,7 +45,7 @@ def _with_model(base: Base[WorkerState]) -> Parts:
     from draft_service.block_drafter import MedusaDrafter, PardDrafter
     from draft_service.feeding import Feeder
     from draft_service.head_drafter import HeadDrafter
-    from draft_service.loading import Eagle3State, MedusaState, PardState
+    from draft_service.loading import HeadState, MedusaState, PardState
     from draft_service.model_drafter import ModelDrafter
     from outrider.engine.loading.loaded import Loaded
 
@@ -56,14 +56,14 @@ def _with_model(base: Base[WorkerState]) -> Parts:
             return MedusaDrafter(state.heads.heads, keeper, engine.flush)
         assert isinstance(state, Loaded), "all others are run as models are"
         feeder = Feeder(state.runner, keeper, base.metrics, state.max_prefill_tokens, growing, engine.flush)
-        if isinstance(state, Eagle3State):
+        if isinstance(state, HeadState):
             return HeadDrafter(feeder, keeper, state.head.path)
         if isinstance(state, PardState):
             return PardDrafter(feeder, keeper, state.mask_id)
         return ModelDrafter(feeder, keeper)
 
     vocab_size = state.info().vocab_size
-    if isinstance(state, Eagle3State | MedusaState):
+    if isinstance(state, HeadState | MedusaState):
         from draft_service.pairing import WiringTest
         from draft_service.registration import HeadOffer
 

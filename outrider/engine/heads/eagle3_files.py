@@ -1,14 +1,13 @@
 """Read EAGLE-3 heads in the layouts that people hold: the original repository's, SpecForge's, speculators', DeepSpec's.
 
 They differ in names, in what a layer id means, in which norms there are and in what is carried; a wrong reading drafts
-fluently and is accepted less. What a file leaves open is named in `Eagle3Files.undecided`.
+fluently and is accepted less. What a file leaves open is named in `HeadFiles.undecided`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from outrider.engine.heads.carry_head import HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.maps import target_ids
@@ -29,20 +29,7 @@ IGNORED = re.compile(r"verifier_(lm_head|norm)\.weight|.*rotary_emb\.inv_freq")
 """Tensors that some trainers save and no head reads: copies of the target's, and frequencies that the config gives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Eagle3Files:
-    """A head as its files say it."""
-
-    facts: Eagle3Config
-    tensors: Mapping[str, Tensor]
-    """For `Eagle3Head.of`, in the files' dtype; embedding and lm_head may be the target's."""
-    opening: OpeningMap
-    """For the target, in the files' dtype."""
-    undecided: tuple[str, ...]
-    """Fields of `facts`, each true or false, that the files leave open: the value there is the likelier one."""
-
-
-def read_eagle3(files: Checkpoint, target: TargetFiles) -> Eagle3Files:
+def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read a head for that target. Raises ConfigError for whatever is missing, unknown or does not fit, by its name."""
     tensors = {_own_name(name): files.tensor(name) for name in sorted(files.names) if not IGNORED.fullmatch(name)}
     _check_values(files, tensors)
@@ -56,7 +43,7 @@ def read_eagle3(files: Checkpoint, target: TargetFiles) -> Eagle3Files:
         tensors.pop(name, None)
     _fill_from_target(files, tensors, facts, target)
     _check_shapes(files, tensors, facts)
-    return Eagle3Files(facts, tensors, opening, undecided)
+    return HeadFiles(facts, tensors, opening, undecided)
 
 
 def _own_name(name: str) -> str:

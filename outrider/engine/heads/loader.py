@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from outrider.engine.heads.carry_head import CarryHead
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
@@ -38,17 +39,17 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedEagle3:
+class LoadedHead:
     runner: ModelRunner
     """Runs rows with features; its logits have UNMAPPED where the head has no row."""
     path: RunsHead
     """The runner's, which has the carries."""
-    head: Eagle3Head
+    head: CarryHead
     """The network that the path runs; `decide` changes what `undecided` names."""
     opening: OpeningMap
     """For the target, on the CPU."""
     undecided: tuple[str, ...]
-    """As in `Eagle3Files`."""
+    """As in `HeadFiles`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class LoadedMedusa:
     """The identity of the target's last hidden state after its norm."""
 
 
-def load_eagle3(config: WorkerConfig, target: str, allow_pickle: bool = False) -> LoadedEagle3:
+def load_head(config: WorkerConfig, target: str, allow_pickle: bool = False) -> LoadedHead:
     """Load an EAGLE-3 head for a target's folder or hub id, of which two tensors are read at most; size its cache.
 
     allow_pickle: as `Checkpoint` has it. Raises ConfigError for anything that cannot be served, naming it.
@@ -75,18 +76,18 @@ def load_eagle3(config: WorkerConfig, target: str, allow_pickle: bool = False) -
     runner.tree_refusal = None  # tested
     num_weight_bytes = memory.weights_bytes(head)
     if isinstance(path, Repacks):  # beside the modules, which say what the embedding is
-        num_weight_bytes += path.weights_bytes - head.embed_tokens.weight.nbytes
+        num_weight_bytes += path.weights_bytes - head.get_input_embeddings().weight.nbytes
     size_cache(runner, head.config, num_weight_bytes, config)
     log.info(
         "loaded %s: EAGLE-3 of %s, %d parameters, %s on %s, reads the hidden states %s, %d KV blocks of %d tokens",
         *(config.model, target, facts.num_parameters, facts.dtype, facts.device, list(read.facts.taps)),
         *(runner.pool.num_blocks, path.block_size),
     )
-    return LoadedEagle3(runner, path, head, read.opening, read.undecided)
+    return LoadedHead(runner, path, head, read.opening, read.undecided)
 
 
 def load_medusa(config: WorkerConfig, target: str, allow_pickle: bool = False) -> LoadedMedusa:
-    """Load Medusa or blockwise heads for a target, as `load_eagle3` does. They have no cache."""
+    """Load Medusa or blockwise heads for a target, as `load_head` does. They have no cache."""
     device, target_files = resolve_device(config.device), TargetFiles(target)
     limit = context_limit_of(target_files.config, config.context_limit)
     read = read_medusa(Checkpoint(config.model, allow_pickle), target_files)
@@ -134,7 +135,7 @@ def _eos(target: TargetFiles) -> tuple[int, ...]:
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
 
-def _path(head: Eagle3Head, facts: ModelFacts, wanted: str) -> RunsHead:
+def _path(head: CarryHead, facts: ModelFacts, wanted: str) -> RunsHead:
     """Return a tested path: fused where it can be had, else the head's own modules. Raises ConfigError."""
     refusals = list[str]()
     if wanted in ("auto", "fused"):
@@ -160,7 +161,7 @@ def _path(head: Eagle3Head, facts: ModelFacts, wanted: str) -> RunsHead:
     )
 
 
-def _test(head: Eagle3Head, path: RunsHead, facts: ModelFacts) -> tuple[ModelRunner, Remembered]:
+def _test(head: CarryHead, path: RunsHead, facts: ModelFacts) -> tuple[ModelRunner, Remembered]:
     """Raise PathUnavailable unless the path computes what the head does; return what it was tested with."""
     runner = _TestRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), head.device)
     truth = Remembered(_Uncached(head))
@@ -171,7 +172,7 @@ def _test(head: Eagle3Head, path: RunsHead, facts: ModelFacts) -> tuple[ModelRun
     return runner, truth
 
 
-def _test_features(head: Eagle3Head, token_ids: Sequence[int]) -> Tensor:
+def _test_features(head: CarryHead, token_ids: Sequence[int]) -> Tensor:
     """Return the features [T, d] that the self-test gives to tokens: a token's are always the same."""
     width = head.facts.width
     columns = torch.arange(width)[None] + 1
@@ -179,7 +180,7 @@ def _test_features(head: Eagle3Head, token_ids: Sequence[int]) -> Tensor:
     return torch.sin(ids * columns).to(head.device, head.dtype)
 
 
-def _mapped(head: Eagle3Head, logits: Tensor) -> Tensor:
+def _mapped(head: CarryHead, logits: Tensor) -> Tensor:
     """Return the columns [..., Vd] that the head has rows for: beside UNMAPPED no difference would be seen."""
     return logits if head.draft_ids is None else logits.index_select(-1, head.draft_ids)
 
