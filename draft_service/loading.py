@@ -87,7 +87,8 @@ AnyHeadState = HeadState | MedusaState
 def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> WorkerState:
     """Raises ConfigError naming what is missing or does not fit."""
     files = Checkpoint(config.model, config.allow_pickle)
-    match kind_of(files):
+    kind = kind_of(files, config.target_model)
+    match kind:
         case DraftKind.MODEL:
             return load(config, epoch, on_lost)
         case DraftKind.PARD:
@@ -95,15 +96,15 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
             return PardState(
                 config, epoch, model.slots, model.tokenizer, runner=model.runner, mask_id=pard_token(files)
             )
-        case DraftKind.EAGLE3:
-            return _load_head(config, epoch)
+        case DraftKind.EAGLE1 | DraftKind.EAGLE3 | DraftKind.MTP | DraftKind.PEAGLE:
+            return _load_head(config, epoch, kind)
         case DraftKind.MEDUSA:
             return _load_medusa(config, epoch)
 
 
-def _load_head(config: DraftConfig, epoch: int) -> HeadState:
+def _load_head(config: DraftConfig, epoch: int, kind: DraftKind) -> HeadState:
     target = _target_of(config)
-    head = load_head(config, target, config.allow_pickle)
+    head = load_head(config, target, config.allow_pickle, kind)
     pool, limit = head.runner.pool, head.runner.facts.context_limit
     pool.prefix.enabled = config.prefix_caching
     slots = SlotTable(pool, config.max_slots, limit, partial(HeadSlot, head.opening.spec.width))

@@ -42,7 +42,7 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
 
 
 def _with_model(base: Base[WorkerState]) -> Parts:
-    from draft_service.block_drafter import MedusaDrafter, PardDrafter
+    from draft_service.block_drafter import MedusaDrafter, PardDrafter, PEagleDrafter
     from draft_service.feeding import Feeder
     from draft_service.head_drafter import HeadDrafter
     from draft_service.loading import HeadState, MedusaState, PardState
@@ -57,7 +57,8 @@ def _with_model(base: Base[WorkerState]) -> Parts:
         assert isinstance(state, Loaded), "all others are run as models are"
         feeder = Feeder(state.runner, keeper, base.metrics, state.max_prefill_tokens, growing, engine.flush)
         if isinstance(state, HeadState):
-            return HeadDrafter(feeder, keeper, state.head.path)
+            mask = state.head.mask
+            return HeadDrafter(feeder, keeper, state.head.path) if mask is None else PEagleDrafter(feeder, keeper, mask)
         if isinstance(state, PardState):
             return PardDrafter(feeder, keeper, state.mask_id)
         return ModelDrafter(feeder, keeper)

@@ -343,7 +343,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "an id twice": (set_tensor("d2t", lambda t: torch.cat([t["d2t"][:-1], t["d2t"][-2:-1] - 1])), "an id twice"),
     "a tensor nobody reads": (
         set_tensor("mask_embedding", lambda t: torch.zeros(1)),
-        "no EAGLE-3 head.* mask_embedding",
+        "tensors that an EAGLE-3 head .* does not have: mask_embedding",
     ),
     "a missing tensor": (drop("midlayer.mlp.up_proj.weight"), r"not all tensors: layers\.0\.mlp\.up_proj\.weight"),
     "a bias of the map": (set_tensor("fc.bias", lambda t: torch.zeros(WIDTH)), r"fc\.bias"),

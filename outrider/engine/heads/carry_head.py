@@ -47,6 +47,15 @@ class HeadFacts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class MaskEntry:
+    """What stands at positions that a head fills in one go (P-EAGLE)."""
+
+    token_id: int
+    feature: Tensor
+    """[d]."""
+
+
+@dataclass(frozen=True, slots=True)
 class HeadFiles:
     """A head as its files say it."""
 
@@ -58,6 +67,8 @@ class HeadFiles:
     """For the target, in the files' dtype."""
     undecided: tuple[str, ...]
     """Fields of `facts`, each true or false, that the files leave open: the value there is the likelier one."""
+    mask: MaskEntry | None = None
+    """Of a head that fills masked positions in place of going on from its carries."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,15 @@ fluently and is accepted less. What a file leaves open is named in `HeadFiles.un
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from outrider.engine.heads.carry_head import HeadFiles
+from outrider.engine.heads.carry_head import HeadFacts, HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.maps import target_ids
@@ -31,18 +31,28 @@ IGNORED = re.compile(r"verifier_(lm_head|norm)\.weight|.*rotary_emb\.inv_freq")
 
 def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read a head for that target. Raises ConfigError for whatever is missing, unknown or does not fit, by its name."""
+    return eagle3_of(files, tensors_of(files), target)
+
+
+def tensors_of(files: Checkpoint) -> dict[str, Tensor]:
+    """Return a head's tensors under speculators' names. Raises ConfigError for numbers that cannot be served."""
     tensors = {_own_name(name): files.tensor(name) for name in sorted(files.names) if not IGNORED.fullmatch(name)}
-    _check_values(files, tensors)
+    check_values(files, tensors)
+    return tensors
+
+
+def eagle3_of(files: Checkpoint, tensors: dict[str, Tensor], target: TargetFiles) -> HeadFiles:
+    """Do as `read_eagle3` with the files' tensors, which are taken over."""
     facts, undecided = _facts(files, tensors, target)
     opening = _take_opening(files, tensors, facts)
     if facts.draft_vocab_size != facts.vocab_size:
         tensors["draft_ids"] = target_ids(files.model, tensors, facts.draft_vocab_size, facts.vocab_size)
     else:
-        _check_identity(files, tensors, facts)
+        check_identity(files, tensors, facts)
     for name in ("d2t", "t2d"):
         tensors.pop(name, None)
-    _fill_from_target(files, tensors, facts, target)
-    _check_shapes(files, tensors, facts)
+    fill_from_target(files, tensors, facts, target)
+    check_shapes(files, tensors, lambda: Eagle3Head(facts), "an EAGLE-3 head")
     return HeadFiles(facts, tensors, opening, undecided)
 
 
@@ -50,7 +60,7 @@ def _own_name(name: str) -> str:
     return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
 
 
-def _check_values(files: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
+def check_values(files: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if name in ("d2t", "t2d"):
             continue
@@ -69,10 +79,10 @@ def _facts(
 ) -> tuple[Eagle3Config, tuple[str, ...]]:
     config = files.config
     is_wrapped = "speculators_model_type" in config
-    inner = _layer_config(files, config.get("transformer_layer_config") if is_wrapped else config)
+    inner = layer_config(files, config.get("transformer_layer_config") if is_wrapped else config)
     taps = _taps(files, target.num_layers)
     norm = _norm_kind(files, tensors, len(taps))
-    width = _opened_width(files, tensors, target, taps)
+    width = opened_width(files, tensors, target, taps)
     said = config.get("draft_vocab_size")
     draft_vocab_size = int(said or inner.vocab_size)
     if "lm_head.weight" in tensors:
@@ -83,7 +93,7 @@ def _facts(
                 "its config.json or get the file again",
                 param="model",
             )
-    vocab_size = _vocab_size(files, inner, target)
+    vocab_size = vocab_size_of(files, inner, target)
     if draft_vocab_size == inner.vocab_size:  # a whole vocabulary, whose rows of padding are cut with the target's
         draft_vocab_size = vocab_size
     carries_normed, reads_normed, open_carry = _norm_output(config, is_wrapped, norm)
@@ -96,7 +106,7 @@ def _facts(
         num_kv_heads=inner.num_key_value_heads,
         head_dim=getattr(inner, "head_dim", None) or inner.hidden_size // inner.num_attention_heads,
         epsilon=inner.rms_norm_eps,
-        rope=_rope(files, inner),
+        rope=rope_of(files, inner),
         vocab_size=vocab_size,
         draft_vocab_size=draft_vocab_size,
         taps=taps,
@@ -113,7 +123,7 @@ def _facts(
     return facts, undecided
 
 
-def _layer_config(files: Checkpoint, raw: Any) -> PreTrainedConfig:
+def layer_config(files: Checkpoint, raw: Any) -> PreTrainedConfig:
     """Read the layers' configuration through its class: files leave out what equals the class's defaults."""
     if not isinstance(raw, dict):
         raise ConfigError(f"config.json of {files.model} has no transformer_layer_config", param="model")
@@ -196,7 +206,7 @@ def _norm_kind(files: Checkpoint, tensors: Mapping[str, Tensor], num_taps: int) 
     return "each" if has_each else "all" if has_all else "none"
 
 
-def _opened_width(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles, taps: tuple[int, ...]) -> int:
+def opened_width(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles, taps: tuple[int, ...]) -> int:
     fc = tensors.get("fc.weight")
     wanted = files.config.get("target_hidden_size")
     if fc is None or fc.dim() != 2:
@@ -211,7 +221,7 @@ def _opened_width(files: Checkpoint, tensors: Mapping[str, Tensor], target: Targ
     return int(fc.shape[0])
 
 
-def _vocab_size(files: Checkpoint, inner: PreTrainedConfig, target: TargetFiles) -> int:
+def vocab_size_of(files: Checkpoint, inner: PreTrainedConfig, target: TargetFiles) -> int:
     """Return V, of the target; a head may have rows of padding more, which are never kept."""
     if inner.vocab_size < target.vocab_size:
         raise ConfigError(
@@ -234,7 +244,7 @@ def _norm_output(config: Mapping[str, Any], is_wrapped: bool, norm: Norm) -> tup
     return False, says is not False, says is True and norm == "each"
 
 
-def _rope(files: Checkpoint, inner: PreTrainedConfig) -> dict[str, Any]:
+def rope_of(files: Checkpoint, inner: PreTrainedConfig) -> dict[str, Any]:
     rope = dict(inner.rope_parameters or {})
     kind, partial = rope.get("rope_type", "default"), rope.get("partial_rotary_factor")
     if (
@@ -264,7 +274,7 @@ def _take_opening(files: Checkpoint, tensors: dict[str, Tensor], facts: Eagle3Co
     return OpeningMap(OpeningSpec(facts.taps, facts.width, facts.norm, facts.epsilon), taken)
 
 
-def _check_identity(files: Checkpoint, tensors: Mapping[str, Tensor], facts: Eagle3Config) -> None:
+def check_identity(files: Checkpoint, tensors: Mapping[str, Tensor], facts: HeadFacts) -> None:
     """Raise ConfigError for maps of a head with all rows that are not the identity."""
     if "d2t" in tensors and bool(tensors["d2t"].any()):
         raise ConfigError(f"d2t of {files.model} moves ids although its lm_head has a row for each", param="model")
@@ -272,7 +282,7 @@ def _check_identity(files: Checkpoint, tensors: Mapping[str, Tensor], facts: Eag
         raise ConfigError(f"t2d of {files.model} leaves ids out although its lm_head has a row for each", param="model")
 
 
-def _fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: Eagle3Config, target: TargetFiles) -> None:
+def fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: HeadFacts, target: TargetFiles) -> None:
     """Cut rows of padding, and take the embedding and the lm_head's rows from the target where the head has none.
 
     A head that ties both (tie_word_embeddings) has its own embedding as its lm_head.
@@ -280,7 +290,7 @@ def _fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: Eagl
     if files.config.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
         own, ids = tensors["embed_tokens.weight"], tensors.get("draft_ids")
         tensors.setdefault("lm_head.weight", own if ids is None else own.index_select(0, ids))
-    dtype = tensors["norm.weight"].dtype if "norm.weight" in tensors else torch.float32
+    dtype = next((tensor.dtype for name, tensor in tensors.items() if name.endswith("_proj.weight")), torch.float32)
     missing = [name for name in ("embed_tokens.weight", "lm_head.weight") if name not in tensors]
     if missing and facts.width != target.width:
         raise ConfigError(
@@ -298,13 +308,14 @@ def _fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: Eagl
             tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
 
 
-def _check_shapes(files: Checkpoint, tensors: Mapping[str, Tensor], facts: Eagle3Config) -> None:
+def check_shapes(files: Checkpoint, tensors: Mapping[str, Tensor], make: Callable[[], nn.Module], kind: str) -> None:
+    """Raise ConfigError unless these are the tensors of the head that `make` makes. kind: as in "an EAGLE-3 head"."""
     with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in Eagle3Head(facts).state_dict().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in make().state_dict().items()}
     unknown, missing = sorted(tensors.keys() - shapes.keys()), sorted(shapes.keys() - tensors.keys())
     if unknown or missing:
         what, names = (
-            ("tensors that no EAGLE-3 head of its config has", unknown) if unknown else ("not all tensors", missing)
+            (f"tensors that {kind} of its config does not have", unknown) if unknown else ("not all tensors", missing)
         )
         raise ConfigError(
             f"{files.model} has {what}: {', '.join(names[:4])}{' and more' if len(names) > 4 else ''}; "

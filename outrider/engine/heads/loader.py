@@ -5,26 +5,31 @@ A head is tested as a model is: on our cache, chains and trees, against the head
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from outrider.engine.heads.carry_head import CarryHead
+from outrider.engine.heads.carry_head import CarryHead, HeadFiles, MaskEntry
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.fused_head import FusedHeadPath
 from outrider.engine.heads.head_path import HeadPath, RunsHead
+from outrider.engine.heads.joined import JoinedHead
+from outrider.engine.heads.joined_files import read_eagle1, read_mtp
+from outrider.engine.heads.kinds import DraftKind
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.heads.medusa_files import read_medusa
 from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.peagle_files import read_peagle
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
-from outrider.engine.loading.loader import context_limit_of, resolve_device, settle_rope, size_cache
+from outrider.engine.loading.loader import check_class, context_limit_of, resolve_device, settle_rope, size_cache
 from outrider.engine.loading.packed_linear import pack_linears
 from outrider.engine.loading.self_test import NUM_BLOCKS, Remembered
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
@@ -36,6 +41,9 @@ from outrider.wire.log import get_logger
 from outrider.wire.settings.config import WorkerConfig
 
 log = get_logger(__name__)
+
+EXACT = re.compile(r"\.e_score_correction_bias$")
+"""Names of tensors that keep their own dtype, as in transformers: less would send tokens to other experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,17 @@ class LoadedHead:
     """For the target, on the CPU."""
     undecided: tuple[str, ...]
     """As in `HeadFiles`."""
+    mask: MaskEntry | None = None
+    """As in `HeadFiles`, where the head is."""
+
+
+READERS: Mapping[DraftKind, tuple[type[CarryHead], Callable[[Checkpoint, TargetFiles], HeadFiles]]] = {
+    DraftKind.EAGLE1: (JoinedHead, read_eagle1),
+    DraftKind.EAGLE3: (Eagle3Head, read_eagle3),
+    DraftKind.MTP: (JoinedHead, read_mtp),
+    DraftKind.PEAGLE: (Eagle3Head, read_peagle),
+}
+"""Kinds of heads that are run as models are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +79,21 @@ class LoadedMedusa:
     """The identity of the target's last hidden state after its norm."""
 
 
-def load_head(config: WorkerConfig, target: str, allow_pickle: bool = False) -> LoadedHead:
-    """Load an EAGLE-3 head for a target's folder or hub id, of which two tensors are read at most; size its cache.
+def load_head(
+    config: WorkerConfig, target: str, allow_pickle: bool = False, kind: DraftKind = DraftKind.EAGLE3
+) -> LoadedHead:
+    """Load a head of READERS for a target's folder or hub id, of which what the head leaves out is read; size its
+    cache.
 
     allow_pickle: as `Checkpoint` has it. Raises ConfigError for anything that cannot be served, naming it.
     """
     device, target_files = resolve_device(config.device), TargetFiles(target)
     limit = context_limit_of(target_files.config, config.context_limit)
-    read = read_eagle3(Checkpoint(config.model, allow_pickle), target_files)
-    head = Eagle3Head.of(read.facts, _placed(read.tensors, device, config.dtype))
+    check_class(target_files.config)
+    head_class, read_files = READERS[kind]
+    read = read_files(Checkpoint(config.model, allow_pickle), target_files)
+    head = head_class.of(read.facts, _placed(read.tensors, device, config.dtype))
+    mask = read.mask and replace(read.mask, feature=read.mask.feature.to(device, head.dtype))
     settle_rope(head, limit)
     facts = _facts(config.model, target_files, head.dtype, device, limit, head.parameters())
     path = _path(head, facts, config.attention_path)
@@ -79,11 +104,11 @@ def load_head(config: WorkerConfig, target: str, allow_pickle: bool = False) -> 
         num_weight_bytes += path.weights_bytes - head.get_input_embeddings().weight.nbytes
     size_cache(runner, head.config, num_weight_bytes, config)
     log.info(
-        "loaded %s: EAGLE-3 of %s, %d parameters, %s on %s, reads the hidden states %s, %d KV blocks of %d tokens",
-        *(config.model, target, facts.num_parameters, facts.dtype, facts.device, list(read.facts.taps)),
+        "loaded %s: %s of %s, %d parameters, %s on %s, reads the hidden states %s, %d KV blocks of %d tokens",
+        *(config.model, kind, target, facts.num_parameters, facts.dtype, facts.device, list(read.opening.spec.taps)),
         *(runner.pool.num_blocks, path.block_size),
     )
-    return LoadedHead(runner, path, head, read.opening, read.undecided)
+    return LoadedHead(runner, path, head, read.opening, read.undecided, mask)
 
 
 def load_medusa(config: WorkerConfig, target: str, allow_pickle: bool = False) -> LoadedMedusa:
@@ -108,7 +133,7 @@ def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> 
     own = tensors["lm_head.weight" if "lm_head.weight" in tensors else "lm_heads.0.weight"].dtype
     wanted = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else own)
     return {
-        name: tensor.to(device, wanted) if tensor.is_floating_point() else tensor.to(device)
+        name: tensor.to(device, wanted) if tensor.is_floating_point() and not EXACT.search(name) else tensor.to(device)
         for name, tensor in tensors.items()
     }
 

@@ -206,7 +206,9 @@ class _HeadRun:
         self.first = self._run(second=False)
 
     def second(self) -> Tensor:
-        """Return the logits [T - 2, V] after each entry's next token, with the head's own carry as its feature."""
+        """Return the logits [T - 2, V] two tokens after each entry: after its next token, with the head's own carry as
+        its feature, or of a head that fills masks after a mask.
+        """
         return self._run(second=True)
 
     def _run(self, *, second: bool) -> Tensor:
@@ -216,8 +218,11 @@ class _HeadRun:
             logits = runner.forward([Row(table, self._ids, 0, num, (), features=self._features)])
             if not second:
                 return logits
-            carries, parents = self._loaded.path.carries[:-1], [*range(-1, num - 1), *range(num - 1)]
-            branches = Row(table, self._ids[1:], num, num - 1, self._ids, parents, carries)
+            mask, parents = self._loaded.mask, [*range(-1, num - 1), *range(num - 1)]
+            ids, features = self._ids[1:], self._loaded.path.carries[:-1]
+            if mask is not None:
+                ids, features = [mask.token_id] * (num - 1), mask.feature.expand(num - 1, -1)
+            branches = Row(table, ids, num, num - 1, self._ids, parents, features)
             return runner.forward([branches])
         finally:
             table.free()
