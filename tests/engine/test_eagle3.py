@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.engine.heads.carry_head import HeadFiles
+from outrider.engine.heads.carry_head import CarryHead, HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
@@ -36,6 +36,7 @@ from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.heads import DRAFT_VOCAB, SHAPE, VOCAB, WIDTH, Eagle3, hidden_states, target
+from tests.engine.joined_heads import Joined
 from tests.native import skip_without_library
 
 TOLERANCE = 1e-6
@@ -135,16 +136,19 @@ class Served:
     dtype: another one, of the fused path.
     """
 
-    def __init__(self, files: HeadFiles, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, files: HeadFiles, dtype: torch.dtype | None = None, head_class: type[CarryHead] = Eagle3Head
+    ) -> None:
         wanted = dtype or torch.float64
         tensors = {name: t.to(wanted) if t.is_floating_point() else t for name, t in files.tensors.items()}
-        self.head = Eagle3Head.of(files.facts, tensors)
+        self.head = head_class.of(files.facts, tensors)
         self.opening = files.opening.double()
         facts = ModelFacts("head", VOCAB, 128, str(wanted).removeprefix("torch."), "cpu", (), 0)
         self.path = HeadPath(self.head) if dtype is None else FusedHeadPath(self.head, facts)
         self.runner = ModelRunner(self.path, facts, KVPool(16, self.path.block_size), torch.device("cpu"))
         self.runner.tree_refusal = None
-        taps = [hidden_states(len(PROMPT), files.facts.target_width)[tap] for tap in files.facts.taps]
+        width = getattr(files.facts, "target_width", files.facts.width)
+        taps = [hidden_states(len(PROMPT), width)[tap] for tap in getattr(files.facts, "taps", files.opening.spec.taps)]
         self.rows = self.opening.exact(torch.stack(taps, dim=1))  # [T, d]
 
     def prefill(self) -> list[Tensor]:
@@ -186,7 +190,7 @@ class Served:
         return torch.cat([*self.prefill(), *self.carried(), self.tree()])
 
 
-def expected(head: Eagle3) -> Tensor:
+def expected(head: Eagle3 | Joined) -> Tensor:
     """As `Served.all_logits`, [12, V], UNMAPPED where the head has no row."""
     rows, nodes = head.rows(hidden_states(len(PROMPT), head.target_width)), [*DRAFTS, 43]
     parts = [head.forward(rows, PROMPT)[0][-3:], head.carried(rows, [*PROMPT, *DRAFTS])[0][-4:]]
