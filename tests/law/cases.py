@@ -117,6 +117,9 @@ UNDER_OTHERS = {
     "medusa": ("everything",),
     "medusa tree": ("nothing",),
     "heads": ("nothing",),
+    "eagle1": ("nothing",),
+    "mtp tree": ("everything",),
+    "peagle": ("nothing",),
 }
 UNDER_DRAFTERS = {
     "ngram": ("nothing", "schema", "everything"),
@@ -135,7 +138,8 @@ COUPLED_DRAFTERS = "coupled, drafters"
 
 DRAFT_SERVICES = {"draft of bigrams": "bigram", "draft of n-grams": "ngram", "draft of lookups": "lookup"}
 """Groups whose drafts are made by a draft worker without a model: its drafter."""
-HEADS = ("eagle3", "medusa", "pard", "heads")
+JOINED = ("eagle1", "mtp", "peagle")
+HEADS = ("eagle3", "medusa", "pard", "heads", *JOINED)
 """Groups whose drafts are made by a head, or a model that fills masks; `heads` are Medusa's in the target itself. With
 ` tree` behind the name they are trees."""
 FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
@@ -228,6 +232,9 @@ def _cases() -> list[Case]:
         *_group("K adapts", replace(full, num_draft_tokens="auto"), ["nothing", "everything"]),
         *_group("coupled best tree", coupled_best_tree, [*some, "choice"]),
         *_group("tree, ngram+model", mixed_tree, ["everything", "choice"]),
+        *(case for head in JOINED for case in _group(head, full, [*some, "temperature 0", *GRAMMARS])),
+        *(case for head in JOINED for case in _group(f"{head} tree", tree, some)),
+        *(case for head in JOINED for case in _group(f"coupled, {head}", coupled, some)),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 
