@@ -29,7 +29,7 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.heads import LAYERS, WIDTH, hidden_states
 from tests.engine.joined_heads import Joined
-from tests.engine.test_eagle3 import CLEAR, PROMPT, TOLERANCE, Served, difference, expected
+from tests.engine.test_eagle3 import CLEAR, PROMPT, TOLERANCE, Fault, Served, difference, expected, with_tensors
 from tests.engine.test_wiring import NUM_TOKENS, seen_with
 
 Made = tuple[Joined, str, str]
@@ -95,18 +95,6 @@ def test_a_head_computes_what_its_layout_says(case: tuple[str, Made]) -> None:
     assert files.facts.carries_normed == head.carry_normed
     assert files.undecided == (("carries_normed",) if name.startswith(("MTP of D", "MTP of G", "MTP of L")) else ())
     assert difference(logits_of(files), expected(head)) < TOLERANCE
-
-
-Fault = Callable[[HeadFiles], HeadFiles]
-
-
-def with_tensors(change: Callable[[dict[str, Tensor]], object]) -> Fault:
-    def plant(files: HeadFiles) -> HeadFiles:
-        tensors = dict(files.tensors)
-        change(tensors)
-        return replace(files, tensors=tensors)
-
-    return plant
 
 
 def norms_less_one(tensors: dict[str, Tensor]) -> None:

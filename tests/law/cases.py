@@ -232,7 +232,7 @@ def _cases() -> list[Case]:
         *_group("K adapts", replace(full, num_draft_tokens="auto"), ["nothing", "everything"]),
         *_group("coupled best tree", coupled_best_tree, [*some, "choice"]),
         *_group("tree, ngram+model", mixed_tree, ["everything", "choice"]),
-        *(case for head in JOINED for case in _group(head, full, [*some, "temperature 0", *GRAMMARS])),
+        *(case for head in JOINED for case in _group(head, full, [*some, "temperature 0", "schema", "choice"])),
         *(case for head in JOINED for case in _group(f"{head} tree", tree, some)),
         *(case for head in JOINED for case in _group(f"coupled, {head}", coupled, some)),
     ]

@@ -22,8 +22,10 @@ class RunsHead(ForwardPath, RunsTrees, Protocol):
     A token's index in the row is its index among the entries, from 0 on.
     """
 
-    head: CarryHead
-    """The network; what is decided or changed of it is so from the next forward on."""
+    @property
+    def head(self) -> CarryHead:
+        """The network; what is decided or changed of it is so from the next forward on."""
+
     carries: Tensor
     """[sum(num_logits), d] of the last forward, in the head's dtype on its device, rows in order."""
 

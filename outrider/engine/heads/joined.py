@@ -84,7 +84,8 @@ class JoinedHead(CarryHead):
         nothing = torch.zeros(1, 1, dtype=torch.int64, device=device)
         with torch.inference_mode():
             self.run(nothing, feature, nothing, cache)
-        return [tuple((kept.shape[1], kept.shape[3]) for kept in (layer.keys, layer.values)) for layer in cache.layers]
+        layers: list[Any] = cache.layers
+        return [tuple((kept.shape[1], kept.shape[3]) for kept in (layer.keys, layer.values)) for layer in layers]
 
     def make_rotary(self, device: torch.device) -> None:
         self.model.rotary_emb = type(self.model.rotary_emb)(config=self.config).to(device)

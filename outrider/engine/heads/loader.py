@@ -223,7 +223,7 @@ class _TestRunner(ModelRunner):
 class _Uncached(UncachedModel):
     """The head without our cache, over the same features."""
 
-    def __init__(self, head: Eagle3Head) -> None:
+    def __init__(self, head: CarryHead) -> None:
         self._head = head
 
     @torch.inference_mode()
