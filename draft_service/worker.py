@@ -110,7 +110,7 @@ def _parts(
     deliverer = Deliverer(
         vocab_size,
         MAX_MESSAGE_BYTES,
-        dropped=lambda num_tokens: metrics.dropped_tokens.labels(why="backlog").inc(num_tokens),
+        dropped=metrics.dropped_tokens.inc,
         certificates=base.certificates,
         offer=offer,
         submit=take_rows,

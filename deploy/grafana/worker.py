@@ -208,14 +208,9 @@ def proposals() -> list[Panel]:
             PER_S,
         ),
         lines(
-            "Draft tokens dropped",
-            "Never verified, by why. late, refused, expired: at the target. backlog: its target does not read (draft).",
-            [
-                Query(
-                    counted("outrider_worker_dropped_draft_tokens_total", by="by (worker, member, why)"),
-                    f"{LEGEND} {{{{why}}}}",
-                )
-            ],
+            "Draft tokens that did not leave",
+            "Of drafts: their target reads too slowly. What became of those that did: the overview.",
+            [Query(counted("outrider_worker_dropped_draft_tokens_total"), LEGEND)],
             PER_S,
         ),
     ]

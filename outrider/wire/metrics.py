@@ -273,9 +273,8 @@ class WorkerMetrics:
         self.parked_tokens: _Bound[Counter] = _Bound(parked, {})
         """sum by (fate) (rate(spec_parked_tokens_total[5m])): verified, late (on the committed path, after
         their step), pruned (the answer went another way), refused, expired (of no lease) (target)."""
-        self.dropped_tokens = counters("dropped_draft_tokens", "Draft tokens never verified.", "why")
-        """sum by (why) (rate(outrider_worker_dropped_draft_tokens_total[5m])): backlog, no room for what a target does
-        not read (draft)."""
+        self.dropped_tokens = counter("dropped_draft_tokens", "Draft tokens that did not leave.")
+        """rate(outrider_worker_dropped_draft_tokens_total[5m]): no room for what a target does not read (draft)."""
         self.preemptions = counter("preemptions", "Slots whose KV blocks were taken away for another's need.")
         """rate(outrider_worker_preemptions_total[5m]): above 0, the KV cache is too small for the load."""
         self.slots_waiting = gauge("slots_waiting", "Slots with work that wait for KV blocks.")

@@ -39,7 +39,7 @@ MIN_OF_A_KIND = 100 / NUM_ANSWERS
 MIN_FAULTS = 0.02
 """The same for proposals that are late, and for those that are refused."""
 MIN_BYTES = 20_000 / NUM_ANSWERS
-"""For each answer. In all of them about 200 proposals, of the everyday sample half as many."""
+"""For each answer. In all of them about 200 proposals, of the everyday sample fewer."""
 pytestmark = pytest.mark.timeout(900)
 """The first test of a batch has the services started and the batch drawn."""
 PLAIN = CASE["full: nothing"]

@@ -43,11 +43,11 @@ def test_the_sound_rule_has_the_targets_law(laws: tuple[Conditionals, Conditiona
     ids=["residual skipped", "truncated after the draw", "noise shared"],
 )
 def test_the_sample_is_large_enough(laws: tuple[Conditionals, Conditionals], rule: Rule) -> None:
-    """The chance that a broken rule passes is below one in a thousand, of the everyday sample one in a hundred."""
+    """That a broken rule passes has a chance below one in a thousand; in an everyday sample, one of several, in ten."""
     expected = joint(laws[0], PARAMS.max_tokens)
     actual, assumed = seen_through(broken_law(laws, rule), first_three), seen_through(expected, first_three)
     assert power(actual, assumed, NUM_ANSWERS, BROKEN) > 0.999
-    assert power(actual, assumed, NUM_EVERYDAY, ALPHA / NUM_TESTS) > 0.99
+    assert power(actual, assumed, NUM_EVERYDAY, ALPHA / NUM_TESTS) > 0.9
 
 
 def test_the_sample_is_large_enough_for_frozen_penalties(models: Models) -> None:
@@ -60,7 +60,7 @@ def test_the_sample_is_large_enough_for_frozen_penalties(models: Models) -> None
     assert sum(actual.values()) == pytest.approx(1.0, abs=1e-12)
     actual, expected = seen_through(actual, first_three), seen_through(expected, first_three)
     assert power(actual, expected, NUM_ANSWERS, BROKEN) > 0.999
-    assert power(actual, expected, NUM_EVERYDAY, ALPHA / NUM_TESTS) > 0.75, "the larger samples see what is missed"
+    assert power(actual, expected, NUM_EVERYDAY, ALPHA / NUM_TESTS) > 0.5, "the larger samples see what is missed"
 
 
 def drawn(law: Law, num_answers: int, seed: int) -> Counter[tuple[int, ...]]:

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.rounds.drafting import DraftAssignment
+from gateway.workers.member import DraftMember, Pairing, State, TargetMember
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.kinds import Drafter
@@ -105,3 +106,31 @@ def test_the_request_comes_before_the_gateways() -> None:
         return GenerationRequest("r", "m", (1,), SamplingParams(max_tokens=1), speculation=asked)
 
     assert [model.drafter_for(request(each)) for each in (None, Drafter.NGRAM)] == [Drafter.BIGRAM, Drafter.NGRAM]
+
+
+def paired(draft: DraftMember, target: TargetMember, why: str | None) -> None:
+    assert draft.connection is not None and target.connection is not None
+    draft.pairings[target.name] = Pairing(draft.connection, target.connection, why)
+
+
+def test_a_head_serves_the_targets_that_it_is_paired_with_as_long_as_both_live() -> None:
+    link = draft_link()
+    link.info.needs_features = True
+    model = served_model({name: link_of(connection_of()) for name in "ab"}, {"head": link})
+    head, (a, b) = model.drafts["head"], model.targets.values()
+    assert head.state is State.LOST and not DraftAssignment(model, Drafter.MODEL).take(a), "nothing is known of it"
+
+    paired(head, a, None)
+    paired(head, b, "it is another target's head")
+    assert head.state is State.SERVING, "of one target"
+    answer = DraftAssignment(model, Drafter.MODEL)
+    assert answer.take(a) and answer.may_stay(a)
+    assert not answer.may_stay(b), "an answer that moves there goes on without it"
+    assert not DraftAssignment(model, Drafter.MODEL).take(b)
+
+    a_link: Any = a.link
+    a_link.connection = connection_of()  # another life
+    assert head.lacks_pairing(a) and not answer.may_stay(a)
+    assert head.state is State.SERVING, "what its last known targets said still stands"
+    paired(head, a, "it reads the wrong states")
+    assert head.state is State.REFUSED

@@ -9,7 +9,14 @@ from tests.watching.dashboards import FILES, Asked, other_queries, panel_queries
 from tests.watching.prometheus import WINDOW_S, Prometheus
 
 RATE_INTERVAL = f"{WINDOW_S}s"
-STILL = ("proposals_refused_total", "breaker_open", "ALERTS{", "head_bytes", "kept_feature_bytes")
+STILL = (
+    "proposals_refused_total",
+    "dropped_draft_tokens_total",
+    "breaker_open",
+    "ALERTS{",
+    "head_bytes",
+    "kept_feature_bytes",
+)
 """In queries of what may stay as it is: no part lies here, few failures open a breaker, an alert that fires is 1,
 and no draft is a head."""
 ABSENT = ("outrider_worker_head_agreement", "outrider_worker_feature_")
