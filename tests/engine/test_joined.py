@@ -184,7 +184,7 @@ MTP_REFUSALS: dict[str, tuple[Spoil, str]] = {
     ),
     "an expert that is missing": (
         lambda c, t: t.pop(AT + "mlp.experts.2.up_proj.weight"),
-        "the MTP (head|layer) of",
+        r"not all tensors: experts\.2\.up_proj\.weight",
     ),
     "another shape": (
         lambda c, t: t.update({AT + "self_attn.o_proj.weight": torch.zeros(WIDTH, 7)}),
@@ -207,6 +207,14 @@ def test_files_of_mtp_heads_that_do_not_fit_are_refused_by_name(name: str, tmp_p
     _, folder, target = in_target(tmp_path, "glm4_moe")
     spoiled(folder, spoil)
     with pytest.raises(ConfigError, match=message):
+        read_mtp(Checkpoint(folder), TargetFiles(target))
+
+
+@pytest.mark.parametrize(("made", "name"), [(as_qwen, "mtp.gnorm.weight"), (as_speculators, "gnorm.weight")])
+def test_a_tensor_beside_an_mtp_head_is_refused_by_name(made: Callable[..., Made], name: str, tmp_path: Path) -> None:
+    _, folder, target = made(tmp_path) if made is as_qwen else made(tmp_path, "qwen3")
+    spoiled(folder, lambda config, tensors: tensors.update({name: torch.ones(WIDTH)}))
+    with pytest.raises(ConfigError, match=f"the MTP head of .* has tensors that no such head has: {name}"):
         read_mtp(Checkpoint(folder), TargetFiles(target))
 
 
@@ -238,6 +246,11 @@ def test_a_loaded_head_is_ready_to_run(name: str, dtype: str, tolerance: float, 
     if dtype == "bfloat16":
         head.tensors = {n: t.to(torch.bfloat16) if "correction" not in n else t for n, t in head.tensors.items()}
     assert difference(logits, head.forward(rows.double(), PROMPT)[0][-3:]) < tolerance
+
+
+def test_a_target_lends_its_own_embedding_beside_its_mtp_heads(tmp_path: Path) -> None:
+    head, folder, _ = in_target(tmp_path, "llama")
+    assert torch.equal(TargetFiles(folder).embedding(), head.whole["model.embed_tokens.weight"])
 
 
 def test_the_path_fused_is_not_of_these_heads(tmp_path: Path) -> None:

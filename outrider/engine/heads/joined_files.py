@@ -8,7 +8,7 @@ after its final norm.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -51,14 +51,18 @@ QWEN = {
 }
 """Names of Qwen's layout, behind `mtp.`; its layer is `mtp.layers.0.`."""
 SPECULATORS = {
-    "token_layernorm.weight": "enorm.weight",
-    "hidden_layernorm.weight": "hnorm.weight",
-    "input_proj.weight": "eh_proj.weight",
-    "final_layernorm.weight": "norm.weight",
+    "mtp_layers.0.token_layernorm.weight": "enorm.weight",
+    "mtp_layers.0.hidden_layernorm.weight": "hnorm.weight",
+    "mtp_layers.0.input_proj.weight": "eh_proj.weight",
+    "mtp_layers.0.final_layernorm.weight": "norm.weight",
+    "embed_tokens.weight": "embed_tokens.weight",
+    "lm_head.weight": "lm_head.weight",
 }
-"""Names of speculators' layout, behind `mtp_layers.0.`."""
+"""Names of speculators' layout; its layer is the rest of `mtp_layers.0.`."""
 JOINING = frozenset(IN_LAYER.values()) | {"eh_proj.bias"}
 _FIRST = re.compile(r"(.*\.)?layers\.(\d+)\.eh_proj\.weight")
+_FURTHER = re.compile(r"(mtp_)?layers\.[1-9]")
+_EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d+)\.(.*)")
 
 
 def num_mtp_layers(config: Mapping[str, Any]) -> int:
@@ -105,18 +109,16 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises ConfigError as `read_eagle1` does.
     """
+    layers, carries_normed, undecided = deepcopy(target.config.get_text_config(decoder=True)), True, ()
     if "speculators_model_type" in files.config:
-        layers, said = layer_config(files, files.config.get("transformer_layer_config")), False
-        tensors = _taken(files, "mtp_layers.0.", SPECULATORS, "")
-        carries_normed = True
+        layers = layer_config(files, files.config.get("transformer_layer_config"))
         vocab_size_of(files, layers, target)
+        tensors = _taken(files, "", SPECULATORS, "mtp_layers.0.")
+    elif "mtp.fc.weight" in files.names:
+        tensors = _taken(files, "mtp.", QWEN, "layers.0.")
     else:
-        layers, said = deepcopy(target.config.get_text_config(decoder=True)), True
-        carries_normed = layers.model_type.startswith("glm")
-        if "mtp.fc.weight" in files.names:
-            tensors, said, carries_normed = _taken(files, "mtp.", QWEN, "layers.0."), False, True
-        else:
-            tensors = _taken(files, _prefix(files, target.num_layers), IN_LAYER, "")
+        tensors = _taken(files, _prefix(files, target.num_layers), IN_LAYER, "")
+        carries_normed, undecided = layers.model_type.startswith("glm"), ("carries_normed",)
     _one_layer(layers, is_sparse=any(name.startswith("layers.0.mlp.experts.") for name in tensors))
     layers.vocab_size, layers.pad_token_id = target.vocab_size, None
     check_values(files, tensors)
@@ -127,7 +129,7 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         raise ConfigError(f"{files.model} has no tensor of an MTP head for {name}; get the file again", param="model")
     named = _converted(files, layers, tensors)
     check_shapes(files, named, lambda: JoinedHead(facts), "an MTP head")
-    return HeadFiles(facts, named, _opening(facts), ("carries_normed",) if said else ())
+    return HeadFiles(facts, named, _opening(facts), undecided)
 
 
 def _opening(facts: JoinedConfig) -> OpeningMap:
@@ -165,16 +167,18 @@ def _prefix(files: Checkpoint, num_layers: int) -> str:
 
 def _taken(files: Checkpoint, prefix: str, names: Mapping[str, str], layer: str) -> dict[str, Tensor]:
     """Return the tensors behind a prefix: those of `names` under our names, and what begins with `layer` as layer 0."""
-    taken = {}
+    taken, unknown = {}, list[str]()
     for name in sorted(files.names):
         short = name.removeprefix(prefix)
-        if not name.startswith(prefix) or IGNORED.fullmatch(name):
+        if IGNORED.fullmatch(name) or not name.startswith(prefix):
             continue
-        own = names.get(short)
-        if own is None and short.startswith(layer):
-            own = f"layers.0.{short.removeprefix(layer)}"
-        if own is not None:
-            taken[own] = files.tensor(name)
+        if short in names:
+            taken[names[short]] = files.tensor(name)
+        elif short.startswith(layer):
+            taken[f"layers.0.{short.removeprefix(layer)}"] = files.tensor(name)
+        elif not _FURTHER.match(short):
+            unknown.append(name)
+    _refuse(files, "tensors that no such head has", unknown)
     return taken
 
 
@@ -193,9 +197,11 @@ def _converted(files: Checkpoint, layers: PreTrainedConfig, tensors: Mapping[str
     """Return the tensors for `JoinedHead.of`; those of the layer as transformers' class of it has them, which lays the
     experts of a checkpoint side by side.
     """
-    model_class, dtype = MODEL_MAPPING[type(layers)], tensors["eh_proj.weight"].dtype
+    model_class: Any = MODEL_MAPPING[type(layers)]
+    dtype = tensors["eh_proj.weight"].dtype
     given = {name: tensor for name, tensor in tensors.items() if name.startswith("layers.0.")}
     given |= {name: tensors[name] for name in ("embed_tokens.weight", "norm.weight")}
+    _refuse(files, "not all tensors", _missing_experts(given))
     transformers.utils.logging.disable_progress_bar()
     try:
         model, info = model_class.from_pretrained(
@@ -208,17 +214,27 @@ def _converted(files: Checkpoint, layers: PreTrainedConfig, tensors: Mapping[str
         )
     except Exception as error:  # conversions raise what torch does
         raise ConfigError(f"cannot read the MTP layer of {files.model}: {first_line(error)}", param="model") from error
-    for what, names in (
-        ("tensors that its layer does not have", sorted(info["unexpected_keys"])),
-        ("not all tensors", sorted(info["missing_keys"])),
-        ("tensors of another shape than by its config.json", sorted(str(entry) for entry in info["mismatched_keys"])),
-    ):
-        if names:
-            raise ConfigError(
-                f"the MTP head of {files.model} has {what}: {', '.join(names[:4])}"
-                f"{' and more' if len(names) > 4 else ''}; correct its config.json or get the file again",
-                param="model",
-            )
+    _refuse(files, "tensors that its layer does not have", info["unexpected_keys"])
+    _refuse(files, "not all tensors", info["missing_keys"])
+    _refuse(files, "tensors of another shape than by its config.json", [name for name, *_ in info["mismatched_keys"]])
     found = model.state_dict()
     joining = {name: tensor for name, tensor in tensors.items() if name in JOINING - {"embed_tokens.weight"}}
     return {f"model.{name}": tensor for name, tensor in found.items() if name != "norm.weight"} | joining
+
+
+def _missing_experts(names: Iterable[str]) -> list[str]:
+    """Return the tensors of experts that others have and they lack: transformers would say that there are some."""
+    found = {(match[1], match[2]) for name in names if (match := _EXPERT.fullmatch(name))}
+    experts, parts = {expert for expert, _ in found}, {part for _, part in found}
+    return [f"experts.{expert}.{part}" for expert in experts for part in parts if (expert, part) not in found]
+
+
+def _refuse(files: Checkpoint, what: str, names: Iterable[str]) -> None:
+    """Raise ConfigError where there are such tensors."""
+    found = sorted(names)
+    if found:
+        raise ConfigError(
+            f"the MTP head of {files.model} has {what}: {', '.join(found[:4])}{' and more' if len(found) > 4 else ''}; "
+            "correct its config.json or get the file again",
+            param="model",
+        )
