@@ -24,17 +24,18 @@ from torch import Tensor, nn
 
 from benchmarks.common import DEMO_EAGLE3, DEMO_MEDUSA, DEMO_TARGET, HELD_OUT, REPO, Report, head_at, parser
 from benchmarks.common import read_prompts as prompts_of
+from outrider.engine.heads.carry_head import HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Head
-from outrider.engine.heads.eagle3_files import Eagle3Files, read_eagle3
+from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.head_path import HeadPath
-from outrider.engine.heads.loader import LoadedEagle3, LoadedMedusa, load_eagle3, load_medusa
+from outrider.engine.heads.loader import LoadedHead, LoadedMedusa, load_head, load_medusa
 from outrider.engine.heads.maps import target_ids
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.heads.medusa_files import MedusaFiles, read_medusa
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import MAX_TOKENS, Outcome, Seen, probe_ids, score_eagle3, score_medusa
+from outrider.engine.heads.wiring import MAX_TOKENS, Outcome, Seen, probe_ids, score_head, score_medusa
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
@@ -55,11 +56,11 @@ class Fault:
 
     label: str
     is_tried: bool
-    in_files: Callable[[Eagle3Files], Eagle3Files] = lambda files: files
+    in_files: Callable[[HeadFiles], HeadFiles] = lambda files: files
     in_head: Callable[[Eagle3Head], None] = lambda head: None
 
 
-def eagle3_faults(files: Eagle3Files, num_layers: int) -> Iterator[Fault]:
+def eagle3_faults(files: HeadFiles, num_layers: int) -> Iterator[Fault]:
     """Yield what can go wrong with such a head; what it has no part for is left out."""
     taps = files.opening.spec.taps
     for by, word in ((-1, "lower"), (1, "higher")):
@@ -91,31 +92,31 @@ def eagle3_faults(files: Eagle3Files, num_layers: int) -> Iterator[Fault]:
         yield Fault("d2t taken as absolute ids", False, absolute_ids)
 
 
-def with_taps(files: Eagle3Files, taps: tuple[int, ...]) -> Eagle3Files:
+def with_taps(files: HeadFiles, taps: tuple[int, ...]) -> HeadFiles:
     opening = files.opening
     spec = replace(opening.spec, taps=taps)
     return replace(files, facts=replace(files.facts, taps=taps), opening=OpeningMap(spec, opening.tensors))
 
 
-def without_opening_norm(files: Eagle3Files) -> Eagle3Files:
+def without_opening_norm(files: HeadFiles) -> HeadFiles:
     spec = replace(files.opening.spec, norm="none")
     assert files.opening.fc is not None
     return replace(files, opening=OpeningMap(spec, {"fc": files.opening.fc}))
 
 
-def swapped_norms(files: Eagle3Files) -> Eagle3Files:
+def swapped_norms(files: HeadFiles) -> HeadFiles:
     one, other = f"{FIRST}input_layernorm.weight", f"{FIRST}hidden_norm.weight"
     return replace(files, tensors={**files.tensors, one: files.tensors[other], other: files.tensors[one]})
 
 
-def with_facts(files: Eagle3Files, name: str) -> Eagle3Files:
+def with_facts(files: HeadFiles, name: str) -> HeadFiles:
     """Turn a fact of the head round; what the files leave open is then decided, for nothing would be planted."""
     turned: dict[str, Any] = {name: not getattr(files.facts, name)}
     facts = replace(files.facts, **turned)
     return replace(files, facts=facts, undecided=tuple(each for each in files.undecided if each != name))
 
 
-def absolute_ids(files: Eagle3Files) -> Eagle3Files:
+def absolute_ids(files: HeadFiles) -> HeadFiles:
     """Take d2t's offsets for ids."""
     ids = files.tensors["draft_ids"]
     return replace(files, tensors={**files.tensors, "draft_ids": ids - torch.arange(len(ids))})
@@ -135,7 +136,7 @@ def shuffled(tensors: Mapping[str, Tensor], generator: torch.Generator) -> dict[
     }
 
 
-def another_head(files: Eagle3Files, seed: int) -> Eagle3Files:
+def another_head(files: HeadFiles, seed: int) -> HeadFiles:
     """Return a head that was not trained for this target."""
     generator = torch.Generator().manual_seed(seed)
     opening = OpeningMap(files.opening.spec, shuffled(files.opening.tensors, generator))
@@ -146,14 +147,14 @@ def float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
-def made(files: Eagle3Files, sound: LoadedEagle3) -> LoadedEagle3:
+def made(files: HeadFiles, sound: LoadedHead) -> LoadedHead:
     """Return what these files give, without the tests of a load."""
     tensors = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in files.tensors.items()}
     head = Eagle3Head.of(files.facts, tensors)
     path, facts = HeadPath(head), sound.runner.facts
     runner = ModelRunner(path, facts, KVPool(2 * MAX_TOKENS // path.block_size, path.block_size), head.device)
     runner.tree_refusal = None
-    return LoadedEagle3(runner, path, head, files.opening, files.undecided)
+    return LoadedHead(runner, path, head, files.opening, files.undecided)
 
 
 def texts(num: int) -> Iterator[str]:
@@ -211,17 +212,17 @@ def reason(outcome: Outcome) -> str:
 
 def eagle3_tallies(folder: Path, target: Path, seen: Sequence[Seen], num_layers: int) -> Iterator[Tally]:
     files = read_eagle3(Checkpoint(str(folder)), TargetFiles(str(target)))
-    sound = load_eagle3(DraftConfig(model=str(folder), device="cpu", dtype="float32"), str(target))
+    sound = load_head(DraftConfig(model=str(folder), device="cpu", dtype="float32"), str(target))
 
-    def scored(loaded: LoadedEagle3) -> list[Outcome]:
-        return [score_eagle3(loaded, each, num_layers) for each in seen]
+    def scored(loaded: LoadedHead) -> list[Outcome]:
+        return [score_head(loaded, each, num_layers) for each in seen]
 
     yield Tally(SOUND, True, scored(sound))
     for fault in eagle3_faults(files, num_layers):
         loaded = made(fault.in_files(files), sound)
         fault.in_head(loaded.head)
         yield Tally(fault.label, fault.is_tried, scored(loaded))
-    others = [score_eagle3(made(another_head(files, seed), sound), each, num_layers) for seed, each in enumerate(seen)]
+    others = [score_head(made(another_head(files, seed), sound), each, num_layers) for seed, each in enumerate(seen)]
     yield Tally("another target's head (random)", False, others)
 
 
@@ -260,7 +261,7 @@ def add(report: Report, heading: str, tallies: Sequence[Tally]) -> list[str]:
     ]
 
 
-def refused_at_load(files: Eagle3Files, model: str) -> str:
+def refused_at_load(files: HeadFiles, model: str) -> str:
     """Return what the loader says of maps that hold absolute ids in place of offsets."""
     ids = files.tensors.get("draft_ids")
     if ids is None:

@@ -13,7 +13,8 @@ import torch
 from draft_service.block import Block
 from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
-from draft_service.head_slot import RowSlot, as_tensor
+from draft_service.head_slot import HeadSlot, RowSlot, as_tensor
+from outrider.engine.heads.carry_head import MaskEntry
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.drafter import Said, of_logits
@@ -22,7 +23,7 @@ from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, Slot, needs_prefill
 
-PARD_POSITIONS = 8
+MASKED_POSITIONS = 8
 """Of a block: as many as released PARD drafts were trained to fill. Doubling it makes their passes wider by as many."""
 
 
@@ -105,26 +106,19 @@ class MedusaDrafter(BlockDrafter):
         return True
 
 
-class PardDrafter(BlockDrafter):
-    """A model that is fed masks behind the committed tokens, and says at each what stands there. Only the committed
-    tokens stay in its cache.
+class MaskedDrafter(BlockDrafter):
+    """Something with a cache that is fed masks behind the committed tokens, and says at each what stands there. Only
+    the committed tokens stay in the cache.
     """
 
-    def __init__(
-        self, feeder: Feeder, keeper: SlotKeeper[Slot], mask_id: int, num_positions: int = PARD_POSITIONS
-    ) -> None:
-        """mask_id: the id that the model was trained to fill."""
+    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], num_positions: int = MASKED_POSITIONS) -> None:
         super().__init__(keeper, num_positions)
         self._feeder = feeder
         self._context_limit = feeder.runner.facts.context_limit
-        self._masks = [mask_id] * (num_positions - 1)
-
-    def is_ready(self, asked: Growing) -> bool:
-        return not needs_prefill(cached(asked))
 
     def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
         slots = {growing.slot.key: growing for growing in asked}
-        num_new = dict.fromkeys(slots, len(self._masks))
+        num_new = dict.fromkeys(slots, self.most_depth - 1)
         fed = self._feeder.feed(num_new, lambda key: self._row(cached(slots[key])), now)
         if fed is None:
             return False
@@ -135,13 +129,60 @@ class PardDrafter(BlockDrafter):
             assert host is not None, "rows have logits"
             slots[key].block = Block(len(slot.committed) - 1, host, num_read)
             num_read += row.num_logits
-            slot.fed(row.new_ids)
+            slot.fed_committed(row.new_ids[: row.num_new - row.num_logits + 1])
             slot.truncate(len(slot.committed) + 1)
         return True
 
+    def _num_masks(self, slot: Slot) -> int:
+        """Return how many masks fit: nothing is asked of what is past the context."""
+        return min(self.most_depth - 1, self._context_limit - len(slot.committed))
+
+    @abstractmethod
     def _row(self, slot: Slot) -> Row:
-        masks = self._masks[: self._context_limit - len(slot.committed)]  # nothing is asked of what is past it
-        return Row(slot.table, [*slot.uncached(), *masks], len(slot.cached), len(masks) + 1, slot.cached)
+        """Return the committed tokens that are not cached, and masks, with the logits of the last one and of those."""
 
     def next_wake(self) -> float | None:
         return self._feeder.next_wake()
+
+
+class PardDrafter(MaskedDrafter):
+    """A model that was trained to fill masks."""
+
+    def __init__(
+        self, feeder: Feeder, keeper: SlotKeeper[Slot], mask_id: int, num_positions: int = MASKED_POSITIONS
+    ) -> None:
+        """mask_id: the id that the model was trained to fill."""
+        super().__init__(feeder, keeper, num_positions)
+        self._mask_id = mask_id
+
+    def is_ready(self, asked: Growing) -> bool:
+        return not needs_prefill(cached(asked))
+
+    def _row(self, slot: Slot) -> Row:
+        num_masks = self._num_masks(slot)
+        ids = [*slot.uncached(), *[self._mask_id] * num_masks]
+        return Row(slot.table, ids, len(slot.cached), num_masks + 1, slot.cached)
+
+
+class PEagleDrafter(MaskedDrafter):
+    """A head that was trained to fill masks: each is an entry of a masked id and a feature of its own."""
+
+    def __init__(
+        self, feeder: Feeder, keeper: SlotKeeper[Slot], mask: MaskEntry, num_positions: int = MASKED_POSITIONS
+    ) -> None:
+        super().__init__(feeder, keeper, num_positions)
+        self._mask = mask
+
+    def is_ready(self, asked: Growing) -> bool:
+        slot = asked.slot
+        assert isinstance(slot, HeadSlot), "a head's slot takes rows"
+        return has_block(asked) or (
+            len(slot.committed) > slot.first and not slot.lacks_rows and not needs_prefill(slot)
+        )
+
+    def _row(self, slot: Slot) -> Row:
+        ids, num_masks = slot.uncached(), self._num_masks(slot)
+        rows = slot.features_of(len(ids)).to(self._mask.feature)
+        features = torch.cat([rows, self._mask.feature.expand(num_masks, -1)])
+        new_ids = [*ids, *[self._mask.token_id] * num_masks]
+        return Row(slot.table, new_ids, len(slot.cached), num_masks + 1, slot.cached, features=features)

@@ -12,15 +12,15 @@ from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of, pard_token
 from outrider.engine.heads.loader import (
     LoadedDFlash,
-    LoadedEagle3,
+    LoadedHead,
     LoadedMedusa,
     load_dflash,
-    load_eagle3,
+    load_head,
     load_medusa,
 )
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import Outcome, Seen, score_dflash, score_eagle3, score_medusa
+from outrider.engine.heads.wiring import Outcome, Seen, score_dflash, score_head, score_medusa
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.worker.slots import OpenSlots, SlotTable
@@ -38,10 +38,10 @@ class PardState(Loaded):
 
 
 @dataclass
-class Eagle3State(Loaded):
+class HeadState(Loaded):
     """A head that is run as a model is, over rows of the target's features."""
 
-    head: LoadedEagle3 = field(kw_only=True)
+    head: LoadedHead = field(kw_only=True)
     num_layers: int = field(kw_only=True)
     """Of the target."""
     needs_features: ClassVar[bool] = True
@@ -51,7 +51,7 @@ class Eagle3State(Loaded):
         return self.head.opening
 
     def score(self, seen: Seen) -> Outcome:
-        return score_eagle3(self.head, seen, self.num_layers)
+        return score_head(self.head, seen, self.num_layers)
 
 
 @dataclass
@@ -110,13 +110,14 @@ class DFlashState(Loaded):
         return info
 
 
-HeadState = Eagle3State | MedusaState | DFlashState
+AnyHeadState = HeadState | MedusaState | DFlashState
 
 
 def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> WorkerState:
     """Raises ConfigError naming what is missing or does not fit."""
     files = Checkpoint(config.model, config.allow_pickle)
-    match kind_of(files):
+    kind = kind_of(files, config.target_model)
+    match kind:
         case DraftKind.MODEL:
             return load(config, epoch, on_lost)
         case DraftKind.PARD:
@@ -124,21 +125,21 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
             return PardState(
                 config, epoch, model.slots, model.tokenizer, runner=model.runner, mask_id=pard_token(files)
             )
-        case DraftKind.EAGLE3:
-            return _load_eagle3(config, epoch)
+        case DraftKind.EAGLE1 | DraftKind.EAGLE3 | DraftKind.MTP | DraftKind.PEAGLE:
+            return _load_head(config, epoch, kind)
         case DraftKind.MEDUSA:
             return _load_medusa(config, epoch)
         case DraftKind.DFLASH | DraftKind.DSPARK as kind:
             return _load_dflash(config, epoch, is_dspark=kind is DraftKind.DSPARK)
 
 
-def _load_eagle3(config: DraftConfig, epoch: int) -> Eagle3State:
+def _load_head(config: DraftConfig, epoch: int, kind: DraftKind) -> HeadState:
     target = _target_of(config)
-    head = load_eagle3(config, target, config.allow_pickle)
+    head = load_head(config, target, config.allow_pickle, kind)
     pool, limit = head.runner.pool, head.runner.facts.context_limit
     pool.prefix.enabled = config.prefix_caching
     slots = SlotTable(pool, config.max_slots, limit, partial(HeadSlot, head.opening.spec.width))
-    return Eagle3State(
+    return HeadState(
         *(config, epoch, slots, tokenizer_files(target)),
         runner=head.runner,
         head=head,

@@ -12,7 +12,7 @@ import torch
 
 from draft_service.head_slot import as_tensor
 from draft_service.jobs import EngineJob
-from draft_service.loading import HeadState
+from draft_service.loading import AnyHeadState
 from draft_service.target_link import Probed
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS, TEXT, Outcome, Seen, judge, probe_ids, taps_to_probe
 from outrider.engine.kv_pool import OutOfBlocks
@@ -41,7 +41,7 @@ class WiringTest:
     """Of one head, at each life of a target that it is paired with: once, where it fits."""
 
     def __init__(
-        self, state: HeadState, engine: EngineThread, metrics: WorkerMetrics, probe: Probe, text: str = TEXT
+        self, state: AnyHeadState, engine: EngineThread, metrics: WorkerMetrics, probe: Probe, text: str = TEXT
     ) -> None:
         assert isinstance(state.config, DraftConfig)
         self._probe = probe

@@ -42,11 +42,11 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
 
 
 def _with_model(base: Base[WorkerState]) -> Parts:
-    from draft_service.block_drafter import MedusaDrafter, PardDrafter
+    from draft_service.block_drafter import MedusaDrafter, PardDrafter, PEagleDrafter
     from draft_service.dflash_drafter import DFlashDrafter, DSparkDrafter
     from draft_service.feeding import Feeder
     from draft_service.head_drafter import HeadDrafter
-    from draft_service.loading import DFlashState, Eagle3State, MedusaState, PardState
+    from draft_service.loading import DFlashState, HeadState, MedusaState, PardState
     from draft_service.model_drafter import ModelDrafter
     from outrider.engine.loading.loaded import Loaded
 
@@ -57,8 +57,9 @@ def _with_model(base: Base[WorkerState]) -> Parts:
             return MedusaDrafter(state.heads.heads, keeper, engine.flush)
         assert isinstance(state, Loaded), "all others are run as models are"
         feeder = Feeder(state.runner, keeper, base.metrics, state.max_prefill_tokens, growing, engine.flush)
-        if isinstance(state, Eagle3State):
-            return HeadDrafter(feeder, keeper, state.head.path)
+        if isinstance(state, HeadState):
+            mask = state.head.mask
+            return HeadDrafter(feeder, keeper, state.head.path) if mask is None else PEagleDrafter(feeder, keeper, mask)
         if isinstance(state, DFlashState):
             markov = state.head.head.markov_head
             if markov is None:
@@ -69,7 +70,7 @@ def _with_model(base: Base[WorkerState]) -> Parts:
         return ModelDrafter(feeder, keeper)
 
     vocab_size = state.info().vocab_size
-    if isinstance(state, Eagle3State | MedusaState | DFlashState):
+    if isinstance(state, HeadState | MedusaState | DFlashState):
         from draft_service.pairing import WiringTest
         from draft_service.registration import HeadOffer
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -25,18 +28,8 @@ def random_eagle3(
     def matrix(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=generator) * 1.5 / columns**0.5
 
-    layer = {
-        "hidden_norm.weight": torch.ones(width),
-        "input_layernorm.weight": torch.ones(width),
-        "post_attention_layernorm.weight": torch.ones(width),
-        "self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, 2 * width),
-        "self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, 2 * width),
-        "self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, 2 * width),
-        "self_attn.o_proj.weight": matrix(width, HEADS * HEAD_DIM),
-        "mlp.gate_proj.weight": matrix(ffn, width),
-        "mlp.up_proj.weight": matrix(ffn, width),
-        "mlp.down_proj.weight": matrix(width, ffn),
-    }
+    layer = {"hidden_norm.weight": torch.ones(width), "input_layernorm.weight": torch.ones(width)}
+    layer |= _layer(matrix, width, 2 * width, HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)
     tensors = {
         "fc.weight": matrix(width, len(taps) * config.hidden_size),
         "norm.weight": torch.ones(width),
@@ -66,6 +59,75 @@ def random_eagle3(
         "transformer_layer_config": inner,
     }
     return _write(folder, tensors, described)
+
+
+def random_peagle(target: str, folder: Path, *, mask_id: int = 1, seed: int = 7) -> str:
+    """Write an EAGLE-3 head that says it was trained to fill masks; return its folder."""
+    random_eagle3(target, folder, seed=seed)
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    num_read = tensors["fc.weight"].shape[1]
+    tensors["mask_hidden"] = torch.randn(1, 1, num_read, generator=torch.Generator().manual_seed(seed))
+    return _write(folder, tensors, {**config, "speculators_model_type": "peagle", "mask_token_id": mask_id})
+
+
+def random_eagle1(target: str, folder: Path, *, seed: int = 8) -> str:
+    """Write an EAGLE-1 head for a Llama, with a layer like its own and its lm_head; return its folder."""
+    config = json.loads(Path(target, "config.json").read_text())
+    tensors = {name: tensor for name, tensor in _joined(config, seed).items() if name not in NORMS}
+    tensors["fc.weight"] = tensors.pop("eh_proj.weight")
+    tensors["fc.bias"] = torch.zeros(config["hidden_size"])
+    return _write(folder, tensors, {**config, "num_hidden_layers": 1})
+
+
+def random_mtp(target: str, folder: Path, *, seed: int = 9) -> str:
+    """Write a copy of the target, a Llama, with an MTP head behind its layers; return its folder."""
+    shutil.copytree(target, folder)
+    config = json.loads((folder / "config.json").read_text())
+    at = f"model.layers.{config['num_hidden_layers']}."
+    renamed = {"norm.weight": "shared_head.norm.weight"}
+    own = {
+        at + renamed.get(name, name.removeprefix("layers.0.")): tensor for name, tensor in _joined(config, seed).items()
+    }
+    tensors = load_file(folder / "model.safetensors") | own
+    return _write(folder, tensors, {**config, "num_nextn_predict_layers": 1})
+
+
+NORMS = ("enorm.weight", "hnorm.weight", "norm.weight", "layers.0.input_layernorm.weight")
+"""Of an MTP head, which EAGLE-1 does not have."""
+
+
+def _joined(config: dict[str, Any], seed: int) -> dict[str, Tensor]:
+    """Return a head that joins embedding and feature, without an lm_head, over a layer of such a Llama."""
+    generator, width = torch.Generator().manual_seed(seed), config["hidden_size"]
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator) * 1.5 / columns**0.5
+
+    head_dim = width // config["num_attention_heads"]
+    layer = _layer(matrix, width, width, width, config["num_key_value_heads"] * head_dim)
+    return {
+        "embed_tokens.weight": torch.randn(config["vocab_size"], width, generator=generator),
+        "eh_proj.weight": matrix(width, 2 * width),
+        **{name: torch.ones(width) for name in NORMS},
+        **{f"layers.0.{name}": tensor for name, tensor in layer.items()},
+    }
+
+
+def _layer(
+    matrix: Callable[[int, int], Tensor], width: int, inner: int, heads: int, kv_heads: int
+) -> dict[str, Tensor]:
+    """Return Llama's layer without the norm before its attention, which reads `inner` numbers; widths of all heads."""
+    ffn = 2 * width
+    return {
+        "post_attention_layernorm.weight": torch.ones(width),
+        "self_attn.q_proj.weight": matrix(heads, inner),
+        "self_attn.k_proj.weight": matrix(kv_heads, inner),
+        "self_attn.v_proj.weight": matrix(kv_heads, inner),
+        "self_attn.o_proj.weight": matrix(width, heads),
+        "mlp.gate_proj.weight": matrix(ffn, width),
+        "mlp.up_proj.weight": matrix(ffn, width),
+        "mlp.down_proj.weight": matrix(width, ffn),
+    }
 
 
 def random_medusa(target: str, folder: Path, *, num_heads: int = 3, seed: int = 6, sharpness: float = 2.0) -> str:
@@ -158,6 +220,6 @@ def random_pard(folder: Path, vocab_size: int, *, mask_id: int = 1, seed: int = 
 
 def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, object]) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)

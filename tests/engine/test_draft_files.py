@@ -36,6 +36,12 @@ def files(folder: Path, config: dict[str, Any], names: tuple[str, ...] = MODEL) 
         (LLAMA, EAGLE3, DraftKind.EAGLE3),
         (LLAMA, ("fc.weight", "layers.0.hidden_norm.weight"), DraftKind.EAGLE3),
         ({"speculators_model_type": "eagle3"}, EAGLE3, DraftKind.EAGLE3),
+        (LLAMA, EAGLE1, DraftKind.EAGLE1),
+        ({"speculators_model_type": "mtp"}, ("mtp_layers.0.input_proj.weight",), DraftKind.MTP),
+        ({"speculators_model_type": "peagle"}, EAGLE3, DraftKind.PEAGLE),
+        ({**LLAMA, "architectures": ["PEagleDraftModel"]}, EAGLE3, DraftKind.PEAGLE),
+        (LLAMA, (*EAGLE3, "mask_hidden"), DraftKind.PEAGLE),
+        ({**LLAMA, "pard_token": 3, "parallel_drafting": True}, EAGLE3, DraftKind.PEAGLE),
         ({"medusa_num_heads": 5}, ("0.0.linear.weight",), DraftKind.MEDUSA),
         ({"model_type": "medusa"}, ("blocks.0.layers.0.weight",), DraftKind.MEDUSA),
         ({}, ("medusa_head.0.0.linear.weight",), DraftKind.MEDUSA),
@@ -54,12 +60,8 @@ def test_kinds_that_are_served(config: dict[str, Any], names: tuple[str, ...], k
 @pytest.mark.parametrize(
     ("config", "names", "words"),
     [
-        (LLAMA, EAGLE1, "EAGLE-1 or EAGLE-2"),
         ({"speculators_model_type": "dflash2"}, EAGLE1, "speculators model of type 'dflash2'"),
         ({"speculators_model_type": "dflash", "projector_type": "domino"}, EAGLE1, "Domino"),
-        ({**LLAMA, "architectures": ["PEagleDraftModel"]}, EAGLE3, "P-EAGLE"),
-        (LLAMA, (*EAGLE3, "mask_hidden"), "P-EAGLE"),
-        ({**LLAMA, "pard_token": 3, "parallel_drafting": True}, EAGLE3, "P-EAGLE"),
         ({"architectures": ["DFlash2DraftModel"]}, EAGLE1, "DFlash2"),
         ({"dflash_config": {"projector_type": "domino"}}, EAGLE1, "Domino"),
         ({"hydra_num_heads": 4}, MODEL, "Hydra"),
@@ -73,6 +75,23 @@ def test_kinds_that_are_served(config: dict[str, Any], names: tuple[str, ...], k
 def test_kinds_that_are_not_served(config: dict[str, Any], names: tuple[str, ...], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"{words}.* not served; served are EAGLE-3"):
         kind_of(files(tmp_path, config, names))
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "kind"),
+    [
+        ({"num_nextn_predict_layers": 1}, ("model.layers.1.eh_proj.weight",), DraftKind.MTP),
+        ({"text_config": {"mtp_num_hidden_layers": 1}}, ("mtp.fc.weight",), DraftKind.MTP),
+        ({"num_nextn_predict_layers": 0}, ("model.layers.1.eh_proj.weight",), DraftKind.MODEL),
+        ({"num_nextn_predict_layers": 1}, (), DraftKind.MODEL),
+    ],
+)
+def test_a_target_that_drafts_for_itself_is_its_mtp_head(
+    config: dict[str, Any], names: tuple[str, ...], kind: DraftKind, tmp_path: Path
+) -> None:
+    found = files(tmp_path, {**LLAMA, **config}, (*MODEL, *names))
+    assert kind_of(found, f"{tmp_path}/.") is kind
+    assert kind_of(found, str(tmp_path.parent)) is kind_of(found) is DraftKind.MODEL
 
 
 @pytest.mark.parametrize("token", [97, -1, "<mask>"])

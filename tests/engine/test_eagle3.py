@@ -16,13 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outrider.engine.heads.carry_head import CarryHead, HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Head
-from outrider.engine.heads.eagle3_files import Eagle3Files, read_eagle3
+from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.fused_head import FusedHeadPath
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.kinds import DraftKind, kind_of
-from outrider.engine.heads.loader import load_eagle3
+from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.reduced_vocab import UNMAPPED
 from outrider.engine.heads.target_files import TargetFiles
@@ -35,6 +36,7 @@ from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.heads import DRAFT_VOCAB, SHAPE, VOCAB, WIDTH, Eagle3, hidden_states, target
+from tests.engine.joined_heads import Joined
 from tests.native import skip_without_library
 
 TOLERANCE = 1e-6
@@ -121,7 +123,7 @@ def made(case: Case, target_folder: str) -> Eagle3:
     return head
 
 
-def read(case: Case, target_folder: str, folder: Path) -> Eagle3Files:
+def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
     where = made(case, target_folder).write(folder, case.config, midlayer=case.midlayer, pickled=case.pickled)
     files = Checkpoint(where, allow_pickle=True)
     assert kind_of(files) is DraftKind.EAGLE3
@@ -134,16 +136,19 @@ class Served:
     dtype: another one, of the fused path.
     """
 
-    def __init__(self, files: Eagle3Files, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, files: HeadFiles, dtype: torch.dtype | None = None, head_class: type[CarryHead] = Eagle3Head
+    ) -> None:
         wanted = dtype or torch.float64
         tensors = {name: t.to(wanted) if t.is_floating_point() else t for name, t in files.tensors.items()}
-        self.head = Eagle3Head.of(files.facts, tensors)
+        self.head = head_class.of(files.facts, tensors)
         self.opening = files.opening.double()
         facts = ModelFacts("head", VOCAB, 128, str(wanted).removeprefix("torch."), "cpu", (), 0)
         self.path = HeadPath(self.head) if dtype is None else FusedHeadPath(self.head, facts)
         self.runner = ModelRunner(self.path, facts, KVPool(16, self.path.block_size), torch.device("cpu"))
         self.runner.tree_refusal = None
-        taps = [hidden_states(len(PROMPT), files.facts.target_width)[tap] for tap in files.facts.taps]
+        width = getattr(files.facts, "target_width", files.facts.width)
+        taps = [hidden_states(len(PROMPT), width)[tap] for tap in getattr(files.facts, "taps", files.opening.spec.taps)]
         self.rows = self.opening.exact(torch.stack(taps, dim=1))  # [T, d]
 
     def prefill(self) -> list[Tensor]:
@@ -185,7 +190,7 @@ class Served:
         return torch.cat([*self.prefill(), *self.carried(), self.tree()])
 
 
-def expected(head: Eagle3) -> Tensor:
+def expected(head: Eagle3 | Joined) -> Tensor:
     """As `Served.all_logits`, [12, V], UNMAPPED where the head has no row."""
     rows, nodes = head.rows(hidden_states(len(PROMPT), head.target_width)), [*DRAFTS, 43]
     parts = [head.forward(rows, PROMPT)[0][-3:], head.carried(rows, [*PROMPT, *DRAFTS])[0][-4:]]
@@ -215,7 +220,7 @@ def test_a_head_computes_what_its_layout_says(name: str, target_folder: str, tmp
     assert difference(served.all_logits(), expected(made(case, target_folder))) < TOLERANCE
 
 
-Fault = Callable[[Eagle3Files], Eagle3Files]
+Fault = Callable[[HeadFiles], HeadFiles]
 
 
 def with_facts(**changes: Any) -> Fault:
@@ -231,7 +236,7 @@ def shifted(by: int) -> Fault:
 
 
 def with_tensors(change: Callable[[dict[str, Tensor]], None]) -> Fault:
-    def plant(files: Eagle3Files) -> Eagle3Files:
+    def plant(files: HeadFiles) -> HeadFiles:
         tensors = dict(files.tensors)
         change(tensors)
         return replace(files, tensors=tensors)
@@ -254,7 +259,7 @@ def absolute_ids(tensors: dict[str, Tensor]) -> None:
     tensors["draft_ids"] = tensors["draft_ids"] - torch.arange(DRAFT_VOCAB)
 
 
-def no_opening_norm(files: Eagle3Files) -> Eagle3Files:
+def no_opening_norm(files: HeadFiles) -> HeadFiles:
     spec = replace(files.opening.spec, norm="none")
     return replace(files, opening=OpeningMap(spec, {"fc": files.opening.tensors["fc"]}))
 
@@ -508,7 +513,7 @@ def test_a_loaded_head_is_ready_to_run(
         skip_without_library()
     case = CASES["speculators"]
     folder = made(case, target_folder).write(tmp_path, case.config, midlayer=False)
-    loaded = load_eagle3(settings(folder, dtype=dtype, attention_path=path), target_folder)
+    loaded = load_head(settings(folder, dtype=dtype, attention_path=path), target_folder)
     assert loaded.path.name == path
     facts, pool = loaded.runner.facts, loaded.runner.pool
     assert (facts.vocab_size, facts.context_limit, facts.dtype, facts.eos_token_ids) == (VOCAB, 128, dtype, (5,))
@@ -537,7 +542,7 @@ def test_a_head_that_the_cache_would_change_is_refused(
     monkeypatch.setattr(HeadPath, "outputs", misplaced)
     folder = Eagle3().write(tmp_path, ORIGINAL)
     with pytest.raises(ConfigError, match=r"cannot be served: paged: computes other logits with this cache"):
-        load_eagle3(settings(folder, attention_path="paged"), target_folder)
+        load_head(settings(folder, attention_path="paged"), target_folder)
 
 
 def test_a_head_that_the_fused_path_gets_wrong_runs_on_its_own_modules(
@@ -548,10 +553,10 @@ def test_a_head_that_the_fused_path_gets_wrong_runs_on_its_own_modules(
     monkeypatch.setattr(NativeModel, "residual", lambda self, *, normed: right(self, normed=not normed))
     folder = Eagle3().write(tmp_path, ORIGINAL)
     with caplog.at_level("INFO"):
-        assert load_eagle3(settings(folder), target_folder).path.name == "paged"
+        assert load_head(settings(folder), target_folder).path.name == "paged"
     assert "takes the path paged; not fused: computes other logits with this cache" in caplog.text
     with pytest.raises(ConfigError, match="cannot be served: fused: computes other logits"):
-        load_eagle3(settings(folder, attention_path="fused"), target_folder)
+        load_head(settings(folder, attention_path="fused"), target_folder)
 
 
 def test_rows_without_features_of_the_heads_width_are_refused(target_folder: str, tmp_path: Path) -> None:

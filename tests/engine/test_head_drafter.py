@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import DeepseekV3Config
 
 from draft_service import feature_rows
 from draft_service.feeding import Feeder
@@ -17,8 +18,10 @@ from draft_service.grower import Grower
 from draft_service.head_drafter import HeadDrafter
 from draft_service.head_slot import HeadSlot
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
+from outrider.engine.heads.carry_head import CarryHead
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.joined import JoinedConfig, JoinedHead
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE
@@ -38,10 +41,34 @@ EPOCH = 7
 TICKET = 9
 
 
-@pytest.fixture(scope="module")
-def head() -> Eagle3Head:
+@pytest.fixture(scope="module", params=["eagle3", "mtp"])
+def head(request: pytest.FixtureRequest) -> CarryHead:
     torch.manual_seed(0)
-    head = Eagle3Head(
+    head = eagle3() if request.param == "eagle3" else mtp()
+    for parameter in head.parameters():
+        parameter.data.normal_(std=0.5)
+    return head.eval().requires_grad_(False)
+
+
+def mtp() -> JoinedHead:
+    """Over a layer with latent attention, which reads all that is cached at each step."""
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 12}
+    layers = DeepseekV3Config(
+        **shape,
+        vocab_size=VOCAB_SIZE,
+        hidden_size=WIDTH,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=6,
+        first_k_dense_replace=1,
+    )
+    return JoinedHead(JoinedConfig(layers, joins_normed=True))
+
+
+def eagle3() -> Eagle3Head:
+    return Eagle3Head(
         Eagle3Config(
             width=WIDTH,
             ffn_width=24,
@@ -56,9 +83,6 @@ def head() -> Eagle3Head:
             target_width=WIDTH,
         )
     )
-    for parameter in head.parameters():
-        parameter.data.normal_(std=0.5)
-    return head.eval().requires_grad_(False)
 
 
 def rows_of(count: int) -> Tensor:
@@ -72,7 +96,7 @@ ROWS = rows_of(400)
 class Draft:
     """A worker's parts without the wire, with what its target has been sent."""
 
-    def __init__(self, head: Eagle3Head, prompt: Sequence[int], num_blocks: int = 64, **params: Any) -> None:
+    def __init__(self, head: CarryHead, prompt: Sequence[int], num_blocks: int = 64, **params: Any) -> None:
         path = HeadPath(head)
         facts = ModelFacts("head", VOCAB_SIZE, 512, "float32", "cpu", (), 1)
         self.runner = ModelRunner(path, facts, KVPool(num_blocks, BLOCK_SIZE), torch.device("cpu"))
@@ -131,7 +155,7 @@ class Draft:
         return slot
 
 
-def expected(head: Eagle3Head, committed: Sequence[int], num: int, first: int = 1) -> list[int]:
+def expected(head: CarryHead, committed: Sequence[int], num: int, first: int = 1) -> list[int]:
     """The head's best guesses behind the committed tokens, each from the carry of the one before it."""
     ids, features = list(committed[first:]), ROWS[first - 1 : len(committed) - 1].float()
     guesses: list[int] = []
@@ -148,7 +172,7 @@ LONG = [3 + (7 * i) % 30 for i in range(75)]
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONG, PROMPT[:2]], ids=["short", "pieces", "two"])
-def test_guesses_what_the_head_says(head: Eagle3Head, prompt: list[int]) -> None:
+def test_guesses_what_the_head_says(head: CarryHead, prompt: list[int]) -> None:
     draft = Draft(head, prompt)
     draft.tell()
     assert draft.run() == 0 and draft.requests == [0], "nothing is here yet, and is asked for"
@@ -157,7 +181,7 @@ def test_guesses_what_the_head_says(head: Eagle3Head, prompt: list[int]) -> None
     assert draft.chain() == expected(head, draft.committed, 4)
 
 
-def test_a_prompt_of_one_token_has_no_row(head: Eagle3Head) -> None:
+def test_a_prompt_of_one_token_has_no_row(head: CarryHead) -> None:
     draft = Draft(head, PROMPT[:1])
     draft.tell()
     assert draft.run() == 0 and not draft.requests
@@ -167,7 +191,7 @@ def test_a_prompt_of_one_token_has_no_row(head: Eagle3Head) -> None:
     assert draft.chain() == expected(head, draft.committed, 4)
 
 
-def test_rows_in_any_cut_late_repeated_and_for_others(head: Eagle3Head) -> None:
+def test_rows_in_any_cut_late_repeated_and_for_others(head: CarryHead) -> None:
     draft = Draft(head, LONG)
     draft.tell()
     draft.send(0, 9, ticket=TICKET + 1)
@@ -183,7 +207,7 @@ def test_rows_in_any_cut_late_repeated_and_for_others(head: Eagle3Head) -> None:
     assert draft.chain() == expected(head, draft.committed, 4)
 
 
-def test_after_a_miss_the_way_is_made_of_rows(head: Eagle3Head) -> None:
+def test_after_a_miss_the_way_is_made_of_rows(head: CarryHead) -> None:
     """Three tokens as guessed and one that was not: their entries were made of carries."""
     draft = Draft(head, PROMPT)
     draft.tell()
@@ -200,7 +224,7 @@ def test_after_a_miss_the_way_is_made_of_rows(head: Eagle3Head) -> None:
     assert draft.slot.next_row >= len(draft.committed) - 1, "all committed tokens are sound"
 
 
-def test_after_a_hit_it_goes_on_without_rows(head: Eagle3Head) -> None:
+def test_after_a_hit_it_goes_on_without_rows(head: CarryHead) -> None:
     draft = Draft(head, PROMPT)
     draft.tell()
     draft.send(0, 8)
@@ -214,7 +238,7 @@ def test_after_a_hit_it_goes_on_without_rows(head: Eagle3Head) -> None:
     assert all(node.kind is NodeKind.GUESS for node in draft.parked.chain(4))
 
 
-def test_begins_behind_a_gap(head: Eagle3Head) -> None:
+def test_begins_behind_a_gap(head: CarryHead) -> None:
     """The target had the beginning in its prefix cache: there are rows from the 33rd on."""
     draft = Draft(head, LONG)
     draft.tell()
@@ -224,16 +248,14 @@ def test_begins_behind_a_gap(head: Eagle3Head) -> None:
     assert draft.chain() == expected(head, draft.committed, 4, first=33)
 
 
-def test_rows_past_the_end_of_an_answer_are_not_taken(head: Eagle3Head) -> None:
+def test_rows_past_the_end_of_an_answer_are_not_taken(head: CarryHead) -> None:
     draft = Draft(head, LONG)
     draft.tell()
     draft.send(200, 300)  # it has 135 tokens at most
     assert (draft.slot.first, draft.slot.rows.end) == (1, 0)
 
 
-def test_begins_anew_with_the_newest_rows_where_too_many_wait(
-    head: Eagle3Head, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_begins_anew_with_the_newest_rows_where_too_many_wait(head: CarryHead, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_rows, "MAX_ROWS_BYTES", 50 * ROWS[0].nbytes)
     draft = Draft(head, LONG)
     draft.tell()
@@ -246,7 +268,7 @@ def test_begins_anew_with_the_newest_rows_where_too_many_wait(
     assert draft.chain() == expected(head, draft.committed, 4, first=41)
 
 
-def test_another_slot_of_the_same_beginning_left_what_is_missing(head: Eagle3Head) -> None:
+def test_another_slot_of_the_same_beginning_left_what_is_missing(head: CarryHead) -> None:
     draft = Draft(head, LONG)
     draft.tell()
     draft.send(0, 74)
@@ -261,7 +283,7 @@ def test_another_slot_of_the_same_beginning_left_what_is_missing(head: Eagle3Hea
     assert draft.chain() == first
 
 
-def test_memory_taken_away_is_asked_for_again(head: Eagle3Head) -> None:
+def test_memory_taken_away_is_asked_for_again(head: CarryHead) -> None:
     draft = Draft(head, LONG)
     draft.runner.pool.prefix.enabled = False
     draft.tell()
@@ -280,7 +302,7 @@ def test_memory_taken_away_is_asked_for_again(head: Eagle3Head) -> None:
     assert draft.chain() == expected(head, draft.committed, 4, first=21)
 
 
-def test_an_end_frees_all(head: Eagle3Head) -> None:
+def test_an_end_frees_all(head: CarryHead) -> None:
     draft = Draft(head, LONG)
     draft.tell()
     draft.send(0, 74)

@@ -117,8 +117,8 @@ UNDER_OTHERS = {
     "medusa": ("everything",),
     "medusa tree": ("nothing",),
     "heads": ("nothing",),
-    "dflash": ("everything",),
     "dspark": ("nothing",),
+    "peagle": ("nothing",),
 }
 UNDER_DRAFTERS = {
     "ngram": ("nothing", "schema", "everything"),
@@ -138,7 +138,8 @@ COUPLED_DRAFTERS = "coupled, drafters"
 DRAFT_SERVICES = {"draft of bigrams": "bigram", "draft of n-grams": "ngram", "draft of lookups": "lookup"}
 """Groups whose drafts are made by a draft worker without a model: its drafter."""
 BLOCK_HEADS = ("dflash", "dspark")
-HEADS = ("eagle3", "medusa", "pard", "heads", *BLOCK_HEADS)
+JOINED = ("eagle1", "mtp", "peagle")
+HEADS = ("eagle3", "medusa", "pard", "heads", *BLOCK_HEADS, *JOINED)
 """Groups whose drafts are made by a head, or a model that fills masks; `heads` are Medusa's in the target itself. With
 ` tree` behind the name they are trees."""
 FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
@@ -235,6 +236,9 @@ def _cases() -> list[Case]:
         *(case for head in BLOCK_HEADS for case in _group(f"{head} tree", tree, [*some, *GRAMMARS])),
         *(case for head in BLOCK_HEADS for case in _group(f"coupled, {head}", coupled, [*some, *GRAMMARS])),
         *(case for head in BLOCK_HEADS for case in _group(f"coupled, {head} tree", coupled_tree, some)),
+        *(case for head in JOINED for case in _group(head, full, [*some, "temperature 0", "schema", "choice"])),
+        *(case for head in JOINED for case in _group(f"{head} tree", tree, some)),
+        *(case for head in JOINED for case in _group(f"coupled, {head}", coupled, some)),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 

@@ -9,7 +9,15 @@ from random import Random
 
 from tests.grammars import WORDS, tokenizer_of
 from tests.law.cases import TOPK, VOCAB_SIZE
-from tests.random_heads import random_dflash, random_eagle3, random_medusa, random_pard
+from tests.random_heads import (
+    random_dflash,
+    random_eagle1,
+    random_eagle3,
+    random_medusa,
+    random_mtp,
+    random_pard,
+    random_peagle,
+)
 from tests.stack import Process, stop_all
 from tests.tiny_models import tiny_llama
 
@@ -37,7 +45,9 @@ class Models:
 
     def head(self, kind: str) -> tuple[str, ...]:
         """Options of a draft that is a head. They are random: their wiring is not what is tested here."""
-        return ("--model", f"{self.heads}/{kind}", "--target-model", self.target, "--trust-draft-config")
+        folder = f"{self.heads}/{kind}"
+        target = folder if kind == "mtp" else self.target  # the target's weights are in it, too
+        return ("--model", folder, "--target-model", target, "--trust-draft-config")
 
     def draft_of(self, drafter: str) -> tuple[str, ...]:
         """Options of a draft without a model."""
@@ -59,6 +69,9 @@ def make_models(folder: Path) -> Models:
     random_medusa(target, heads / "medusa")
     random_dflash(target, heads / "dflash")
     random_dflash(target, heads / "dspark", markov="rnn")
+    random_eagle1(target, heads / "eagle1")
+    random_mtp(target, heads / "mtp")
+    random_peagle(target, heads / "peagle")
     random_pard(heads / "pard", VOCAB_SIZE)
     tokenizer_of(unknown="<unk>").save(str(heads / "pard" / "tokenizer.json"))
     return Models(target, draft, str(text), str(heads))

@@ -6,7 +6,7 @@ block follows them: the last committed token, the anchor, and masks behind it. A
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers import Cache, LlamaConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
+from outrider.engine.heads.carry_head import Shape
 from outrider.engine.heads.markov import MarkovHead, MarkovKind
 from outrider.engine.heads.reduced_vocab import spread
 
@@ -120,6 +121,12 @@ class DFlashHead(PreTrainedModel):
         is_reduced = facts.draft_vocab_size != facts.vocab_size
         self.register_buffer("draft_ids", torch.arange(facts.draft_vocab_size) if is_reduced else None)
         self.rotary_emb = LlamaRotaryEmbedding(self.config)
+
+    @property
+    def kv_shapes(self) -> Sequence[tuple[Shape, Shape]]:
+        """Shapes of the keys and values that each layer caches of a token."""
+        shape = (self.facts.num_kv_heads, self.facts.head_dim)
+        return [(shape, shape)] * self.facts.num_layers
 
     @classmethod
     def of(cls, facts: DFlashConfig, tensors: Mapping[str, Tensor]) -> DFlashHead:

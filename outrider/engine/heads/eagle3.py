@@ -1,24 +1,21 @@
-"""EAGLE-3 and 3.1 as a small transformers model (2503.01840): PagedPath runs it with block tables and token trees.
-
-An entry is a token and a feature, the row of the token before it that the target's `OpeningMap` made, or for a token
-that follows a draft the *carry*, this head's own output there. `HeadPath` hands both to `Eagle3Head.forward`.
-"""
+"""EAGLE-3 and 3.1 (2503.01840), and P-EAGLE, whose network is the same."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
-from transformers import Cache, LlamaConfig, PreTrainedModel
+from transformers import Cache, LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from outrider.engine.heads.carry_head import CarryHead, Misreading, Shape
 from outrider.engine.heads.opening import Norm
-from outrider.engine.heads.reduced_vocab import spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +71,12 @@ class Eagle3Config:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class HeadOutput:
-    """What a forward says at the N positions that were asked for."""
-
-    logits: Tensor
-    """[1, N, V] float32 (float64 where the head is), UNMAPPED where the head has no row."""
-    carries: Tensor
-    """[1, N, d] in the head's dtype: the features of what follows these positions."""
-
-
-class Eagle3Head(PreTrainedModel):
+class Eagle3Head(CarryHead):
     """The network behind the opening map. Its tensors have speculators' names; see `formats`."""
 
     config_class = LlamaConfig
-    _supports_attention_backend = True
-    _supports_sdpa = True
     config: LlamaConfig
-    draft_ids: Tensor | None
-    """[Vd] int64, the target ids of lm_head's rows; None where they are all ids."""
+    facts: Eagle3Config
 
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__(facts.as_transformers())
@@ -105,52 +89,55 @@ class Eagle3Head(PreTrainedModel):
         self.register_buffer("draft_ids", torch.arange(facts.draft_vocab_size) if is_reduced else None)
         self.rotary_emb = LlamaRotaryEmbedding(self.config)
 
-    @classmethod
-    def of(cls, facts: Eagle3Config, tensors: Mapping[str, Tensor]) -> Eagle3Head:
-        """Return a head over these tensors, named as `state_dict` does, in eval mode; nothing is copied.
+    @property
+    def kv_shapes(self) -> Sequence[tuple[Shape, Shape]]:
+        shape = (self.facts.num_kv_heads, self.facts.head_dim)
+        return [(shape, shape)] * self.facts.num_layers
 
-        Raises RuntimeError for tensors that are missing, unknown or of another shape.
-        """
-        with torch.device("meta"):
-            head = cls(facts)
-        head.load_state_dict(dict(tensors), assign=True)
-        head.rotary_emb = LlamaRotaryEmbedding(head.config).to(tensors["norm.weight"].device)
-        head.eval().requires_grad_(False)
-        return head
+    def make_rotary(self, device: torch.device) -> None:
+        self.rotary_emb = LlamaRotaryEmbedding(self.config).to(device)
 
     def decide(self, facts: Eagle3Config) -> None:
         """Go on with other facts, of which none changes a tensor: what is carried, read, or the first residual."""
-        self.facts = facts
+        super().decide(facts)
         first = self.layers[0]
         assert isinstance(first, _Layer)
         first.norm_before_residual = facts.norm_before_residual
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        features: Tensor,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-    ) -> HeadOutput:
-        """Run over T entries: input_ids [1, T] int64, features [1, T, d].
+    def misreadings(self) -> Sequence[Misreading]:
+        return (
+            ("with the norms of embedding and features swapped", self._swapped_norms()),
+            (f"with the first residual {'un' * self.facts.norm_before_residual}normed", self._other_residual()),
+        )
 
-        logits_to_keep: positions [N] int64 that are wanted, or how many of the last; 0 for all.
-        """
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+    def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
         embedded = self.embed_tokens(input_ids)  # [1, T, d]
         hidden = features.to(embedded.dtype)
         rotary = self.rotary_emb(embedded, position_ids)
         for index, layer in enumerate(self.layers):
-            hidden = layer(hidden, embedded if index == 0 else None, rotary, past_key_values)
-        wanted = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden = hidden[:, wanted]  # [1, N, d]
-        normed = self.norm(hidden)
-        logits = self.lm_head(normed if self.facts.reads_normed else hidden)  # [1, N, Vd]
-        carries = normed if self.facts.carries_normed else hidden
-        return HeadOutput(spread(logits, self.draft_ids, self.facts.vocab_size), carries)
+            hidden = layer(hidden, embedded if index == 0 else None, rotary, cache)
+        return hidden
+
+    def read(self, hidden: Tensor, normed: Tensor) -> Tensor:
+        return normed if self.facts.reads_normed else hidden
+
+    @contextmanager
+    def _swapped_norms(self) -> Iterator[None]:
+        layer: Any = self.layers[0]
+        layer.input_layernorm, layer.hidden_norm = layer.hidden_norm, layer.input_layernorm
+        try:
+            yield
+        finally:
+            layer.input_layernorm, layer.hidden_norm = layer.hidden_norm, layer.input_layernorm
+
+    @contextmanager
+    def _other_residual(self) -> Iterator[None]:
+        facts = self.facts
+        self.decide(replace(facts, norm_before_residual=not facts.norm_before_residual))
+        try:
+            yield
+        finally:
+            self.decide(facts)
 
 
 class _Layer(nn.Module):

@@ -1,14 +1,13 @@
 """Read EAGLE-3 heads in the layouts that people hold: the original repository's, SpecForge's, speculators', DeepSpec's.
 
 They differ in names, in what a layer id means, in which norms there are and in what is carried; a wrong reading drafts
-fluently and is accepted less. What a file leaves open is named in `Eagle3Files.undecided`.
+fluently and is accepted less. What a file leaves open is named in `HeadFiles.undecided`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from outrider.engine.heads.carry_head import HeadFacts, HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.dflash import DFlashConfig
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.maps import target_ids
 from outrider.engine.heads.opening import DTYPES, Norm, OpeningMap, OpeningSpec
@@ -30,23 +29,20 @@ IGNORED = re.compile(r"verifier_(lm_head|norm)\.weight|.*rotary_emb\.inv_freq")
 """Tensors that some trainers save and no head reads: copies of the target's, and frequencies that the config gives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Eagle3Files:
-    """A head as its files say it."""
-
-    facts: Eagle3Config
-    tensors: Mapping[str, Tensor]
-    """For `Eagle3Head.of`, in the files' dtype; embedding and lm_head may be the target's."""
-    opening: OpeningMap
-    """For the target, in the files' dtype."""
-    undecided: tuple[str, ...]
-    """Fields of `facts`, each true or false, that the files leave open: the value there is the likelier one."""
-
-
-def read_eagle3(files: Checkpoint, target: TargetFiles) -> Eagle3Files:
+def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read a head for that target. Raises ConfigError for whatever is missing, unknown or does not fit, by its name."""
+    return eagle3_of(files, tensors_of(files), target)
+
+
+def tensors_of(files: Checkpoint) -> dict[str, Tensor]:
+    """Return a head's tensors under speculators' names. Raises ConfigError for numbers that cannot be served."""
     tensors = {_own_name(name): files.tensor(name) for name in sorted(files.names) if not IGNORED.fullmatch(name)}
     check_values(files, tensors)
+    return tensors
+
+
+def eagle3_of(files: Checkpoint, tensors: dict[str, Tensor], target: TargetFiles) -> HeadFiles:
+    """Do as `read_eagle3` with the files' tensors, which are taken over."""
     facts, undecided = _facts(files, tensors, target)
     opening = _take_opening(files, tensors, facts)
     if facts.draft_vocab_size != facts.vocab_size:
@@ -57,7 +53,7 @@ def read_eagle3(files: Checkpoint, target: TargetFiles) -> Eagle3Files:
         tensors.pop(name, None)
     fill_from_target(files, tensors, facts, target)
     check_shapes(files, tensors, lambda: Eagle3Head(facts), "an EAGLE-3 head")
-    return Eagle3Files(facts, tensors, opening, undecided)
+    return HeadFiles(facts, tensors, opening, undecided)
 
 
 def _own_name(name: str) -> str:
@@ -281,7 +277,7 @@ def _take_opening(files: Checkpoint, tensors: dict[str, Tensor], facts: Eagle3Co
     return OpeningMap(OpeningSpec(facts.taps, facts.width, facts.norm, facts.epsilon), taken)
 
 
-def check_identity(files: Checkpoint, tensors: Mapping[str, Tensor], facts: Eagle3Config | DFlashConfig) -> None:
+def check_identity(files: Checkpoint, tensors: Mapping[str, Tensor], facts: HeadFacts) -> None:
     """Raise ConfigError for maps of a head with all rows that are not the identity."""
     if "d2t" in tensors and bool(tensors["d2t"].any()):
         raise ConfigError(f"d2t of {files.model} moves ids although its lm_head has a row for each", param="model")
@@ -289,9 +285,7 @@ def check_identity(files: Checkpoint, tensors: Mapping[str, Tensor], facts: Eagl
         raise ConfigError(f"t2d of {files.model} leaves ids out although its lm_head has a row for each", param="model")
 
 
-def fill_from_target(
-    files: Checkpoint, tensors: dict[str, Tensor], facts: Eagle3Config | DFlashConfig, target: TargetFiles
-) -> None:
+def fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: HeadFacts, target: TargetFiles) -> None:
     """Cut rows of padding, and take the embedding and the lm_head's rows from the target where the head has none.
 
     A head that ties both (tie_word_embeddings) has its own embedding as its lm_head.
@@ -299,7 +293,7 @@ def fill_from_target(
     if files.config.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
         own, ids = tensors["embed_tokens.weight"], tensors.get("draft_ids")
         tensors.setdefault("lm_head.weight", own if ids is None else own.index_select(0, ids))
-    dtype = tensors["norm.weight"].dtype if "norm.weight" in tensors else torch.float32
+    dtype = next((tensor.dtype for name, tensor in tensors.items() if name.endswith("_proj.weight")), torch.float32)
     missing = [name for name in ("embed_tokens.weight", "lm_head.weight") if name not in tensors]
     if missing and facts.width != target.width:
         raise ConfigError(

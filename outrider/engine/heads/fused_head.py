@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.engine.heads.carry_head import CarryHead
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.head_path import features_of
 from outrider.engine.heads.reduced_vocab import spread
@@ -23,8 +24,10 @@ from outrider.engine.step_plan import Row
 class FusedHeadPath(FusedPath):
     """Runs a head in C++. Implements `RunsHead`; a carry is the hidden state tapped behind the last layer."""
 
-    def __init__(self, head: Eagle3Head, facts: ModelFacts) -> None:
+    def __init__(self, head: CarryHead, facts: ModelFacts) -> None:
         """Pack the head's weights. Raises PathUnavailable, naming what this path cannot run."""
+        if not isinstance(head, Eagle3Head):
+            raise PathUnavailable("is made for heads of EAGLE-3's kind")
         shape = _shape(head, facts)
         self._hold(shape, *pack_weights(head, head.lm_head, shape))
         self.head = head

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.engine.heads.carry_head import CarryHead
 from outrider.engine.heads.dflash import DFlashHead
-from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
 from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.paged_cache import PagedCache
@@ -19,13 +19,15 @@ from outrider.wire.errors import InvalidRequest
 
 
 class RunsHead(ForwardPath, RunsTrees, Protocol):
-    """Runs an EAGLE-3 head over rows of entries, each of which has `features`.
+    """Runs a head over rows of entries, each of which has `features`.
 
     A token's index in the row is its index among the entries, from 0 on.
     """
 
-    head: Eagle3Head
-    """The network; what is decided or changed of it is so from the next forward on."""
+    @property
+    def head(self) -> CarryHead:
+        """The network; what is decided or changed of it is so from the next forward on."""
+
     carries: Tensor
     """[sum(num_logits), d] of the last forward, in the head's dtype on its device, rows in order."""
 
@@ -33,7 +35,7 @@ class RunsHead(ForwardPath, RunsTrees, Protocol):
 class HeadPath(PagedPath):
     """Runs the head's own modules. Implements `RunsHead`."""
 
-    def __init__(self, head: Eagle3Head) -> None:
+    def __init__(self, head: CarryHead) -> None:
         super().__init__(head, head.facts.vocab_size)
         self.head = head
         self.carries = torch.empty(0, head.facts.width)
@@ -55,7 +57,7 @@ class HeadPath(PagedPath):
             self.carries = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
             return torch.empty(0, head.facts.vocab_size, device=head.device)
         features = torch.cat([features_of(row, head).to(head.device, head.dtype) for row in rows])  # [T, d]
-        plan = PagedPlan.build(rows, head.device, head.facts.vocab_size)
+        plan = PagedPlan.build(rows, head.device, head.facts.vocab_size, gathers=self._cache.gathers)
         output = self.outputs(plan, features=features[None])
         num_wanted = plan.logits_at.shape[0]
         self.carries = output.carries[0, :num_wanted]
@@ -63,15 +65,13 @@ class HeadPath(PagedPath):
         return logits
 
 
-def allocate(cache: PagedCache, head: Eagle3Head | DFlashHead) -> None:
+def allocate(cache: PagedCache, head: CarryHead | DFlashHead) -> None:
     """Allocate all layers of a head's cache."""
-    facts = head.facts
-    nothing = torch.empty(1, facts.num_kv_heads, 0, facts.head_dim, dtype=head.dtype, device=head.device)
-    for layer in cache.layers:
-        layer.lazy_initialization(nothing, nothing)
+    for layer, shapes in zip(cache.layers, head.kv_shapes, strict=True):
+        layer.lazy_initialization(*(head.lm_head.weight.new_empty(1, heads, 0, width) for heads, width in shapes))
 
 
-def features_of(row: Row, head: Eagle3Head) -> Tensor:
+def features_of(row: Row, head: CarryHead) -> Tensor:
     """Return the row's features [num_new, d]. Raises InvalidRequest where it has others, or none."""
     wanted = (row.num_new, head.facts.width)
     if row.features is None or row.features.shape != wanted:

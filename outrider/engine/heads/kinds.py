@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import os
 from typing import Any
 
 from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.joined_files import has_mtp, num_mtp_layers
 from outrider.wire.errors import ConfigError
 
 
@@ -22,27 +24,46 @@ class DraftKind(enum.StrEnum):
     """DFlash: a block of positions in one pass."""
     DSPARK = "dspark"
     """DFlash with a sequential head on top."""
+    EAGLE1 = "eagle1"
+    """EAGLE-1 and 2."""
+    MTP = "mtp"
+    """The head for multi-token prediction of a target, inside its checkpoint or in speculators' own file."""
+    PEAGLE = "peagle"
+    """P-EAGLE: EAGLE-3 that fills masked positions."""
 
 
-SERVED = "EAGLE-3 and 3.1, DFlash, DSpark, Medusa, blockwise heads, PARD and causal language models"
+WRAPPED = (DraftKind.EAGLE3, DraftKind.MTP, DraftKind.PEAGLE, DraftKind.DFLASH, DraftKind.DSPARK)
+"""Kinds that speculators name so."""
+SERVED = (
+    "EAGLE-3 and 3.1, EAGLE-1 and 2, P-EAGLE, MTP heads, DFlash, DSpark, Medusa, blockwise heads, PARD and causal "
+    "language models"
+)
 
 
-def kind_of(files: Checkpoint) -> DraftKind:
+def kind_of(files: Checkpoint, target: str | None = None) -> DraftKind:
     """Return the kind, by the configuration where it tells and else by the names of tensors.
 
-    Raises ConfigError for a kind that is not served, by its name, and as `Checkpoint.names` does.
+    target: the folder or hub id of the target; the same as the draft's, it means the MTP head inside, where there is
+    one. Raises ConfigError for a kind that is not served, by its name, and as `Checkpoint.names` does.
     """
+    if target is not None and is_same(files.model, target) and num_mtp_layers(files.config) and has_mtp(files.names):
+        return DraftKind.MTP
     kind = _by_config(files.config) or _by_tensors(files) or _causal(files.config)
     if isinstance(kind, DraftKind):
         return kind
     raise ConfigError(f"{files.model} holds {kind}, which is not served; served are {SERVED}", param="model")
 
 
+def is_same(model: str, target: str) -> bool:
+    """Return whether both are one hub id, or one folder."""
+    return model == target or (os.path.exists(model) and os.path.exists(target) and os.path.samefile(model, target))
+
+
 def _by_config(config: dict[str, Any]) -> DraftKind | str | None:
     """Return a kind, the name of one that is not served, or None where tensors must tell."""
     wrapped = config.get("speculators_model_type")
     if wrapped is not None and (wrapped != "dflash" or config.get("projector_type") in (None, "dflash")):
-        kinds = {kind.value: kind for kind in (DraftKind.EAGLE3, DraftKind.DFLASH, DraftKind.DSPARK)}
+        kinds = {kind.value: kind for kind in WRAPPED}
         return kinds.get(wrapped) or f"a speculators model of type {wrapped!r}"
     model_type, found = str(config.get("model_type", "")), str(config.get("architectures", ""))
     block = config["dflash_config"] if isinstance(config.get("dflash_config"), dict) else {}
@@ -62,7 +83,7 @@ def _by_config(config: dict[str, Any]) -> DraftKind | str | None:
     if "DFlash" in found or block:
         return DraftKind.DFLASH
     if "PEagle" in found or config.get("parallel_drafting"):
-        return "a P-EAGLE head"
+        return DraftKind.PEAGLE
     if "gemma4_assistant" in model_type or "Gemma4Assistant" in found:
         return "a Gemma 4 assistant"
     if model_type.endswith("_mtp") or "MTP" in found:
@@ -83,12 +104,12 @@ def _by_tensors(files: Checkpoint) -> DraftKind | str | None:
     if any(name.endswith("0.0.linear.weight") for name in names):
         return DraftKind.MEDUSA
     if "mask_hidden" in names:
-        return "a P-EAGLE head"
+        return DraftKind.PEAGLE
     if "fc.weight" in names:
         if {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"} & names:
             return DraftKind.EAGLE3
         if "layers.0.self_attn.q_proj.weight" in names and "layers.0.input_layernorm.weight" not in names:
-            return "an EAGLE-1 or EAGLE-2 head"
+            return DraftKind.EAGLE1
         return "a head of an unknown kind (with fc.weight)"
     if any(name.startswith(("mtp.", "mtp_layers.")) for name in names) and "lm_head.weight" not in names:
         return "an MTP head"

@@ -5,7 +5,8 @@ A head is tested as a model is: on our cache, chains and trees, against the head
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +15,7 @@ from transformers import GenerationConfig
 
 from outrider.engine.heads.block_check import tested_path
 from outrider.engine.heads.block_path import BlockHeadPath
+from outrider.engine.heads.carry_head import CarryHead, HeadFiles, MaskEntry
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.dflash import DFlashHead
 from outrider.engine.heads.dflash_files import read_dflash
@@ -21,13 +23,17 @@ from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.fused_head import FusedHeadPath
 from outrider.engine.heads.head_path import HeadPath, RunsHead
+from outrider.engine.heads.joined import JoinedHead
+from outrider.engine.heads.joined_files import read_eagle1, read_mtp
+from outrider.engine.heads.kinds import DraftKind
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.heads.medusa_files import read_medusa
 from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.peagle_files import read_peagle
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
-from outrider.engine.loading.loader import context_limit_of, resolve_device, settle_rope, size_cache
+from outrider.engine.loading.loader import check_class, context_limit_of, resolve_device, settle_rope, size_cache
 from outrider.engine.loading.packed_linear import pack_linears
 from outrider.engine.loading.self_test import NUM_BLOCKS, Remembered
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
@@ -40,19 +46,33 @@ from outrider.wire.settings.config import WorkerConfig
 
 log = get_logger(__name__)
 
+EXACT = re.compile(r"\.e_score_correction_bias$")
+"""Names of tensors that keep their own dtype, as in transformers: less would send tokens to other experts."""
+
 
 @dataclass(frozen=True, slots=True)
-class LoadedEagle3:
+class LoadedHead:
     runner: ModelRunner
     """Runs rows with features; its logits have UNMAPPED where the head has no row."""
     path: RunsHead
     """The runner's, which has the carries."""
-    head: Eagle3Head
+    head: CarryHead
     """The network that the path runs; `decide` changes what `undecided` names."""
     opening: OpeningMap
     """For the target, on the CPU."""
     undecided: tuple[str, ...]
-    """As in `Eagle3Files`."""
+    """As in `HeadFiles`."""
+    mask: MaskEntry | None = None
+    """As in `HeadFiles`, where the head is."""
+
+
+READERS: Mapping[DraftKind, tuple[type[CarryHead], Callable[[Checkpoint, TargetFiles], HeadFiles]]] = {
+    DraftKind.EAGLE1: (JoinedHead, read_eagle1),
+    DraftKind.EAGLE3: (Eagle3Head, read_eagle3),
+    DraftKind.MTP: (JoinedHead, read_mtp),
+    DraftKind.PEAGLE: (Eagle3Head, read_peagle),
+}
+"""Kinds of heads that are run as models are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +94,21 @@ class LoadedDFlash:
     """For the target, on the CPU."""
 
 
-def load_eagle3(config: WorkerConfig, target: str, allow_pickle: bool = False) -> LoadedEagle3:
-    """Load an EAGLE-3 head for a target's folder or hub id, of which two tensors are read at most; size its cache.
+def load_head(
+    config: WorkerConfig, target: str, allow_pickle: bool = False, kind: DraftKind = DraftKind.EAGLE3
+) -> LoadedHead:
+    """Load a head of READERS for a target's folder or hub id, of which what the head leaves out is read; size its
+    cache.
 
     allow_pickle: as `Checkpoint` has it. Raises ConfigError for anything that cannot be served, naming it.
     """
     device, target_files = resolve_device(config.device), TargetFiles(target)
     limit = context_limit_of(target_files.config, config.context_limit)
-    read = read_eagle3(Checkpoint(config.model, allow_pickle), target_files)
-    head = Eagle3Head.of(read.facts, _placed(read.tensors, device, config.dtype))
+    check_class(target_files.config)
+    head_class, read_files = READERS[kind]
+    read = read_files(Checkpoint(config.model, allow_pickle), target_files)
+    head = head_class.of(read.facts, _placed(read.tensors, device, config.dtype))
+    mask = read.mask and replace(read.mask, feature=read.mask.feature.to(device, head.dtype))
     settle_rope(head, limit)
     facts = _facts(config.model, target_files, head.dtype, device, limit, head.parameters())
     path = _path(head, facts, config.attention_path)
@@ -90,18 +116,18 @@ def load_eagle3(config: WorkerConfig, target: str, allow_pickle: bool = False) -
     runner.tree_refusal = None  # tested
     num_weight_bytes = memory.weights_bytes(head)
     if isinstance(path, Repacks):  # beside the modules, which say what the embedding is
-        num_weight_bytes += path.weights_bytes - head.embed_tokens.weight.nbytes
+        num_weight_bytes += path.weights_bytes - head.get_input_embeddings().weight.nbytes
     size_cache(runner, head.config, num_weight_bytes, config)
     log.info(
-        "loaded %s: EAGLE-3 of %s, %d parameters, %s on %s, reads the hidden states %s, %d KV blocks of %d tokens",
-        *(config.model, target, facts.num_parameters, facts.dtype, facts.device, list(read.facts.taps)),
+        "loaded %s: %s of %s, %d parameters, %s on %s, reads the hidden states %s, %d KV blocks of %d tokens",
+        *(config.model, kind, target, facts.num_parameters, facts.dtype, facts.device, list(read.opening.spec.taps)),
         *(runner.pool.num_blocks, path.block_size),
     )
-    return LoadedEagle3(runner, path, head, read.opening, read.undecided)
+    return LoadedHead(runner, path, head, read.opening, read.undecided, mask)
 
 
 def load_medusa(config: WorkerConfig, target: str, allow_pickle: bool = False) -> LoadedMedusa:
-    """Load Medusa or blockwise heads for a target, as `load_eagle3` does. They have no cache."""
+    """Load Medusa or blockwise heads for a target, as `load_head` does. They have no cache."""
     device, target_files = resolve_device(config.device), TargetFiles(target)
     limit = context_limit_of(target_files.config, config.context_limit)
     read = read_medusa(Checkpoint(config.model, allow_pickle), target_files)
@@ -118,7 +144,7 @@ def load_medusa(config: WorkerConfig, target: str, allow_pickle: bool = False) -
 
 
 def load_dflash(config: WorkerConfig, target: str, allow_pickle: bool = False, *, is_dspark: bool) -> LoadedDFlash:
-    """Load a DFlash or DSpark head for a target, as `load_eagle3` does."""
+    """Load a DFlash or DSpark head for a target, as `load_head` does."""
     device, target_files = resolve_device(config.device), TargetFiles(target)
     limit = context_limit_of(target_files.config, config.context_limit)
     read = read_dflash(Checkpoint(config.model, allow_pickle), target_files, is_dspark=is_dspark)
@@ -153,7 +179,7 @@ def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> 
     own = tensors["lm_head.weight" if "lm_head.weight" in tensors else "lm_heads.0.weight"].dtype
     wanted = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else own)
     return {
-        name: tensor.to(device, wanted) if tensor.is_floating_point() else tensor.to(device)
+        name: tensor.to(device, wanted) if tensor.is_floating_point() and not EXACT.search(name) else tensor.to(device)
         for name, tensor in tensors.items()
     }
 
@@ -180,7 +206,7 @@ def _eos(target: TargetFiles) -> tuple[int, ...]:
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
 
-def _path(head: Eagle3Head, facts: ModelFacts, wanted: str) -> RunsHead:
+def _path(head: CarryHead, facts: ModelFacts, wanted: str) -> RunsHead:
     """Return a tested path: fused where it can be had, else the head's own modules. Raises ConfigError."""
     refusals = list[str]()
     if wanted in ("auto", "fused"):
@@ -206,7 +232,7 @@ def _path(head: Eagle3Head, facts: ModelFacts, wanted: str) -> RunsHead:
     )
 
 
-def _test(head: Eagle3Head, path: RunsHead, facts: ModelFacts) -> tuple[ModelRunner, Remembered]:
+def _test(head: CarryHead, path: RunsHead, facts: ModelFacts) -> tuple[ModelRunner, Remembered]:
     """Raise PathUnavailable unless the path computes what the head does; return what it was tested with."""
     runner = _TestRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), head.device)
     truth = Remembered(_Uncached(head))
@@ -217,7 +243,7 @@ def _test(head: Eagle3Head, path: RunsHead, facts: ModelFacts) -> tuple[ModelRun
     return runner, truth
 
 
-def _test_features(head: Eagle3Head, token_ids: Sequence[int]) -> Tensor:
+def _test_features(head: CarryHead, token_ids: Sequence[int]) -> Tensor:
     """Return the features [T, d] that the self-test gives to tokens: a token's are always the same."""
     width = head.facts.width
     columns = torch.arange(width)[None] + 1
@@ -225,7 +251,7 @@ def _test_features(head: Eagle3Head, token_ids: Sequence[int]) -> Tensor:
     return torch.sin(ids * columns).to(head.device, head.dtype)
 
 
-def _mapped(head: Eagle3Head, logits: Tensor) -> Tensor:
+def _mapped(head: CarryHead, logits: Tensor) -> Tensor:
     """Return the columns [..., Vd] that the head has rows for: beside UNMAPPED no difference would be seen."""
     return logits if head.draft_ids is None else logits.index_select(-1, head.draft_ids)
 
@@ -243,7 +269,7 @@ class _TestRunner(ModelRunner):
 class _Uncached(UncachedModel):
     """The head without our cache, over the same features."""
 
-    def __init__(self, head: Eagle3Head) -> None:
+    def __init__(self, head: CarryHead) -> None:
         self._head = head
 
     @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 
 from torch import Tensor
@@ -12,6 +13,8 @@ from outrider.wire.errors import ConfigError
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 PROJECTIONS = ("lm_head.weight", "embed_out.weight")
+IN_LAYER = re.compile(r"(^|\.)(layers\.\d+|mtp)\.")
+"""In names of what belongs to a layer: MTP heads inside a checkpoint have a copy of the embedding."""
 
 
 class TargetFiles:
@@ -48,7 +51,8 @@ class TargetFiles:
         return any(name == ending or name.endswith(f".{ending}") for ending in endings)
 
     def _rows(self, endings: tuple[str, ...], what: str) -> Tensor:
-        found = [name for name in sorted(self._weights.names) if self._ends(name, endings)]
+        own = (name for name in sorted(self._weights.names) if not IN_LAYER.search(name))
+        found = [name for name in own if self._ends(name, endings)]
         if len(found) != 1:
             raise ConfigError(
                 f"the head has no {what} of its own, and {self.model} has {len(found)} tensors that may be one "

@@ -8,8 +8,7 @@ files are misread: a way that explains the target better than the files' own mea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -18,8 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from outrider.engine.heads.block_run import said_of_text
-from outrider.engine.heads.eagle3 import Eagle3Head
-from outrider.engine.heads.loader import LoadedDFlash, LoadedEagle3, LoadedMedusa
+from outrider.engine.heads.loader import LoadedDFlash, LoadedHead, LoadedMedusa
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.step_plan import Row
@@ -177,24 +175,21 @@ def _shifts(taps: Sequence[int], num_layers: int) -> list[tuple[str, tuple[int, 
 
 
 @torch.inference_mode()
-def score_eagle3(loaded: LoadedEagle3, seen: Seen, num_layers: int) -> Outcome:
-    """Score an EAGLE-3 head on a text. Where its files leave something open, decide it by the step after its first.
+def score_head(loaded: LoadedHead, seen: Seen, num_layers: int) -> Outcome:
+    """Score a head on a text. Where its files leave something open, decide it by the step after its first.
 
     Takes memory of the runner's cache for as long as it runs. Raises OutOfBlocks. Call it on the engine thread.
     """
     taps, head = loaded.opening.spec.taps, loaded.head
     if loaded.undecided:
         _decide(loaded, seen)
-    configured = _way("as configured", _Eagle3Run(loaded, seen, taps).first, seen, 1)
+    configured = _way("as configured", _HeadRun(loaded, seen, taps).first, seen, 1)
     others = [
-        _way(label, _Eagle3Run(loaded, seen, shifted).first, seen, 1) for label, shifted in _shifts(taps, num_layers)
+        _way(label, _HeadRun(loaded, seen, shifted).first, seen, 1) for label, shifted in _shifts(taps, num_layers)
     ]
-    for label, other in (
-        ("with the norms of embedding and features swapped", _swapped_norms),
-        (f"with the first residual {'un' * head.facts.norm_before_residual}normed", _other_residual),
-    ):
-        with other(head):
-            others.append(_way(label, _Eagle3Run(loaded, seen, taps).first, seen, 1))
+    for label, misread in head.misreadings():
+        with misread:
+            others.append(_way(label, _HeadRun(loaded, seen, taps).first, seen, 1))
     return Outcome(configured, others)
 
 
@@ -232,17 +227,19 @@ def score_dflash(loaded: LoadedDFlash, seen: Seen, num_layers: int) -> Outcome:
     return Outcome(way("as configured", taps, opening), others)
 
 
-class _Eagle3Run:
+class _HeadRun:
     """A head over a text with some taps: its logits [T - 1, V] at each entry, and those of the next step."""
 
-    def __init__(self, loaded: LoadedEagle3, seen: Seen, taps: Sequence[int]) -> None:
+    def __init__(self, loaded: LoadedHead, seen: Seen, taps: Sequence[int]) -> None:
         self._loaded, self._ids = loaded, list(seen.token_ids[1:])
         rows = loaded.opening(torch.stack([seen.taps[tap] for tap in taps], dim=1))  # [T, d]
         self._features = rows[:-1]
         self.first = self._run(second=False)
 
     def second(self) -> Tensor:
-        """Return the logits [T - 2, V] after each entry's next token, with the head's own carry as its feature."""
+        """Return the logits [T - 2, V] two tokens after each entry: after its next token, with the head's own carry as
+        its feature, or of a head that fills masks after a mask.
+        """
         return self._run(second=True)
 
     def _run(self, *, second: bool) -> Tensor:
@@ -252,14 +249,17 @@ class _Eagle3Run:
             logits = runner.forward([Row(table, self._ids, 0, num, (), features=self._features)])
             if not second:
                 return logits
-            carries, parents = self._loaded.path.carries[:-1], [*range(-1, num - 1), *range(num - 1)]
-            branches = Row(table, self._ids[1:], num, num - 1, self._ids, parents, carries)
+            mask, parents = self._loaded.mask, [*range(-1, num - 1), *range(num - 1)]
+            ids, features = self._ids[1:], self._loaded.path.carries[:-1]
+            if mask is not None:
+                ids, features = [mask.token_id] * (num - 1), mask.feature.expand(num - 1, -1)
+            branches = Row(table, ids, num, num - 1, self._ids, parents, features)
             return runner.forward([branches])
         finally:
             table.free()
 
 
-def _decide(loaded: LoadedEagle3, seen: Seen) -> None:
+def _decide(loaded: LoadedHead, seen: Seen) -> None:
     """Take, of what the files leave open, the value with which the second step is better."""
     for name in loaded.undecided:
         before = loaded.head.facts
@@ -267,29 +267,9 @@ def _decide(loaded: LoadedEagle3, seen: Seen) -> None:
         ways: list[Way] = []
         for facts in (before, after):
             loaded.head.decide(facts)
-            logits = _Eagle3Run(loaded, seen, loaded.opening.spec.taps).second()
+            logits = _HeadRun(loaded, seen, loaded.opening.spec.taps).second()
             ways.append(_way(name, logits, seen, 2))
         loaded.head.decide(after if _lead(ways[1].scores, ways[0].scores) > 0 else before)
-
-
-@contextmanager
-def _swapped_norms(head: Eagle3Head) -> Iterator[None]:
-    layer = head.layers[0]
-    layer.input_layernorm, layer.hidden_norm = layer.hidden_norm, layer.input_layernorm
-    try:
-        yield
-    finally:
-        layer.input_layernorm, layer.hidden_norm = layer.hidden_norm, layer.input_layernorm
-
-
-@contextmanager
-def _other_residual(head: Eagle3Head) -> Iterator[None]:
-    facts = head.facts
-    head.decide(replace(facts, norm_before_residual=not facts.norm_before_residual))
-    try:
-        yield
-    finally:
-        head.decide(facts)
 
 
 def _way(label: str, logits: Tensor, seen: Seen, ahead: int) -> Way:

@@ -62,7 +62,7 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
     if folder is not None:
         check_folder(folder)
     made_of = read_config(config.model)
-    _check_class(made_of)
+    check_class(made_of)
     limit = context_limit_of(made_of, config.context_limit)
     check_readable(config.model, made_of, device, config.quantization)
     quantization = method_of(made_of) or config.quantization
@@ -166,7 +166,7 @@ def read_config(model: str) -> PreTrainedConfig:
         raise ConfigError(f"cannot read the configuration of {model}: {first_line(error)}", param="model") from None
 
 
-def _check_class(config: PreTrainedConfig) -> None:
+def check_class(config: PreTrainedConfig) -> None:
     """Refuse what cannot be rolled back or has no causal class, before its weights are read."""
     name = (config.architectures or [type(config).__name__])[0]
     if config.is_encoder_decoder:

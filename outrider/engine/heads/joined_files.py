@@ -1,0 +1,240 @@
+"""Read heads that join a token's embedding and a feature: EAGLE-1 and 2 in files of their own, and MTP heads inside a
+target's checkpoint (DeepSeek-V3's and GLM's layout, Qwen's) or in speculators' own file.
+
+All layouts lay the projection's input out as [embedding, feature], and the feature is the target's last hidden state
+after its final norm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import transformers
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+from outrider.engine.heads.carry_head import HeadFiles
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.eagle3_files import (
+    IGNORED,
+    check_shapes,
+    check_values,
+    fill_from_target,
+    layer_config,
+    vocab_size_of,
+)
+from outrider.engine.heads.joined import JoinedConfig, JoinedHead
+from outrider.engine.heads.opening import OpeningMap, OpeningSpec
+from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.loading.model_files import first_line
+from outrider.engine.paths.forward_path import NORMED
+from outrider.wire.errors import ConfigError
+
+IN_LAYER = {
+    "enorm.weight": "enorm.weight",
+    "hnorm.weight": "hnorm.weight",
+    "eh_proj.weight": "eh_proj.weight",
+    "shared_head.norm.weight": "norm.weight",
+    "shared_head.head.weight": "lm_head.weight",
+    "embed_tokens.weight": "embed_tokens.weight",
+}
+"""Names of DeepSeek's and GLM's layout, behind `model.layers.{n}.`, where n is the number of the target's layers."""
+QWEN = {
+    "pre_fc_norm_embedding.weight": "enorm.weight",
+    "pre_fc_norm_hidden.weight": "hnorm.weight",
+    "fc.weight": "eh_proj.weight",
+    "norm.weight": "norm.weight",
+}
+"""Names of Qwen's layout, behind `mtp.`; its layer is `mtp.layers.0.`."""
+SPECULATORS = {
+    "mtp_layers.0.token_layernorm.weight": "enorm.weight",
+    "mtp_layers.0.hidden_layernorm.weight": "hnorm.weight",
+    "mtp_layers.0.input_proj.weight": "eh_proj.weight",
+    "mtp_layers.0.final_layernorm.weight": "norm.weight",
+    "embed_tokens.weight": "embed_tokens.weight",
+    "lm_head.weight": "lm_head.weight",
+}
+"""Names of speculators' layout; its layer is the rest of `mtp_layers.0.`."""
+JOINING = frozenset(IN_LAYER.values()) | {"eh_proj.bias"}
+_FIRST = re.compile(r"(.*\.)?layers\.(\d+)\.eh_proj\.weight")
+_FURTHER = re.compile(r"(mtp_)?layers\.[1-9]")
+_EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d+)\.(.*)")
+
+
+def num_mtp_layers(config: Mapping[str, Any]) -> int:
+    """Return how many MTP layers a target's config.json says that its checkpoint has."""
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    said = (text.get(key) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
+    return next((number for number in said if isinstance(number, int) and number > 0), 0)
+
+
+def has_mtp(names: frozenset[str]) -> bool:
+    """Return whether a target's checkpoint has the tensors of an MTP head in one of the layouts that are read."""
+    return "mtp.fc.weight" in names or any(_FIRST.fullmatch(name) for name in names)
+
+
+def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
+    """Read an EAGLE-1 or EAGLE-2 head, which are the same: 2 makes its trees at run time.
+
+    Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
+    """
+    tensors = {name: files.tensor(name) for name in sorted(files.names) if not IGNORED.fullmatch(name)}
+    check_values(files, tensors)
+    raw = files.config["model"] if isinstance(files.config.get("model"), dict) else files.config  # vLLM nests it
+    if {"layers.0.self_attn.q_proj.bias"} & tensors.keys() and raw.get("model_type", "llama") == "llama":
+        raw = {**raw, "model_type": "qwen2"}  # Llama's class has a bias of the output beside those of q, k and v
+    layers = layer_config(files, raw)
+    layers.vocab_size, layers.pad_token_id = vocab_size_of(files, layers, target), None
+    has_bias = "fc.bias" in tensors
+    if files.config.get("bias", has_bias) != has_bias:
+        raise ConfigError(
+            f"bias of {files.model} is {files.config['bias']}, and fc.bias is {'there' if has_bias else 'missing'}; "
+            "correct its config.json or get the file again",
+            param="model",
+        )
+    facts = JoinedConfig(layers, joins_normed=False, join_bias=has_bias)
+    _check_width(files, facts, target)
+    fill_from_target(files, tensors, facts, target)
+    named = {_own_name(name): tensor for name, tensor in tensors.items()}
+    check_shapes(files, named, lambda: JoinedHead(facts), "an EAGLE-1 head")
+    return HeadFiles(facts, named, _opening(facts), ())
+
+
+def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
+    """Read an MTP head, of several layers the first, which then drafts one token after the other on its own carries.
+
+    Raises ConfigError as `read_eagle1` does.
+    """
+    layers, carries_normed, undecided = deepcopy(target.config.get_text_config(decoder=True)), True, ()
+    if "speculators_model_type" in files.config:
+        layers = layer_config(files, files.config.get("transformer_layer_config"))
+        vocab_size_of(files, layers, target)
+        tensors = _taken(files, "", SPECULATORS, "mtp_layers.0.")
+    elif "mtp.fc.weight" in files.names:
+        tensors = _taken(files, "mtp.", QWEN, "layers.0.")
+    else:
+        tensors = _taken(files, _prefix(files, target.num_layers), IN_LAYER, "")
+        carries_normed, undecided = layers.model_type.startswith("glm"), ("carries_normed",)
+    _one_layer(layers, is_sparse=any(name.startswith("layers.0.mlp.experts.") for name in tensors))
+    layers.vocab_size, layers.pad_token_id = target.vocab_size, None
+    check_values(files, tensors)
+    facts = JoinedConfig(layers, joins_normed=True, carries_normed=carries_normed)
+    _check_width(files, facts, target)
+    fill_from_target(files, tensors, facts, target)
+    for name in JOINING - {"eh_proj.bias"} - tensors.keys():
+        raise ConfigError(f"{files.model} has no tensor of an MTP head for {name}; get the file again", param="model")
+    named = _converted(files, layers, tensors)
+    check_shapes(files, named, lambda: JoinedHead(facts), "an MTP head")
+    return HeadFiles(facts, named, _opening(facts), undecided)
+
+
+def _opening(facts: JoinedConfig) -> OpeningMap:
+    """Return the identity of the last hidden state after its norm."""
+    return OpeningMap(OpeningSpec((NORMED,), facts.width), {})
+
+
+def _check_width(files: Checkpoint, facts: JoinedConfig, target: TargetFiles) -> None:
+    if facts.width != target.width:
+        raise ConfigError(
+            f"{files.model} is {facts.width} wide and {target.model} {target.width}; give the target that it was made "
+            "for",
+            param="target_model",
+        )
+
+
+def _own_name(name: str) -> str:
+    if name.startswith(("layers.", "embed_tokens.")):
+        return f"model.{name}"
+    return name.replace("fc.", "eh_proj.", 1) if name.startswith("fc.") else name
+
+
+def _prefix(files: Checkpoint, num_layers: int) -> str:
+    """Return what stands before the names of the first MTP layer."""
+    found = [match for name in sorted(files.names) if (match := _FIRST.fullmatch(name))]
+    for match in found:
+        if int(match[2]) == num_layers:
+            return match[0].removesuffix("eh_proj.weight")
+    raise ConfigError(
+        f"the MTP head of {files.model} is at {', '.join(match[0] for match in found) or 'no layer'}, must be behind "
+        f"the target's {num_layers} layers",
+        param="model",
+    )
+
+
+def _taken(files: Checkpoint, prefix: str, names: Mapping[str, str], layer: str) -> dict[str, Tensor]:
+    """Return the tensors behind a prefix: those of `names` under our names, and what begins with `layer` as layer 0."""
+    taken, unknown = {}, list[str]()
+    for name in sorted(files.names):
+        short = name.removeprefix(prefix)
+        if IGNORED.fullmatch(name) or not name.startswith(prefix):
+            continue
+        if short in names:
+            taken[names[short]] = files.tensor(name)
+        elif short.startswith(layer):
+            taken[f"layers.0.{short.removeprefix(layer)}"] = files.tensor(name)
+        elif not _FURTHER.match(short):
+            unknown.append(name)
+    _refuse(files, "tensors that no such head has", unknown)
+    return taken
+
+
+def _one_layer(layers: PreTrainedConfig, *, is_sparse: bool) -> None:
+    """Make the configuration of a target that of its MTP layer alone."""
+    layers.num_hidden_layers = 1
+    if getattr(layers, "layer_types", None) is not None:
+        layers.layer_types = ["full_attention"]
+    if getattr(layers, "mlp_layer_types", None) is not None:
+        layers.mlp_layer_types = ["sparse" if is_sparse else "dense"]
+    if hasattr(layers, "first_k_dense_replace"):
+        layers.first_k_dense_replace = 0 if is_sparse else 1
+
+
+def _converted(files: Checkpoint, layers: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors for `JoinedHead.of`; those of the layer as transformers' class of it has them, which lays the
+    experts of a checkpoint side by side.
+    """
+    model_class: Any = MODEL_MAPPING[type(layers)]
+    dtype = tensors["eh_proj.weight"].dtype
+    given = {name: tensor for name, tensor in tensors.items() if name.startswith("layers.0.")}
+    given |= {name: tensors[name] for name in ("embed_tokens.weight", "norm.weight")}
+    _refuse(files, "not all tensors", _missing_experts(given))
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model, info = model_class.from_pretrained(
+            None,
+            config=deepcopy(layers),
+            state_dict=given,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:  # conversions raise what torch does
+        raise ConfigError(f"cannot read the MTP layer of {files.model}: {first_line(error)}", param="model") from error
+    _refuse(files, "tensors that its layer does not have", info["unexpected_keys"])
+    _refuse(files, "not all tensors", info["missing_keys"])
+    _refuse(files, "tensors of another shape than by its config.json", [name for name, *_ in info["mismatched_keys"]])
+    found = model.state_dict()
+    joining = {name: tensor for name, tensor in tensors.items() if name in JOINING - {"embed_tokens.weight"}}
+    return {f"model.{name}": tensor for name, tensor in found.items() if name != "norm.weight"} | joining
+
+
+def _missing_experts(names: Iterable[str]) -> list[str]:
+    """Return the tensors of experts that others have and they lack: transformers would say that there are some."""
+    found = {(match[1], match[2]) for name in names if (match := _EXPERT.fullmatch(name))}
+    experts, parts = {expert for expert, _ in found}, {part for _, part in found}
+    return [f"experts.{expert}.{part}" for expert in experts for part in parts if (expert, part) not in found]
+
+
+def _refuse(files: Checkpoint, what: str, names: Iterable[str]) -> None:
+    """Raise ConfigError where there are such tensors."""
+    found = sorted(names)
+    if found:
+        raise ConfigError(
+            f"the MTP head of {files.model} has {what}: {', '.join(found[:4])}{' and more' if len(found) > 4 else ''}; "
+            "correct its config.json or get the file again",
+            param="model",
+        )
