@@ -3,8 +3,11 @@
 from tests.mutants import Mutant
 
 HEAD, FILES = "outrider/engine/heads/eagle3.py", "outrider/engine/heads/eagle3_files.py"
+CARRY = "outrider/engine/heads/carry_head.py"
 MAPS, OPENING = "outrider/engine/heads/maps.py", "outrider/engine/heads/opening.py"
 MEDUSA_FILES, LOADER = "outrider/engine/heads/medusa_files.py", "outrider/engine/heads/loader.py"
+JOINED, JOINED_FILES = "outrider/engine/heads/joined.py", "outrider/engine/heads/joined_files.py"
+JOINED_TESTS, PEAGLE_TESTS = ("tests/engine/test_joined.py",), ("tests/engine/test_peagle.py",)
 EAGLE3_TESTS, MEDUSA_TESTS = ("tests/engine/test_eagle3.py",), ("tests/engine/test_medusa.py",)
 DFLASH, DFLASH_FILES = "outrider/engine/heads/dflash.py", "outrider/engine/heads/dflash_files.py"
 DFLASH_TESTS, DRAFTER_TESTS = ("tests/engine/test_dflash.py",), ("tests/engine/test_dflash_drafter.py",)
@@ -53,7 +56,7 @@ HEADS = (
         EAGLE3_TESTS,
     ),
     Mutant(
-        HEAD,
+        CARRY,
         "carries = normed if self.facts.carries_normed else hidden",
         "carries = hidden",
         "3.1 drafts worse from the second token on",
@@ -61,10 +64,45 @@ HEADS = (
     ),
     Mutant(
         HEAD,
-        "self.lm_head(normed if self.facts.reads_normed else hidden)",
-        "self.lm_head(normed)",
+        "return normed if self.facts.reads_normed else hidden",
+        "return normed",
         "heads without a last norm draft worse",
         EAGLE3_TESTS,
+    ),
+    Mutant(
+        JOINED,
+        "parts = [self.enorm(embedded), self.hnorm(features.to(embedded.dtype))]",
+        "parts = [self.hnorm(features.to(embedded.dtype)), self.enorm(embedded)]",
+        "feature and embedding of EAGLE-1 and MTP heads are swapped",
+        JOINED_TESTS,
+    ),
+    Mutant(
+        JOINED,
+        "            self.model.layers[0].input_layernorm = nn.Identity()\n",
+        "",
+        "EAGLE-1 heads want a norm that they do not have",
+        JOINED_TESTS,
+    ),
+    Mutant(
+        JOINED_FILES,
+        'undecided = layers.model_type.startswith("glm"), ("carries_normed",)',
+        "undecided = False, ()",
+        "MTP heads that carry the normed output draft worse from the second token on",
+        JOINED_TESTS,
+    ),
+    Mutant(
+        "outrider/engine/heads/peagle_files.py",
+        "feature = read.opening.exact(hidden.view(1, taps, target.width))[0]",
+        "feature = hidden.flatten()[: read.facts.width]",
+        "P-EAGLE heads fill masks that they do not know",
+        PEAGLE_TESTS,
+    ),
+    Mutant(
+        "draft_service/block_drafter.py",
+        "            slot.truncate(len(slot.committed) + 1)\n",
+        "",
+        "masks stay in the cache, and what is drafted behind them is wrong",
+        PEAGLE_TESTS,
     ),
     Mutant(
         MAPS,
