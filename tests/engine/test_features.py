@@ -104,7 +104,7 @@ class Served(Target):
 
     def steps(self, num: int) -> None:
         for _ in range(num):
-            self.step()
+            self.step_once_held_no_more()
 
     def fed_len(self, slot: int = 0) -> int:
         """Return up to where tokens that stay were fed."""
@@ -145,7 +145,7 @@ def test_a_request_begins_where_it_says_and_one_that_is_repeated_repeats(target:
     target.want(0, start=NUM_PROMPT)
     assert target.link.spans[-1] == (0, NUM_PROMPT, before)
     target.want(0, start=10**6)
-    target.step()
+    target.steps(1)
     assert target.link.spans[-1][2] == before, "nothing that was asked for has come"
 
 
@@ -207,7 +207,7 @@ def test_rows_that_cannot_be_made_are_lost_and_no_step(target: Served, monkeypat
         target.steps(2)
     assert target.link.spans == before and target.fed_len() > fed
     fed = target.fed_len()
-    target.step()
+    target.steps(1)
     assert target.link.spans[-1][1:] == (fed, target.fed_len()), "the next are those of the next step"
 
 
@@ -223,7 +223,7 @@ def test_what_a_slow_draft_has_no_room_for_comes_later_and_in_order(target: Serv
     target.want(0)
     assert len(target.features._lacking) == 1, "asking again adds nothing that waits"
     target.link.has_room = True
-    target.step()
+    target.steps(1)
     assert target.link.ends() == target.fed_len(), "with the next step"
 
 
@@ -340,10 +340,10 @@ def test_a_head_that_goes_takes_its_rows_along_and_the_last_the_taps(target: Ser
     target.steps(4)
     assert target.runner.features.shape[1] == 3
     target.verifier.handle(DropHead(HEAD))
-    target.step()
+    target.steps(1)
     assert target.runner.features.shape[1] == 1 and {head for head, _ in target.features._kept} == {OTHER}
     target.verifier.handle(DropHead(OTHER))
-    target.step()
+    target.steps(1)
     assert not target.runner.features.numel() and not target.features._kept
 
 
