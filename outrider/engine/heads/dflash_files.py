@@ -17,6 +17,7 @@ from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.dflash import DFlashConfig, DFlashHead
 from outrider.engine.heads.eagle3_files import (
     IGNORED,
+    agreed_taps,
     check_identity,
     check_shapes,
     check_values,
@@ -181,22 +182,7 @@ def _taps(files: Checkpoint, keys: _Keys, num_layers: int, num_draft_layers: int
         "aux_hidden_state_layer_ids": layer_ids(files, files.config.get("aux_hidden_state_layer_ids"), 0),
         "target_layer_ids": layer_ids(files, keys.get("target_layer_ids", "dspark_target_layer_ids"), 1),
     }
-    given = {name: taps for name, taps in said.items() if taps is not None}
-    if len(set(given.values())) > 1:
-        raise ConfigError(
-            f"{files.model} names different layers: "
-            + " and ".join(f"{name} means the hidden states {list(taps)}" for name, taps in given.items())
-            + " (0 = the embeddings); leave one of them",
-            param="model",
-        )
-    taps = next(iter(given.values()), _default_taps(num_layers, num_draft_layers))
-    if any(not 0 <= tap <= num_layers for tap in taps):
-        raise ConfigError(
-            f"{files.model} reads the hidden states {list(taps)} of its target, which has {num_layers} layers and "
-            f"hence those from 0 to {num_layers}; is it another target's head?",
-            param="target_model",
-        )
-    return taps
+    return agreed_taps(files, said, _default_taps(num_layers, num_draft_layers), num_layers)
 
 
 def _default_taps(num_layers: int, num_taps: int) -> tuple[int, ...]:

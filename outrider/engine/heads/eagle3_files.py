@@ -24,6 +24,9 @@ from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading.model_files import first_line
 from outrider.engine.paths.block_cache import layer_limits
 from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
 
 IGNORED = re.compile(r"verifier_(lm_head|norm)\.weight|.*rotary_emb\.inv_freq")
 """Tensors that some trainers save and no head reads: copies of the target's, and frequencies that the config gives."""
@@ -163,6 +166,13 @@ def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
         f"eagle_config.{key}": layer_ids(files, nested.get(key), 1),
         "target_layer_ids": layer_ids(files, files.config.get("target_layer_ids"), 1),
     }
+    return agreed_taps(files, said, (2, num_layers // 2, num_layers - 3), num_layers)
+
+
+def agreed_taps(
+    files: Checkpoint, said: Mapping[str, tuple[int, ...] | None], default: tuple[int, ...], num_layers: int
+) -> tuple[int, ...]:
+    """Return the hidden states that the keys of a configuration say; the default where none says any."""
     given = {name: taps for name, taps in said.items() if taps is not None}
     if len(set(given.values())) > 1:
         raise ConfigError(
@@ -171,7 +181,12 @@ def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
             + " (0 = the embeddings); leave one of them",
             param="model",
         )
-    taps = next(iter(given.values()), (2, num_layers // 2, num_layers - 3))
+    if not given:
+        log.warning(
+            "%s does not say which hidden states it reads (%s): taken are %s of its target's 0 to %d, as published",
+            *(files.model, ", ".join(said), list(default), num_layers),
+        )
+    taps = next(iter(given.values()), default)
     if any(not 0 <= tap <= num_layers for tap in taps):
         raise ConfigError(
             f"{files.model} reads the hidden states {list(taps)} of its target, which has {num_layers} layers and "

@@ -18,7 +18,8 @@ def target_ids(model: str, tensors: Mapping[str, Tensor], num_rows: int, vocab_s
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     if d2t is None and t2d is None:
         raise ConfigError(
-            f"{model} has {num_rows} rows for a vocabulary of {vocab_size}, and neither d2t nor t2d says which",
+            f"{model} has {num_rows} rows for a vocabulary of {vocab_size}, and neither d2t nor t2d says which; "
+            "correct draft_vocab_size of its config.json, or get the file again",
             param="model",
         )
     kept = None if t2d is None else t2d.to(torch.bool).nonzero().flatten()
@@ -44,8 +45,11 @@ def check_ids(model: str, name: str, ids: Tensor, vocab_size: int) -> None:
     outside = ids[(ids < 0) | (ids >= vocab_size)]
     if len(outside):
         raise ConfigError(
-            f"{name} of {model} leads to the id {int(outside[0])}, and the target's end at {vocab_size - 1}",
+            f"{name} of {model} leads to the id {int(outside[0])}, and the target's end at {vocab_size - 1}; "
+            "give the target that it was made for, or get the file again",
             param="model",
         )
-    if len(set(ids.tolist())) != len(ids):
-        raise ConfigError(f"{name} of {model} leads to an id twice", param="model")
+    numbers, counts = ids.unique(return_counts=True)
+    if len(numbers) != len(ids):
+        twice = int(numbers[counts > 1][0])
+        raise ConfigError(f"{name} of {model} leads to an id twice, {twice}; get the file again", param="model")
