@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.dflash import DFlashConfig, DFlashHead
-from outrider.engine.heads.eagle3_files import (
+from outrider.engine.heads.head_files import (
     IGNORED,
     agreed_taps,
     check_identity,

@@ -6,30 +6,32 @@ fluently and is accepted less. What a file leaves open is named in `HeadFiles.un
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from torch import Tensor
 
-from outrider.engine.heads.carry_head import HeadFacts, HeadFiles
+from outrider.engine.heads.carry_head import HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
+from outrider.engine.heads.head_files import (
+    IGNORED,
+    agreed_taps,
+    check_identity,
+    check_shapes,
+    check_values,
+    fill_from_target,
+    layer_config,
+    layer_ids,
+    opened_width,
+    rope_of,
+    vocab_size_of,
+)
 from outrider.engine.heads.maps import target_ids
-from outrider.engine.heads.opening import DTYPES, Norm, OpeningMap, OpeningSpec
+from outrider.engine.heads.opening import Norm, OpeningMap, OpeningSpec
 from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.loading.model_files import first_line
-from outrider.engine.paths.block_cache import layer_limits
 from outrider.wire.errors import ConfigError
-from outrider.wire.log import get_logger
-
-log = get_logger(__name__)
-
-IGNORED = re.compile(r"verifier_(lm_head|norm)\.weight|.*rotary_emb\.inv_freq")
-"""Tensors that some trainers save and no head reads: copies of the target's, and frequencies that the config gives."""
 
 
 def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
@@ -61,20 +63,6 @@ def eagle3_of(files: Checkpoint, tensors: dict[str, Tensor], target: TargetFiles
 
 def _own_name(name: str) -> str:
     return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
-
-
-def check_values(files: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        if name in ("d2t", "t2d"):
-            continue
-        if tensor.dtype not in DTYPES:
-            raise ConfigError(
-                f"{name} of {files.model} is {tensor.dtype}, must be float32, bfloat16 or float16; heads are not "
-                "served quantised",
-                param="model",
-            )
-        if not bool(tensor.isfinite().all()):
-            raise ConfigError(f"{name} of {files.model} has numbers that are not finite; get the file again or retrain")
 
 
 def _facts(
@@ -126,32 +114,6 @@ def _facts(
     return facts, undecided
 
 
-def layer_config(files: Checkpoint, raw: Any, *, has_windows: bool = False) -> PreTrainedConfig:
-    """Read the layers' configuration through its class: files leave out what equals the class's defaults.
-
-    has_windows: whether layers may have a sliding window.
-    """
-    if not isinstance(raw, dict):
-        raise ConfigError(f"config.json of {files.model} has no transformer_layer_config", param="model")
-    fields = {name: value for name, value in raw.items() if name not in ("model_type", "architectures", "auto_map")}
-    try:
-        config = AutoConfig.for_model(raw.get("model_type", "llama"), **fields)
-        text: PreTrainedConfig = config.get_text_config(decoder=True)
-        if text.hidden_act != "silu":
-            raise ValueError(f"hidden_act is {text.hidden_act!r}, must be 'silu'")
-        if text.hidden_size % text.num_attention_heads or text.num_attention_heads % text.num_key_value_heads:
-            raise ValueError(
-                f"{text.num_attention_heads} heads must divide hidden_size, {text.hidden_size}, and be a multiple of "
-                f"num_key_value_heads, {text.num_key_value_heads}"
-            )
-        limits = [layer_limits(text, index) for index in range(text.num_hidden_layers)]
-    except Exception as error:  # transformers' validation has its own kinds, and classes lack what a head needs
-        raise ConfigError(f"cannot read config.json of {files.model}: {first_line(error)}", param="model") from error
-    if any((window is not None and not has_windows) or chunk is not None for window, chunk in limits):
-        raise ConfigError(f"{files.model} has layers with a sliding window, which heads are not served with")
-    return text
-
-
 def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
     """Return the hidden states that the head reads: id k means h[k] at the top level, and h[k + 1] in the nested key of
     SpecForge and in DeepSpec's, which name a layer by its output.
@@ -167,41 +129,6 @@ def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
         "target_layer_ids": layer_ids(files, files.config.get("target_layer_ids"), 1),
     }
     return agreed_taps(files, said, (2, num_layers // 2, num_layers - 3), num_layers)
-
-
-def agreed_taps(
-    files: Checkpoint, said: Mapping[str, tuple[int, ...] | None], default: tuple[int, ...], num_layers: int
-) -> tuple[int, ...]:
-    """Return the hidden states that the keys of a configuration say; the default where none says any."""
-    given = {name: taps for name, taps in said.items() if taps is not None}
-    if len(set(given.values())) > 1:
-        raise ConfigError(
-            f"{files.model} names different layers: "
-            + " and ".join(f"{name} means the hidden states {list(taps)}" for name, taps in given.items())
-            + " (0 = the embeddings); leave one of them",
-            param="model",
-        )
-    if not given:
-        log.warning(
-            "%s does not say which hidden states it reads (%s): taken are %s of its target's 0 to %d, as published",
-            *(files.model, ", ".join(said), list(default), num_layers),
-        )
-    taps = next(iter(given.values()), default)
-    if any(not 0 <= tap <= num_layers for tap in taps):
-        raise ConfigError(
-            f"{files.model} reads the hidden states {list(taps)} of its target, which has {num_layers} layers and "
-            f"hence those from 0 to {num_layers}; is it another target's head?",
-            param="target_model",
-        )
-    return taps
-
-
-def layer_ids(files: Checkpoint, ids: Any, shift: int) -> tuple[int, ...] | None:
-    if ids is None or ids == []:  # some exporters write an empty list for the default
-        return None
-    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        raise ConfigError(f"layer ids of {files.model} are {ids!r}, must be a list of whole numbers", param="model")
-    return tuple(i + shift for i in ids)
 
 
 def _norm_kind(files: Checkpoint, tensors: Mapping[str, Tensor], num_taps: int) -> Norm:
@@ -224,32 +151,6 @@ def _norm_kind(files: Checkpoint, tensors: Mapping[str, Tensor], num_taps: int) 
     return "each" if has_each else "all" if has_all else "none"
 
 
-def opened_width(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles, taps: tuple[int, ...]) -> int:
-    fc = tensors.get("fc.weight")
-    wanted = files.config.get("target_hidden_size")
-    if fc is None or fc.dim() != 2:
-        raise ConfigError(f"{files.model} has no matrix fc.weight", param="model")
-    if fc.shape[1] != len(taps) * target.width or wanted not in (None, target.width):
-        raise ConfigError(
-            f"fc.weight of {files.model} reads {fc.shape[1]} numbers, and {len(taps)} hidden states of {target.model} "
-            f"are {len(taps)} x {target.width} = {len(taps) * target.width}"
-            f"{'' if wanted is None else f' (target_hidden_size is {wanted})'}; give the target that it was made for",
-            param="target_model",
-        )
-    return int(fc.shape[0])
-
-
-def vocab_size_of(files: Checkpoint, inner: PreTrainedConfig, target: TargetFiles) -> int:
-    """Return V, of the target; a head may have rows of padding more, which are never kept."""
-    if inner.vocab_size < target.vocab_size:
-        raise ConfigError(
-            f"{files.model} knows {inner.vocab_size} ids (vocab_size), and {target.model} has {target.vocab_size}; "
-            "give the target that it was made for",
-            param="target_model",
-        )
-    return target.vocab_size
-
-
 def _norm_output(config: Mapping[str, Any], is_wrapped: bool, norm: Norm) -> tuple[bool, bool, bool]:
     """Return whether carries are normed, whether the lm_head reads the normed output, and whether the first is open.
 
@@ -260,20 +161,6 @@ def _norm_output(config: Mapping[str, Any], is_wrapped: bool, norm: Norm) -> tup
     if is_wrapped:
         return bool(says), True, False
     return False, says is not False, says is True and norm == "each"
-
-
-def rope_of(files: Checkpoint, inner: PreTrainedConfig) -> dict[str, Any]:
-    rope = dict(inner.rope_parameters or {})
-    kind, partial = rope.get("rope_type", "default"), rope.get("partial_rotary_factor")
-    if (
-        (kind != "default" and kind not in ROPE_INIT_FUNCTIONS)
-        or partial not in (None, 1, 1.0)
-        or "rope_theta" not in rope
-    ):
-        raise ConfigError(
-            f"rotary positions of {files.model} are {rope}, which heads are not served with", param="model"
-        )
-    return rope
 
 
 def _take_opening(files: Checkpoint, tensors: dict[str, Tensor], facts: Eagle3Config) -> OpeningMap:
@@ -290,59 +177,3 @@ def _take_opening(files: Checkpoint, tensors: dict[str, Tensor], facts: Eagle3Co
         norms = torch.stack([tensors.pop(name) for name in names]).to(taken["fc"].dtype)
         taken["norm"] = norms if is_each else norms[0]
     return OpeningMap(OpeningSpec(facts.taps, facts.width, facts.norm, facts.epsilon), taken)
-
-
-def check_identity(files: Checkpoint, tensors: Mapping[str, Tensor], facts: HeadFacts) -> None:
-    """Raise ConfigError for maps of a head with all rows that are not the identity."""
-    if "d2t" in tensors and bool(tensors["d2t"].any()):
-        raise ConfigError(f"d2t of {files.model} moves ids although its lm_head has a row for each", param="model")
-    if "t2d" in tensors and not bool(tensors["t2d"][: facts.vocab_size].all()):
-        raise ConfigError(f"t2d of {files.model} leaves ids out although its lm_head has a row for each", param="model")
-
-
-def fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: HeadFacts, target: TargetFiles) -> None:
-    """Cut rows of padding, and take the embedding and the lm_head's rows from the target where the head has none.
-
-    A head that ties both (tie_word_embeddings) has its own embedding as its lm_head.
-    """
-    if files.config.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
-        own, ids = tensors["embed_tokens.weight"], tensors.get("draft_ids")
-        tensors.setdefault("lm_head.weight", own if ids is None else own.index_select(0, ids))
-    dtype = next((tensor.dtype for name, tensor in tensors.items() if name.endswith("_proj.weight")), torch.float32)
-    missing = [name for name in ("embed_tokens.weight", "lm_head.weight") if name not in tensors]
-    if missing and facts.width != target.width:
-        raise ConfigError(
-            f"{files.model} has no {missing[0]}, and the target's does not fit: it is {target.width} wide and the head "
-            f"{facts.width}",
-            param="model",
-        )
-    if "embed_tokens.weight" in missing:
-        tensors["embed_tokens.weight"] = target.embedding().to(dtype)
-    if "lm_head.weight" in missing:
-        rows, ids = target.projection(), tensors.get("draft_ids")
-        tensors["lm_head.weight"] = (rows if ids is None else rows.index_select(0, ids)).to(dtype)
-    for name, num_rows in (("embed_tokens.weight", facts.vocab_size), ("lm_head.weight", facts.draft_vocab_size)):
-        if tensors[name].shape[0] > num_rows:
-            tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
-
-
-def check_shapes(files: Checkpoint, tensors: Mapping[str, Tensor], make: Callable[[], nn.Module], kind: str) -> None:
-    """Raise ConfigError unless these are the tensors of the head that `make` makes. kind: as in "an EAGLE-3 head"."""
-    with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in make().state_dict().items()}
-    unknown, missing = sorted(tensors.keys() - shapes.keys()), sorted(shapes.keys() - tensors.keys())
-    if unknown or missing:
-        what, names = (
-            (f"tensors that {kind} of its config does not have", unknown) if unknown else ("not all tensors", missing)
-        )
-        raise ConfigError(
-            f"{files.model} has {what}: {', '.join(names[:4])}{' and more' if len(names) > 4 else ''}; "
-            "correct its config.json or get the file again",
-            param="model",
-        )
-    for name, shape in shapes.items():
-        if tuple(tensors[name].shape) != shape:
-            raise ConfigError(
-                f"{name} of {files.model} is {list(tensors[name].shape)}, and by its config.json must be {list(shape)}",
-                param="model",
-            )

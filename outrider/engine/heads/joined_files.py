@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from outrider.engine.heads.carry_head import HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.eagle3_files import (
+from outrider.engine.heads.head_files import (
     IGNORED,
     check_shapes,
     check_values,
