@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from outrider.engine.sampling.host_sampling import HostLogits
+
+
+def parts_of(rows: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
+    """Yield each slot's share of rows [sum(counts), ...], of its own: it is kept for as long as the slot's block is,
+    and must not keep the others' too.
+    """
+    for part in rows.split(list(counts)):
+        yield part if len(part) == len(rows) else part.clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +25,7 @@ class Block:
     position: int
     """Of that token."""
     logits: HostLogits
-    first: int
-    """Index among the logits of what follows that token; that of the next position is next."""
+    """Of what follows that token, and of the next positions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

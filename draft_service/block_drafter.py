@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from draft_service.block import Block
+from draft_service.block import Block, parts_of
 from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
 from draft_service.head_slot import HeadSlot, RowSlot, as_tensor
@@ -52,7 +53,7 @@ class BlockDrafter(ABC):
             assert tree is not None and isinstance(block, Block), "it has none"
             state = self._keeper.sampling_state(growing.slot)
             for node in nodes:
-                said.append(of_logits(tree, node, state, block.logits, block.first + node.position - block.position))
+                said.append(of_logits(tree, node, state, block.logits, node.position - block.position))
         return said
 
     @abstractmethod
@@ -75,6 +76,12 @@ def has_block(growing: Growing) -> bool:
     """Return whether a slot has a block behind its last committed token."""
     tree, block = growing.tree, growing.block
     return tree is not None and block is not None and block.position == tree.root.position
+
+
+def give_blocks(asked: Sequence[Growing], logits: Tensor, counts: Sequence[int]) -> None:
+    """Give slots their blocks, of logits [sum(counts), V]."""
+    for growing, own in zip(asked, parts_of(logits, counts), strict=True):
+        growing.block = Block(len(growing.slot.committed) - 1, HostLogits(own))
 
 
 class MedusaDrafter(BlockDrafter):
@@ -100,9 +107,7 @@ class MedusaDrafter(BlockDrafter):
             assert isinstance(growing.slot, RowSlot) and growing.slot.row is not None, "it is not ready"
             rows.append(as_tensor(growing.slot.row))
         logits = self._heads(torch.stack(rows))  # [S, heads, V]
-        host = HostLogits(logits.flatten(0, 1))
-        for index, growing in enumerate(asked):
-            growing.block = Block(len(growing.slot.committed) - 1, host, index * self._heads.facts.num_heads)
+        give_blocks(asked, logits.flatten(0, 1), [logits.shape[1]] * len(asked))
         return True
 
 
@@ -114,7 +119,6 @@ class MaskedDrafter(BlockDrafter):
     def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], num_positions: int = MASKED_POSITIONS) -> None:
         super().__init__(keeper, num_positions)
         self._feeder = feeder
-        self._context_limit = feeder.runner.facts.context_limit
 
     def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
         slots = {growing.slot.key: growing for growing in asked}
@@ -122,20 +126,16 @@ class MaskedDrafter(BlockDrafter):
         fed = self._feeder.feed(num_new, lambda key: self._row(cached(slots[key])), now)
         if fed is None:
             return False
-        host = HostLogits(fed.logits) if fed.rows else None
-        num_read = 0
+        give_blocks([slots[key] for key, _ in fed.rows], fed.logits, [row.num_logits for _, row in fed.rows])
         for key, row in fed.rows:
             slot = cached(slots[key])
-            assert host is not None, "rows have logits"
-            slots[key].block = Block(len(slot.committed) - 1, host, num_read)
-            num_read += row.num_logits
             slot.fed_committed(row.new_ids[: row.num_new - row.num_logits + 1])
             slot.truncate(len(slot.committed) + 1)
         return True
 
     def _num_masks(self, slot: Slot) -> int:
-        """Return how many masks fit: nothing is asked of what is past the context."""
-        return min(self.most_depth - 1, self._context_limit - len(slot.committed))
+        """Return how many masks are asked: none past the end of the answer, for which there may be no memory."""
+        return min(self.most_depth - 1, slot.max_len - len(slot.committed))
 
     @abstractmethod
     def _row(self, slot: Slot) -> Row:

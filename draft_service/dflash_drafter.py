@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draft_service.block import Block, SequentialBlock
-from draft_service.block_drafter import BlockDrafter, has_block
+from draft_service.block import SequentialBlock, parts_of
+from draft_service.block_drafter import BlockDrafter, give_blocks, has_block
 from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
 from draft_service.head_slot import ContextSlot
@@ -31,12 +31,13 @@ class DFlashDrafter(BlockDrafter):
         self._feeder = feeder
         self._path = path
         self._facts = path.head.facts
-        self._context_limit = feeder.runner.facts.context_limit
 
     def is_ready(self, asked: Growing) -> bool:
         slot = asked.slot
         assert isinstance(slot, ContextSlot), "the slot of a head takes rows"
-        return has_block(asked) or not (slot.lacks_rows or needs_prefill(slot))
+        return has_block(asked) or (
+            len(slot.committed) > slot.first and not slot.lacks_rows and not needs_prefill(slot)
+        )
 
     def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
         slots = {growing.slot.key: growing for growing in asked}
@@ -56,7 +57,7 @@ class DFlashDrafter(BlockDrafter):
 
     def _row(self, slot: Slot) -> Row:
         ids = slot.uncached(max(0, slot.num_feedable - len(slot.cached)))
-        size = min(self._facts.block_size, self._context_limit - len(slot.committed) + 1)  # past it nothing is asked
+        size = min(self._facts.block_size, slot.max_len - len(slot.committed) + 1)  # none past the answer's end
         block = [slot.committed[-1], *[self._facts.mask_id] * (size - 1)]
         num_logits = size - (not self._facts.from_anchor)
         features = slot.features_of(len(ids))
@@ -64,10 +65,7 @@ class DFlashDrafter(BlockDrafter):
 
     def _take(self, growing: Sequence[Growing], logits: Tensor, counts: Sequence[int]) -> None:
         """Give slots their blocks, of logits [sum(counts), V]."""
-        host, first = HostLogits(logits), 0
-        for each, count in zip(growing, counts, strict=True):
-            each.block = Block(len(each.slot.committed) - 1, host, first)
-            first += count
+        give_blocks(growing, logits, counts)
 
     def next_wake(self) -> float | None:
         return self._feeder.next_wake()
@@ -84,7 +82,7 @@ class DSparkDrafter(DFlashDrafter):
         self._markov = markov
 
     def _take(self, growing: Sequence[Growing], logits: Tensor, counts: Sequence[int]) -> None:
-        parts = zip(growing, logits.split(list(counts)), self._path.hidden.split(list(counts)), strict=True)
+        parts = zip(growing, parts_of(logits, counts), parts_of(self._path.hidden, counts), strict=True)
         for each, said, hidden in parts:
             each.block = SequentialBlock(len(each.slot.committed) - 1, said, hidden)
 

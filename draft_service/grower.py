@@ -112,7 +112,7 @@ class Grower:
         growing = self._slots.get((job.owner, job.slot_id))
         is_ahead = growing is not None and growing.tree is not None and job.reason != "stop"
         if growing is not None and growing.tree is not None and not is_ahead:
-            growing.tree = None
+            growing.tree = growing.block = None
             growing.slot.truncate(len(growing.slot.committed) + 1)
         self._keeper.truncate(job, keeps=is_ahead)
 

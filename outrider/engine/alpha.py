@@ -300,7 +300,7 @@ def check_same_tokens(target: str, draft: str) -> None:
 
 def _check_model(source: str) -> None:
     kind = kind_of(Checkpoint(source))
-    if kind is not DraftKind.MODEL:
+    if kind not in (DraftKind.MODEL, DraftKind.PARD):
         raise ConfigError(
             f"--draft {source}: a draft of the kind {kind}, which alpha does not measure; it takes models. What a head "
             "is worth, `outrider train-head` reports and `outrider up` shows as spec_acceptance_rate"

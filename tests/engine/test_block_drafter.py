@@ -148,8 +148,10 @@ class TestPard:
 
     @pytest.fixture
     def draft(self, model: tuple[ModelRunner, UncachedModel]) -> Draft:
-        runner = model[0]
-        runner.set_pool(KVPool(64, BLOCK_SIZE))
+        return self.drafting(model[0], self.prompt, 64)
+
+    def drafting(self, runner: ModelRunner, prompt: Sequence[int], num_blocks: int) -> Draft:
+        runner.set_pool(KVPool(num_blocks, BLOCK_SIZE))
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
             return lambda growing: PardDrafter(
@@ -157,7 +159,7 @@ class TestPard:
             )
 
         slots = SlotTable(runner.pool, 4, runner.facts.context_limit)
-        return Draft(make, slots, runner.facts.vocab_size, self.prompt)
+        return Draft(make, slots, runner.facts.vocab_size, prompt)
 
     def expected(self, truth: UncachedModel, committed: Sequence[int]) -> list[int]:
         logits = truth.forward([*committed, *[self.MASK] * (self.NUM - 1)])
@@ -184,3 +186,14 @@ class TestPard:
         draft.tell(before[:3])
         draft.run()
         assert draft.chain() == [before[3], *self.expected(truth, draft.committed)[1:]]
+
+    def test_at_the_end_of_an_answer_that_fills_the_cache(
+        self, model: tuple[ModelRunner, UncachedModel], truth: UncachedModel
+    ) -> None:
+        """Masks past the end of the answer would find no memory, and the step would fail."""
+        draft = self.drafting(model[0], self.prompt[:4], 4)
+        draft.tell(self.prompt)
+        for token_id in range(7, 25):  # 4 + 40 + 18 of 64
+            draft.tell([token_id], is_missed=True)
+            draft.run()
+        assert draft.chain() == self.expected(truth, draft.committed)[:1], "the target adds one of its own"

@@ -73,10 +73,10 @@ HEADS = {
 class Drafting(Draft):
     """A worker's parts over a head."""
 
-    def __init__(self, head: DFlashHead, prompt: Sequence[int]) -> None:
+    def __init__(self, head: DFlashHead, prompt: Sequence[int], num_blocks: int = 64) -> None:
         path = BlockHeadPath(head)
         facts = ModelFacts("head", VOCAB_SIZE, LIMIT, "float32", "cpu", (), 1)
-        self.head, self.runner = head, ModelRunner(path, facts, KVPool(64, BLOCK_SIZE), torch.device("cpu"))
+        self.head, self.runner = head, ModelRunner(path, facts, KVPool(num_blocks, BLOCK_SIZE), torch.device("cpu"))
         self.table = SlotTable(self.runner.pool, 4, LIMIT, partial(ContextSlot, WIDTH))
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
@@ -134,6 +134,24 @@ def test_guesses_what_the_head_says(head: DFlashHead, prompt: list[int]) -> None
     draft.run()
     assert draft.chain() == expected(head, draft.committed)
     assert len(draft.slot.cached) == len(prompt) - 1, "blocks leave nothing"
+
+
+def test_at_the_end_of_an_answer_that_fills_the_cache(head: DFlashHead) -> None:
+    """Places past the end of the answer would find no memory, and the step would fail."""
+    draft = Drafting(head, PROMPT[:4], num_blocks=4)  # 4 and 60 to come are all of it
+    draft.tell(LONG[:54])
+    for token_id in (7, 8, 9, 10):
+        draft.tell([token_id], is_missed=True)
+        draft.send(0, len(draft.committed) - 1)
+        draft.run()
+    assert draft.chain() == expected(head, draft.committed)[:1], "the target adds one of its own"
+
+
+def test_without_a_row_of_what_is_committed_it_says_nothing(head: DFlashHead) -> None:
+    draft = Drafting(head, PROMPT)
+    draft.tell()
+    draft.send(20, 30)
+    assert draft.run() == 0 and not draft.chain()
 
 
 @pytest.mark.parametrize("num_hit", [0, 1, 3])
