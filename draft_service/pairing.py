@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -28,15 +26,6 @@ Probe = Callable[[str, int, Sequence[int], Sequence[int]], Awaitable[Probed]]
 """Runs a text at (a target's address, its epoch), by its ids and the taps wanted. Raises Unavailable."""
 
 
-@dataclass(eq=False, slots=True)
-class _Tested:
-    """What is known of a target, which runs one probe of a stream at a time; several gateways may ask at once."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    fits: int | None = None
-    """Its epoch in which the head fits it."""
-
-
 class WiringTest:
     """Of one head, at each life of a target that it is paired with: once, where it fits."""
 
@@ -45,8 +34,8 @@ class WiringTest:
     ) -> None:
         assert isinstance(state.config, DraftConfig)
         self._probe = probe
-        self._tested: defaultdict[str, _Tested] = defaultdict(_Tested)
-        """By address."""
+        self._tests: dict[str, tuple[int, asyncio.Task[str | None]]] = {}
+        """By address: the target's epoch, and why the head does not fit it."""
         self._state = state
         self._engine = engine
         self._metrics = metrics
@@ -59,20 +48,20 @@ class WiringTest:
 
         Raises Unavailable while that cannot be told.
         """
-        tested = self._tested[address]
-        async with tested.lock:
-            if tested.fits == target_epoch:
-                return None
-            why = await self._test(address, target_epoch)
-            if why is None:
-                tested.fits = target_epoch
-            return why
+        epoch, test = self._tests.get(address, (None, None))
+        if test is None or epoch != target_epoch or (test.done() and not _fits(test)):
+            test = asyncio.create_task(self._test(address, target_epoch, test))
+            self._tests[address] = (target_epoch, test)
+        return await asyncio.shield(test)  # who asked may not wait that long, and asks again
 
     def forget(self, address: str) -> None:
         """Forget a target that nothing is delivered to any more."""
-        self._tested.pop(address, None)
+        self._tests.pop(address, None)
 
-    async def _test(self, address: str, target_epoch: int) -> str | None:
+    async def _test(self, address: str, target_epoch: int, before: asyncio.Task[str | None] | None) -> str | None:
+        """before: the test before this one, which ends first: a target runs one probe of a stream at a time."""
+        if before is not None:
+            await asyncio.wait([before])
         taps = taps_to_probe(self._state.opening.spec.taps, self._state.num_layers)
         parts = [taps[first : first + MAX_PROBE_TAPS] for first in range(0, len(taps), MAX_PROBE_TAPS)]
         probed = [await self._probe(address, target_epoch, self._ids, part) for part in parts]
@@ -99,6 +88,11 @@ class WiringTest:
 
         self._engine.submit(EngineJob(run))
         return await done
+
+
+def _fits(test: asyncio.Task[str | None]) -> bool:
+    """Return whether a test that is over found that the head fits."""
+    return not test.cancelled() and test.exception() is None and test.result() is None
 
 
 def _failure(error: Exception) -> OutriderError:

@@ -251,7 +251,12 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
         r"aux_hidden_state_layer_ids means the hidden states \[1, 5\] and target_layer_ids means .* \[2, 6\]",
     ),
     "ids that are no numbers": (set_block(target_layer_ids="15"), "must be a list of whole numbers"),
-    "no block size": (set_config(block_size=None), "block_size of .* is None, must be a whole number from 2 on"),
+    "no block size": (set_config(block_size=None), "block_size of .* is None, must be a whole number from 2 to 65"),
+    "a block past all drafts": (set_config(block_size=66), "block_size of .* is 66"),
+    "a target of other layers": (
+        set_config(num_target_layers=99),
+        "num_target_layers of .* is 99, and .* has 8 layers",
+    ),
     "a block of one": (set_config(block_size=1), "block_size of .* is 1"),
     "two block sizes": (set_block(block_size=7), "block_size of .* is both 5 and 7"),
     "no mask": (set_block(mask_token_id=None), "mask_token_id of .* is None, must be a whole number from 0 to 96"),

@@ -334,6 +334,12 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "no taps": (set_config(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
     "a smaller vocabulary": (set_config(vocab_size=90), "90 ids .* 97"),
     "rows beside the config": (set_config(draft_vocab_size=30), "31 rows, and draft_vocab_size is 30"),
+    "a vocabulary in words": (set_config(draft_vocab_size="many"), "draft_vocab_size of .* is 'many'"),
+    "an lm_head that is no matrix": (
+        set_tensor("lm_head.weight", lambda t: torch.ones(3)),
+        r"is \[3\], must be a matrix",
+    ),
+    "a map that is no list": (set_tensor("d2t", lambda t: t["d2t"][None]), r"d2t of .* is \[1, 31\], must be a list"),
     "d2t with ids in place of offsets": (
         set_tensor("d2t", lambda t: t["t2d"].nonzero().flatten()),
         "d2t of .* leads to the id",

@@ -21,6 +21,7 @@ from outrider.engine.heads.head_files import (
     check_identity,
     check_shapes,
     check_values,
+    draft_vocab_size_of,
     fill_from_target,
     layer_config,
     layer_ids,
@@ -36,6 +37,7 @@ from outrider.engine.loading.model_files import model_file
 from outrider.engine.paths.block_cache import layer_limits
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.params import MAX_DRAFT_TOKENS
 
 log = get_logger(__name__)
 
@@ -146,6 +148,12 @@ def _facts(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles
             raise ConfigError(f"{key} of {files.model} is {value}, and heads are not served with {what}", param="model")
     is_wrapped = "speculators_model_type" in config
     inner = layer_config(files, config.get("transformer_layer_config") if is_wrapped else config, has_windows=True)
+    if keys.get("num_target_layers") not in (None, target.num_layers):
+        raise ConfigError(
+            f"num_target_layers of {files.model} is {keys.get('num_target_layers')}, and {target.model} has "
+            f"{target.num_layers} layers; give the target that it was made for",
+            param="target_model",
+        )
     taps = _taps(files, keys, target.num_layers, inner.num_hidden_layers)
     vocab_size = vocab_size_of(files, inner, target)
     rank = keys.get("markov_rank", "dspark_markov_rank") if is_dspark else None
@@ -159,12 +167,14 @@ def _facts(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles
         epsilon=inner.rms_norm_eps,
         rope=rope_of(files, inner),
         vocab_size=vocab_size,
-        draft_vocab_size=_draft_vocab_size(files, tensors, inner, vocab_size),
+        draft_vocab_size=draft_vocab_size_of(files, tensors, inner, vocab_size),
         taps=taps,
         target_width=target.width,
         windows=tuple(layer_limits(inner, index)[0] for index in range(inner.num_hidden_layers)),
         causal=_causal(keys, inner),
-        block_size=keys.number("block_size", "dspark_block_size", least=1 if from_anchor else 2),
+        block_size=keys.number(
+            "block_size", "dspark_block_size", least=1 if from_anchor else 2, most=MAX_DRAFT_TOKENS + 1
+        ),
         mask_id=keys.number("mask_token_id", "dspark_noise_token_id", least=0, most=vocab_size - 1),
         from_anchor=from_anchor,
         has_bias=bool(getattr(inner, "attention_bias", False)),
@@ -189,20 +199,6 @@ def _default_taps(num_layers: int, num_taps: int) -> tuple[int, ...]:
     if num_taps == 1:
         return (num_layers // 2 + 1,)
     return tuple(round(1 + i * (num_layers - 4) / (num_taps - 1)) + 1 for i in range(num_taps))
-
-
-def _draft_vocab_size(
-    files: Checkpoint, tensors: Mapping[str, Tensor], inner: PreTrainedConfig, vocab_size: int
-) -> int:
-    said = files.config.get("draft_vocab_size")
-    rows = tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else said or inner.vocab_size
-    if said not in (None, rows):
-        raise ConfigError(
-            f"lm_head.weight of {files.model} has {rows} rows, and draft_vocab_size is {said}; correct its config.json "
-            "or get the file again",
-            param="model",
-        )
-    return vocab_size if rows == inner.vocab_size else int(rows)  # rows of padding are cut with the target's
 
 
 def _causal(keys: _Keys, inner: PreTrainedConfig) -> tuple[bool, ...]:

@@ -21,6 +21,7 @@ from outrider.engine.heads.head_files import (
     check_identity,
     check_shapes,
     check_values,
+    draft_vocab_size_of,
     fill_from_target,
     layer_config,
     layer_ids,
@@ -74,19 +75,8 @@ def _facts(
     taps = _taps(files, target.num_layers)
     norm = _norm_kind(files, tensors, len(taps))
     width = opened_width(files, tensors, target, taps)
-    said = config.get("draft_vocab_size")
-    draft_vocab_size = int(said or inner.vocab_size)
-    if "lm_head.weight" in tensors:
-        draft_vocab_size = tensors["lm_head.weight"].shape[0]
-        if said not in (None, draft_vocab_size):
-            raise ConfigError(
-                f"lm_head.weight of {files.model} has {draft_vocab_size} rows, and draft_vocab_size is {said}; correct "
-                "its config.json or get the file again",
-                param="model",
-            )
     vocab_size = vocab_size_of(files, inner, target)
-    if draft_vocab_size == inner.vocab_size:  # a whole vocabulary, whose rows of padding are cut with the target's
-        draft_vocab_size = vocab_size
+    draft_vocab_size = draft_vocab_size_of(files, tensors, inner, vocab_size)
     carries_normed, reads_normed, open_carry = _norm_output(config, is_wrapped, norm)
     open_residual = is_wrapped and "norm_before_residual" not in config
     undecided = ("carries_normed",) * open_carry + ("norm_before_residual",) * open_residual

@@ -127,6 +127,34 @@ def vocab_size_of(files: Checkpoint, inner: PreTrainedConfig, target: TargetFile
     return target.vocab_size
 
 
+def draft_vocab_size_of(
+    files: Checkpoint, tensors: Mapping[str, Tensor], inner: PreTrainedConfig, vocab_size: int
+) -> int:
+    """Return Vd, rows of the lm_head; vocab_size, the target's, where it has a row for each id: rows of padding are cut
+    with the target's.
+    """
+    said = files.config.get("draft_vocab_size")
+    if said is not None and (type(said) is not int or said < 1):
+        raise ConfigError(
+            f"draft_vocab_size of {files.model} is {said!r}, must be a whole number from 1 on; correct its config.json",
+            param="model",
+        )
+    lm_head = tensors.get("lm_head.weight")
+    if lm_head is not None and lm_head.dim() != 2:
+        raise ConfigError(
+            f"lm_head.weight of {files.model} is {list(lm_head.shape)}, must be a matrix; get the file again",
+            param="model",
+        )
+    rows: int = said or inner.vocab_size if lm_head is None else lm_head.shape[0]
+    if said not in (None, rows):
+        raise ConfigError(
+            f"lm_head.weight of {files.model} has {rows} rows, and draft_vocab_size is {said}; correct its config.json "
+            "or get the file again",
+            param="model",
+        )
+    return vocab_size if rows == inner.vocab_size else rows
+
+
 def rope_of(files: Checkpoint, inner: PreTrainedConfig) -> dict[str, Any]:
     rope = dict(inner.rope_parameters or {})
     kind, partial = rope.get("rope_type", "default"), rope.get("partial_rotary_factor")

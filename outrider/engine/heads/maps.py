@@ -16,6 +16,11 @@ def target_ids(model: str, tensors: Mapping[str, Tensor], num_rows: int, vocab_s
     Raises ConfigError where there is neither, or they disagree or do not fit.
     """
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
+    for name, given in (("d2t", d2t), ("t2d", t2d)):
+        if given is not None and given.dim() != 1:
+            raise ConfigError(
+                f"{name} of {model} is {list(given.shape)}, must be a list; get the file again", param="model"
+            )
     if d2t is None and t2d is None:
         raise ConfigError(
             f"{model} has {num_rows} rows for a vocabulary of {vocab_size}, and neither d2t nor t2d says which; "
