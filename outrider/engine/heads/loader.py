@@ -164,7 +164,7 @@ def load_dflash(config: WorkerConfig, target: str, allow_pickle: bool = False, *
             f"{facts.model_id} in {facts.dtype} on {facts.device} cannot be served: paged: {reason}", param="model"
         ) from reason
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), device)
-    size_cache(runner, head.config, memory.weights_bytes(head), config)
+    size_cache(runner, head.config, memory.weights_bytes(head), config, num_positions=read.facts.block_size)
     log.info(
         "loaded %s: %s of %s, blocks of %d, %d parameters, %s on %s, reads the hidden states %s, %d KV blocks of %d "
         "tokens",

@@ -96,21 +96,22 @@ def size_cache(
     num_weight_bytes: int,
     config: WorkerConfig,
     group: Group | None = None,
+    num_positions: int = VERIFY_TOKENS,
 ) -> None:
     """Give the runner the cache that the settings or the free memory allow. Raises ConfigError when there is no room.
 
-    made_of: the configuration whose widths tell what a step takes.
+    made_of: the configuration whose widths tell what a step takes. num_positions: of a slot in a full step.
     """
     # On a CPU nothing is taken yet. Ranks count together instead: with the lock they would wait for each other forever.
     with memory.in_turn() if runner.device.type == "cuda" and group is None else contextlib.nullcontext():
-        budget = _budget(runner, made_of, num_weight_bytes, config)
+        budget = _budget(runner, made_of, num_weight_bytes, config, num_positions)
         num_blocks = _num_blocks(runner, budget, config)
         if group is not None:
             group.check_same("attention path", runner.path.name)
             num_blocks = group.smallest(num_blocks)
         _allocate(runner, num_blocks)
     runner.spare = budget.spare(num_blocks * runner.path.block_size * runner.kv_bytes_per_token)
-    _log_memory(runner, budget)
+    _log_memory(runner, budget, num_positions)
 
 
 def settle_rope(model: PreTrainedModel, context_limit: int) -> None:
@@ -255,12 +256,14 @@ def default_prefill_tokens(device: torch.device) -> int:
     return PREFILL_TOKENS_CPU if device.type == "cpu" else PREFILL_TOKENS_CUDA
 
 
-def _budget(runner: ModelRunner, made_of: PreTrainedConfig, num_weight_bytes: int, config: WorkerConfig) -> Budget:
+def _budget(
+    runner: ModelRunner, made_of: PreTrainedConfig, num_weight_bytes: int, config: WorkerConfig, num_positions: int
+) -> Budget:
     facts, text = runner.facts, made_of.get_text_config(decoder=True)
     free = memory.free_memory_bytes(runner.device)
     if runner.device.type == "cpu":
         free //= facts.num_ranks  # all ranks take their share of the same memory
-    verified = config.max_slots * VERIFY_TOKENS
+    verified = config.max_slots * num_positions
     prefill_tokens = config.max_prefill_tokens or default_prefill_tokens(runner.device)
     prompt = min(prefill_tokens, config.max_slots * facts.context_limit)
     tokens = prompt + verified
@@ -292,7 +295,7 @@ def _num_blocks(runner: ModelRunner, budget: Budget, config: WorkerConfig) -> in
     return num_blocks
 
 
-def _log_memory(runner: ModelRunner, budget: Budget) -> None:
+def _log_memory(runner: ModelRunner, budget: Budget, num_positions: int) -> None:
     num_tokens = runner.pool.num_blocks * runner.pool.block_size
     num_bytes = num_tokens * runner.kv_bytes_per_token
     log.info(
@@ -300,7 +303,7 @@ def _log_memory(runner: ModelRunner, budget: Budget) -> None:
         "about %s for a full step of %d tokens a slot, %s left",
         *(runner.facts.device, readable_bytes(budget.weights_bytes), readable_bytes(num_bytes), num_tokens),
         *(100 * num_bytes / max(budget.free_bytes, 1), readable_bytes(budget.free_bytes)),
-        *(readable_bytes(budget.activations_bytes), VERIFY_TOKENS, readable_bytes(runner.spare.num_bytes)),
+        *(readable_bytes(budget.activations_bytes), num_positions, readable_bytes(runner.spare.num_bytes)),
     )
     if num_tokens < runner.facts.context_limit:
         log.warning(
