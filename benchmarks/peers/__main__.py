@@ -101,11 +101,10 @@ class Bench:
         self.versions: dict[str, str] = {}
         self.greedy: list[tuple[str, Setting, bool, int, list[int]]] = []
         """Engine, setting, arm, index of the prompt, ids."""
-        self.target, self.draft = widened(options.size), str(DEMO_DRAFT)
-        self.head: Path | None = None
+        self.target = real_model() if options.real else widened(options.size)
+        self.draft = "" if options.real else str(DEMO_DRAFT)
+        self.head = head_of_real() if options.real else None
         """Of our second row; None where there is a draft model."""
-        if options.real:
-            self.target, self.draft, self.head = real_model(), "", head_of_real()
         tokenizer = Tokenizer.from_file(str((self.target if options.real else DEMO_TARGET) / "tokenizer.json"))
         count = max([options.prompts, *options.concurrency])
         self.prompts = [tokenizer.encode(text).ids for text in dev_prompts(count)]
