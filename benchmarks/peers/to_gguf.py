@@ -30,7 +30,9 @@ def copied_vocabulary(file: Path) -> Any:
     from gguf import GGUFReader
 
     fields = GGUFReader(file).fields
-    values = {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in fields.items() if "ggml" in name}
+    values = {
+        name.removeprefix("tokenizer.ggml."): field.contents() for name, field in fields.items() if "ggml" in name
+    }
 
     def set_vocab(self: Any) -> None:
         writer = self.gguf_writer

@@ -153,10 +153,7 @@ def add_wire(
     )
     columns = ("draft: process", "resident at the start", "its own", "most under load", "its own")
     report.table(f"Memory, MiB: {dtype}, a context of {CONTEXT}, {most} slots", columns, memory)
-    report.text(
-        "Resident memory, and what of it belongs to no file: weights in float32 are the process's own, those in "
-        "bfloat16 may be the file's."
-    )
+    report.text("Resident memory, and what of it belongs to no file: heaps, weights that are not mapped, the KV cache.")
     report.data |= {"wire": rows, "memory": memory}
 
 
