@@ -89,6 +89,7 @@ bench-resident: $(STAMP)
 bench-memory: $(STAMP)
 	$(BIN)/python -m benchmarks.memory $(ARGS)
 
+# Tokens/s beside other engines on the same weights; ARGS=--real takes the model of real-model, and adds bytes and memory.
 bench-peers: $(STAMP)
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 

@@ -14,6 +14,7 @@ from outrider.engine.speculation.tree import GrowingTree, Node
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseRows
+from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
 PUSH_S = 0.004
 """Seconds between two messages of guesses for a target that has some to go on with. Doubling it halves the messages,
@@ -78,14 +79,28 @@ class Pusher:
 
 
 def _groups(unsent: Sequence[Node]) -> Iterator[Sequence[Node]]:
-    """Return the nodes of each message, siblings together: they share a law. Those that end come with the first."""
-    start = 0
+    """Return the nodes of each message, siblings together: they share a law. Those that end come with the first.
+
+    Laws take up to half of what a message may be: 64 whole ones of 262,144 ids are more than that.
+    """
+    start, num_bytes = 0, 0
     for place, node in enumerate(unsent):
-        if place - start >= MOST_IN_MESSAGE and node.rank == 0:
+        law_bytes = _law_bytes(node)
+        is_full = place - start >= MOST_IN_MESSAGE or num_bytes + law_bytes > MAX_MESSAGE_BYTES // 2
+        if is_full and node.rank == 0 and place > start:
             yield unsent[start:place]
-            start = place
+            start, num_bytes = place, 0
+        num_bytes += law_bytes
     if start < len(unsent):
         yield unsent[start:]
+
+
+def _law_bytes(node: Node) -> int:
+    """Return the most bytes that a node adds to a message by its law, which its siblings share."""
+    if node.kind is not NodeKind.LAW or node.law is None or node.rank:
+        return 0
+    topk = None if node.segment is None else node.segment.topk
+    return 4 * node.law.vocab_size if topk is None else 8 * topk
 
 
 def _message(

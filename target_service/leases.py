@@ -39,6 +39,7 @@ class Leases:
         self._num_bytes_taken = 0
         """Of what was taken in of it. The engine thread alone counts it."""
         self._shares: dict[tuple[Any, ...], RankShares] = {}
+        self._told_of_room = False
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -128,6 +129,13 @@ class Leases:
         lease.num_wasted += inserted.num_late
         self._metrics.note_parked("late", inserted.num_late)
         self._metrics.note_parked("pruned", inserted.num_dropped)
+        if inserted.no_room and not self._told_of_room:
+            self._told_of_room = True
+            log.warning(
+                "drafts are dropped: %d answers share max_parked_bytes %d, and a draft token brings %d bytes; raise "
+                "it, or let laws be cut (draft_logprobs topk:128)",
+                *(len(self._leases), self._max_bytes, nodes.num_bytes // max(1, len(nodes.ids))),
+            )
         if nodes.ids:
             lease.arrived(nodes.root_len, arrived_s)
 

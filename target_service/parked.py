@@ -53,6 +53,8 @@ class Inserted:
     """Nodes on the committed path: their step is over."""
     num_dropped: int = 0
     """Nodes that hang under no path here, or for which there is no room."""
+    no_room: bool = False
+    """Whether some were too many bytes."""
 
 
 Here = tuple[int, ParkedNode | None]
@@ -78,7 +80,7 @@ class Parked:
         places: dict[int, Here | None] = {TREE_ROOT: None}
         if nodes.root_len <= num_committed:
             places[TREE_ROOT] = (nodes.root_len, self.root if nodes.root_len == num_committed else None)
-        row_of, new, late = _rows_of(nodes), 0, 0
+        row_of, new, late, no_room = _rows_of(nodes), 0, 0, False
         for index, (token_id, parent_index) in enumerate(zip(nodes.ids, nodes.parents, strict=True)):
             place, places[index] = places[parent_index], None
             if place is None:
@@ -90,8 +92,10 @@ class Parked:
                     places[index] = (length + 1, self.root if length + 1 == num_committed else None)
                 continue
             child = parent.children.get(token_id)
-            if child is None and not is_known[index]:
-                child = self._add(parent, nodes, index, row_of.get(parent_index), num_bytes, most_bytes)
+            if child is None and not is_known[index] and self.num_bytes + num_bytes > most_bytes:
+                no_room = parent.ended = True  # the draft believes that it is here: nobody is to wait for it
+            elif child is None and not is_known[index]:
+                child = self._add(parent, nodes, index, row_of.get(parent_index), num_bytes)
                 if child is not None:
                     new += 1
                     child.missed_len = num_committed if in_step else None
@@ -101,13 +105,12 @@ class Parked:
             place = places[index]
             if place is not None and place[1] is not None:
                 place[1].ended = True
-        return Inserted(new, late, sum(places[i] is None and not known for i, known in enumerate(is_known)))
+        num_dropped = sum(places[i] is None and not known for i, known in enumerate(is_known))
+        return Inserted(new, late, num_dropped, no_room)
 
-    def _add(
-        self, parent: ParkedNode, nodes: Nodes, index: int, row: int | None, num_bytes: int, most_bytes: int
-    ) -> ParkedNode | None:
+    def _add(self, parent: ParkedNode, nodes: Nodes, index: int, row: int | None, num_bytes: int) -> ParkedNode | None:
         """Return a new child; None where there is no room, or no use for it. row: of the parent's law."""
-        if self.num_nodes >= MAX_PARKED_NODES or self.num_bytes + num_bytes > most_bytes:
+        if self.num_nodes >= MAX_PARKED_NODES:
             return None
         kind, law = nodes.kinds[index], None
         if kind is NodeKind.LAW:

@@ -1,11 +1,15 @@
 """Tokens per second of Outrider and of other engines on the same weights, prompts and cores, side by side in one run.
 
     make bench-peers                                  # or: python -m benchmarks.peers --help
+    make bench-peers ARGS=--real                      # on a published model, see models/real
 
 Engines take turns, pass by pass, on the same cores; other engines are stopped meanwhile, so that no thread of theirs
 spins. Outrider is several processes and not stopped: it sleeps when it has no work. A pass is every prompt once,
 `concurrency` at a time. Ratios are taken within a repetition. Prefix caches are off everywhere, so each pass feeds its
 prompts. The report names the modes that an engine lacks, and marks a rate of wrong answers or of a useless draft.
+
+--real: the target is Gemma 3 270M, which has no draft of its family: engines draft with what they have without one.
+Two more tables follow: what drafts put on the wire at its vocabulary of 262,144, and what our processes hold.
 """
 
 from __future__ import annotations
@@ -21,12 +25,14 @@ import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from benchmarks.common import (
     DEMO_DRAFT,
     DEMO_TARGET,
+    RESULTS,
     WORK,
     Report,
     dev_prompts,
@@ -39,6 +45,8 @@ from benchmarks.passes import PHASES
 from benchmarks.peers.compare import NEAR_TIE, Difference, Judge
 from benchmarks.peers.engines import EngineFailed, EngineProcess, Kind, kinds, missing
 from benchmarks.peers.protocol import Answer, Job, Setup
+from benchmarks.peers.wire import add_wire
+from models.real.make import real_model, why_absent
 
 CONTEXT = 1024
 """Tokens of prompt and answer; the longest development prompt has 548."""
@@ -93,8 +101,11 @@ class Bench:
         self.versions: dict[str, str] = {}
         self.greedy: list[tuple[str, Setting, bool, int, list[int]]] = []
         """Engine, setting, arm, index of the prompt, ids."""
-        self.target = widened(options.size)
-        tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
+        self.target = real_model() if options.real else widened(options.size)
+        self.draft = "" if options.real else str(DEMO_DRAFT)
+        self.head = head_of_real() if options.real else None
+        """Of our second row; None where there is a draft model."""
+        tokenizer = Tokenizer.from_file(str((self.target if options.real else DEMO_TARGET) / "tokenizer.json"))
         count = max([options.prompts, *options.concurrency])
         self.prompts = [tokenizer.encode(text).ids for text in dev_prompts(count)]
         self.cores = options.cores or sorted(os.sched_getaffinity(0))
@@ -111,7 +122,7 @@ class Bench:
         """Start the engines of a dtype. `running` closes those that were started, however many failed."""
         ours = {role: text for role in ("target", "draft") if (text := getattr(self.options, f"ours_{role}"))}
         processes = []
-        for kind in kinds(ours, self.options.before):
+        for kind in kinds(ours, self.options.before, self.head):
             if self.options.engines and not any(name in kind.name.lower() for name in self.options.engines):
                 continue
             if (reason := missing(kind)) is not None:
@@ -122,12 +133,12 @@ class Bench:
         return processes
 
     def _start_one(self, kind: Kind, dtype: str, running: contextlib.ExitStack) -> EngineProcess | None:
-        folder = WORK / "peer-models" / self.options.size
+        folder = WORK / "peer-models" / ("real" if self.options.real else self.options.size)
         folder.mkdir(parents=True, exist_ok=True)
         (WORK / "bench-logs").mkdir(exist_ok=True)
         setup = Setup(
             target=str(self.target),
-            draft=str(DEMO_DRAFT),
+            draft=self.draft,
             dtype=dtype,
             num_draft_tokens=self.options.num_draft_tokens,
             cores=self.cores,
@@ -211,15 +222,32 @@ class Bench:
             each[:3] == (name, setting, speculative) and each[3].gap >= NEAR_TIE[setting.dtype]
             for each in self.differences
         )
-        return WRONG * wrong + USELESS * self.cells[name, setting, speculative].has_useless_draft
+        useless = bool(self.draft) and self.cells[name, setting, speculative].has_useless_draft
+        return WRONG * wrong + USELESS * useless
 
 
-def write(bench: Bench) -> None:
-    report, options = bench.report, bench.options
+def head_of_real() -> Path:
+    return real_model() / "eagle3"
+
+
+def _models(bench: Bench) -> str:
     size = num_parameters(bench.target) / 1e6
-    report.text(
+    if bench.options.real:
+        return (
+            f"Gemma 3 270M ({size:.1f}M parameters with its tied rows counted once, unpacked from 4 to 8 bits), the "
+            "same folder for every engine, and prompts cut by its own tokenizer. It has no draft model of its family: "
+            "with a draft is what each engine has without one, looking n-grams up in prompt and answer"
+        )
+    return (
         f"The demo pair, its target WIDENED to {size:.1f}M parameters (the demo target's logits, hence its acceptance, "
-        f"at the cost of a larger model), the draft {num_parameters(DEMO_DRAFT) / 1e6:.2f}M. K = "
+        f"at the cost of a larger model), the draft {num_parameters(DEMO_DRAFT) / 1e6:.2f}M"
+    )
+
+
+def add_comparison(bench: Bench) -> None:
+    report, options = bench.report, bench.options
+    report.text(
+        f"{_models(bench)}. K = "
         f"{options.num_draft_tokens}, {options.max_tokens} tokens an answer, ends of sequence ignored, cores "
         f"{bench.cores} for every engine. Rates are tokens of answers over wall time, prompts' feeding included: the "
         "median of the passes and their range. At concurrency 1 the passes share out the prompts, so that their range "
@@ -227,10 +255,10 @@ def write(bench: Bench) -> None:
         "meanwhile, but for Outrider's processes, which sleep. ×: Outrider's rate (both workers on all cores) over "
         "that engine's, median of the ratios within a repetition."
     )
+    useless = f"{USELESS}: less than {100 * USEFUL:.0f} % of what its draft said was accepted. " if bench.draft else ""
     report.text(
-        f"{WRONG}: some of its greedy answers in this row are not the target's own (below), nor near-ties. {USELESS}: "
-        f"less than {100 * USEFUL:.0f} % of what its draft said was accepted. Such rates are of other work; nothing is "
-        "compared with them."
+        f"{WRONG}: some of its greedy answers in this row are not the target's own (below), nor near-ties. {useless}"
+        "Such rates are of other work; nothing is compared with them."
     )
     settings = list(dict.fromkeys(setting for _, setting, _ in bench.cells))
     for setting in settings:
@@ -247,7 +275,6 @@ def write(bench: Bench) -> None:
         {"engine": name, **asdict(setting), "speculative": speculative, **asdict(cell)}
         for (name, setting, speculative), cell in bench.cells.items()
     ]
-    report.write(options.results)
 
 
 def _rows(bench: Bench, setting: Setting) -> list[list[str]]:
@@ -354,11 +381,8 @@ def _write_differences(bench: Bench) -> None:
 
 
 def parse() -> argparse.Namespace:
-    from pathlib import Path
-
-    from benchmarks.common import RESULTS
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real", action="store_true", help="the published model of make real-model as the target")
     parser.add_argument("--size", default="111M", choices=["94M", "111M", "1b"], help="of the widened target")
     parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
@@ -381,24 +405,32 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ours-target", type=str, default="", help="settings of our target, as JSON")
     parser.add_argument("--ours-draft", type=str, default="", help="settings of our draft, as JSON")
     parser.add_argument("--quick", action="store_true", help="greedy, concurrency 1 and 8, short answers, one pass")
-    parser.add_argument("--name", default="peers", help="of the result's files")
+    parser.add_argument("--name", help="of the result's files; absent = peers, or peers-real")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     if parser.parse_known_args()[0].quick:  # explicit options still hold
         parser.set_defaults(temperature=[0.0], concurrency=[1, 8], prompts=2, max_tokens=24, repetitions=[1])
     options = parser.parse_args()
     given = options.repetitions
     options.repetitions = {c: given[min(i, len(given) - 1)] for i, c in enumerate(options.concurrency)}
+    options.name = options.name or ("peers-real" if options.real else "peers")
     return options
 
 
-def main() -> None:
+def main() -> int:
     options = parse()
+    if options.real and (reason := why_absent()) is not None:
+        print(reason, file=sys.stderr)
+        return 3
     for number in (signal.SIGTERM, signal.SIGHUP):  # engines that are stopped must be woken to end
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     bench = Bench(options)
     bench.run()
-    write(bench)
+    add_comparison(bench)
+    if options.real:
+        add_wire(bench.report, bench.target, head_of_real(), bench.prompts, bench.cores, options)
+    bench.report.write(options.results)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

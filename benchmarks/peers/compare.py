@@ -42,7 +42,7 @@ class Judge:
     @torch.inference_mode()
     def _look(self, index: int, prompt: Sequence[int], output: Sequence[int]) -> Difference | None:
         ids = torch.tensor([[*prompt, *output]])
-        logits = self._model(ids).logits[0, len(prompt) - 1 : -1].float()  # [n, V]
+        logits = self._model(ids, logits_to_keep=len(output) + 1).logits[0, :-1].float()  # [n, V]
         found = torch.tensor(list(output))
         wrong = (logits.argmax(-1) != found).nonzero()
         if not len(wrong):

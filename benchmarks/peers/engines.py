@@ -41,17 +41,20 @@ class Kind:
     """Checkout whose adapter runs: another one for an earlier commit of ours."""
 
 
-def kinds(ours: dict[str, str], before: str | None = None) -> list[Kind]:
+def kinds(ours: dict[str, str], before: str | None = None, head: Path | None = None) -> list[Kind]:
     """List every engine that the table may have, ours first.
 
-    ours: worker settings as JSON by role. before: an earlier commit of ours to compare with, None for none.
+    ours: worker settings as JSON by role. before: an earlier commit of ours to compare with, None for none. head: a
+    draft head for a target without a draft model; None where there is a draft model.
     """
     llama = {"program": str(llama_server()), "source": str(PEERS / "llamacpp/src/vendor/llama.cpp")}
     own = Path(sys.executable)
     return [
         Kind("Outrider", "outrider_", own, False, {"layout": "shared", **ours}),
         *([_earlier(before, ours)] if before else []),
-        Kind("Outrider, a core each", "outrider_", own, False, {"layout": "apart", **ours}),
+        Kind("Outrider, a core each", "outrider_", own, False, {"layout": "apart", **ours})
+        if head is None
+        else Kind("Outrider, EAGLE-3 head", "outrider_", own, False, {"layout": "shared", "head": str(head), **ours}),
         Kind("transformers", "transformers_", own),
         Kind("vLLM", "vllm_", _python("vllm")),
         Kind("llama.cpp", "llamacpp", _python("llamacpp/venv"), options=llama),
@@ -84,6 +87,8 @@ def missing(kind: Kind) -> str | None:
         return "not installed (make peers)"
     if (program := kind.options.get("program")) and not Path(program).exists():
         return "llama-server not installed (make peers)"
+    if (head := kind.options.get("head")) and not (Path(head) / "config.json").exists():
+        return f"no head in {head}; models/real/README.md says how one is made"
     return None
 
 

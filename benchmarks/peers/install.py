@@ -59,6 +59,7 @@ def openvino() -> None:
         "openvino-genai==2026.4.1.0",
         "openvino-tokenizers==2026.4.1.0",
         "optimum-intel[openvino]==2.2.0",
+        "transformers==5.0.0",  # the newest by which it exports Gemma 3
         TORCH,
     ]
     environment("openvino", packages, ["torchvision"])

@@ -1,4 +1,6 @@
-"""Run llama.cpp's server, once with the draft and once without, both over HTTP on this machine."""
+"""Run llama.cpp's server, once with the draft, or with n-grams where there is none, and once without. Both over HTTP on
+this machine.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from protocol import Answer, Job, Lacks, Setup, serve
+from protocol import NGRAM, Answer, Job, Lacks, Setup, serve
 
 START_S = 120.0
 UNTOUCHED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0}
@@ -62,23 +64,22 @@ class Server:
 class LlamaCpp:
     def __init__(self, setup: Setup) -> None:
         program, source = setup.options["program"], Path(setup.options["source"])
-        target, draft = (_converted(setup, source, role) for role in ("target", "draft"))
+        target = _converted(setup, source, "target")
         threads, slots = str(len(setup.cores)), setup.max_concurrency
         common = ["-m", str(target), "-t", threads, "-tb", threads, "-np", str(slots), "--no-webui"]
         common += ["-c", str(slots * setup.context), "--no-warmup", "-ctk", "f32", "-ctv", "f32"]
         if setup.dtype == "bfloat16":
             common[-3], common[-1] = "bf16", "bf16"
-        with_draft = [
-            "--spec-type",
-            "draft-simple",
-            "-md",
-            str(draft),
-            "--spec-draft-n-max",
-            str(setup.num_draft_tokens),
-        ]
-        with_draft += ["--spec-draft-threads", threads, "-ctkd", common[-3], "-ctvd", common[-1]]
+        drafting = ["--spec-draft-n-max", str(setup.num_draft_tokens)]
+        self._has_model = bool(setup.draft)
+        if self._has_model:
+            drafting += ["--spec-type", "draft-simple", "-md", str(_converted(setup, source, "draft"))]
+            drafting += ["--spec-draft-threads", threads, "-ctkd", common[-3], "-ctvd", common[-1]]
+        else:
+            drafting += ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(NGRAM)]
+            drafting += ["--spec-ngram-simple-size-m", str(setup.num_draft_tokens)]
         self.version = _version(program)
-        self._plain, self._drafted = Server(program, common), Server(program, [*common, *with_draft])
+        self._plain, self._drafted = Server(program, common), Server(program, [*common, *drafting])
 
     def run(self, job: Job) -> Answer:
         server = self._drafted if job.speculative else self._plain
@@ -89,7 +90,7 @@ class LlamaCpp:
             replies = list(pool.map(lambda ids: server.complete({**body, "prompt": ids}), job.prompts))
         elapsed = time.perf_counter() - started
         timings = [reply["timings"] for reply in replies]
-        if job.speculative and not any(each.get("draft_n") for each in timings):
+        if job.speculative and self._has_model and not any(each.get("draft_n") for each in timings):
             raise Lacks("llama-server loaded the draft and did not use it")
         drafted = sum(each.get("draft_n", 0) for each in timings)
         accepted = sum(each.get("draft_n_accepted", 0) for each in timings)

@@ -22,14 +22,16 @@ class Onnx:
         if setup.dtype not in PRECISIONS:
             raise Lacks(f"its builder makes no {setup.dtype} model for a CPU")
         self.version = f"onnxruntime-genai {version('onnxruntime-genai')}"
-        target, draft = (_exported(setup, role) for role in ("target", "draft"))
+        target = _exported(setup, "target")
         self._pad = int(json.loads((target / "genai_config.json").read_text())["model"]["pad_token_id"])
         self._plain = _load(target, setup)
-        self._drafted = _load(_paired(target, draft, setup), setup)
+        self._drafted = _load(_paired(target, _exported(setup, "draft"), setup), setup) if setup.draft else None
 
     def run(self, job: Job) -> Answer | list[list[int]]:
         import time
 
+        if job.speculative and self._drafted is None:
+            raise Lacks("it drafts with nothing but a draft model")
         if job.speculative and job.concurrency > 1:
             raise Lacks("its speculative model takes one prompt at a time")
         started, outputs, drafted, accepted = time.perf_counter(), [], 0, 0

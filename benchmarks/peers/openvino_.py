@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import openvino
 import openvino_genai as genai
-from protocol import Job, Setup, in_groups, serve
+from protocol import NGRAM, Job, Setup, in_groups, serve
 
 FORMATS = {"float32": "fp32", "bfloat16": "fp32"}
 """Formats of the export; bfloat16 is a precision of inference there."""
@@ -21,7 +21,8 @@ class OpenVino:
     def __init__(self, setup: Setup) -> None:
         self.version = f"OpenVINO GenAI {genai.__version__}"
         self._num_draft_tokens = setup.num_draft_tokens
-        target, draft = (_exported(setup, role) for role in ("target", "draft"))
+        self._looks_up = not setup.draft
+        target = _exported(setup, "target")
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size, scheduler.max_num_seqs = KV_CACHE_GB, setup.max_concurrency
         scheduler.enable_prefix_caching = False
@@ -32,7 +33,9 @@ class OpenVino:
             "ENABLE_CPU_PINNING": False,
         }
         self._plain = genai.ContinuousBatchingPipeline(target, scheduler, "CPU", properties)
-        with_draft = properties | {"draft_model": genai.draft_model(draft, "CPU", **properties)}
+        with_draft = properties | {"prompt_lookup": True}
+        if setup.draft:
+            with_draft = properties | {"draft_model": genai.draft_model(_exported(setup, "draft"), "CPU", **properties)}
         # Beside a draft, answers to prompts that it feeds in several pieces are wrong.
         scheduler.max_num_batched_tokens = setup.max_concurrency * setup.context
         self._drafted = genai.ContinuousBatchingPipeline(target, scheduler, "CPU", with_draft)
@@ -53,6 +56,8 @@ class OpenVino:
             config.top_p, config.top_k = 1.0, 2**31 - 1
         if job.speculative:
             config.num_assistant_tokens = self._num_draft_tokens
+            if self._looks_up:
+                config.max_ngram_size = NGRAM
         return config
 
     def close(self) -> None: ...

@@ -1,8 +1,8 @@
 """Run Outrider as its users do: target, draft and gateway as processes, driven by the SDK through the gateway.
 
 `options`: layout is "shared" (both workers on all the cores, a thread for each) or "apart" (the last core is the
-draft's); target and draft settings may follow as JSON. It is not one process, so it is not stopped while others run: it
-sleeps when it has no work.
+draft's); head is the folder of a draft head; target and draft settings may follow as JSON. Without a draft the target
+drafts by n-grams. It is not one process, so it is not stopped while others run: it sleeps when it has no work.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def system(setup: Setup) -> dict[str, Any]:
     if setup.options["layout"] == "apart" and len(setup.cores) > 1:
         cores = {"target": setup.cores[:-1], "draft": setup.cores[-1:]}
     workers: dict[str, dict[str, Any]] = {}
-    for role, model in (("target", setup.target), ("draft", setup.draft)):
+    draft = setup.options.get("head", setup.draft)
+    for role, model in (("target", setup.target), *((("draft", draft),) if draft else ())):
         workers[role] = {
             "model": model,
             "dtype": setup.dtype,
@@ -69,7 +70,10 @@ def system(setup: Setup) -> dict[str, Any]:
             "max_slots": setup.max_concurrency,
             "context_limit": setup.context,
         } | json.loads(setup.options.get(role, "{}"))
-    return workers | {"gateway": {"num_draft_tokens": setup.num_draft_tokens, "max_running": setup.max_concurrency}}
+    gateway: dict[str, Any] = {"num_draft_tokens": setup.num_draft_tokens, "max_running": setup.max_concurrency}
+    if not draft:
+        gateway["drafter"] = "ngram"
+    return {"draft": None, **workers, "gateway": gateway}
 
 
 if __name__ == "__main__":

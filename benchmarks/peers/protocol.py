@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+NGRAM = 3
+"""Most tokens by which an engine looks up what followed them before, where it has such a setting: as many as ours."""
+
 
 class Lacks(Exception):
     """Raised when the engine has no such mode; the message says what it lacks."""
@@ -26,6 +29,7 @@ class Setup:
     target: str
     """Folder of the target's checkpoint."""
     draft: str
+    """Folder of the draft's; empty = the engine drafts with what it has without a second model."""
     dtype: str
     """float32 or bfloat16, of both models."""
     num_draft_tokens: int

@@ -1,10 +1,14 @@
-"""Run transformers' own `generate`, with `assistant_model` for the draft. Several prompts are one padded batch."""
+"""Run transformers' own `generate`, with `assistant_model` for the draft, or without one `prompt_lookup_num_tokens`.
+Several prompts are one padded batch.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import transformers
-from protocol import Job, Lacks, Setup, in_groups, serve
+from protocol import NGRAM, Job, Lacks, Setup, in_groups, serve
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 
@@ -13,9 +17,16 @@ class Transformers:
         torch.set_num_threads(len(setup.cores))
         transformers.utils.logging.set_verbosity_error()
         self.version = f"transformers {transformers.__version__}, torch {torch.__version__}"
-        self._target, self._draft = (_load(folder, setup.dtype) for folder in (setup.target, setup.draft))
-        self._draft.generation_config.num_assistant_tokens = setup.num_draft_tokens
-        self._draft.generation_config.num_assistant_tokens_schedule = "constant"
+        self._target = _load(setup.target, setup.dtype)
+        self._drafting: dict[str, Any] = {
+            "prompt_lookup_num_tokens": setup.num_draft_tokens,
+            "max_matching_ngram_size": NGRAM,
+        }
+        if setup.draft:
+            draft = _load(setup.draft, setup.dtype)
+            draft.generation_config.num_assistant_tokens = setup.num_draft_tokens
+            draft.generation_config.num_assistant_tokens_schedule = "constant"
+            self._drafting = {"assistant_model": draft}
 
     def run(self, job: Job) -> list[list[int]]:
         if job.speculative and job.concurrency > 1:
@@ -33,7 +44,7 @@ class Transformers:
             input_ids=ids,
             attention_mask=mask,
             max_new_tokens=job.max_tokens,
-            assistant_model=self._draft if job.speculative else None,
+            **(self._drafting if job.speculative else {}),
             **(sampling if job.temperature else {"do_sample": False}),
         )
         return made[:, width:].tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from protocol import Answer, Job, Lacks, Setup, in_groups, serve
+from protocol import NGRAM, Answer, Job, Lacks, Setup, in_groups, serve
 
 KV_CACHE_GIB = 1
 
@@ -36,12 +36,14 @@ class Vllm:
             "disable_log_stats": False,
             "enforce_eager": bool(setup.options.get("eager")),
         }
-        draft = {
-            "method": "draft_model",
-            "model": setup.draft,
-            "num_speculative_tokens": setup.num_draft_tokens,
-            "draft_sample_method": "probabilistic",  # as ours; its default guesses the best token at any temperature
-        }
+        draft = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": NGRAM}
+        if setup.draft:
+            draft = {
+                "method": "draft_model",
+                "model": setup.draft,
+                "draft_sample_method": "probabilistic",  # as ours; its default guesses the best at any temperature
+            }
+        draft["num_speculative_tokens"] = setup.num_draft_tokens
         self._plain = vllm.LLM(**common)
         self._drafted, self._why_not = None, ""
         try:

@@ -125,10 +125,11 @@ class Target(Base):
     speculation = Speculation(max_draft_tokens=3)
     drafter: Drafter | None = None
     is_drafted = False
+    max_parked_bytes = 1 << 20
 
     def __init__(self, runner: ModelRunner, num_blocks: int, **options: Any) -> None:
         super().__init__(runner, num_blocks, **options)
-        self.leases = Leases(1 << 20, self.metrics, self.engine.answer)
+        self.leases = Leases(self.max_parked_bytes, self.metrics, self.engine.answer)
         self.own = OwnDrafts({Drafter.NGRAM: Ngram()}, runner.facts.vocab_size)
         self.features = Features(runner, self.leases, self.engine.answer)
         rest = (MAX_PREFILL, self.own, self.features)
@@ -179,6 +180,12 @@ class Target(Base):
             if not self.step() and not self.table.num_in_use:
                 return self.ids
         raise AssertionError(f"no end: {[(slot.key, len(slot.committed), slot.table.blocks) for slot in self.table]}")
+
+
+class CrampedTarget(Target):
+    """It has room for one guess of a slot, of three that come."""
+
+    max_parked_bytes = 4
 
 
 class OwnTarget(Target):
@@ -433,3 +440,14 @@ def test_a_draft_short_of_memory_drafts_the_same(runner: ModelRunner, temperatur
         assert {path: grown[path] for path in both} == {path: expected[slot][path] for path in both}
         num_both += len(both)
     assert num_both > 100
+
+
+def test_drafts_that_find_no_room_are_told_of_once(runner: ModelRunner, caplog: pytest.LogCaptureFixture) -> None:
+    prompts = {0: prompt(0)}
+    expected = answers(Target(runner, LARGE), prompts)
+    assert answers(CrampedTarget(runner, LARGE), prompts) == expected
+    told = [record.getMessage() for record in caplog.records if "max_parked_bytes" in record.getMessage()]
+    assert told == [
+        "drafts are dropped: 1 answers share max_parked_bytes 4, and a draft token brings 4 bytes; raise it, or let "
+        "laws be cut (draft_logprobs topk:128)"
+    ]

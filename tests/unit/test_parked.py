@@ -85,12 +85,17 @@ class TestPlaces:
 
     def test_bounds_in_nodes_and_bytes(self) -> None:
         parked = Parked()
-        assert parked.insert(chain(3, [], [1, 2, 3]), COMMITTED, 20).num_new == 2
-        assert parked.num_bytes == 20
-        parked = Parked()
         for place in range(MAX_PARKED_NODES + 5):
             parked.insert(chain(3, [], [place]), COMMITTED, PLENTY)
         assert parked.num_nodes == MAX_PARKED_NODES
+
+    def test_what_has_no_room_in_bytes_is_told_and_not_waited_for(self) -> None:
+        parked = Parked()
+        inserted = parked.insert(chain(3, [], [1, 2, 3]), COMMITTED, 20)
+        assert inserted == Inserted(num_new=2, num_dropped=1, no_room=True)
+        assert parked.num_bytes == 20 and parked.ended
+        assert parked.insert(chain(3, [1, 2], [3]), COMMITTED, PLENTY) == Inserted(num_new=1)
+        assert not parked.ended
 
 
 class TestAdvance:

@@ -16,6 +16,7 @@ from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, NodeKind, No
 from outrider.engine.speculation.tree import Node
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import Speculation
+from outrider.wire.transport.codec import DenseRows
 from target_service.parked import Parked, ParkedNode
 from tests.unit.test_growing_tree import COUPLED, PROMPT, REJECTION, RULES, Draft
 
@@ -104,6 +105,17 @@ def test_a_large_tree_leaves_in_messages_that_keep_siblings_together(
     hung_under = [tuple(_path(nodes, node)) for nodes in course.sent for node in _new(nodes)]
     in_messages = [{tuple(_path(nodes, node)) for node in _new(nodes)} for nodes in course.sent]
     assert sum(map(len, in_messages)) == len(set(hung_under))
+    assert mirrored(course.parked.root) == drawn(course.draft.tree.root)
+
+
+def test_messages_of_whole_laws_stay_far_below_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    course = Course(monkeypatch, Draft(**REJECTION).grow())
+    law_bytes = 4 * course.draft.vocab_size
+    monkeypatch.setattr(pushing, "MAX_MESSAGE_BYTES", 7 * law_bytes)
+    num_laws = sum(bool(node.children) for node in course.draft.tree.fed) + 1
+    assert course.push() >= num_laws / 3 > 1
+    sizes = [len(nodes.rows.data) for nodes in course.sent if isinstance(nodes.rows, DenseRows)]
+    assert max(sizes) == 3 * law_bytes, "as many as half a message takes"
     assert mirrored(course.parked.root) == drawn(course.draft.tree.root)
 
 
