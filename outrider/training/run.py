@@ -129,7 +129,7 @@ class Run:
         total = torch.zeros((), device=self._teacher.device)
         for guess in student.guesses(batch, seen, student.depth_trained):
             if len(guess.places):
-                total = total + DEPTH_DECAY**guess.depth * loss_of(plan.loss, law.at(guess.places), guess.logits)
+                total = total + DEPTH_DECAY**guess.depth * loss_of(plan.loss, law.at(seen.rows(guess.places)), guess.logits)
         loss = float(total.detach())
         if not math.isfinite(loss):
             raise OutriderError(

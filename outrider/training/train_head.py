@@ -102,12 +102,12 @@ def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
     apart = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in task.held_apart]
     work = Path(task.work)
     assignment = Assignment(task.target, texts, task.max_tokens, task.seed, task.device)
-    answers = write(assignment, work, lambda done, total: tell("text", "answers to train on", done, total))
+    answers = write(assignment, work, lambda done, total: tell("text", "tokens to train on", done, total))
     crossed = [(ids, temperature) for temperature in sorted(set(task.temperatures)) for ids in apart]
     probes = write(
         Assignment(task.target, crossed, task.max_tokens, task.seed, task.device),
         work,
-        lambda done, total: tell("text", "answers held apart", done, total),
+        lambda done, total: tell("held apart", "tokens to measure on", done, total),
     )
     teacher = Teacher(task.target, device)
     student = _student(task, teacher, target, answers)
