@@ -193,7 +193,9 @@ def test_a_head_has_the_rotary_base_of_the_layers_that_see_all(folder: Path) -> 
 
 
 @pytest.mark.parametrize("kept", [None, torch.arange(3, 97, 2)])
-def test_a_head_says_in_serving_what_it_says_in_training(kept: torch.Tensor | None, folder: Path, tmp_path: Path) -> None:
+def test_a_head_says_in_serving_what_it_says_in_training(
+    kept: torch.Tensor | None, folder: Path, tmp_path: Path
+) -> None:
     """Of its first token and of one behind its own carry, for Gemma 3: a tied target that scales its embedding, whose
     rows a head reads unscaled. The served target's hidden states are those of its own path.
     """
