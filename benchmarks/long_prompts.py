@@ -4,8 +4,8 @@
 
 A prompt is the end of a text of this repository's files, so that prompts of all lengths end alike and only what stands
 before differs. Each is fed once into an empty cache, which gives the time to the first token and the memory; then every
-arm goes on with it in turn, at the K that adapts. Needs `make real-model`; where `make real-head` has been said, a draft
-worker with the head is an arm, too.
+arm goes on with it in turn, at the K that adapts. Needs `make real-model`; the head of `make real-head`, where it is
+there, is an arm, too.
 """
 
 from __future__ import annotations
@@ -137,8 +137,9 @@ def main() -> int:
     room = (sum(options.lengths) + len(ENDS) * options.max_tokens) * options.prompts * (1 if head is None else 2)
     target = {"model": str(real_model()), "dtype": options.dtype, "kv_cache_tokens": room}
     report = Report("long-prompts", "Long prompts")
+    beside = "without a draft worker" if head is None else "beside a draft worker"
     report.text(
-        f"Gemma 3 270M, {options.dtype}, {'without a draft worker' if head is None else 'beside a draft worker'}, placed "
+        f"Gemma 3 270M, {options.dtype}, {beside}, placed "
         f"as `outrider up` places it; {options.prompts} prompts of each length, {options.max_tokens} tokens each, one "
         "answer at a time. K is what adapts; it is the mean over steps that had drafts. In brackets the range."
     )

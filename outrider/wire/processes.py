@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-
 _STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.engine.heads import wiring
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Config
-from outrider.engine.heads import wiring
 from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.target_files import TargetFiles
