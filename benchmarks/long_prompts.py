@@ -4,7 +4,8 @@
 
 A prompt is the end of a text of this repository's files, so that prompts of all lengths end alike and only what stands
 before differs. Each is fed once into an empty cache, which gives the time to the first token and the memory; then every
-arm goes on with it in turn, at the K that adapts. Needs `make real-model`.
+arm goes on with it in turn, at the K that adapts. Needs `make real-model`; the head of `make real-head`, where it is
+there, is an arm, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import argparse
 import asyncio
 import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 
@@ -21,8 +23,8 @@ from benchmarks.common import REPO, Report, parser, spread
 from benchmarks.footprint import held, worker_info
 from benchmarks.passes import Sample, run_pass
 from benchmarks.running import running
-from models.real.make import real_model, why_absent
-from outrider.cli.supervisor import Endpoints
+from models.real.make import real_head, real_model, why_absent
+from outrider.cli.supervisor import Endpoints, StartedWorker
 from outrider.client import AsyncClient, Drafter, Speculation
 
 ENDS = ("outrider/engine/kv_pool.py", "docs/speculation.md", "gateway/rounds/session.py", "docs/failure.md")
@@ -30,6 +32,10 @@ ENDS = ("outrider/engine/kv_pool.py", "docs/speculation.md", "gateway/rounds/ses
 ARMS = {"none": Speculation(enabled=False)} | {
     each.value: Speculation(drafter=each) for each in (Drafter.NGRAM, Drafter.LOOKUP)
 }
+HEAD = "head"
+"""The arm of a draft worker. It feeds its prompts anew: a head has nothing of what was in the prefix cache."""
+PAIR_S = 120.0
+"""Seconds that the head may take until it drafts, its test included. Doubled, one that never does is told of later."""
 
 
 def texts(tokenizer: Tokenizer, count: int, length: int) -> list[list[int]]:
@@ -71,10 +77,16 @@ class Cell:
         ]
 
 
-async def measure(report: Report, endpoints: Endpoints, options: argparse.Namespace) -> None:
+def target_of(endpoints: Endpoints) -> StartedWorker:
+    return next(worker for worker in endpoints.workers if worker.role == "target")
+
+
+async def measure(
+    report: Report, endpoints: Endpoints, arms: Mapping[str, Speculation], options: argparse.Namespace
+) -> None:
     tokenizer = Tokenizer.from_file(str(real_model() / "tokenizer.json"))
     whole = texts(tokenizer, options.prompts, max(options.lengths))
-    pid = worker_info(endpoints.workers[0]).pid
+    pid = worker_info(target_of(endpoints)).pid
     first, drafts = list[list[str]](), list[list[str]]()
     async with AsyncClient(endpoints.grpc, timeout_s=None) as client:
 
@@ -89,13 +101,20 @@ async def measure(report: Report, endpoints: Endpoints, options: argparse.Namesp
                 cache_salt=salt,
             )
 
+        if HEAD in arms:
+            give_up = time.monotonic() + PAIR_S
+            while not any(each.num_drafted for each in (await once(whole[0][:64], 16, arms[HEAD], "")).rounds):
+                if time.monotonic() > give_up:
+                    sys.exit(f"{real_head()} drafts nothing in {PAIR_S:.0f} s; outrider up --draft FOLDER says why")
+                await asyncio.sleep(0.5)
         for length in options.lengths:
-            cells, seconds = {name: Cell() for name in ARMS}, list[float]()
+            cells, seconds = {name: Cell() for name in arms}, list[float]()
             for index, ids in enumerate(whole):
                 prompt, salt = ids[-length:], f"{length} {index}"
                 seconds.append((await once(prompt, 1, ARMS["none"], salt)).elapsed_s)
-                for name in list(ARMS)[index % len(ARMS) :] + list(ARMS)[: index % len(ARMS)]:
-                    cells[name].samples.append(await once(prompt, options.max_tokens, ARMS[name], salt))
+                for name in list(arms)[index % len(arms) :] + list(arms)[: index % len(arms)]:
+                    own_salt = f"{salt} {name}" if name == HEAD else salt
+                    cells[name].samples.append(await once(prompt, options.max_tokens, arms[name], own_salt))
             own = held(pid).own_bytes / 2**20
             rate = length / statistics.median(seconds)
             first.append([f"{length}", spread(seconds, 2), f"{rate:.0f}", f"{own:.0f}"])
@@ -113,17 +132,20 @@ def main() -> int:
     if (reason := why_absent()) is not None:
         print(reason, file=sys.stderr)
         return 3
-    room = sum(options.lengths) * options.prompts + len(ENDS) * options.max_tokens * len(ARMS)
+    head = real_head() if (real_head() / "config.json").is_file() else None
+    arms = ARMS if head is None else ARMS | {HEAD: Speculation(drafter=Drafter.MODEL)}
+    room = (sum(options.lengths) + len(ENDS) * options.max_tokens) * options.prompts * (1 if head is None else 2)
     target = {"model": str(real_model()), "dtype": options.dtype, "kv_cache_tokens": room}
     report = Report("long-prompts", "Long prompts")
+    beside = "without a draft worker" if head is None else "beside a draft worker"
     report.text(
-        f"Gemma 3 270M, {options.dtype}, without a draft worker, placed as `outrider up` places it; {options.prompts} "
-        f"prompts of each length, {options.max_tokens} tokens each, one answer at a time. K is what adapts; it is the "
-        "mean over steps that had drafts. In brackets the range."
+        f"Gemma 3 270M, {options.dtype}, {beside}, placed "
+        f"as `outrider up` places it; {options.prompts} prompts of each length, {options.max_tokens} tokens each, one "
+        "answer at a time. K is what adapts; it is the mean over steps that had drafts. In brackets the range."
     )
-    with running(target, None) as endpoints:
-        report.text(f"Attention path: {worker_info(endpoints.workers[0]).attention_path}.")
-        asyncio.run(measure(report, endpoints, options))
+    with running(target, None if head is None else {"model": str(head)}) as endpoints:
+        report.text(f"Attention path: {worker_info(target_of(endpoints)).attention_path}.")
+        asyncio.run(measure(report, endpoints, arms, options))
     report.write(options.results)
     return 0
 

@@ -37,6 +37,11 @@ def real_model() -> Path:
     return Path(os.environ.get(VARIABLE) or Path.home() / ".cache/outrider/real-model").expanduser().absolute()
 
 
+def real_head() -> Path:
+    """Return the folder of the head that `make real-head` trains for it, whether or not it is there."""
+    return real_model() / "eagle3"
+
+
 def why_absent() -> str | None:
     """Return why what uses the model has to be skipped, None where the model is there."""
     folder = real_model()

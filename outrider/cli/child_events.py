@@ -9,30 +9,34 @@ from collections.abc import Generator
 from typing import Any
 
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.processes import Child, Event
+from outrider.wire.processes import Child, Event, StopFlag
 
 
 def events_of(module: str, task: dict[str, Any], what: str, grace_s: float) -> Generator[Event, None, None]:
     """Start `python -m module` with the task as a line of its stdin; yield its events until it has ended.
 
-    what: names it in errors. When the generator is closed, the process has `grace_s` seconds to stop. Raises
-    ConfigError with what the event "failed" says, and OutriderError when it ends in any other way than well.
+    what: names it in errors. When the generator is closed, the process has `grace_s` seconds to stop; a second signal
+    ends it at once. Raises ConfigError with what the event "failed" says, OutriderError when it ends in any other way
+    than well, and KeyboardInterrupt on SIGTERM and SIGHUP, too, with the process stopped. Call from the main thread.
     """
-    child = Child(what, [sys.executable, "-m", module], stdin=json.dumps(task) + "\n")
-    try:
-        while True:
-            try:
-                event = child.events.get(timeout=0.1)
-            except queue.Empty:
-                if child.returncode is None or not child.events.empty():
-                    continue
-                if child.returncode == 0:
-                    return
-                said = " / ".join(child.last_lines(5)) or f"it ended with exit code {child.returncode}"
-                raise OutriderError(f"the {what} gave no result: {said}") from None
-            if event["event"] == "failed":
-                raise ConfigError(event["message"])
-            yield event
-    finally:
-        child.stop(grace_s)
-        child.close()
+    stop = StopFlag()
+    with stop.installed():
+        child = Child(what, [sys.executable, "-m", module], stdin=json.dumps(task) + "\n")
+        try:
+            while not stop.is_set():
+                try:
+                    event = child.events.get(timeout=0.1)
+                except queue.Empty:
+                    if child.returncode is None or not child.events.empty():
+                        continue
+                    if child.returncode == 0:
+                        return
+                    said = " / ".join(child.last_lines(5)) or f"it ended with exit code {child.returncode}"
+                    raise OutriderError(f"the {what} gave no result: {said}") from None
+                if event["event"] == "failed":
+                    raise ConfigError(event["message"])
+                yield event
+            raise KeyboardInterrupt
+        finally:
+            child.stop(grace_s, lambda: stop.hurry)
+            child.close()

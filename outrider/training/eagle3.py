@@ -24,8 +24,8 @@ from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.training.optimizing import mixed_precision
-from outrider.training.student import Guess, places_of, write_tensors
-from outrider.training.teacher import Batch, Seen
+from outrider.training.student import Guess, write_tensors
+from outrider.training.teacher import Batch, Seen, places_of
 from outrider.wire.errors import ConfigError
 
 ATTENTION = "outrider_unrolled"

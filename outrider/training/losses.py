@@ -38,9 +38,9 @@ class Law:
         probs = log_probs.exp()
         return cls(probs, -(probs * log_probs).sum(dim=-1))
 
-    def at(self, places: Tensor) -> Law:
-        """Return the laws of some places [N] int64."""
-        return Law(self.probs[places], self.entropy[places])
+    def at(self, rows: Tensor) -> Law:
+        """Return the laws of some rows [N] int64."""
+        return Law(self.probs[rows], self.entropy[rows])
 
 
 def acceptance(law: Law, log_draft: Tensor) -> Tensor:

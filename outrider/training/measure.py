@@ -38,7 +38,7 @@ def measured(
         batch = Batch.of(answers[first : first + AT_ONCE], teacher.device)
         seen = teacher.see(batch)
         for guess in student.guesses(batch, seen, depth):
-            kept = accepted(seen.logits[guess.places], guess, student.ids, temperature)
+            kept = accepted(seen.logits[seen.rows(guess.places)], guess, student.ids, temperature)
             rows = guess.places // batch.ids.shape[1]
             found[guess.depth] += [kept[rows == row].tolist() for row in range(len(batch.ids))]
     student.module.train()

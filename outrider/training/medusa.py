@@ -14,8 +14,8 @@ from outrider.engine.heads.medusa_files import read_medusa
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.paths.forward_path import NORMED
 from outrider.training.optimizing import mixed_precision
-from outrider.training.student import Guess, places_of, write_tensors
-from outrider.training.teacher import Batch, Seen
+from outrider.training.student import Guess, write_tensors
+from outrider.training.teacher import Batch, Seen, places_of
 
 
 class Medusa:

@@ -112,9 +112,8 @@ class Run:
             now_s = time.monotonic()
             self.trained_s = before_s + now_s - start_s
             if now_s - said_s >= TELL_EVERY_S or self.is_done:
-                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
                 mean = sum(losses) / len(losses)
-                tell(Progress(self.num_updates, mean, num_tokens / (now_s - start_s), peak))
+                tell(Progress(self.num_updates, mean, num_tokens / (now_s - start_s), peak_bytes()))
                 said_s, losses = now_s, []
             if now_s - saved_s >= SAVE_EVERY_S:
                 self._save()
@@ -129,7 +128,9 @@ class Run:
         total = torch.zeros((), device=self._teacher.device)
         for guess in student.guesses(batch, seen, student.depth_trained):
             if len(guess.places):
-                total = total + DEPTH_DECAY**guess.depth * loss_of(plan.loss, law.at(guess.places), guess.logits)
+                total = total + DEPTH_DECAY**guess.depth * loss_of(
+                    plan.loss, law.at(seen.rows(guess.places)), guess.logits
+                )
         loss = float(total.detach())
         if not math.isfinite(loss):
             raise OutriderError(
@@ -151,6 +152,11 @@ class Run:
         }
         torch.save(state, new)
         os.replace(new, self._path)
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _check_same(folder: Path, facts: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.engine.loading.model_files import TOKENIZER_FILES, model_file
 from outrider.training.optimizing import mixed_precision
-from outrider.training.teacher import Batch, Seen
+from outrider.training.teacher import Batch, Seen, places_of
 from outrider.wire.errors import ConfigError
 
 
@@ -88,11 +88,6 @@ class Draft:
         for name in TOKENIZER_FILES:
             if (file := model_file(self._folder, name)) is not None:
                 shutil.copyfile(file, folder / name)
-
-
-def places_of(asked: Tensor) -> Tensor:
-    """Return the places [M] int64 where `asked` [B, T] holds, counted through the rows."""
-    return asked.flatten().nonzero()[:, 0]
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:

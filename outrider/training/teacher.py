@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.loading.loader import context_limit_of, settle_rope
@@ -53,10 +54,16 @@ class Seen:
     """What the target says of a batch."""
 
     logits: Tensor
-    """[B * T, V] float32, of what follows each token."""
+    """[M, V] float32, of what follows each token after which the batch asks a first draft token: `Batch.asked(0)`."""
+    places: Tensor
+    """[M] int64, those tokens, counted through the rows, ascending."""
     hidden: Sequence[Tensor]
     """Taps 0 to n - 1, each [B, T, dt], and at the end the one after the final norm. Empty where there are
     none."""
+
+    def rows(self, places: Tensor) -> Tensor:
+        """Return the indices [N] int64 in `logits` of some of its places [N]."""
+        return torch.searchsorted(self.places, places)
 
     def taps(self, wanted: Sequence[int]) -> Tensor:
         """Return [B, T, m, dt] float32."""
@@ -77,12 +84,24 @@ class Teacher:
         self.num_layers: int = text.num_hidden_layers
         self.width: int = text.hidden_size
         self.vocab_size: int = text.vocab_size
+        self._lm_head: nn.Module = self.network.get_output_embeddings()
 
     @torch.no_grad()
     def see(self, batch: Batch) -> Seen:
-        with mixed_precision(self.device):
+        """Return what it says of the batch. Its lm_head runs only where the batch asks."""
+        asked = batch.asked(0)  # [B, T]
+        with mixed_precision(self.device), self._only(asked):
             output = self.network(input_ids=batch.ids, use_cache=False, output_hidden_states=True)
-        return Seen(output.logits.flatten(0, 1).float(), output.hidden_states or ())
+        return Seen(output.logits[0].float(), places_of(asked), output.hidden_states or ())
+
+    @contextmanager
+    def _only(self, asked: Tensor) -> Iterator[None]:
+        """Give the lm_head [1, M, dt] of what it would read, [B, T, dt]."""
+        hook = self._lm_head.register_forward_pre_hook(lambda module, args: (args[0][asked][None],))
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def check_hidden(self) -> None:
         """Raise ConfigError where transformers gives not all hidden states."""
@@ -93,6 +112,11 @@ class Teacher:
                 f"{type(self.network).__name__} in {self.folder} gives no hidden state of width {self.width} before "
                 f"each of its {self.num_layers} layers and after its last norm, which heads read; train a draft instead"
             )
+
+
+def places_of(asked: Tensor) -> Tensor:
+    """Return the places [M] int64 where `asked` [B, T] holds, counted through the rows."""
+    return asked.flatten().nonzero()[:, 0]
 
 
 def shuffled(count: int, size: int, seed: int) -> Iterator[NDArray[np.int64]]:

@@ -27,7 +27,7 @@ from outrider.training.eagle3 import Eagle3, Opened
 from outrider.training.losses import LossName
 from outrider.training.measure import measured
 from outrider.training.medusa import Medusa
-from outrider.training.run import Plan, Progress, Run
+from outrider.training.run import Plan, Progress, Run, peak_bytes
 from outrider.training.student import Draft, Student
 from outrider.training.teacher import Teacher
 from outrider.training.written import PROMPT_TOKENS, Answer, Assignment, digest_of_model, write
@@ -102,12 +102,12 @@ def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
     apart = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in task.held_apart]
     work = Path(task.work)
     assignment = Assignment(task.target, texts, task.max_tokens, task.seed, task.device)
-    answers = write(assignment, work, lambda done, total: tell("text", "answers to train on", done, total))
+    answers = write(assignment, work, lambda done, total: tell("text", "tokens to train on", done, total))
     crossed = [(ids, temperature) for temperature in sorted(set(task.temperatures)) for ids in apart]
     probes = write(
         Assignment(task.target, crossed, task.max_tokens, task.seed, task.device),
         work,
-        lambda done, total: tell("text", "answers held apart", done, total),
+        lambda done, total: tell("held apart", "tokens to measure on", done, total),
     )
     teacher = Teacher(task.target, device)
     student = _student(task, teacher, target, answers)
@@ -123,11 +123,8 @@ def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
     folder = work / f"{task.kind}-{task.loss}"
     rows = _before(task, student, teacher, target, probes, folder, tell)
     run = Run(student, teacher, answers, plan, folder, facts)
-    peak_bytes = 0
 
     def told(progress: Progress) -> None:
-        nonlocal peak_bytes
-        peak_bytes = progress.peak_bytes
         memory = f"{progress.peak_bytes / 2**20:.0f} MiB of memory at most"
         words = f"loss {progress.loss:.3f}, {progress.tokens_per_s:.0f} tokens/s, {memory}"
         tell("training", words, progress.updates, plan.updates)
@@ -142,7 +139,7 @@ def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
         "num_tokens": sum(len(answer.ids) - answer.start for answer in answers),
         "updates_done": run.num_updates,
         "seconds": round(run.trained_s),
-        "peak_bytes": peak_bytes,
+        "peak_bytes": peak_bytes(),
         "acceptance": rows,
     }
     out = Path(task.out)

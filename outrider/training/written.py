@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -83,20 +83,26 @@ def digest_of_model(folder: str) -> str:
 def write(task: Assignment, work: Path, tell: Callable[[int, int], None]) -> list[Answer]:
     """Return the text; what `work` does not have of it is written.
 
-    tell: called with (answers that are there, all). Raises ConfigError for a target that cannot be loaded, and for
-    prompts that do not fit it.
+    tell: called before every step with (tokens that are there, all), where an answer that ended counts as one that did
+    not. Raises ConfigError for a target that cannot be loaded, and for prompts that do not fit it.
     """
     folder = work / f"text-{task.digest}"
     folder.mkdir(parents=True, exist_ok=True)
     parts = [task.prompts[first : first + AT_ONCE] for first in range(0, len(task.prompts), AT_ONCE)]
     writer: _Writer | None = None
+    before, total = 0, len(task.prompts) * task.max_tokens
+
+    def told(num_tokens: int, before: int) -> None:
+        tell(before + num_tokens, total)
+
     for number, part in enumerate(parts):
-        tell(number * AT_ONCE, len(task.prompts))
+        tell(before, total)
         path = folder / f"{number:05}.npz"
         if not path.is_file():
             writer = writer or _Writer(task)
-            _save(path, writer.write(part, number))
-    tell(len(task.prompts), len(task.prompts))
+            _save(path, writer.write(part, number, partial(told, before=before)))
+        before += len(part) * task.max_tokens
+    tell(total, total)
     return [answer for number in range(len(parts)) for answer in _load(folder / f"{number:05}.npz")]
 
 
@@ -125,14 +131,18 @@ class _Writer:
                     f"{facts.vocab_size}"
                 )
 
-    def write(self, prompts: Sequence[tuple[Ids, float]], number: int) -> list[Answer]:
-        """Write a part. Its draws depend on the seed and its number alone."""
+    def write(self, prompts: Sequence[tuple[Ids, float]], number: int, tell: Callable[[int], None]) -> list[Answer]:
+        """Write a part. Its draws depend on the seed and its number alone.
+
+        tell: called before every step with the tokens that are there.
+        """
         rng = np.random.default_rng((self._task.seed, number))
         sequences = [list(ids) for ids, _ in prompts]
         tables, cached = [self._runner.pool.new_table() for _ in sequences], [0] * len(sequences)
         unended = list(range(len(sequences)))
         try:
-            for _ in range(self._task.max_tokens):
+            for step in range(self._task.max_tokens):
+                tell(step * len(prompts))
                 logits = self._runner.forward([Row.of(tables[i], sequences[i], cached[i], 1) for i in unended])
                 drawn = draw(logits.cpu(), [prompts[i][1] for i in unended], rng.random(len(unended)))
                 for i, token_id in zip(unended, drawn, strict=True):
@@ -151,12 +161,19 @@ class _Writer:
 
 
 def draw(logits: Tensor, temperatures: Sequence[float], uniforms: NDArray[np.float64]) -> Ids:
-    """Draw an id from each row of logits [n, V] at its temperature, 0 the best, by the inverse CDF at uniforms [n]."""
-    column = torch.tensor(temperatures, dtype=torch.float64)[:, None]  # [n, 1]
-    cdf = (logits / column.clamp_min(COLDEST)).softmax(dim=-1).cumsum(dim=-1)
-    goals = torch.from_numpy(uniforms)[:, None] * cdf[:, -1:]
-    drawn = torch.searchsorted(cdf, goals, right=True).clamp_max(logits.shape[1] - 1)
-    return torch.where(column == 0.0, logits.argmax(dim=-1, keepdim=True), drawn)[:, 0].tolist()
+    """Draw an id from each row of logits [n, V] at its temperature, 0 the best, by the inverse CDF at uniforms [n].
+
+    Probabilities are float32 and their sums float64: in float32 ids below 6e-8 would have none, or their neighbours'.
+    """
+    return [_draw(*each) for each in zip(logits, temperatures, uniforms.tolist(), strict=True)]
+
+
+def _draw(logits: Tensor, temperature: float, uniform: float) -> int:
+    if temperature == 0.0:
+        return int(logits.argmax())
+    probs = (logits / max(temperature, COLDEST)).softmax(dim=-1)  # a row at a time stays in the core's cache
+    cdf = probs.cumsum(dim=-1, dtype=torch.float64)  # [V]
+    return min(int(torch.searchsorted(cdf, uniform * cdf[-1:], right=True)), len(cdf) - 1)
 
 
 def _save(path: Path, answers: Sequence[Answer]) -> None:

@@ -17,9 +17,11 @@ import threading
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+_STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 class StopRequested(Exception):
@@ -35,9 +37,24 @@ class StopFlag:
         """Whether a second signal came: stop without grace."""
 
     def install(self) -> None:
-        """Install the signal handlers, from the main thread. Call again after a library has put its own in."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+        """Install the signal handlers, from the main thread. Call again after a library has put its own in.
+
+        A SIGHUP that is ignored stays so: nohup means it.
+        """
+        for number in _STOPPING:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Install the signal handlers, from the main thread, for as long as the block lasts."""
+        before = {number: signal.getsignal(number) for number in _STOPPING}
+        self.install()
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def set(self) -> None:
         self._event.set()
