@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tokenizers import Tokenizer
 
@@ -102,8 +103,8 @@ async def measure(
             )
 
         if HEAD in arms:
-            give_up = time.monotonic() + PAIR_S
-            while not any(each.num_drafted for each in (await once(whole[0][:64], 16, arms[HEAD], "")).rounds):
+            give_up, fixed = time.monotonic() + PAIR_S, replace(arms[HEAD], num_draft_tokens=2)
+            while not any(each.num_drafted for each in (await once(whole[0][:64], 16, fixed, HEAD)).rounds):
                 if time.monotonic() > give_up:
                     sys.exit(f"{real_head()} drafts nothing in {PAIR_S:.0f} s; outrider up --draft FOLDER says why")
                 await asyncio.sleep(0.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +13,10 @@ from torch.nn.functional import log_softmax
 from outrider.engine.alpha import Estimate
 from outrider.training.losses import Law, acceptance
 from outrider.training.student import Guess, Student
-from outrider.training.teacher import Batch, Teacher
+from outrider.training.teacher import Batch, Seen, Teacher
 from outrider.training.written import Answer
 
-AT_ONCE = 8
+AT_ONCE = 4
 """Answers that are measured side by side. Doubling it doubles the laws in memory."""
 DEPTH = 3
 """Draft tokens whose acceptance is told. Doubling it tells of tokens that few rounds reach."""
@@ -37,8 +37,9 @@ def measured(
     for first in range(0, len(answers), AT_ONCE):
         batch = Batch.of(answers[first : first + AT_ONCE], teacher.device)
         seen = teacher.see(batch)
+        keeps = _best(seen, student.ids) if temperature == 0.0 else _kept(seen, student.ids, temperature)
         for guess in student.guesses(batch, seen, depth):
-            kept = accepted(seen.logits[seen.rows(guess.places)], guess, student.ids, temperature)
+            kept = keeps(guess)  # [M]
             rows = guess.places // batch.ids.shape[1]
             found[guess.depth] += [kept[rows == row].tolist() for row in range(len(batch.ids))]
     student.module.train()
@@ -54,10 +55,23 @@ def measured(
     ]
 
 
-def accepted(target_logits: Tensor, guess: Guess, ids: Tensor | None, temperature: float) -> Tensor:
-    """Return [M], by the target's logits [M, V] at the guess's places, the probability that its token is kept."""
-    logits = guess.logits.float()
-    if temperature == 0.0:
-        best = logits.argmax(dim=-1)
-        return ((best if ids is None else ids[best]) == target_logits.argmax(dim=-1)).float()
-    return acceptance(Law.of(target_logits / temperature, ids), log_softmax(logits / temperature, dim=-1))
+def _best(seen: Seen, ids: Tensor | None) -> Callable[[Guess], Tensor]:
+    """Return what gives [M], of a guess, whether both have the same best token. ids: of the guess's logits."""
+    best = seen.logits.argmax(dim=-1)
+
+    def keeps(guess: Guess) -> Tensor:
+        own = guess.logits.argmax(dim=-1)
+        return ((own if ids is None else ids[own]) == best[seen.rows(guess.places)]).float()
+
+    return keeps
+
+
+def _kept(seen: Seen, ids: Tensor | None, temperature: float) -> Callable[[Guess], Tensor]:
+    """Return what gives [M], of a guess, the probability that its token is kept. ids: of the guess's logits."""
+    law = Law.of(seen.logits / temperature, ids)
+
+    def keeps(guess: Guess) -> Tensor:
+        log_draft = log_softmax(guess.logits.float() / temperature, dim=-1)
+        return acceptance(law.at(seen.rows(guess.places)), log_draft)
+
+    return keeps
