@@ -30,6 +30,7 @@ CONTEXT = 1024
 ENCODINGS = ("ids", "topk", "full")
 """Labels of what the draft counts."""
 WATCH_S = 0.25
+WARM_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,12 @@ async def _passes(
     """Return by load and arm what came, or why nothing did."""
     found: dict[tuple[int, str], Sent | str] = {}
     async with AsyncClient(endpoints.grpc, timeout_s=None) as client:
+        warm_up = next(iter(arms(options.num_draft_tokens).values()))
+        await _pass(client, endpoints, prompts[:1], warm_up, 1, WARM_TOKENS)
         for concurrency in CONCURRENCY:
             share = prompts[: max(options.prompts, concurrency)]
             for name, arm in arms(options.num_draft_tokens).items():
                 try:
-                    await _pass(client, endpoints, share[:1], arm, 1, 16)  # allocates, and learns what rounds take
                     came: Sent | str = await _pass(client, endpoints, share, arm, concurrency, options.max_tokens)
                 except OutriderError as error:
                     came = f"{type(error).__name__}: {error.message}"
