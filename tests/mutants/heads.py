@@ -3,9 +3,9 @@
 from tests.mutants import Mutant
 
 HEAD, FILES = "outrider/engine/heads/eagle3.py", "outrider/engine/heads/eagle3_files.py"
-CARRY = "outrider/engine/heads/carry_head.py"
+CARRY, NETWORK = "outrider/engine/heads/carry_head.py", "outrider/engine/heads/head_network.py"
 MAPS, OPENING = "outrider/engine/heads/maps.py", "outrider/engine/heads/opening.py"
-MEDUSA_FILES, LOADER = "outrider/engine/heads/medusa_files.py", "outrider/engine/heads/loader.py"
+MEDUSA_FILES = "outrider/engine/heads/medusa_files.py"
 JOINED, JOINED_FILES = "outrider/engine/heads/joined.py", "outrider/engine/heads/joined_files.py"
 JOINED_TESTS, PEAGLE_TESTS = ("tests/engine/test_joined.py",), ("tests/engine/test_peagle.py",)
 EAGLE3_TESTS, MEDUSA_TESTS = ("tests/engine/test_eagle3.py",), ("tests/engine/test_medusa.py",)
@@ -119,8 +119,8 @@ HEADS = (
         ("tests/engine/test_opening.py",),
     ),
     Mutant(
-        LOADER,
-        "return logits if head.draft_ids is None else logits.index_select(-1, head.draft_ids)",
+        NETWORK,
+        "return logits if self.draft_ids is None else logits.index_select(-1, self.draft_ids)",
         "return logits",
         "the self-test sees no difference beside the logits of ids without a row",
         EAGLE3_TESTS,

@@ -76,7 +76,7 @@ def _truth(head: DFlashHead, facts: ModelFacts) -> list[Tensor]:
         for num_rows in (length, length + 4):
             ids = torch.tensor([_block(head, facts, num_rows)], device=head.device)
             logits = head(input_ids=ids, features=_features(head, num_rows)[None]).logits[0]
-            found.append(_mapped(head, logits.float()))
+            found.append(head.mapped(logits.float()))
     return found
 
 
@@ -99,20 +99,15 @@ def _on_cache(runner: ModelRunner, head: DFlashHead, facts: ModelFacts) -> list[
         rows = [row(index, end, asks=True) for index, end in ends.items()]
         parts = runner.forward(rows).split([each.num_logits for each in rows])
         for (index, end), logits in zip(ends.items(), parts, strict=True):
-            found[index, end - lengths[index]] = _mapped(head, logits)
+            found[index, end - lengths[index]] = head.mapped(logits)
             tables[index].truncate(end)
 
     runner.forward([row(0, lengths[0] // 2, asks=False)])
     beside = [row(0, lengths[0] - 3, asks=False), row(1, lengths[1], asks=True)]
-    found[1, 0] = _mapped(head, runner.forward(beside))
+    found[1, 0] = head.mapped(runner.forward(beside))
     tables[1].truncate(lengths[1])
     ask({0: lengths[0], 2: lengths[2]})
     ask({index: length + 4 for index, length in enumerate(lengths)})
     for table in tables:
         table.free()
     return [found[key] for key in sorted(found)]
-
-
-def _mapped(head: DFlashHead, logits: Tensor) -> Tensor:
-    """Return the columns [..., Vd] that the head has rows for: beside UNMAPPED no difference would be seen."""
-    return logits if head.draft_ids is None else logits.index_select(-1, head.draft_ids)

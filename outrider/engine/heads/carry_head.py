@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from torch import Tensor
+from transformers import Cache
 
+from outrider.engine.heads.head_network import HeadNetwork
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.reduced_vocab import spread
 
-H = TypeVar("H", bound="CarryHead")
-
-Shape = tuple[int, int]
-"""(heads, numbers a head) of what a layer caches of a token."""
 Misreading = tuple[str, AbstractContextManager[None]]
 """A way in which files are misread, by what it would be, and the context in which the head is wired so."""
 
@@ -77,39 +74,8 @@ class HeadOutput:
     """[1, N, d] in the head's dtype: the features of what follows these positions."""
 
 
-class CarryHead(PreTrainedModel):
-    """A small transformers model of its own, so that PagedPath runs it with block tables and token trees."""
-
-    _supports_attention_backend = True
-    _supports_sdpa = True
-    facts: Any
-    """HeadFacts of its kind."""
-    norm: nn.Module
-    """The final norm."""
-    lm_head: nn.Linear
-    draft_ids: Tensor | None
-    """[Vd] int64, the target ids of lm_head's rows; None where they are all ids."""
-
-    @property
-    def kv_shapes(self) -> Sequence[tuple[Shape, Shape]]:
-        """Shapes of the keys and values that each layer caches of a token."""
-        raise NotImplementedError
-
-    @classmethod
-    def of(cls: type[H], facts: Any, tensors: Mapping[str, Tensor]) -> H:
-        """Return a head over these tensors, named as `state_dict` does, in eval mode; nothing is copied.
-
-        Raises RuntimeError for tensors that are missing, unknown or of another shape.
-        """
-        with torch.device("meta"):
-            head = cls(facts)
-        head.load_state_dict(dict(tensors), assign=True)
-        head.make_rotary(tensors["lm_head.weight"].device)
-        return head.eval().requires_grad_(False)
-
-    def make_rotary(self, device: torch.device) -> None:
-        """Make the rotary frequencies, which are no tensors of the files."""
-        raise NotImplementedError
+class CarryHead(HeadNetwork):
+    """A head that hands its own output on, as the feature of what follows."""
 
     def decide(self, facts: Any) -> None:
         """Go on with other facts, of which none changes a tensor."""

@@ -6,17 +6,17 @@ block follows them: the last committed token, the anchor, and masks behind it. A
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LlamaConfig, PreTrainedModel
+from transformers import Cache, LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
-from outrider.engine.heads.carry_head import Shape
+from outrider.engine.heads.head_network import LlamaHead, llama_config
 from outrider.engine.heads.markov import MarkovHead, MarkovKind
 from outrider.engine.heads.reduced_vocab import spread
 
@@ -70,21 +70,6 @@ class DFlashConfig:
         """Tokens behind the anchor that a block says."""
         return self.block_size if self.from_anchor else self.block_size - 1
 
-    def as_transformers(self) -> LlamaConfig:
-        """Return the configuration that transformers' modules and our cache read."""
-        return LlamaConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.width,
-            intermediate_size=self.ffn_width,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            max_position_embeddings=self.trained_context,
-            rms_norm_eps=self.epsilon,
-            rope_parameters=dict(self.rope),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class BlockOutput:
@@ -97,18 +82,13 @@ class BlockOutput:
     """[1, N, d] in the head's dtype, after the final norm: what the sequential head reads."""
 
 
-class DFlashHead(PreTrainedModel):
+class DFlashHead(LlamaHead):
     """The network behind the opening map."""
 
-    config_class = LlamaConfig
-    _supports_attention_backend = True
-    _supports_sdpa = True
-    config: LlamaConfig
-    draft_ids: Tensor | None
-    """[Vd] int64, the target ids of lm_head's rows; None where they are all ids."""
+    facts: DFlashConfig
 
     def __init__(self, facts: DFlashConfig) -> None:
-        super().__init__(facts.as_transformers())
+        super().__init__(llama_config(facts))
         self.facts = facts
         self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)
         self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(facts.num_layers))
@@ -121,25 +101,6 @@ class DFlashHead(PreTrainedModel):
         is_reduced = facts.draft_vocab_size != facts.vocab_size
         self.register_buffer("draft_ids", torch.arange(facts.draft_vocab_size) if is_reduced else None)
         self.rotary_emb = LlamaRotaryEmbedding(self.config)
-
-    @property
-    def kv_shapes(self) -> Sequence[tuple[Shape, Shape]]:
-        """Shapes of the keys and values that each layer caches of a token."""
-        shape = (self.facts.num_kv_heads, self.facts.head_dim)
-        return [(shape, shape)] * self.facts.num_layers
-
-    @classmethod
-    def of(cls, facts: DFlashConfig, tensors: Mapping[str, Tensor]) -> DFlashHead:
-        """Return a head over these tensors, named as `state_dict` does, in eval mode; nothing is copied.
-
-        Raises RuntimeError for tensors that are missing, unknown or of another shape.
-        """
-        with torch.device("meta"):
-            head = cls(facts)
-        head.load_state_dict(dict(tensors), assign=True)
-        head.rotary_emb = LlamaRotaryEmbedding(head.config).to(tensors["norm.weight"].device)
-        head.eval().requires_grad_(False)
-        return head
 
     def forward(
         self,

@@ -14,7 +14,8 @@ from transformers import Cache, LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from outrider.engine.heads.carry_head import CarryHead, Misreading, Shape
+from outrider.engine.heads.carry_head import CarryHead, Misreading
+from outrider.engine.heads.head_network import LlamaHead, llama_config
 from outrider.engine.heads.opening import Norm
 
 
@@ -55,31 +56,14 @@ class Eagle3Config:
     trained_context: int = 2048
     """Tokens of the context in training, which some kinds of rotary scaling count from. No limit."""
 
-    def as_transformers(self) -> LlamaConfig:
-        """Return the configuration that transformers' modules and our cache read."""
-        return LlamaConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.width,
-            intermediate_size=self.ffn_width,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            max_position_embeddings=self.trained_context,
-            rms_norm_eps=self.epsilon,
-            rope_parameters=dict(self.rope),
-        )
 
-
-class Eagle3Head(CarryHead):
+class Eagle3Head(LlamaHead, CarryHead):
     """The network behind the opening map. Its tensors have speculators' names; see `formats`."""
 
-    config_class = LlamaConfig
-    config: LlamaConfig
     facts: Eagle3Config
 
     def __init__(self, facts: Eagle3Config) -> None:
-        super().__init__(facts.as_transformers())
+        super().__init__(llama_config(facts))
         self.facts = facts
         self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)
         self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(facts.num_layers))
@@ -88,14 +72,6 @@ class Eagle3Head(CarryHead):
         is_reduced = facts.draft_vocab_size != facts.vocab_size
         self.register_buffer("draft_ids", torch.arange(facts.draft_vocab_size) if is_reduced else None)
         self.rotary_emb = LlamaRotaryEmbedding(self.config)
-
-    @property
-    def kv_shapes(self) -> Sequence[tuple[Shape, Shape]]:
-        shape = (self.facts.num_kv_heads, self.facts.head_dim)
-        return [(shape, shape)] * self.facts.num_layers
-
-    def make_rotary(self, device: torch.device) -> None:
-        self.rotary_emb = LlamaRotaryEmbedding(self.config).to(device)
 
     def decide(self, facts: Eagle3Config) -> None:
         """Go on with other facts, of which none changes a tensor: what is carried, read, or the first residual."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.heads.carry_head import CarryHead
-from outrider.engine.heads.dflash import DFlashHead
+from outrider.engine.heads.head_network import HeadNetwork
 from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
 from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.paged_cache import PagedCache
@@ -65,7 +65,7 @@ class HeadPath(PagedPath):
         return logits
 
 
-def allocate(cache: PagedCache, head: CarryHead | DFlashHead) -> None:
+def allocate(cache: PagedCache, head: HeadNetwork) -> None:
     """Allocate all layers of a head's cache."""
     for layer, shapes in zip(cache.layers, head.kv_shapes, strict=True):
         layer.lazy_initialization(*(head.lm_head.weight.new_empty(1, heads, 0, width) for heads, width in shapes))

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from outrider.engine.heads.carry_head import CarryHead, Misreading, Shape
+from outrider.engine.heads.carry_head import CarryHead, Misreading
+from outrider.engine.heads.head_network import Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,11 +251,6 @@ def _test_features(head: CarryHead, token_ids: Sequence[int]) -> Tensor:
     return torch.sin(ids * columns).to(head.device, head.dtype)
 
 
-def _mapped(head: CarryHead, logits: Tensor) -> Tensor:
-    """Return the columns [..., Vd] that the head has rows for: beside UNMAPPED no difference would be seen."""
-    return logits if head.draft_ids is None else logits.index_select(-1, head.draft_ids)
-
-
 class _TestRunner(ModelRunner):
     """Gives features to the rows of the self-test, which knows of ids alone."""
 
@@ -263,7 +258,7 @@ class _TestRunner(ModelRunner):
         assert isinstance(self.path, HeadPath | FusedHeadPath)
         head = self.path.head
         fed = [replace(row, features=_test_features(head, row.new_ids)) for row in rows]
-        return _mapped(head, super().forward(fed))
+        return head.mapped(super().forward(fed))
 
 
 class _Uncached(UncachedModel):
@@ -276,4 +271,4 @@ class _Uncached(UncachedModel):
     def forward(self, token_ids: Sequence[int]) -> Tensor:
         ids = torch.tensor([list(token_ids)], device=self._head.device)  # [1, T]
         output = self._head(input_ids=ids, features=_test_features(self._head, token_ids)[None])
-        return _mapped(self._head, output.logits[0]).float()
+        return self._head.mapped(output.logits[0]).float()
