@@ -28,7 +28,8 @@ POISON = 311
 """Not among the ids that a worker tests a model with at load: it would be refused there."""
 PROMPTS = {1: [5, 6, 7, 8, 9], 2: [5, 6, POISON, 8, 9], 3: [9, 8, 7, 6, 5]}
 GREEDY: dict[str, Any] = {"temperature": 0.0}
-SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 4}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 4, "logit_bias": {POISON: -100.0}}
+"""POISON is never drawn: a draft that grows ahead would come upon it sooner or later."""
 
 
 @pytest.fixture(scope="module")
