@@ -83,6 +83,17 @@ class TestNoise:
         check_logarithm("cpu")
 
 
+@pytest.fixture(params=("c++", "numpy"))
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks for what may win."""
+    if request.param == "c++":
+        skip_without_library()
+        library()
+    else:
+        monkeypatch.setattr(coupled, "loaded", lambda: None)
+
+
+@pytest.mark.usefixtures("way")
 class TestToken:
     def test_the_largest_score_plus_noise(self) -> None:
         """Whatever is skipped on the way to it."""

@@ -136,4 +136,9 @@ void outrider_id_uniforms(uint64_t seed, uint32_t position, uint32_t purpose, co
     outrider::id_uniforms(seed, position, purpose, ids, n, out);
 }
 
+int64_t outrider_may_win(uint64_t seed, uint32_t position, uint32_t purpose, const int64_t* ids, int64_t n,
+                         const double* weights, int64_t* places) {
+    return outrider::may_win(seed, position, purpose, ids, n, weights, places);
+}
+
 }  // extern "C"

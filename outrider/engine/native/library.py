@@ -94,6 +94,7 @@ SIGNATURES = {
     "outrider_residual": (None, (c_void_p, c_int32)),
     "outrider_forward": (c_int64, (c_void_p, c_void_p, c_int32, c_int32, *(c_void_p,) * 3)),
     "outrider_id_uniforms": (None, (c_uint64, c_uint32, c_uint32, c_void_p, c_int64, c_void_p)),
+    "outrider_may_win": (c_int64, (c_uint64, c_uint32, c_uint32, c_void_p, c_int64, c_void_p, c_void_p)),
 }
 
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <limits>
 
 namespace outrider {
 
@@ -32,26 +34,89 @@ struct Philox {
     }
 };
 
-// Of ids [n], or of 0 .. n - 1 where there are none; two ids share a counter (id / 2, position, purpose, 0).
-inline void id_uniforms(uint64_t seed, uint32_t position, uint32_t purpose, const int64_t* ids, int64_t n, double* out) {
+// The numbers of 2 WIDTH ids from `first` on, which is even; of ids [count] where they are given, count at most as many.
+// Two ids share a counter (id / 2, position, purpose, 0).
+struct Uniforms {
+    static constexpr int AT_ONCE = 2 * Philox::WIDTH;
     Philox philox;
-    const int64_t step = ids ? Philox::WIDTH : 2 * Philox::WIDTH;
-    for (int64_t start = 0; start < n; start += step) {
-        const int64_t count = n - start < step ? n - start : step;
+    double u[AT_ONCE];
+
+    void make(uint64_t seed, uint32_t position, uint32_t purpose, int64_t first) {
+        for (int i = 0; i < Philox::WIDTH; i++) philox.word[0][i] = static_cast<uint32_t>((first >> 1) + i);
+        run(seed, position, purpose);
         for (int i = 0; i < Philox::WIDTH; i++) {
-            const int64_t id = ids ? ids[start + (i < count ? i : 0)] : start + 2 * i;
-            philox.word[0][i] = static_cast<uint32_t>(id >> 1);
+            u[2 * i] = philox.unit(0, i);
+            u[2 * i + 1] = philox.unit(2, i);
+        }
+    }
+
+    void make(uint64_t seed, uint32_t position, uint32_t purpose, const int64_t* ids, int count) {
+        for (int start = 0; start < count; start += Philox::WIDTH) {
+            const int num = count - start < Philox::WIDTH ? count - start : Philox::WIDTH;
+            for (int i = 0; i < Philox::WIDTH; i++)
+                philox.word[0][i] = static_cast<uint32_t>(ids[start + (i < num ? i : 0)] >> 1);
+            run(seed, position, purpose);
+            for (int i = 0; i < num; i++) u[start + i] = philox.unit(ids[start + i] & 1 ? 2 : 0, i);
+        }
+    }
+
+   private:
+    void run(uint64_t seed, uint32_t position, uint32_t purpose) {
+        for (int i = 0; i < Philox::WIDTH; i++) {
             philox.word[1][i] = position;
             philox.word[2][i] = purpose;
             philox.word[3][i] = 0;
         }
         philox.run(seed);
-        if (ids) {
-            for (int i = 0; i < count; i++) out[start + i] = philox.unit(ids[start + i] & 1 ? 2 : 0, i);
-        } else {
-            for (int i = 0; i < count; i++) out[start + i] = philox.unit(i & 1 ? 2 : 0, i / 2);
-        }
     }
+};
+
+// Calls work(start, count, u) for all of ids [n], or of 0 .. n - 1 where there are none, in order.
+template <class Work>
+void by_uniforms(uint64_t seed, uint32_t position, uint32_t purpose, const int64_t* ids, int64_t n, Work work) {
+    Uniforms made;
+    for (int64_t start = 0; start < n; start += Uniforms::AT_ONCE) {
+        const int count = static_cast<int>(n - start < Uniforms::AT_ONCE ? n - start : Uniforms::AT_ONCE);
+        if (ids) {
+            made.make(seed, position, purpose, ids + start, count);
+        } else {
+            made.make(seed, position, purpose, start);
+        }
+        work(start, count, made.u);
+    }
+}
+
+inline void id_uniforms(uint64_t seed, uint32_t position, uint32_t purpose, const int64_t* ids, int64_t n, double* out) {
+    by_uniforms(seed, position, purpose, ids, n, [&](int64_t start, int count, const double* u) {
+        std::memcpy(out + start, u, count * sizeof(double));
+    });
+}
+
+// Places [at most n] of weights [n] of which one has the least -log(u) / weight, as coupled.py's _may_win; their number.
+inline int64_t may_win(uint64_t seed, uint32_t position, uint32_t purpose, const int64_t* ids, int64_t n,
+                       const double* weights, int64_t* places) {
+    constexpr double ROUNDING = 1.0 + 1e-9;
+    double most = std::numeric_limits<double>::infinity();  // of -log(u) / weight: above it nobody wins
+    int64_t found = 0;
+    by_uniforms(seed, position, purpose, ids, n, [&](int64_t start, int count, const double* u) {
+        int any = 0;
+        for (int i = 0; i < count; i++) any |= 1.0 - u[i] <= most * weights[start + i];  // -log(u) is no less than 1 - u
+        if (!any) return;
+        for (int i = 0; i < count; i++) {
+            const double weight = weights[start + i], above = (1.0 - u[i]) / u[i] / weight * ROUNDING;
+            if (!(weight > 0.0 && 1.0 - u[i] <= most * weight)) continue;
+            places[found++] = start + i;
+            if (above < most) most = above;
+        }
+    });
+    int64_t kept = 0;  // those that were found before a better one go
+    for (int64_t i = 0; i < found; i++) {
+        Uniforms made;
+        const int64_t place = places[i], id = ids ? ids[place] : place;
+        made.make(seed, position, purpose, &id, 1);
+        if (1.0 - made.u[0] <= most * weights[place]) places[kept++] = place;
+    }
+    return kept;
 }
 
 }  // namespace outrider

@@ -17,7 +17,7 @@ the few that may win, and stays for what it saves of a step: `host_sampling.py` 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,8 @@ from outrider.wire.params import SamplingParams
 
 _MAX_AT_ONCE = 1 << 23
 """Numbers that are made at once: a dozen arrays of 8 bytes each live at a time. Doubling it doubles those bytes."""
-_ROUNDING = 1.0 + 1e-5
-"""More than the rounding of a float32 exponential."""
+_ROUNDING = 1.0 + 1e-9
+"""More than what is rounded here. In noise.h, too."""
 LN2 = math.log(2.0)
 ROOT_HALF = math.sqrt(0.5)
 LOG_TERMS = tuple(1.0 / (2 * k + 1) for k in range(11, 0, -1))
@@ -42,21 +42,24 @@ LOG_TERMS = tuple(1.0 / (2 * k + 1) for k in range(11, 0, -1))
 
 def coupled_id(law: RowLaw, params: SamplingParams, position: int) -> int:
     """Return the id that comes at `position` of the sequence; the lowest among equals. Raises NothingToDraw."""
-    u = uniforms(params, position, law.scores.size if law.ids is None else law.ids)
-    places = _may_win(np.exp(law.scores), u)
-    if places.size > 1:
-        places = places[(law.scores[places] + gumbels_of(u[places])).argmax(keepdims=True)]
-    return law.id_of(int(places[0]))
+    return law.id_of(_place(law.weights, law.ids, params, position, lambda places: law.scores[places]))
 
 
 def coupled_place(weights: Weights, ids: Ids | None, params: SamplingParams, position: int) -> int:
     """Return the place that comes at `position` by weights [N] float64, not normalised, of ids [N] (None: 0 .. N - 1).
     Raises NothingToDraw.
     """
-    u = uniforms(params, position, weights.size if ids is None else ids)
-    places = _may_win(weights, u)
+    return _place(weights, ids, params, position, lambda places: np.log(weights[places]))
+
+
+def _place(
+    weights: Weights, ids: Ids | None, params: SamplingParams, position: int, logs: Callable[[Ids], Array]
+) -> int:
+    """Return the place that comes. logs: of the weights at these places, to which the Gumbel numbers are added."""
+    places = _may_win(weights, ids, params, position)
     if places.size > 1:
-        places = places[(np.log(weights[places]) + gumbels_of(u[places])).argmax(keepdims=True)]
+        u = uniforms(params, position, places if ids is None else ids[places])
+        places = places[(logs(places) + gumbels_of(u)).argmax(keepdims=True)]
     return int(places[0])
 
 
@@ -79,18 +82,26 @@ def coupled_ranked(law: RowLaw, params: SamplingParams, position: int, num: int)
     return [law.id_of(int(place)) for place in places], (weights[places] / total).tolist()
 
 
-def _may_win(weights: Array, u: Weights) -> Ids:
+def _may_win(weights: Weights, ids: Ids | None, params: SamplingParams, position: int) -> Ids:
     """Return places [M], ascending, of which one has the largest log(weight) + Gumbel: logarithms for these alone.
 
     The winner has the least E / weight, E = -log(u). As 1 - u <= E <= (1 - u) / u, nobody wins
-    whose (1 - u) / weight is above another's E / weight. Raises NothingToDraw.
+    whose (1 - u) / weight is above another's (1 - u) / u / weight. Raises NothingToDraw.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        least = (1.0 - u) / weights  # [N]; inf without weight
-    first = int(least.argmin())
-    if not least[first] < math.inf:
+    native, weights = loaded(), np.ascontiguousarray(weights, dtype=np.float64)
+    if native is None:
+        u = uniforms(params, position, weights.size if ids is None else ids)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            least = (1.0 - u) / weights  # [N]; inf without weight
+        most = np.fmin.reduce(least / u, initial=math.inf)
+        places = np.flatnonzero((least <= most * _ROUNDING) & (least < math.inf))
+    else:
+        places = np.empty(weights.size, dtype=np.int64)
+        where = (None if ids is None else ids.ctypes.data, weights.size, weights.ctypes.data, places.ctypes.data)
+        places = places[: native.outrider_may_win(params.seed, position, _purpose(params), *where)]
+    if not places.size:
         raise NothingToDraw("nothing to draw from: the row has no positive finite mass")
-    return np.flatnonzero(least <= least[first] / u[first] * _ROUNDING)
+    return places
 
 
 def uniforms(params: SamplingParams, position: int, ids: Ids | int) -> Weights:
