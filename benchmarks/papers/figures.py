@@ -67,12 +67,12 @@ def _tokens(figure: Figure, measured: Measured) -> None:
 def _best_gamma(figure: Figure, measured: Measured) -> None:
     axes = figure.subplots()
     for index, c in enumerate(_CS):
-        shade = str(0.15 + 0.6 * index / (len(_CS) - 1))
-        axes.plot(_ALPHAS, [best_k(alpha, c, _MOST) for alpha in _ALPHAS], color=shade, label=f"c {c:g}")
+        shade, best = str(0.15 + 0.6 * index / (len(_CS) - 1)), [best_k(alpha, c, _MOST) for alpha in _ALPHAS]
+        axes.step(_ALPHAS, best, where="post", color=shade, label=f"c {c:g}")
     for pair, study, alpha, marker in _points(measured):
         label = f"{_label(pair, study)}, c {study.c:.2f}: fastest measured"
         axes.plot([alpha], [study.fastest().gamma], marker, color="tab:blue", label=label)
-    axes.set(xlabel="alpha", ylabel="gamma", xlim=(0, 1), ylim=(0, _MOST))
+    axes.set(xlabel="alpha", ylabel="gamma", xlim=(0, 1), ylim=(0, _MOST), yticks=range(0, _MOST + 1, 2))
     _legend(axes)
 
 

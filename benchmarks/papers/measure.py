@@ -57,6 +57,7 @@ class Task:
     """Prompts, and the target that answers them."""
 
     name: str
+    target_name: str
     target: Path
     """The cheapest target with these logits: its laws are compared."""
     prompts: Sequence[str]
@@ -77,15 +78,15 @@ class Pair:
 
 def pairs(size: str) -> list[Pair]:
     """Return our pairs; those of a task are neighbours. size: of the widened target."""
-    python = Task("Python", DEMO_TARGET, dev_prompts(48), [REPO / each for each in CODE])
+    python = Task("Python", "demo target", DEMO_TARGET, dev_prompts(48), [REPO / each for each in CODE])
     found = [
-        Pair(python, "demo target", DEMO_TARGET, "demo draft", DEMO_DRAFT),
-        Pair(python, f"demo target, widened to {size}", widened(size), "demo draft", DEMO_DRAFT),
+        Pair(python, python.target_name, DEMO_TARGET, "demo draft", DEMO_DRAFT),
+        Pair(python, f"demo target widened to {size}", widened(size), "demo draft", DEMO_DRAFT),
     ]
     if (target := TRANSLATION / "target").is_dir():
-        task = Task("translation", target, read_prompts(TRANSLATION / "prompts.jsonl"), ())
+        task = Task("translation", "translation target", target, read_prompts(TRANSLATION / "prompts.jsonl"), ())
         drafts = sorted(TRANSLATION.glob("draft*"))
-        found += [Pair(task, "translation target", target, f"translation {each.name}", each) for each in drafts]
+        found += [Pair(task, task.target_name, target, f"translation {each.name}", each) for each in drafts]
     return found
 
 
@@ -112,7 +113,7 @@ def laws(task: Task, drafts: Mapping[str, Path], options: argparse.Namespace) ->
     found = [Law.of(row, name) for row, name in zip(rows, names, strict=False)]
     what = f"{num_files} files of {', '.join(map(named, task.counted))}, {len(text)} characters" if text else ""
     num_tokens = {row["setting"]["temperature"]: row["num_tokens"] for row in rows}
-    return TaskLaws(task.name, task.target.name, what, num_tokens, found)
+    return TaskLaws(task.name, task.target_name, what, num_tokens, found)
 
 
 @contextmanager
@@ -156,6 +157,8 @@ def arm(gamma: int, lenience: float, found: Sequence[Pass], max_tokens: int) -> 
         gamma,
         lenience,
         tokens_per_s=[[each.num_tokens / sum(each.gaps_s) for each in own] for own in by_prompt],
+        decoded_per_s=sum(answer.num_tokens - len(answer.rounds[0].tokens) for answer in answers)
+        / sum(sum(answer.gaps_s[1:]) for answer in answers),
         answer_s=statistics.fmean(sum(answer.gaps_s) for answer in answers),
         num_tokens=sum(answer.num_tokens for answer in answers),
         num_passes=len(rounds),

@@ -63,6 +63,8 @@ class Arm:
     lenience: float
     tokens_per_s: Sequence[Sequence[float]]
     """Of whole answers, prompts included: by prompt, one a repetition."""
+    decoded_per_s: float
+    """Tokens per second of all answers together, from the end of each one's first round: without prompts."""
     answer_s: float
     """Mean time of an answer."""
     num_tokens: int
@@ -110,6 +112,10 @@ class Study:
         """Return the speed over plain decoding, answer by answer."""
         pairs = zip(arm.tokens_per_s, self.plain.tokens_per_s, strict=True)
         return Ratio.of([[mine / other for mine, other in zip(*pair, strict=True)] for pair in pairs])
+
+    def decoding_speed(self, arm: Arm) -> float:
+        """Return the speed over plain decoding without prompts, which no draft shortens."""
+        return arm.decoded_per_s / self.plain.decoded_per_s
 
     def fastest(self) -> Arm:
         """Return the fastest of `exact`."""

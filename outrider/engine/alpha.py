@@ -359,7 +359,7 @@ def _compare(
 
 
 def _table_laws(table: drafting.Drafter, ids: list[int], start: int, vocab_size: int) -> Iterator[LawAt]:
-    """Yield the table's laws, under temperature and cuts as a model's logits; each holds until the next is asked for."""
+    """Yield the table's laws, under temperature and cuts as a model's; each holds until the next is asked for."""
     follower = table.open(ids[:start], start)
     for token_id in ids[start:]:
         yield partial(_law_of_counts, follower.walk().next(), vocab_size)

@@ -47,6 +47,7 @@ def test_an_arm_is_the_sum_of_its_answers() -> None:
     assert [len(own) for own in found.tokens_per_s] == [2, 2]
     assert found.num_tokens == 2 * 48 and found.num_passes == 2 * 12 and found.num_drafted == 3 * found.num_passes
     assert found.full_round == 4.0
+    assert found.decoded_per_s == pytest.approx(4 / round_s(3))  # the prompt is in the first round
     assert found.operations(0.5) == pytest.approx((1 + 3 + 1.5) / 4)
     assert found.cost.round_s == pytest.approx(round_s(3)) and found.cost.verify_s == pytest.approx(verify_s(3))
     plain = arm(0, 1.0, [one_pass(0, texts)], MAX_TOKENS)
@@ -61,7 +62,18 @@ def an_arm(gamma: int, speeds: Sequence[float], lenience: float = 1.0) -> Arm:
     wait_ms, verify_ms, rest_ms = (1.0 if gamma else 0.0), 10.0 + gamma, 2.0
     round_ms = wait_ms + verify_ms + rest_ms
     cost = Cost(*(ms / 1e3 for ms in (round_ms + 60.0, round_ms, wait_ms, verify_ms, rest_ms)), plain_share=0.0)
-    return Arm(gamma, lenience, [[speed] for speed in speeds], 0.6, 100, 40, 40 * gamma, 2.5 if gamma else None, cost)
+    return Arm(
+        gamma,
+        lenience,
+        [[speed] for speed in speeds],
+        2.0 + gamma,
+        0.6,
+        100,
+        40,
+        40 * gamma,
+        2.5 if gamma else None,
+        cost,
+    )
 
 
 def measured() -> Measured:
@@ -104,14 +116,16 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list
     monkeypatch.setattr(sys, "argv", ["papers", "--results", str(tmp_path), "--docs", str(tmp_path / "docs")])
     assert command.main() == 0
     lines = (tmp_path / "docs" / "papers.md").read_text().splitlines()
-    return tmp_path / "docs", [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
+    return tmp_path / "docs", [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"
+    ]
 
 
 def test_a_stored_measurement_is_written_beside_the_paper(written: tuple[Path, list[list[str]]]) -> None:
     folder, rows = written
     assert ["0.9", "10", "1.60", "1.60", "6.86", "6.86"] in rows
-    assert ["English to German", "T5-small (77M)", "paper", "0", "7", "0.75", "0.02", "3.2", "3.4", "1.06"] in rows
-    own = ["Python, target", "tiny", "ours", "0", "3", "0.80", "0.100", "2.27", "2.10 (2.00-2.20)", "0.92"]
+    assert ["English to German", "T5-small (77M)", "paper", "0", "7", "0.75", "0.02", "3.2", "3.4", "", "1.06"] in rows
+    own = ["Python, target", "tiny", "ours", "0", "3", "0.80", "0.100", "2.27", "2.10 (2.00-2.20)", "2.50", "0.92"]
     assert own in rows  # (1 - 0.8^4) / 0.2 / 1.3, and 2 and 2.2 times plain decoding
     assert ["words, wordy", "other", "ours", "1", "7", "0.50", "0.100"] in [row[:7] for row in rows]
     assert ["target, tiny", "0", "3", "2.95 → 2.50", "0.30 → 0.10", "1.00 → 1.30", "0.00 → 0.20", "10 %"] in rows
@@ -120,7 +134,7 @@ def test_a_stored_measurement_is_written_beside_the_paper(written: tuple[Path, l
     assert ["tiny, target", "ours", "1", "speed", "1.50", "3.00", "3.00", "3.00"] in rows
     text = (folder / "papers.md").read_text()
     assert "papers-2026-01-02.json" in text and "`the command`" in text
-    assert "target, tiny, T = 0, gamma 3: 2.10 times plain decoding, 0.92 of what was expected. It has 2.50 tokens a " in text
+    assert "target, tiny, T = 0, gamma 3: 2.10 times plain decoding, 0.92 of what was expected, and 2.50 times" in text
     assert "Python 96 and 90; words 50 and 40" in text and "counted in 2 files of a, 99 characters." in text
     assert "unigram below bigram below models, holds everywhere" in text
 
