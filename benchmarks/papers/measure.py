@@ -106,6 +106,7 @@ def laws(task: Task, drafts: Mapping[str, Path], options: argparse.Namespace) ->
             "max_tokens": options.law_tokens,
             "settings": [{"temperature": temperature} for temperature in TEMPERATURES],
             "dtype": "float32",
+            "device": "cpu",
             "leniences": LENIENCES,
         }
         rows = measured(order, Console(stderr=True))
@@ -119,9 +120,10 @@ def laws(task: Task, drafts: Mapping[str, Path], options: argparse.Namespace) ->
 @contextmanager
 def served(target: Path, cores: str, draft: tuple[Path, str] | None = None) -> Iterator[str]:
     """Run a target on its cores, and a draft on others. Yield the gateway's address."""
+    common = {"dtype": "float32", "device": "cpu"}
     with running(
-        {"model": str(target), "cpu_cores": cores, "dtype": "float32"},
-        None if draft is None else {"model": str(draft[0]), "cpu_cores": draft[1], "dtype": "float32"},
+        {"model": str(target), "cpu_cores": cores, **common},
+        None if draft is None else {"model": str(draft[0]), "cpu_cores": draft[1], **common},
     ) as endpoints:
         yield endpoints.grpc
 
